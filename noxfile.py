@@ -1,0 +1,169 @@
+"""What can be done with this repository, one session each.
+
+``python3 noxfile.py tests`` needs Python 3.11 and nothing else: where nox is missing, it is put
+into ``.nox/bootstrap`` first. Words after the session go to its program, as in
+``python3 noxfile.py tests -k gemm``. With nox installed, ``nox -s tests -- -k gemm`` is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent
+
+
+def _bootstrap() -> NoReturn:
+    """Run this file again in ``.nox/bootstrap``, a private virtual environment that has nox.
+
+    It is made with the standard library and pip alone, so that it works where the system's
+    Python refuses installs and where Debian has left ``ensurepip`` out.
+    """
+    env = ROOT / ".nox" / "bootstrap"
+    python = str(env / "bin" / "python")
+    if sys.version_info < (3, 11):  # noqa: UP036 - the message for whoever starts it with an older one
+        sys.exit(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}.")
+    if Path(sys.prefix) == env:
+        sys.exit(f"nox in {env} is too old or broken: delete that folder and run this again.")
+    if not _has_nox(python):
+        if has_ensurepip := find_spec("ensurepip") is not None:
+            pip = [python, "-m", "pip"]
+        elif find_spec("pip") is not None:
+            pip = [sys.executable, "-m", "pip", "--python", python]
+        else:
+            sys.exit(
+                "This Python has neither ensurepip nor pip, so nox cannot be installed.\n"
+                "On Debian and Ubuntu: sudo apt install python3-venv\n"
+                "On Fedora: sudo dnf install python3-pip"
+            )
+        print(f"Installing nox into {env.relative_to(ROOT)}", file=sys.stderr)
+        options = ["--clear"] if has_ensurepip else ["--clear", "--without-pip"]
+        try:
+            subprocess.run([sys.executable, "-m", "venv", *options, str(env)], check=True)
+            subprocess.run([*pip, "install", "--quiet", "nox"], check=True)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"{error}\nWith nox from elsewhere: nox -f {Path(__file__).name}")
+    os.execv(python, [python, *sys.argv])
+
+
+def _has_nox(python: str) -> bool:
+    """Whether an interpreter is there and has a nox that is new enough."""
+    probe = [python, "-c", "from nox.project import dependency_groups"]
+    try:
+        return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+try:
+    import nox
+    from nox import registry
+    from nox.project import dependency_groups, load_toml
+except ImportError:
+    if __name__ != "__main__":
+        raise
+    _bootstrap()
+
+PYPROJECT = load_toml(ROOT / "pyproject.toml")
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests", "lint", "types"]
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Run the quickstart on whatever this machine has."""
+    _install(session, "-e", ".")
+    _python(session, "examples/quickstart.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests on the CPU backend and show their branch coverage.
+
+    Coverage starts before pytest does: the package brings a pytest plugin, so pytest imports it
+    long before pytest-cov would begin to look.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
+    cpu = {"ATOMR_TEST_BACKEND": "cpu"}
+    _python(session, "-m", "coverage", "erase")
+    _python(session, "-m", "coverage", "run", "-m", "pytest", *session.posargs, env=cpu)
+    _python(session, "-m", "coverage", "combine", "--quiet")
+    _python(session, "-m", "coverage", "report")
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a CUDA device; ``--no-venv`` takes this interpreter as it is."""
+    _install(session, "-e", ".[cuda12]", *dependency_groups(PYPROJECT, "test"))
+    cuda = {"ATOMR_TEST_BACKEND": "cuda"}
+    _python(session, "-m", "pytest", "-m", "gpu", *session.posargs, env=cuda)
+
+
+@nox.session
+def headers(session: nox.Session) -> None:
+    """Check prototypes against the vendor's headers and compile every kernel; needs no GPU."""
+    _install(session, "-e", ".[cuda12]", *dependency_groups(PYPROJECT, "test", "headers"))
+    _python(session, "-m", "pytest", "-m", "headers", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks, every one or those named, as in ``bench ask gemm``."""
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "bench"))
+    there = {path.stem: path for path in sorted((ROOT / "tests/benchmarks").glob("bench_*.py"))}
+    wanted = ["bench_" + Path(word).stem.removeprefix("bench_") for word in session.posargs]
+    if unknown := [stem for stem in wanted if stem not in there]:
+        session.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(there)}")
+    for stem in wanted or there:
+        _python(session, str(there[stem].relative_to(ROOT)))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff."""
+    _install(session, *dependency_groups(PYPROJECT, "lint"))
+    _python(session, "-m", "ruff", "check", *session.posargs)
+    _python(session, "-m", "ruff", "format", "--check", *session.posargs)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types with mypy, strictly: the package, its tests, its examples and this file."""
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "types"))
+    _python(session, "-m", "mypy", *session.posargs)
+
+
+def _install(session: nox.Session, *requirements: str) -> None:
+    """Install into the session's environment; without one, what is there has to do."""
+    if session.venv_backend != "none":
+        session.install(*requirements)
+
+
+def _python(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
+    """Run the session's Python, or with ``--no-venv`` the one that runs nox."""
+    if session.venv_backend == "none":
+        session.run(sys.executable, *arguments, env=env, external=True)
+    else:
+        session.run("python", *arguments, env=env)
+
+
+def _command_line(words: list[str]) -> list[str]:
+    """Translate ``[options] [session ...] [arguments ...]`` into what nox understands."""
+    names = registry.get()
+    start = next((at for at, word in enumerate(words) if word in names), len(words))
+    if start == len(words) or {"-s", "-e", "--session", "--sessions"} & {*words[:start]}:
+        return words
+    end = next((at for at in range(start, len(words)) if words[at] not in names), len(words))
+    arguments = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
+    return [*words[:start], "--sessions", *words[start:end], "--", *arguments]
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = ["--noxfile", __file__, *_command_line(sys.argv[1:])]
+    nox.main()
