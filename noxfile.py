@@ -129,7 +129,7 @@ def lint(session: nox.Session) -> None:
     """Check style and formatting with ruff."""
     _install(session, *dependency_groups(PYPROJECT, "lint"))
     _python(session, "-m", "ruff", "check", *session.posargs)
-    _python(session, "-m", "ruff", "format", "--check", *session.posargs)
+    _python(session, "-m", "ruff", "format", "--check")
 
 
 @nox.session
