@@ -1,0 +1,213 @@
+"""The repository keeps its own rules: what is public, which way imports go, how long files are."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "atomr_accel"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+LAYERS = (
+    {"_errors", "_dtypes"},
+    {"actors"},
+    {"memory"},
+    {"lanes"},
+    {"backends"},
+    {"libraries"},
+    {"device"},
+    {"testing"},
+)
+"""From the ground up: what a layer holds may import that layer and those before it."""
+
+LAYER_OF = {part: depth for depth, layer in enumerate(LAYERS) for part in layer}
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module of the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def public_packages() -> list[str]:
+    """The package and those below it whose path has no underscore and that export something."""
+    return [
+        name_of(path)
+        for path in FILES
+        if path.name == "__init__.py"
+        if "._" not in name_of(path)
+        if "\n__all__ = " in path.read_text(encoding="utf-8")
+    ]
+
+
+def imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
+    """The modules that a file imports, wherever in it; ``from x import y`` gives ``x.y``."""
+    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                anchor = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*anchor, base] if base else anchor)
+            yield from ((node, f"{base}.{alias.name}") for alias in node.names)
+
+
+def part_of(module: str) -> str:
+    """The part of the package that holds a module: ``memory`` for ``atomr_accel.memory._ref``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize("name", public_packages())
+def test_what_is_exported_is_there_once_and_says_what_it_is(name: str) -> None:
+    module = importlib.import_module(name)
+    assert [entry for entry, count in Counter(module.__all__).items() if count > 1] == []
+    assert inspect.getdoc(module), f"{name} has no docstring"
+    exported = {entry: getattr(module, entry) for entry in module.__all__}
+    described = {
+        entry: thing
+        for entry, thing in exported.items()
+        if inspect.isclass(thing) or inspect.isroutine(thing) or isinstance(thing, ModuleType)
+    }
+    aliases = Counter(id(thing) for thing in described.values())
+    assert [entry for entry, thing in described.items() if aliases[id(thing)] > 1] == []
+    assert [entry for entry, thing in described.items() if not is_described(thing)] == []
+
+
+def is_described(thing: Any) -> bool:
+    """Whether it has a docstring that somebody wrote; a dataclass writes its own signature."""
+    doc = thing.__doc__ or ""
+    return bool(doc.strip()) and not doc.startswith(f"{getattr(thing, '__name__', '')}(")
+
+
+@pytest.mark.parametrize("name", public_packages())
+def test_public_methods_say_what_they_do(name: str) -> None:
+    module = importlib.import_module(name)
+    exported = [getattr(module, entry) for entry in module.__all__]
+    silent = [
+        f"{cls.__name__}.{attribute}"
+        for cls in filter(inspect.isclass, exported)
+        for attribute, member in vars(cls).items()
+        if not attribute.startswith("_")
+        if inspect.isroutine(member) or isinstance(member, property)
+        if not inspect.getdoc(getattr(cls, attribute))
+    ]
+    assert silent == []
+
+
+def test_one_name_means_one_thing() -> None:
+    meanings: dict[str, dict[int, str]] = {}
+    for package in public_packages():
+        module = importlib.import_module(package)
+        for entry in module.__all__:
+            meanings.setdefault(entry, {})[id(getattr(module, entry))] = package
+    assert {entry: [*where.values()] for entry, where in meanings.items() if len(where) > 1} == {}
+
+
+def test_the_package_itself_only_re_exports() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    docstring, *body = tree.body
+    assert isinstance(docstring, ast.Expr)
+    for node in body:
+        is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        assert is_all or isinstance(node, ast.ImportFrom), ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_one_way(path: Path) -> None:
+    part = part_of(name_of(path))
+    if not part:
+        return  # the package itself re-exports from everywhere
+    assert part in LAYER_OF, f"give {part!r} a place in LAYERS"
+    upward = [
+        f"line {node.lineno}: {module}"
+        for node, module in imports(path)
+        if module.split(".")[0] == PACKAGE.name
+        # Names of the package itself are re-exports from above.
+        if LAYER_OF.get(part_of(module), len(LAYERS)) > LAYER_OF[part]
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_stays_readable(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 800
+
+
+def test_what_is_imported_at_once_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split(r"[^\w-]", entry)[0] for entry in project["dependencies"]}
+    known = declared | sys.stdlib_module_names | {PACKAGE.name}
+    undeclared = {
+        f"{name_of(path)} imports {module}"
+        for path in FILES
+        if part_of(name_of(path)) != "testing"  # for those who have pytest and Hypothesis
+        if "cuda" not in name_of(path).split(".")  # loaded only where CUDA was asked for
+        for node, module in imports(path)
+        if node.col_offset == 0
+        if module.split(".")[0] not in known
+    }
+    assert undeclared == set()
+
+
+def test_importing_loads_no_vendor_library() -> None:
+    program = """if True:
+        import pathlib, sys
+        before = set(sys.modules)  # cuda-bindings starts an import hook with the interpreter
+        import atomr_accel
+        vendors = {"cuda", "cupy", "nvidia", "torch"}
+        loaded = {name for name in set(sys.modules) - before if name.split(".")[0] in vendors}
+        maps = pathlib.Path("/proc/self/maps").read_text()
+        print(loaded | {name for name in ("libcuda", "libcublas", "libnvrtc") if name in maps})
+    """
+    assert run(program) == "set()\n"
+
+
+def test_the_program_of_the_readme_runs() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert program is not None
+    assert len(program[1].splitlines()) <= 13
+    assert run(program[1]).startswith("[[")
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def run(program: str) -> str:
+    """What a program prints in a process of its own."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_session_says_what_it_does() -> None:
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    sessions = {
+        node.name: ast.get_docstring(node)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        if any("nox.session" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+    assert {"demo", "tests", "gpu", "bench", "lint", "types", "headers"} <= sessions.keys()
+    assert [name for name, docstring in sessions.items() if not docstring] == []
