@@ -1,0 +1,685 @@
+"""What a supervisor decides: a state machine without I/O.
+
+Events go in as method calls (`SupervisionMachine.exited` and its siblings), each with
+the present time where time matters; actions come out as a list. Nothing here waits,
+reads a clock or knows of trio's tasks, so the whole of supervision can be driven by a
+property test. `_supervisor` carries the actions out.
+
+The semantics are those of OTP, with three differences where structured concurrency
+has something better:
+
+* Children of a ``ONE_FOR_ONE`` supervisor start and restart independently; OTP's
+  supervisor is one process that does one thing at a time.
+* An error passes through a decider, so a failure can also stop its child for good
+  or be escalated at once.
+* A failure nobody handled is raised, never only logged.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ._errors import ChildExited, NameTaken, NoSuchChild, SupervisorStopped
+from ._util import describe
+
+
+class Directive(enum.Enum):
+    """What to do about a failure."""
+
+    RESUME = "resume"
+    """Go on. An actor keeps its state and takes its next message. A child whose task
+    has ended has nothing to resume: it is started again alone, whatever the strategy.
+    That counts as a restart, for nothing restarts for ever."""
+    RESTART = "restart"
+    """Start the child again, with its siblings as the strategy has it."""
+    STOP = "stop"
+    """Let the child end for good. Its siblings go on."""
+    ESCALATE = "escalate"
+    """Stop all children and raise in the supervisor's nursery."""
+
+
+class Strategy(enum.Enum):
+    """Which children a restart concerns. The children keep the order they started in."""
+
+    ONE_FOR_ONE = "one_for_one"
+    """Only the child that failed."""
+    ONE_FOR_ALL = "one_for_all"
+    """All: they are stopped in reverse order, then started in order."""
+    REST_FOR_ONE = "rest_for_one"
+    """The child that failed and those started after it."""
+
+
+class RestartType(enum.Enum):
+    """When a child is restarted at all."""
+
+    PERMANENT = "permanent"
+    """Always, also when it returns."""
+    TRANSIENT = "transient"
+    """When it fails, not when it returns."""
+    TEMPORARY = "temporary"
+    """Never, not even with its siblings."""
+
+
+class AutoShutdown(enum.Enum):
+    """When the end of significant children stops their supervisor."""
+
+    ANY = "any"
+    """As soon as one of them ends by itself."""
+    ALL = "all"
+    """When the last of them ends by itself."""
+
+
+class ChildState(enum.Enum):
+    """Where a child is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """Cancelled, and not gone yet."""
+    WAITING = "waiting"
+    """Will be started: after a back-off, or when it is its turn."""
+    FINISHED = "finished"
+    """A transient child that returned. Only a restart of its group starts it again."""
+
+
+class SupervisorState(enum.Enum):
+    """Where a supervisor is in its life."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ESCALATING = "escalating"
+    """Stopping its children to raise a failure once they are gone."""
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intensity:
+    """How often a supervisor may restart.
+
+    With more than ``restarts`` within ``within`` seconds it stops all children and
+    escalates. The count is the supervisor's, not each child's. Restarts multiply down a
+    tree: with the default at three levels, a leaf can be started 64 times before the top
+    gives up.
+    """
+
+    restarts: int = 3
+    within: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0 or not self.within > 0:
+            raise ValueError(
+                "Intensity wants restarts >= 0 and within > 0 seconds, "
+                f"got restarts={self.restarts!r}, within={self.within!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """How long after a failure its restart begins.
+
+    The first restart in the intensity's window waits ``initial``, the n-th after it
+    ``base * factor ** (n - 1)``, at most ``maximum``; each is then spread by up to
+    ``jitter`` (a fraction) in both directions. ``rng`` returns floats in [0, 1); pass
+    ``random.Random(seed).random`` to make jitter repeatable.
+    """
+
+    initial: float = 0.0
+    base: float = 0.1
+    factor: float = 2.0
+    maximum: float = 5.0
+    jitter: float = 0.0
+    rng: Callable[[], float] = field(default=random.random, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if min(self.initial, self.base, self.maximum) < 0 or self.factor < 1:
+            raise ValueError(
+                f"Backoff wants times >= 0 and factor >= 1, got initial={self.initial!r}, "
+                f"base={self.base!r}, factor={self.factor!r}, maximum={self.maximum!r}"
+            )
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"Backoff wants a jitter between 0 and 1, got {self.jitter!r}")
+
+    def delay(self, n: int) -> float:
+        """Seconds before the ``n``-th restart in a window, counted from 1."""
+        if n <= 1:
+            delay = self.initial
+        else:
+            try:
+                delay = min(self.base * self.factor ** (n - 2), self.maximum)
+            except OverflowError:
+                delay = self.maximum
+        if self.jitter and delay:
+            delay *= 1 + self.jitter * (2 * self.rng() - 1)
+        return delay
+
+
+Decider: TypeAlias = Callable[[BaseException], Directive]
+"""Maps a failure to a directive. It gets leaves of exception groups, one by one, and
+only `Exception` instances: anything else, such as `KeyboardInterrupt`, escalates."""
+
+
+def restart_always(failure: BaseException) -> Directive:  # noqa: ARG001 (it is a `Decider`)
+    """The default decider."""
+    return Directive.RESTART
+
+
+def decide_by_type(
+    table: Mapping[type[BaseException], Directive], *, default: Directive = Directive.RESTART
+) -> Decider:
+    """A decider from a table of exception types.
+
+    The nearest base class of the failure that is in the table decides, so the order of
+    the table does not matter.
+
+    Args:
+        table: exception classes and their directives.
+        default: the directive for everything else.
+    """
+    known = dict(table)
+
+    def decide(failure: BaseException) -> Directive:
+        for base in type(failure).__mro__:
+            if base in known:
+                return known[base]
+        return default
+
+    return decide
+
+
+_SEVERITY = (Directive.RESUME, Directive.RESTART, Directive.STOP, Directive.ESCALATE)
+
+
+def leaves(failure: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside an exception group, however deep, or the exception itself."""
+    if isinstance(failure, BaseExceptionGroup):
+        for part in failure.exceptions:
+            yield from leaves(part)
+    else:
+        yield failure
+
+
+def judge(decider: Decider, failure: BaseException) -> Directive:
+    """The most severe directive among those for the failure's leaves."""
+    worst = 0
+    for leaf in leaves(failure):
+        if not isinstance(leaf, Exception):
+            return Directive.ESCALATE
+        directive = decider(leaf)
+        if not isinstance(directive, Directive):
+            raise TypeError(
+                f"a decider must return a Directive, got {directive!r} from {decider!r}"
+            )
+        worst = max(worst, _SEVERITY.index(directive))
+    return _SEVERITY[worst]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """How to start and stop one child.
+
+    Attributes:
+        name: unique among the supervisor's children.
+        run: ``async def run(*, task_status) -> None``, which calls
+            ``task_status.started(value)`` when it is ready for work, as with
+            `trio.Nursery.start`. It is called anew for each restart. To stop the child,
+            its cancel scope is cancelled.
+        restart: when it is restarted.
+        grace: the seconds it gets to leave after it was cancelled. A task cannot be
+            killed, so a child that takes longer is waited for all the same, but it is
+            reported: in the log and in the statistics.
+        significant: its end stops the supervisor, as ``auto_shutdown`` says. Permanent
+            children never end by themselves, so they cannot be significant.
+    """
+
+    name: str
+    run: Callable[..., Awaitable[None]]
+    restart: RestartType = RestartType.PERMANENT
+    grace: float = 5.0
+    significant: bool = False
+
+    def __post_init__(self) -> None:
+        name: object = self.name
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a child's name must be a non-empty string, got {name!r}")
+        if not callable(self.run):
+            raise TypeError(f"child {self.name!r}: run must be an async function, got {self.run!r}")
+        if not self.grace >= 0:
+            raise ValueError(f"child {self.name!r}: grace must be >= 0 s, got {self.grace!r}")
+        if self.significant and self.restart is RestartType.PERMANENT:
+            raise ValueError(
+                f"child {self.name!r}: a permanent child never ends by itself, so it cannot be "
+                "significant; make it TRANSIENT or TEMPORARY"
+            )
+
+
+# --- actions -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the child's task. Answer with ``started`` or ``exited``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Cancel the child's scope. Answer with ``exited`` when the task has ended."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Call ``tick`` at this time."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The child is gone for good.
+
+    A failure here is for whoever waits for the child's first start or for its stop.
+    """
+
+    name: str
+    failure: BaseException | None = None
+
+
+class Verdict(enum.Enum):
+    """What became of a child that failed, for the log."""
+
+    RESTARTING = "it will be restarted"
+    GONE = "it will not be restarted"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A failure was dealt with and will be raised nowhere: put it on record."""
+
+    name: str
+    failure: BaseException
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """A child failed while the supervisor was stopping: raise that in the nursery."""
+
+    failure: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Escalate:
+    """All children are gone: raise on account of this failure. The last action of all."""
+
+    name: str
+    cause: BaseException
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All children are gone and the supervisor has stopped. The last action of all."""
+
+
+Action: TypeAlias = Start | Stop | Wake | Removed | Report | Raise | Escalate | Finished
+
+
+# --- the machine -------------------------------------------------------------------
+
+
+class _Mark(enum.Enum):
+    """What follows when a child that is being stopped has left."""
+
+    RESTART = "restart"
+    REMOVE = "remove"
+
+
+class Child:
+    """What the machine knows of one child."""
+
+    __slots__ = ("due", "last_failure", "mark", "restarting", "restarts", "spec", "state")
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.state = ChildState.WAITING
+        self.mark: _Mark | None = None
+        self.restarting = False
+        """False until its first start is complete: a failure is then its starter's."""
+        self.due = 0.0
+        self.restarts = 0
+        self.last_failure: str | None = None
+
+
+_ALIVE = (ChildState.STARTING, ChildState.RUNNING, ChildState.STOPPING)
+
+
+class SupervisionMachine:
+    """The decisions of one supervisor. See the module's docstring."""
+
+    validate = False
+    """Whether to check the invariants after every event. The tests switch it on; it
+    costs time in proportion to the number of children."""
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy = Strategy.ONE_FOR_ONE,
+        decider: Decider = restart_always,
+        intensity: Intensity = Intensity(),
+        backoff: Backoff = Backoff(),
+        auto_shutdown: AutoShutdown = AutoShutdown.ANY,
+    ) -> None:
+        self.strategy = strategy
+        self.decider = decider
+        self.intensity = intensity
+        self.backoff = backoff
+        self.auto_shutdown = auto_shutdown
+        self.state = SupervisorState.RUNNING
+        self.children: dict[str, Child] = {}
+        self.restarts = 0
+        self.failures = 0
+        self._window: deque[float] = deque()
+        # Names of children in state WAITING, so that a restart among a hundred thousand
+        # children looks at one of them.
+        self._waiting: dict[str, None] = {}
+        # A group restart is under way: some children are being stopped or started in turn.
+        self._wave = False
+        # Names still to be stopped, set once the supervisor itself stops.
+        self._shutdown_order: list[str] = []
+        self._escalation: Escalate | None = None
+
+    # --- events
+
+    def add(self, spec: ChildSpec, now: float) -> list[Action]:
+        """A child was added. Raises if it cannot be, and then nothing has changed."""
+        if self.state is not SupervisorState.RUNNING:
+            raise SupervisorStopped(
+                f"cannot start child {spec.name!r}: the supervisor is {self.state.value}"
+            )
+        if (taken := self.children.get(spec.name)) is not None:
+            raise NameTaken(
+                f"there is a child {spec.name!r} already, and it is {taken.state.value}; "
+                "stop it first or choose another name"
+            )
+        self.children[spec.name] = child = Child(spec)
+        self._wait(child, now)
+        return self._settle(now)
+
+    def started(self, name: str, now: float) -> list[Action]:
+        """A child called ``task_status.started``."""
+        child = self.children[name]
+        if child.state is not ChildState.STARTING:
+            return []  # it was cancelled a moment earlier, and is on its way out
+        child.state = ChildState.RUNNING
+        child.restarting = True
+        return self._settle(now)
+
+    def exited(self, name: str, failure: BaseException | None, now: float) -> list[Action]:
+        """A child's task ended, by a failure or without one."""
+        child = self.children[name]
+        assert child.state in _ALIVE, (name, child.state)
+        if failure is not None:
+            self.failures += 1
+            child.last_failure = describe(failure)
+        if self.state is not SupervisorState.RUNNING:
+            actions = self._remove(child)
+            if failure is not None:
+                actions.append(Raise(failure))
+        elif failure is not None:
+            actions = self._failed(child, failure, now)
+        else:
+            actions = self._returned(child, now)
+        return actions + self._settle(now)
+
+    def stop(self, name: str, now: float) -> list[Action]:
+        """A child is to be stopped for good."""
+        child = self.children.get(name)
+        if child is None:
+            raise NoSuchChild(f"there is no child {name!r}; the children are {list(self.children)}")
+        if self.state is not SupervisorState.RUNNING:
+            return []  # its turn will come
+        child.mark = _Mark.REMOVE
+        if child.state not in _ALIVE:
+            return self._remove(child) + self._settle(now)
+        return self._stop(child) + self._settle(now)
+
+    def shutdown(self, now: float) -> list[Action]:
+        """The supervisor is to stop."""
+        if self.state is not SupervisorState.RUNNING:
+            return []
+        return self._begin_shutdown(SupervisorState.STOPPING) + self._settle(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """The time of a `Wake` has come."""
+        return self._settle(now)
+
+    def restarts_in_window(self, now: float) -> int:
+        """How many restarts the intensity counts at present."""
+        return sum(1 for at in self._window if now - at <= self.intensity.within)
+
+    # --- what an exit means
+
+    def _failed(self, child: Child, failure: BaseException, now: float) -> list[Action]:
+        name = child.spec.name
+        if not child.restarting:
+            return self._remove(child, failure)  # raised by start_child, whoever stopped it
+        try:
+            directive = judge(self.decider, failure)
+        except BaseException as broken:  # noqa: BLE001 (it is raised by the escalation)
+            broken.__context__ = failure
+            return self._escalate(child, broken, f"the decider failed on child {name!r}")
+        if directive is Directive.ESCALATE:
+            return self._escalate(child, failure, f"child {name!r} failed")
+        if child.mark is _Mark.REMOVE:
+            return self._remove(child, failure)
+        if child.spec.restart is RestartType.TEMPORARY or (
+            directive is Directive.STOP and child.mark is None
+        ):
+            report = Report(name, failure, Verdict.GONE)
+            return [report, *self._ended(child, failed=True)]
+        report = Report(name, failure, Verdict.RESTARTING)
+        if child.mark is _Mark.RESTART:  # its restart is under way: no second one to count
+            self._wait(child, child.due)
+            return [report]
+        alone = directive is Directive.RESUME
+        return [report, *self._restart(child, failure, now, alone=alone)]
+
+    def _returned(self, child: Child, now: float) -> list[Action]:
+        if child.mark is _Mark.REMOVE:
+            return self._remove(child)
+        if child.mark is _Mark.RESTART:
+            # A temporary child whose first start this cuts short still has a starter.
+            if child.spec.restart is RestartType.TEMPORARY and child.restarting:
+                return self._remove(child)
+            self._wait(child, child.due)
+            return []
+        if child.spec.restart is RestartType.PERMANENT:
+            name = child.spec.name
+            exited = ChildExited(f"permanent child {name!r} returned", child=name)
+            return self._restart(child, exited, now, alone=False)
+        return self._ended(child, failed=False)
+
+    def _ended(self, child: Child, *, failed: bool) -> list[Action]:
+        """The child ended by itself and will not be restarted on that account."""
+        significant = child.spec.significant and child.mark is None
+        if (
+            not failed
+            and child.spec.restart is RestartType.TRANSIENT
+            and self.strategy is not Strategy.ONE_FOR_ONE
+        ):
+            child.state = ChildState.FINISHED
+            actions: list[Action] = []
+        else:
+            actions = self._remove(child)
+        if significant and (
+            self.auto_shutdown is AutoShutdown.ANY
+            or not any(
+                other.spec.significant and other.state is not ChildState.FINISHED
+                for other in self.children.values()
+            )
+        ):
+            actions += self._begin_shutdown(SupervisorState.STOPPING)
+        return actions
+
+    def _restart(
+        self, child: Child, cause: BaseException, now: float, *, alone: bool
+    ) -> list[Action]:
+        window, within = self._window, self.intensity.within
+        while window and now - window[0] > within:
+            window.popleft()
+        window.append(now)
+        if len(window) > self.intensity.restarts:
+            return self._escalate(
+                child,
+                cause,
+                f"child {child.spec.name!r} failed, and more than "
+                f"{self.intensity.restarts} restarts within {within:g} s are too many",
+            )
+        self.restarts += 1
+        due = now + self.backoff.delay(len(window))
+        self._wait(child, due)
+        if self.strategy is Strategy.ONE_FOR_ONE:
+            return []
+        self._wave = True
+        if alone:
+            return []
+        concerned = self.strategy is Strategy.ONE_FOR_ALL
+        for other in list(self.children.values()):
+            concerned = concerned or other is child
+            if not concerned or other is child:
+                continue
+            if other.state in _ALIVE:
+                if other.mark is None:
+                    other.mark = _Mark.RESTART
+                other.due = due
+            else:
+                self._wait(other, due)
+        return []
+
+    def _escalate(self, child: Child, cause: BaseException, reason: str) -> list[Action]:
+        self._escalation = Escalate(child.spec.name, cause, reason)
+        return self._remove(child) + self._begin_shutdown(SupervisorState.ESCALATING)
+
+    def _begin_shutdown(self, state: SupervisorState) -> list[Action]:
+        self.state = state
+        self._wave = False
+        self._shutdown_order = list(self.children)
+        return []
+
+    # --- single steps
+
+    def _wait(self, child: Child, due: float) -> None:
+        child.state = ChildState.WAITING
+        child.mark = None
+        child.due = due
+        self._waiting[child.spec.name] = None
+
+    def _start(self, child: Child) -> list[Action]:
+        child.state = ChildState.STARTING
+        if child.restarting:
+            child.restarts += 1
+        del self._waiting[child.spec.name]
+        return [Start(child.spec.name)]
+
+    def _stop(self, child: Child) -> list[Action]:
+        if child.state is ChildState.STOPPING:
+            return []
+        child.state = ChildState.STOPPING
+        return [Stop(child.spec.name)]
+
+    def _remove(self, child: Child, failure: BaseException | None = None) -> list[Action]:
+        name = child.spec.name
+        del self.children[name]
+        self._waiting.pop(name, None)
+        return [Removed(name, failure)]
+
+    # --- what is next
+
+    def _settle(self, now: float) -> list[Action]:
+        """The actions that have become possible."""
+        if self.state is SupervisorState.RUNNING:
+            actions = self._settle_group(now) if self._wave else self._start_waiting(now)
+        elif self.state is SupervisorState.STOPPED:
+            actions = []
+        else:
+            actions = self._settle_shutdown()
+        if self.validate:
+            self._check(now)
+        return actions
+
+    def _start_waiting(self, now: float) -> list[Action]:
+        """Each waiting child starts when it is due, on its own."""
+        if not self._waiting:
+            return []
+        actions: list[Action] = []
+        for child in [self.children[name] for name in self._waiting]:
+            if child.due <= now:
+                actions += self._start(child)
+            else:
+                actions.append(Wake(child.due))
+        return actions
+
+    def _settle_group(self, now: float) -> list[Action]:
+        """A group restart goes on: stop in reverse order, one at a time, then start likewise."""
+        for child in reversed(self.children.values()):
+            if child.mark is _Mark.RESTART:
+                return self._stop(child)
+        actions: list[Action] = []
+        for child in self.children.values():
+            if child.state is ChildState.STARTING and child.restarting:
+                return actions
+            if child.state is ChildState.WAITING:
+                if child.due > now:
+                    return [*actions, Wake(child.due)]
+                actions += self._start(child)
+                if child.restarting:
+                    return actions
+        self._wave = False
+        return actions
+
+    def _settle_shutdown(self) -> list[Action]:
+        """Stop all children in reverse order, one at a time."""
+        actions: list[Action] = []
+        order = self._shutdown_order
+        while order:
+            child = self.children.get(order[-1])
+            if child is None:
+                order.pop()
+            elif child.state in _ALIVE:
+                return actions + self._stop(child)
+            else:
+                actions += self._remove(child)
+        self.state = SupervisorState.STOPPED
+        actions.append(self._escalation or Finished())
+        return actions
+
+    def _check(self, now: float) -> None:
+        """The invariants, which hold between any two events."""
+        for name, child in self.children.items():
+            assert name == child.spec.name
+            assert (name in self._waiting) == (child.state is ChildState.WAITING), name
+            assert (child.mark is None) or child.state in _ALIVE, name
+            assert child.state is not ChildState.FINISHED or (
+                self.strategy is not Strategy.ONE_FOR_ONE
+                and child.spec.restart is RestartType.TRANSIENT
+            ), name
+        assert set(self._waiting) <= set(self.children)
+        assert len(self._window) <= self.intensity.restarts + 1
+        if self.state is SupervisorState.STOPPED:
+            assert not self.children
+        elif self.state is SupervisorState.RUNNING:
+            assert self._escalation is None
+            assert len(self._window) <= self.intensity.restarts
+            if not self._wave:
+                assert all(self.children[name].due > now for name in self._waiting)
+        else:
+            stopping = [c for c in self.children.values() if c.state is ChildState.STOPPING]
+            assert stopping, "a supervisor that stops waits for a child that is leaving"

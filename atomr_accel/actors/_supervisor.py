@@ -1,0 +1,443 @@
+"""Supervisors: the tasks that carry out what `_supervision` decides."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import trio
+
+from ._errors import ChildExited, ChildStopped, SupervisionFailed
+from ._supervision import (
+    Action,
+    AutoShutdown,
+    Backoff,
+    Child,
+    ChildSpec,
+    ChildState,
+    Decider,
+    Escalate,
+    Finished,
+    Intensity,
+    Raise,
+    Removed,
+    Report,
+    RestartType,
+    Start,
+    Stop,
+    Strategy,
+    SupervisionMachine,
+    SupervisorState,
+    Verdict,
+    Wake,
+    restart_always,
+)
+from ._util import NoPublicConstructor
+
+_log = logging.getLogger("atomr_accel.actors")
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStatistics:
+    """One child of a supervisor, at one moment."""
+
+    name: str
+    state: ChildState
+    restart: RestartType
+    significant: bool
+    restarts: int
+    """How often it was started again."""
+    last_failure: str | None
+    """Its last failure in one line, also where a restart has dealt with it."""
+    overdue: bool
+    """It was cancelled more than its grace ago and has not left."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStatistics:
+    """A supervisor at one moment."""
+
+    name: str
+    state: SupervisorState
+    strategy: Strategy
+    children: tuple[ChildStatistics, ...]
+    """In the order in which they were started; those gone for good are not in it."""
+    restarts: int
+    """Restarts so far; that of a whole group counts once."""
+    restarts_in_window: int
+    """Those that the intensity counts at present."""
+    failures: int
+    """Children's failures so far, whatever became of them."""
+
+
+class _Slot:
+    """The running side of one child."""
+
+    __slots__ = ("failure", "gone", "leave_by", "not_started", "scope", "spec", "starter", "value")
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.scope: trio.CancelScope | None = None
+        self.value: Any = None
+        # Who waits for the first start to be complete or to have failed, and why it did.
+        self.starter: trio.Event | None = trio.Event()
+        self.not_started: BaseException | None = None
+        # Who waits for the child to be gone, and how it failed on its way.
+        self.gone: trio.Event | None = None
+        self.failure: BaseException | None = None
+        # When its grace ends, once it is being stopped; inf when that has been reported.
+        self.leave_by: float | None = None
+
+
+class _TaskStatus:
+    """What a child's ``run`` gets as ``task_status``."""
+
+    __slots__ = ("_called", "_slot", "_supervisor")
+
+    def __init__(self, supervisor: Supervisor, slot: _Slot) -> None:
+        self._supervisor = supervisor
+        self._slot = slot
+        self._called = False
+
+    def started(self, value: Any = None) -> None:
+        if self._called:
+            raise RuntimeError(
+                f"child {self._slot.spec.name!r} called task_status.started() twice; "
+                "it is to be called once each time run is called"
+            )
+        self._called = True
+        self._supervisor._child_started(self._slot, value)
+
+
+@final
+class Supervisor(metaclass=NoPublicConstructor):
+    """Starts children, and starts them again as its strategy says when they fail.
+
+    `open_supervisor` makes one. Its children are tasks in its nursery, each in a cancel
+    scope of its own that is shielded from those around the supervisor: a cancellation
+    from outside reaches the body of the ``async with``, and when that has left, the
+    children are stopped in reverse order like at any other end.
+    """
+
+    _made_by: ClassVar[str] = "open_supervisor(name)"
+
+    def __init__(
+        self,
+        name: str,
+        nursery: trio.Nursery,
+        machine: SupervisionMachine,
+        escalation: Callable[[str, BaseException], BaseException] | None,
+    ) -> None:
+        self._name = name
+        self._nursery = nursery
+        self._machine = machine
+        self._escalation = escalation
+        self._slots: dict[str, _Slot] = {}
+        self._stopped = trio.Event()
+        # One task sleeps until the next moment of interest; there is none without one.
+        self._alarm: trio.CancelScope | None = None
+        self._wake_at = math.inf
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._name!r}: {self._machine.state.value}>"
+
+    @property
+    def name(self) -> str:
+        """The name given to `open_supervisor`."""
+        return self._name
+
+    async def start_child(self, spec: ChildSpec) -> Any:
+        """Start a child and wait until it has started.
+
+        If you are cancelled meanwhile, so is the child, and you leave when it has, as
+        with `trio.Nursery.start`. Under ``ONE_FOR_ALL`` and ``REST_FOR_ONE`` a child that
+        is added during a restart of the group starts after it; a child must not wait for
+        that before it has itself started.
+
+        Args:
+            spec: what to start, under a name that no other child has.
+
+        Returns:
+            What the child passed to ``task_status.started``.
+
+        Raises:
+            NameTaken: there is a child of that name.
+            SupervisorStopped: the supervisor is stopping or has stopped.
+            ChildStopped: the child was stopped before it had started.
+            BaseException: what the child raised before it had started. That does not
+                count as a failure to restart from; the child is not kept.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        now = trio.current_time()
+        actions = self._machine.add(spec, now)
+        slot = self._slots[spec.name] = _Slot(spec)
+        assert slot.starter is not None
+        self._perform(actions)
+        try:
+            await slot.starter.wait()
+        except trio.Cancelled:
+            # It may even have started, the news crossing with our cancellation. Whoever is
+            # cancelled has not started a child: stop it, and leave when it has left.
+            if self._slots.get(spec.name) is slot:
+                gone = self._stop(slot)
+                with trio.CancelScope(shield=True):
+                    await gone.wait()
+            failure = slot.not_started or slot.failure
+            if failure is not None and not isinstance(failure, ChildStopped):
+                raise failure  # noqa: B904 (the Cancelled is its context, not its cause)
+            raise
+        else:
+            if slot.not_started is not None:
+                raise slot.not_started
+            return slot.value
+        finally:
+            # The tracebacks have this frame in them.
+            failure = slot.starter = slot.value = slot.not_started = slot.failure = None
+
+    async def stop_child(self, name: str) -> None:
+        """Stop a child for good, and wait until it has gone.
+
+        If you are cancelled meanwhile, the child still stops.
+
+        Raises:
+            NoSuchChild: there is none of that name, or it had ended.
+            BaseException: what the child raised while it was leaving.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        slot = self._slots.get(name)
+        if slot is None:
+            self._machine.stop(name, trio.current_time())  # raises NoSuchChild
+            raise AssertionError(f"child {name!r} has no slot")
+        await self._stop(slot).wait()
+        try:
+            if slot.failure is not None:
+                raise slot.failure
+        finally:
+            # Its traceback has this frame in it, and the slot has the failure.
+            del slot
+
+    def statistics(self) -> SupervisorStatistics:
+        """The supervisor and its children at this moment."""
+        machine = self._machine
+        return SupervisorStatistics(
+            name=self._name,
+            state=machine.state,
+            strategy=machine.strategy,
+            children=tuple(self._child_statistics(child) for child in machine.children.values()),
+            restarts=machine.restarts,
+            restarts_in_window=machine.restarts_in_window(trio.current_time()),
+            failures=machine.failures,
+        )
+
+    def _child_statistics(self, child: Child) -> ChildStatistics:
+        return ChildStatistics(
+            name=child.spec.name,
+            state=child.state,
+            restart=child.spec.restart,
+            significant=child.spec.significant,
+            restarts=child.restarts,
+            last_failure=child.last_failure,
+            overdue=self._slots[child.spec.name].leave_by == math.inf,
+        )
+
+    # --- events for the machine
+
+    def _child_started(self, slot: _Slot, value: Any) -> None:
+        actions = self._machine.started(slot.spec.name, trio.current_time())
+        if slot.starter is not None and slot.leave_by is None:
+            slot.value = value
+            slot.starter.set()
+            slot.starter = None
+        self._perform(actions)
+
+    def _stop(self, slot: _Slot) -> trio.Event:
+        if slot.gone is None:
+            slot.gone = trio.Event()
+        self._perform(self._machine.stop(slot.spec.name, trio.current_time()))
+        return slot.gone
+
+    async def _close(self) -> None:
+        self._perform(self._machine.shutdown(trio.current_time()))
+        # Bounded by the children: each has been cancelled, or will be in its turn.
+        with trio.CancelScope(shield=True):
+            await self._stopped.wait()
+
+    async def _run(self, slot: _Slot, scope: trio.CancelScope) -> None:
+        """The task of a child, from one start to the exit that belongs to it."""
+        failure: BaseException | None = None
+        status = _TaskStatus(self, slot)
+        try:
+            with scope:
+                await slot.spec.run(task_status=status)
+            if not status._called and not scope.cancel_called:
+                name = slot.spec.name
+                raise ChildExited(
+                    f"child {name!r} returned before it called task_status.started()", child=name
+                )
+        except BaseException as exc:  # noqa: BLE001
+            # All of them, for the machine must see every exit. What it does not deal
+            # with it raises, and that includes whatever is not an `Exception`.
+            failure = exc
+        try:
+            slot.scope = slot.leave_by = None
+            self._perform(self._machine.exited(slot.spec.name, failure, trio.current_time()))
+        finally:
+            # The traceback of the failure has this frame in it.
+            del failure
+
+    # --- actions of the machine
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(name):
+                    slot = self._slots[name]
+                    slot.scope = trio.CancelScope(shield=True)
+                    self._nursery.start_soon(
+                        self._run, slot, slot.scope, name=f"{self._name}/{name}"
+                    )
+                case Stop(name):
+                    slot = self._slots[name]
+                    assert slot.scope is not None
+                    slot.scope.cancel()
+                    slot.leave_by = trio.current_time() + slot.spec.grace
+                    self._set_alarm(slot.leave_by)
+                case Wake(at):
+                    self._set_alarm(at)
+                case Removed(name, failure):
+                    self._removed(self._slots.pop(name), failure)
+                case Report(name, failure, verdict):
+                    self._report(name, failure, verdict)
+                case Raise(failure):
+                    self._nursery.start_soon(_raise, failure)
+                case Escalate(name, cause, reason):
+                    self._nursery.start_soon(_raise, self._escalate(name, cause, reason))
+                    self._stopped.set()
+                case Finished():
+                    # Also the end of the body, where it is the children who ended this.
+                    self._nursery.cancel_scope.cancel()
+                    self._stopped.set()
+
+    def _removed(self, slot: _Slot, failure: BaseException | None) -> None:
+        name = slot.spec.name
+        if slot.starter is not None:
+            slot.not_started = failure or ChildStopped(f"child {name!r} was stopped as it started")
+            slot.starter.set()
+        else:
+            slot.failure = failure
+            if failure is not None and slot.gone is None:
+                self._report(name, failure, Verdict.GONE)
+        if slot.gone is not None:
+            slot.gone.set()
+
+    def _report(self, name: str, failure: BaseException, verdict: Verdict) -> None:
+        if verdict is Verdict.RESTARTING:
+            _log.warning("%s: child %r failed, %s: %r", self._name, name, verdict.value, failure)
+        else:
+            _log.error("%s: child %r failed, %s", self._name, name, verdict.value, exc_info=failure)
+
+    def _escalate(self, name: str, cause: BaseException, reason: str) -> BaseException:
+        if not isinstance(cause, Exception):
+            return cause  # Ctrl-C is no failure of ours to wrap
+        if self._escalation is None:
+            failure: BaseException = SupervisionFailed(
+                f"supervisor {self._name!r} gave up: {reason}", supervisor=self._name, child=name
+            )
+        else:
+            try:
+                failure = self._escalation(self._name, cause)
+            except BaseException as broken:  # noqa: BLE001 (raised in the nursery instead)
+                failure = broken
+        if failure is not cause and failure.__cause__ is None:
+            failure.__cause__ = cause
+        return failure
+
+    # --- time
+
+    def _set_alarm(self, at: float) -> None:
+        if at >= self._wake_at:
+            return
+        self._wake_at = at
+        if self._alarm is None:
+            self._alarm = trio.CancelScope()
+            self._nursery.start_soon(self._sleep, name=f"{self._name} (alarm)")
+        self._alarm.deadline = at
+
+    async def _sleep(self) -> None:
+        while self._wake_at < math.inf:
+            self._alarm = trio.CancelScope(deadline=self._wake_at)
+            with self._alarm:
+                await trio.sleep_forever()
+            now = trio.current_time()
+            self._wake_at = math.inf
+            self._perform(self._machine.tick(now))
+            for slot in self._slots.values():
+                if slot.leave_by is not None and slot.leave_by < math.inf:
+                    if slot.leave_by <= now:
+                        self._overdue(slot)
+                    else:
+                        self._set_alarm(slot.leave_by)
+        self._alarm = None
+
+    def _overdue(self, slot: _Slot) -> None:
+        slot.leave_by = math.inf
+        _log.warning(
+            "%s: child %r has not left %g s after it was cancelled; still waiting",
+            self._name,
+            slot.spec.name,
+            slot.spec.grace,
+        )
+
+
+async def _raise(failure: BaseException) -> None:
+    raise failure
+
+
+@asynccontextmanager
+async def open_supervisor(
+    name: str,
+    *,
+    strategy: Strategy = Strategy.ONE_FOR_ONE,
+    decider: Decider = restart_always,
+    intensity: Intensity = Intensity(),  # noqa: B008 (frozen)
+    backoff: Backoff = Backoff(),  # noqa: B008 (frozen)
+    escalation: Callable[[str, BaseException], BaseException] | None = None,
+    auto_shutdown: AutoShutdown = AutoShutdown.ANY,
+) -> AsyncIterator[Supervisor]:
+    """Open a supervisor, whose children live until the block is left.
+
+    Leaving the block stops the children in reverse order of their start, each before
+    the next. When the supervisor gives up, because a failure was escalated or restarts
+    exceeded the intensity, it stops the children in the same way, then raises in its
+    nursery: the body is cancelled, and the failure leaves the block in an exception
+    group. When significant children end, it stops the others and cancels the body, and
+    the block is left without an exception.
+
+    Args:
+        name: for logs, errors and statistics.
+        strategy: which children a restart concerns.
+        decider: what to do about each failure. By default, restart.
+        intensity: how often it may restart.
+        backoff: how long it waits before it does.
+        escalation: makes the exception to raise when the supervisor gives up, from its
+            name and the last failure, which becomes the ``__cause__``. By default,
+            `SupervisionFailed`. Failures that are no `Exception` leave as themselves.
+        auto_shutdown: when the end of significant children stops the supervisor.
+    """
+    machine = SupervisionMachine(
+        strategy=strategy,
+        decider=decider,
+        intensity=intensity,
+        backoff=backoff,
+        auto_shutdown=auto_shutdown,
+    )
+    async with trio.open_nursery() as nursery:
+        supervisor = Supervisor._create(name, nursery, machine, escalation)
+        try:
+            yield supervisor
+        finally:
+            await supervisor._close()
