@@ -1,0 +1,54 @@
+"""The element types, in one table.
+
+NumPy has no bfloat16 or fp8; ``ml_dtypes`` adds them as NumPy dtypes, so a dtype is a
+``numpy.dtype`` everywhere in this package. On the wire it is its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    dtype.name: dtype
+    for dtype in (
+        *map(
+            np.dtype,
+            ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        ),
+        *map(np.dtype, ("float16", "float32", "float64", "complex64", "complex128")),
+        np.dtype(ml_dtypes.bfloat16),
+        np.dtype(ml_dtypes.float8_e4m3fn),
+        np.dtype(ml_dtypes.float8_e5m2),
+        np.dtype(ml_dtypes.float4_e2m1fn),
+    )
+}
+"""The dtypes a buffer may have, by name."""
+
+_KNOWN: Final = frozenset(DTYPES.values())
+
+bfloat16: Final = DTYPES["bfloat16"]
+
+
+def as_dtype(dtype: object) -> np.dtype[Any]:
+    """``dtype`` as one of the table's dtypes.
+
+    Args:
+        dtype: whatever ``numpy.dtype`` takes, or a name of the table.
+
+    Raises:
+        TypeError: it is no dtype, or one that device memory cannot hold (objects,
+            strings, structures, dates, foreign byte order).
+    """
+    if isinstance(dtype, np.dtype) and dtype in _KNOWN:
+        return dtype
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    resolved = np.dtype(dtype)  # type: ignore[call-overload]
+    if resolved not in _KNOWN:
+        raise TypeError(
+            f"dtype {resolved} cannot live in device memory; expected one of {', '.join(DTYPES)}"
+        )
+    return DTYPES[resolved.name]

@@ -1,0 +1,14 @@
+"""NVIDIA GPUs through the driver API; everything but this check runs in the host."""
+
+from pathlib import Path
+from typing import Final
+
+_DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu")
+"""What a driver puts there: on Linux, in containers, under WSL, on Jetson."""
+
+
+def why_absent() -> str | None:
+    """Why there can be no CUDA device, or None if only the driver can tell."""
+    if any(Path(file).exists() for file in _DRIVER_FILES):
+        return None
+    return f"no NVIDIA driver: none of {', '.join(_DRIVER_FILES)} exists"

@@ -1,0 +1,276 @@
+"""One GPU as one host holds it: primary context, slabs, streams and events.
+
+The primary context, not one of its own, so that CuPy or PyTorch called inside the host
+share it. Memory goes through the driver's virtual memory management (``cuMemCreate`` and
+``cuMemMap``), whose allocations are descriptors that outlive the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import numpy as np
+
+from ..._errors import DeviceUnavailable, OutOfMemory
+from ...lanes import DeviceInfo
+from ...memory import OFFSET_MASK, SLAB_SHIFT
+from ._driver import NOT_READY, check, driver, failure, start_driver
+
+_ATTRIBUTE: Final = driver.CUdevice_attribute
+_FD_TYPE: Final = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_DISABLE_TIMING: Final = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+_BLOCKING_SYNC: Final = driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
+_NON_BLOCKING: Final = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+_query: Final = driver.cuEventQuery
+_record: Final = driver.cuEventRecord
+_SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
+
+
+@final
+class CudaStream:
+    """A stream and a pool of events to mark places in it."""
+
+    def __init__(self) -> None:
+        self.handle = check("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
+        self.pointer = int(self.handle)
+        self._events: list[Any] = []
+        self._following = self._new_event()
+
+    def mark(self) -> Any:
+        """An event after all work queued so far."""
+        event = self._events.pop() if self._events else self._new_event()
+        (status,) = _record(event, self.handle)
+        if status is not _SUCCESS:
+            raise failure("cuEventRecord", status)
+        return event
+
+    def finished(self, token: Any) -> bool:
+        """Whether the event has happened (``cuEventQuery``)."""
+        (status,) = _query(token)
+        if status is _SUCCESS:
+            return True
+        if status is NOT_READY:
+            return False
+        raise failure("cuEventQuery", status)
+
+    def wait(self, token: Any) -> None:
+        """Sleep until the event has happened (``cuEventSynchronize``, without the GIL)."""
+        check("cuEventSynchronize", driver.cuEventSynchronize(token))
+
+    def release(self, token: Any) -> None:
+        """Back to the pool."""
+        self._events.append(token)
+
+    def follow(self, other: CudaStream) -> None:
+        """Make later work here wait for what ``other`` has queued by now.
+
+        The wait takes the event's record of this moment, so one event serves all calls.
+        """
+        check("cuEventRecord", driver.cuEventRecord(self._following, other.handle))
+        check("cuStreamWaitEvent", driver.cuStreamWaitEvent(self.handle, self._following, 0))
+
+    def synchronize(self) -> None:
+        """Wait for everything on this stream."""
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle))
+
+    def close(self) -> None:
+        """Destroy the stream and its events."""
+        for event in (*self._events, self._following):
+            check("cuEventDestroy", driver.cuEventDestroy(event))
+        check("cuStreamDestroy", driver.cuStreamDestroy(self.handle))
+
+    @staticmethod
+    def _new_event() -> Any:
+        return check("cuEventCreate", driver.cuEventCreate(_DISABLE_TIMING | _BLOCKING_SYNC))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    base: int
+    nbytes: int
+    allocation: Any
+
+
+@final
+class CudaContext:
+    """The CUDA backend's half in the host."""
+
+    def __init__(self, index: int) -> None:
+        version = start_driver()
+        count: int = check("cuDeviceGetCount", driver.cuDeviceGetCount())
+        if not 0 <= index < count:
+            plural = "device" if count == 1 else "devices"
+            raise DeviceUnavailable(f"there is no CUDA device {index}; the driver has {count} {plural}")
+        self._device = check("cuDeviceGet", driver.cuDeviceGet(index))
+        if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
+            raise DeviceUnavailable(f"CUDA device {index} has no virtual memory management")
+        self.exports = bool(
+            self._attribute(
+                _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+            )
+        )
+        self._context = check(
+            "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device)
+        )
+        self._bind()
+        name = check("cuDeviceGetName", driver.cuDeviceGetName(256, self._device))
+        uuid = check("cuDeviceGetUuid", driver.cuDeviceGetUuid(self._device))
+        self.compute_capability = (
+            self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        )
+        self.info: Final = DeviceInfo(
+            name=name.rstrip(b"\0").decode(),
+            backend="cuda",
+            index=index,
+            total_memory=check("cuDeviceTotalMem", driver.cuDeviceTotalMem(self._device)),
+            compute_capability=self.compute_capability,
+            driver_version=version,
+            uuid=bytes(uuid.bytes).hex(),
+            exports_memory=self.exports,
+        )
+        self._slabs: dict[int, _Mapping] = {}
+        self._bases: dict[int, int] = {}
+        self._writable: dict[int, tuple[int, int]] = {}  # slab -> base, users
+        self._staging: mmap.mmap | None = None
+        self.staging = 0
+
+    def _attribute(self, attribute: Any) -> int:
+        value: int = check(
+            "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, self._device)
+        )
+        return value
+
+    def _bind(self) -> None:
+        check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
+
+    def open_lane(self) -> CudaStream:
+        """Make the context current in this thread; a new stream."""
+        self._bind()
+        return CudaStream()
+
+    def pointer(self, address: int) -> int:
+        """The device pointer of an address."""
+        return self._bases[address >> SLAB_SHIFT] + (address & OFFSET_MASK)
+
+    def writable_pointer(self, address: int) -> int:
+        """Like ``pointer``, through the second mapping where a slab is unprotected."""
+        slab = address >> SLAB_SHIFT
+        base = self._writable[slab][0] if slab in self._writable else self._bases[slab]
+        return base + (address & OFFSET_MASK)
+
+    def map_staging(self, fd: int, nbytes: int) -> None:
+        """Map the shared memory and page-lock it (``cuMemHostRegister``)."""
+        self._staging = mmap.mmap(fd, nbytes)
+        self.staging = np.frombuffer(self._staging, dtype=np.uint8).ctypes.data
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE
+        check("cuMemHostRegister", driver.cuMemHostRegister(self.staging, nbytes, flags))
+
+    def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
+        """Allocate (``cuMemCreate``) and map device memory; its descriptor, or -1."""
+        properties = self._properties()
+        try:
+            allocation = check("cuMemCreate", driver.cuMemCreate(nbytes, properties, 0))
+        except OutOfMemory as error:
+            raise OutOfMemory(
+                f"no room for a slab of {nbytes} bytes on the device", requested=nbytes
+            ) from error
+        self._map(slab, allocation, nbytes, sealed=sealed)
+        if not self.exports:
+            return -1
+        return int(
+            check(
+                "cuMemExportToShareableHandle",
+                driver.cuMemExportToShareableHandle(allocation, _FD_TYPE, 0),
+            )
+        )
+
+    def map_slab(self, slab: int, fd: int, nbytes: int, *, sealed: bool) -> None:
+        """Import a descriptor (``cuMemImportFromShareableHandle``) and map it."""
+        allocation = check(
+            "cuMemImportFromShareableHandle",
+            driver.cuMemImportFromShareableHandle(fd, _FD_TYPE),
+        )
+        self._map(slab, allocation, nbytes, sealed=sealed)
+
+    def unmap_slab(self, slab: int) -> None:
+        """Unmap a slab and release its allocation."""
+        mapping = self._slabs.pop(slab)
+        del self._bases[slab]
+        self._unmap(mapping.base, mapping.nbytes)
+        check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
+
+    def unprotect(self, slab: int) -> None:
+        """Map a sealed slab a second time, writable, for as long as somebody fills it."""
+        base, users = self._writable.get(slab, (0, 0))
+        if not users:
+            mapping = self._slabs[slab]
+            base = self._map_at(mapping.allocation, mapping.nbytes, writable=True)
+        self._writable[slab] = (base, users + 1)
+
+    def protect(self, slab: int) -> None:
+        """Drop the writable mapping after its last user; the caller has synchronized."""
+        base, users = self._writable.pop(slab)
+        if users > 1:
+            self._writable[slab] = (base, users - 1)
+        else:
+            self._unmap(base, self._slabs[slab].nbytes)
+
+    def check(self) -> None:
+        """Raise StickyFault if the context has failed; any stream tells (``cuStreamQuery``)."""
+        (status,) = driver.cuStreamQuery(driver.CUstream(0))
+        if status is not _SUCCESS and status is not NOT_READY:
+            raise failure("cuStreamQuery", status)
+
+    def close(self) -> None:
+        """Release everything (thread isolation; a host process just ends)."""
+        self._bind()
+        for slab in list(self._slabs):
+            self.unmap_slab(slab)
+        if self._staging is not None:
+            check("cuMemHostUnregister", driver.cuMemHostUnregister(self.staging))
+            self._staging = None
+        check("cuDevicePrimaryCtxRelease", driver.cuDevicePrimaryCtxRelease(self._device))
+
+    # --- virtual memory -----------------------------------------------------------------
+
+    def _location(self) -> Any:
+        location = driver.CUmemLocation()
+        location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = int(self._device)
+        return location
+
+    def _properties(self) -> Any:
+        properties = driver.CUmemAllocationProp()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location = self._location()
+        if self.exports:
+            properties.requestedHandleTypes = _FD_TYPE
+        return properties
+
+    def _map(self, slab: int, allocation: Any, nbytes: int, *, sealed: bool) -> None:
+        base = self._map_at(allocation, nbytes, writable=not sealed)
+        self._slabs[slab] = _Mapping(base, nbytes, allocation)
+        self._bases[slab] = base
+
+    def _map_at(self, allocation: Any, nbytes: int, *, writable: bool) -> int:
+        base = check("cuMemAddressReserve", driver.cuMemAddressReserve(nbytes, 0, 0, 0))
+        check("cuMemMap", driver.cuMemMap(base, nbytes, 0, allocation, 0))
+        access = driver.CUmemAccessDesc()
+        access.location = self._location()
+        flags = driver.CUmemAccess_flags
+        access.flags = (
+            flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            if writable
+            else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        )
+        check("cuMemSetAccess", driver.cuMemSetAccess(base, nbytes, [access], 1))
+        return int(base)
+
+    @staticmethod
+    def _unmap(base: int, nbytes: int) -> None:
+        check("cuMemUnmap", driver.cuMemUnmap(base, nbytes))
+        check("cuMemAddressFree", driver.cuMemAddressFree(base, nbytes))
+

@@ -1,0 +1,139 @@
+"""The memory lane on CUDA: copies and fills."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
+
+from ..._errors import LibraryError
+from ...lanes import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
+from ._driver import check, driver
+
+if TYPE_CHECKING:
+    from ._context import CudaContext, CudaStream
+
+
+@final
+class CudaMemory:
+    """Executes the memory lane's messages with the driver's asynchronous copies."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._context: Final = context
+        self._stream: Final = stream
+        self.handlers: Final = {
+            Upload: self._upload,
+            Download: self._download,
+            Copy: self._copy,
+            Fill: self._fill,
+            Unprotect: self._unprotect,
+            Protect: self._protect,
+            Probe: self._probe,
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _upload(self, message: Upload) -> None:
+        if not message.nbytes:
+            return
+        check(
+            "cuMemcpyHtoDAsync",
+            driver.cuMemcpyHtoDAsync(
+                self._context.writable_pointer(message.address),
+                self._context.staging + message.offset,
+                message.nbytes,
+                self._stream.handle,
+            ),
+        )
+
+    def _download(self, message: Download) -> None:
+        if not message.nbytes:
+            return
+        check(
+            "cuMemcpyDtoHAsync",
+            driver.cuMemcpyDtoHAsync(
+                self._context.staging + message.offset,
+                self._context.pointer(message.address),
+                message.nbytes,
+                self._stream.handle,
+            ),
+        )
+
+    def _copy(self, message: Copy) -> None:
+        if not message.nbytes:
+            return
+        check(
+            "cuMemcpyDtoDAsync",
+            driver.cuMemcpyDtoDAsync(
+                self._context.writable_pointer(message.to),
+                self._context.pointer(message.source),
+                message.nbytes,
+                self._stream.handle,
+            ),
+        )
+
+    def _fill(self, message: Fill) -> None:
+        pointer, nbytes = self._context.pointer(message.address), message.nbytes
+        element, stream = message.element, self._stream.handle
+        if not nbytes:
+            return
+        if len(set(element)) == 1:
+            check("cuMemsetD8Async", driver.cuMemsetD8Async(pointer, element[0], nbytes, stream))
+        elif len(element) == 2:
+            value = int.from_bytes(element, "little")
+            check(
+                "cuMemsetD16Async", driver.cuMemsetD16Async(pointer, value, nbytes // 2, stream)
+            )
+        elif len(element) == 4:
+            value = int.from_bytes(element, "little")
+            check(
+                "cuMemsetD32Async", driver.cuMemsetD32Async(pointer, value, nbytes // 4, stream)
+            )
+        else:
+            # No memset is this wide: set each 4-byte column as a strip of a 2-D array.
+            width = len(element)
+            for column in range(0, width, 4):
+                value = int.from_bytes(element[column : column + 4], "little")
+                check(
+                    "cuMemsetD2D32Async",
+                    driver.cuMemsetD2D32Async(
+                        pointer + column, width, value, 1, nbytes // width, stream
+                    ),
+                )
+
+    def _unprotect(self, message: Unprotect) -> None:
+        self._context.unprotect(message.slab)
+
+    def _protect(self, message: Protect) -> None:
+        # The mapping goes away, so the copies through it must be done.
+        self._stream.synchronize()
+        self._context.protect(message.slab)
+
+    def _probe(self, message: Probe) -> bytes:
+        """A round trip through fresh device memory, compared by the program."""
+        pattern = np.frombuffer(message.pattern, dtype=np.uint8)
+        back = np.zeros_like(pattern)
+        device = check("cuMemAlloc", driver.cuMemAlloc(len(pattern)))
+        stream = self._stream.handle
+        try:
+            check(
+                "cuMemcpyHtoDAsync",
+                driver.cuMemcpyHtoDAsync(device, pattern.ctypes.data, len(pattern), stream),
+            )
+            check(
+                "cuMemcpyDtoHAsync",
+                driver.cuMemcpyDtoHAsync(back.ctypes.data, device, len(back), stream),
+            )
+            self._stream.synchronize()
+        finally:
+            check("cuMemFree", driver.cuMemFree(device))
+        if bytes(back) != message.pattern:
+            raise LibraryError(
+                "a pattern did not come back from the device as it was sent",
+                library="cuda",
+                call="cuMemcpyDtoHAsync",
+                status=0,
+                status_name="CORRUPT",
+            )
+        return bytes(back)

@@ -1,0 +1,199 @@
+"""The context actor: one incarnation of a device, one generation, one host.
+
+Its lanes are tasks in its nursery, so they live and die together (one_for_all is what a
+nursery does). Whatever ends it ends its host too; the supervisor then starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any, Final, final
+
+import trio
+
+from .._errors import AccelError, ContextPoisoned, DeviceUnavailable
+from ..lanes import (
+    HostDied,
+    HostHandle,
+    MapSlab,
+    Open,
+    Opened,
+    OpenLane,
+    Port,
+    Probe,
+    StickyFault,
+    describe_exit,
+    start_host,
+)
+from ..libraries import LaneSpec
+from ._core import Startup
+
+if TYPE_CHECKING:
+    from ..lanes import DeviceInfo, Fault
+    from ._core import DeviceCore
+
+MEMORY_LANE: Final = "memory"
+
+
+@final
+class Context:
+    """Runs one host from its start to its end.
+
+    Attributes:
+        host: the host.
+    """
+
+    host: HostHandle
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self._ports: dict[str, Port] = {}
+        self._opening = trio.Lock()
+        self._fault: ContextPoisoned | None = None
+        self._nursery: trio.Nursery
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bring the context up, serve, and end with the fault that ended it."""
+        self._begun = trio.current_time()
+        self.host = await start_host(self._core.isolation)
+        failures: BaseExceptionGroup[Any] | None = None
+        up = False
+        try:
+            try:
+                async with trio.open_nursery() as self._nursery:
+                    info = await self._bring_up()
+                    self._core.attach(self, self._ports, info)
+                    up = True
+                    task_status.started()
+            except BaseExceptionGroup as group:
+                failures, rest = group.split((AccelError, StickyFault))
+                if failures is None or rest is not None:
+                    raise
+            # The host's exit code tells best why it died, so let it finish dying.
+            died = self._fault is None and failures is not None
+            code = await self.host.close(dying=died and bool(failures.subgroup(HostDied)))
+            if failures is not None:
+                raise self._conclude(failures, code, up=up)
+        finally:
+            await self.host.close()
+            fault = self._fault
+            for port in self._ports.values():
+                port.fail_all(lambda op: fault or HostDied(f"{op.name} did not finish"))
+
+    def _conclude(self, failures: BaseExceptionGroup[Any], code: int | None, *, up: bool) -> Exception:
+        """The one error that tells why the context ended."""
+        if self._fault is not None:
+            return self._fault
+        first = _leaves(failures)[0]
+        for error in _leaves(failures):
+            if not isinstance(error, HostDied):
+                first = error
+        if isinstance(first, StickyFault):
+            self._poison(first.status, first.status_name, str(first), "opening the context")
+        elif isinstance(first, HostDied):
+            how = describe_exit(code)
+            if not up:
+                return DeviceUnavailable(f"the host of {self._core.name} {how} while it started")
+            self._poison(code or 0, how, f"the host of {self._core.name} {how}", "idle")
+        else:
+            return first
+        assert self._fault is not None
+        return self._fault
+
+    def _poison(self, status: int, status_name: str, message: str, op: str) -> None:
+        """Note the fault, once, and have the device refuse everything of this generation."""
+        if self._fault is None:
+            generation = self._core.memory.generation
+            self._fault = ContextPoisoned(
+                f"generation {generation} of {self._core.name} is gone: {message} (seen at {op})",
+                generation=generation,
+                status=status,
+                status_name=status_name,
+                op=op,
+            )
+            self._core.detach(self._fault)
+
+    # --- bringing up -------------------------------------------------------------------
+
+    async def _bring_up(self) -> DeviceInfo:
+        core = self._core
+        begun = self._begun
+        request = Open(core.backend_description.context, core.index, core.staging.nbytes)
+        reply, _ = await self.host.request(request, core.staging.fd)
+        assert isinstance(reply, Opened)
+        opened = trio.current_time()
+        sealed = core.memory.sealed_slabs()
+        for slab in sealed:
+            await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
+        remapped = trio.current_time()
+        memory = LaneSpec(MEMORY_LANE, {core.backend: core.backend_description.memory})
+        core.lanes.setdefault(MEMORY_LANE, (memory, 0))
+        for spec, _ in list(core.lanes.values()):
+            await self._start_lane(spec)
+        pattern = os.urandom(256)
+        probe = core.submit(self._ports[MEMORY_LANE], "probe", Probe(pattern))
+        if await probe.wait() != pattern:
+            raise DeviceUnavailable(f"{core.name} does not give back what is written to it")
+        up = trio.current_time()
+        core.startup = Startup(
+            total=up - begun,
+            open=opened - begun,
+            remap=remapped - opened,
+            remapped_bytes=sum(slab.nbytes for slab in sealed),
+            lanes=up - remapped,
+        )
+        return reply.info
+
+    async def open_lane(self, spec: LaneSpec) -> Port | None:
+        """Start a lane; None if the context ended meanwhile."""
+        async with self._opening:
+            if spec.name not in self._ports and self._core.context is self:
+                try:
+                    await self._start_lane(spec)
+                except HostDied:
+                    self.report_dead()
+                except StickyFault as fault:
+                    self._poison(fault.status, fault.status_name, str(fault), f"opening {spec.name}")
+                    self._nursery.start_soon(self._raise_fault)
+        return self._core.ports.get(spec.name)
+
+    async def _start_lane(self, spec: LaneSpec) -> None:
+        core = self._core
+        executor = spec.executors[core.backend]
+        index = core.lanes[spec.name][1] if spec.name in core.lanes else len(core.lanes)
+        ours, theirs = socket.socketpair()
+        try:
+            await self.host.request(OpenLane(spec.name, index, executor), theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        core.lanes[spec.name] = (spec, index)
+        port = self._ports[spec.name] = Port(spec.name, index, ours, core.in_flight)
+        self._nursery.start_soon(self._run_lane, port, name=f"{core.name} lane {spec.name}")
+
+    async def _run_lane(self, port: Port) -> None:
+        await port.run(self._on_fault)
+        await self._raise_fault()
+
+    def _on_fault(self, fault: Fault, op: str) -> None:
+        self._poison(fault.status, fault.status_name, fault.message, op)
+
+    def report_dead(self) -> None:
+        """A control request found the host gone: end, even if no lane has noticed."""
+        if self._core.context is self:
+            self._nursery.start_soon(self._raise_fault)
+
+    async def _raise_fault(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        raise self._fault or HostDied(f"a lane of {self._core.name} ended")
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[Exception]:
+    leaves: list[Exception] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves

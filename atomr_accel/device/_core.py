@@ -1,0 +1,315 @@
+"""The device actor: what stays the same while contexts come and go.
+
+It owns the memory map, the order of submission and the generation. A context actor
+attaches itself when its host is good, and is detached the moment it is not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+import trio
+
+from .._dtypes import as_dtype
+from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
+from ..lanes import CreateSlab, HostDied, Op, Port, StickyFault, UnmapSlabs
+from ..memory import GpuRef, MemoryMap, Slab, Staging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy as np
+
+    from ..backends import Backend
+    from ..lanes import DeviceInfo, Isolation, Message
+    from ..libraries import LaneSpec
+    from ._context import Context
+
+Shape = int | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """How long a context took to come up, in seconds.
+
+    Attributes:
+        total: from starting its host to opening the gate.
+        open: until the device was opened there: process, imports, context.
+        remap: mapping the sealed slabs again.
+        remapped_bytes: their size.
+        lanes: starting the lanes that were in use, and the round trip that proves it good.
+    """
+
+    total: float
+    open: float
+    remap: float
+    remapped_bytes: int
+    lanes: float
+
+
+@final
+class DeviceCore:
+    """One device of one program.
+
+    Attributes:
+        memory: the map of its memory.
+        staging: the memory through which arrays travel.
+        ports: the open lanes by name; empty while there is no good context.
+        in_flight: every op that is not answered, by sequence number.
+        info: what the device said of itself when it was opened last.
+        lanes: the lanes ever used, with their numbers; a rebuild opens them again.
+    """
+
+    def __init__(self, backend: Backend, index: int, isolation: Isolation) -> None:
+        self.index: Final = index
+        self.name: Final = f"{backend.name}:{index}"
+        self.isolation: Final = isolation
+        self.memory: Final = MemoryMap(self.name)
+        self.staging: Final = Staging()
+        self.ports: Mapping[str, Port] = {}
+        self.in_flight: Final[dict[int, Op]] = {}
+        self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
+        self.info: DeviceInfo | None = None
+        self.startup: Startup | None = None
+        self.faults = 0
+        self.last_fault: ContextPoisoned | None = None
+        self.memory.bump()
+        self._backend = backend
+        self._sequence = 0
+        self._context: Context | None = None
+        self._opened = trio.Event()
+        self._end: DeviceLost | None = None
+        self._growing = trio.Lock()
+        self._watchers: set[trio.MemorySendChannel[int]] = set()
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self._backend.name
+
+    @property
+    def backend_description(self) -> Backend:
+        """The backend."""
+        return self._backend
+
+    @property
+    def context(self) -> Context | None:
+        """The context actor that is attached, if one is."""
+        return self._context
+
+    @property
+    def state(self) -> str:
+        """``"ready"``, ``"rebuilding"`` or ``"lost"``."""
+        if self._end is not None:
+            return "lost"
+        return "rebuilding" if self._context is None else "ready"
+
+    # --- contexts come and go ------------------------------------------------------------
+
+    def attach(self, context: Context, ports: Mapping[str, Port], info: DeviceInfo) -> None:
+        """Open the gate: ``context`` has proved good."""
+        self._context = context
+        self.ports = ports
+        self.info = info
+        self._opened.set()
+
+    def detach(self, fault: ContextPoisoned) -> None:
+        """Close the gate: the context has failed.
+
+        The generation moves first, so nothing that runs from here on can take a buffer of
+        the dead context for a good one. Then everything in flight gets its answer.
+        """
+        if self._context is None:
+            return
+        self._context = None
+        ports, self.ports = self.ports, {}
+        self._opened = trio.Event()
+        self.faults += 1
+        self.last_fault = fault
+        generation = self.memory.bump()
+        for watcher in self._watchers:
+            watcher.send_nowait(generation)
+        for port in ports.values():
+            port.fail_all(lambda op: _taken_down(op, fault))
+
+    def lose(self, _name: str, cause: BaseException) -> BaseException:
+        """Give the device up for good; the error that says so."""
+        if self._end is None:
+            if self.isolation == "thread" and isinstance(cause, ContextPoisoned):
+                why = (
+                    'a sticky fault poisons the whole process, so under isolation="thread" '
+                    'it is final; isolation="process" survives it'
+                )
+            else:
+                why = "its context failed more often than its restart intensity allows"
+            self._end = DeviceLost(f"{self.name} is lost: {why}; the last failure: {cause}")
+            self._end.__cause__ = cause
+            self._opened.set()
+        return self._end
+
+    def close(self) -> None:
+        """The block of ``open_device`` is left: answer whoever still waits, free memory."""
+        if self._end is None:
+            self._end = DeviceLost(f"{self.name} is closed: its 'async with' block was left")
+        self._context = None
+        ports, self.ports = self.ports, {}
+        end = self._end
+        for port in ports.values():
+            port.fail_all(lambda _op: DeviceLost(str(end)))
+        self._opened.set()
+        for watcher in list(self._watchers):
+            watcher.close()
+        self.memory.bump()
+        self.memory.close()
+        self.staging.close()
+
+    async def ready(self) -> Context:
+        """Wait until there is a good context.
+
+        Raises:
+            DeviceLost: there will be none.
+        """
+        while True:
+            if self._end is not None:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                raise DeviceLost(str(self._end)) from self._end.__cause__
+            if self._context is not None:
+                await trio.lowlevel.checkpoint()
+                if self._context is not None:
+                    return self._context
+            else:
+                await self._opened.wait()
+
+    @contextmanager
+    def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:
+        """A channel of the generations from now on."""
+        send, receive = trio.open_memory_channel[int](math.inf)
+        self._watchers.add(send)
+        try:
+            with send, receive:
+                yield receive
+        finally:
+            self._watchers.discard(send)
+
+    # --- ops -----------------------------------------------------------------------------
+
+    async def open_lane(self, lane: LaneSpec) -> Port:
+        """The lane's port; waits for the context, and starts the lane if need be."""
+        while True:
+            context = await self.ready()
+            port = self.ports.get(lane.name)
+            if port is None:
+                if self.backend not in lane.executors:
+                    raise Unsupported(f"{lane.name} has no executor for backend {self.backend!r}")
+                port = await context.open_lane(lane)
+            if port is not None:
+                return port
+
+    def submit(
+        self,
+        port: Port,
+        name: str,
+        message: Message,
+        reads: Iterable[Any] = (),
+        writes: Iterable[Any] = (),
+    ) -> Op:
+        """Put an op in its place in the program's order."""
+        self._sequence = sequence = self._sequence + 1
+        op = Op(port, sequence, name, message, reads, writes)
+        port.submit(op)
+        return op
+
+    # --- memory --------------------------------------------------------------------------
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
+        """An uninitialised buffer, or None where making it takes a wait."""
+        if self._context is None:
+            return None
+        block = self.memory.allocate(nbytes)
+        return None if block is None else GpuRef(block, shape, dtype, nbytes)
+
+    async def empty(self, shape: Shape, dtype: Any, *, sealed: bool = False) -> GpuRef:
+        """An uninitialised buffer.
+
+        Raises:
+            OutOfMemory: no room, also after giving up what no usable ref needs.
+        """
+        dtype = as_dtype(dtype)
+        shape = as_shape(shape)
+        nbytes = math.prod(shape) * dtype.itemsize
+        while True:
+            context = await self.ready()
+            block = self.memory.allocate(nbytes, sealed=sealed)
+            if block is not None:
+                return GpuRef(block, shape, dtype, nbytes)
+            await self._grow(context, nbytes, sealed=sealed)
+
+    async def _grow(self, context: Context, nbytes: int, *, sealed: bool) -> None:
+        async with self._growing:
+            if context is not self._context:
+                return
+            block = self.memory.allocate(nbytes, sealed=sealed)
+            if block is not None:  # somebody else has grown it while we waited
+                return
+            size = self.memory.growth(nbytes)
+            try:
+                try:
+                    await self._add_slab(context, size, sealed=sealed)
+                except OutOfMemory:
+                    trimmed = self.memory.trim()
+                    if trimmed:
+                        await context.host.request(UnmapSlabs(trimmed))
+                    await self._add_slab(context, size, sealed=sealed)
+            except OutOfMemory as error:
+                raise self._out_of_memory(nbytes) from error
+            except (HostDied, StickyFault):
+                # Its lanes notice by themselves, and the caller waits for the next one.
+                context.report_dead()
+
+    async def _add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
+        if sealed and self.info is not None and not self.info.exports_memory:
+            raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
+        slab = self.memory.new_slab_id()
+        _, fd = await context.host.request(CreateSlab(slab, nbytes, sealed))
+        if context is self._context:
+            self.memory.add_slab(Slab(slab, nbytes, fd, sealed))
+        elif fd >= 0:
+            os.close(fd)
+
+    def _out_of_memory(self, nbytes: int) -> OutOfMemory:
+        found = self.memory.statistics()
+        return OutOfMemory(
+            f"no room for {nbytes} bytes on {self.name}: {found.used} bytes are in use, "
+            f"{found.free} are free in slabs, at most {found.largest_free} in one piece",
+            requested=nbytes,
+            free=found.free,
+            in_use=found.used,
+            largest_free=found.largest_free,
+        )
+
+
+def as_shape(shape: Shape) -> tuple[int, ...]:
+    """A shape as NumPy takes it: a number or a sequence of numbers, none negative."""
+    sizes = (shape,) if hasattr(shape, "__index__") else tuple(shape)  # type: ignore[arg-type]
+    result = tuple(size.__index__() for size in sizes)
+    if any(size < 0 for size in result):
+        raise ValueError(f"negative dimensions are not allowed: {result}")
+    return result
+
+
+def _taken_down(op: Op, fault: ContextPoisoned) -> ContextPoisoned:
+    # An error of its own for each op, because a traceback belongs to one task; the fault
+    # they share is the cause of all.
+    error = type(fault)(
+        f"{op.name} did not finish: {fault}",
+        generation=fault.generation,
+        status=fault.status,
+        status_name=fault.status_name,
+        op=fault.op,
+    )
+    error.__cause__ = fault
+    return error

@@ -1,0 +1,360 @@
+"""``open_device`` and what it yields."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from .._dtypes import as_dtype
+from .._errors import (
+    ContextPoisoned,
+    CpuFallbackWarning,
+    DeviceUnavailable,
+    OutOfMemory,
+)
+from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
+from ..backends import find_backend
+from ..lanes import Fill
+from ..libraries import Libraries, usable
+from ._context import MEMORY_LANE, Context
+from ._core import DeviceCore, Shape, Startup, as_shape
+from ._transfer import Rebuilt, as_host_array, download, filling, seal, upload
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from ..actors import SupervisorStatistics
+    from ..backends import Backend, BackendName
+    from ..lanes import DeviceInfo, Isolation, LaneStatistics
+    from ..memory import GpuRef, MemoryStatistics
+
+_RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatistics:
+    """A device at one moment.
+
+    Attributes:
+        state: ``"ready"``, ``"rebuilding"`` or ``"lost"``.
+        generation: the present generation.
+        faults: how many contexts have failed.
+        last_fault: the last of them in one line, or None.
+        host_pid: the host's process id; None without one.
+        in_flight: ops that are not answered yet.
+        memory: where the device's memory is.
+        lanes: the open lanes.
+        startup: how long the present context took to come up.
+        supervisor: restarts of the context, and the window they are counted in.
+    """
+
+    state: str
+    generation: int
+    faults: int
+    last_fault: str | None
+    host_pid: int | None
+    in_flight: int
+    memory: MemoryStatistics
+    lanes: tuple[LaneStatistics, ...]
+    startup: Startup | None
+    supervisor: SupervisorStatistics
+
+
+@final
+class Device(Libraries):
+    """An open device: memory, libraries and kernels. Made by ``open_device``.
+
+    Its methods may be called from any task. Ops that share no buffer run concurrently;
+    those that do behave as if they ran in the order in which they were called.
+    """
+
+    def __init__(self, core: DeviceCore, supervisor: Any) -> None:
+        self._core = core
+        self._supervisor = supervisor
+        self._add_libraries(core)
+
+    def __repr__(self) -> str:
+        return f"<Device {self._core.name}, {self._core.state}, generation {self.generation}>"
+
+    @property
+    def name(self) -> str:
+        """Such as ``"cuda:0"``."""
+        return self._core.name
+
+    @property
+    def backend(self) -> str:
+        """``"cuda"`` or ``"cpu"``."""
+        return self._core.backend
+
+    @property
+    def isolation(self) -> Isolation:
+        """``"process"`` or ``"thread"``."""
+        return self._core.isolation
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the device says of itself."""
+        info = self._core.info
+        assert info is not None  # set before the device is handed out
+        return info
+
+    @property
+    def generation(self) -> int:
+        """Starts at 1 and grows by one whenever a context fails."""
+        return self._core.memory.generation
+
+    # --- data ----------------------------------------------------------------------------
+
+    async def put(self, array: Any, *, sealed: bool = False) -> GpuRef:
+        """Copy an array to the device.
+
+        Args:
+            array: a NumPy array or what ``numpy.asarray`` takes; a copy is made where it
+                is not C-contiguous. Do not change it before ``put`` returns.
+            sealed: make the buffer read-only for good; it then survives rebuilds.
+
+        Returns:
+            A ref with the array's shape and dtype.
+
+        Raises:
+            TypeError: a dtype that device memory cannot hold, such as objects.
+            OutOfMemory: no room.
+            Unsupported: sealing, where the platform cannot export device memory.
+        """
+        host = as_host_array(array)
+        core = self._core
+        while True:
+            ref = await core.empty(host.shape, host.dtype, sealed=sealed)
+            try:
+                async with filling(core, ref._block):
+                    await upload(core, host, ref._block)
+            except Rebuilt:
+                continue
+            return ref
+
+    async def get(
+        self, ref: GpuRef, out: np.ndarray[Any, Any] | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Copy a buffer from the device.
+
+        Args:
+            ref: the buffer.
+            out: an array to fill, of the same shape and dtype.
+
+        Returns:
+            ``out``, or a new array.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed.
+            ValueError: a ref of another device, ``out`` of another shape or read-only.
+            TypeError: ``out`` of another dtype.
+        """
+        core = self._core
+        usable(ref, core.memory, "ref")
+        if out is None:
+            host = np.empty(ref.shape, ref.dtype)
+        else:
+            _check_out(out, ref)
+            host = out if out.flags.c_contiguous else np.empty(ref.shape, ref.dtype)
+        await core.ready()
+        usable(ref, core.memory, "ref")
+        await download(core, ref, host)
+        if out is not None and host is not out:
+            np.copyto(out, host)
+        return host if out is None else out
+
+    async def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer whose content is undefined; as ``numpy.empty``."""
+        return await self._core.empty(shape, dtype)
+
+    async def zeros(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer of zeros; as ``numpy.zeros``."""
+        return await self.full(shape, 0, dtype)
+
+    async def full(self, shape: Shape, fill_value: Any, dtype: Any = None) -> GpuRef:
+        """A buffer with one value everywhere; as ``numpy.full``.
+
+        Args:
+            shape: its shape.
+            fill_value: a scalar.
+            dtype: its dtype; by default that of ``numpy.array(fill_value)``.
+        """
+        value = np.asarray(fill_value)
+        if value.ndim:
+            raise ValueError(f"fill_value must be a scalar, not of shape {value.shape}")
+        element = value.astype(as_dtype(value.dtype if dtype is None else dtype)).tobytes()
+        kind = as_dtype(value.dtype if dtype is None else dtype)
+        core = self._core
+        while True:
+            ref = await core.empty(as_shape(shape), kind)
+            port = core.ports.get(MEMORY_LANE)
+            if port is None or ref.is_stale:
+                continue
+            if ref.nbytes:
+                message = Fill(ref._block.address, ref.nbytes, element)
+                await core.submit(port, "fill", message, (), (ref._block,)).wait()
+            return ref
+
+    async def free(self, ref: GpuRef) -> None:
+        """Give a buffer back now; its memory is reused after its last op.
+
+        Dropping the last ref does the same. Every view of the buffer is refused from now
+        on; a second ``free`` raises ``GpuRefStale``.
+        """
+        core = self._core
+        usable(ref, core.memory, "ref")
+        await core.ready()
+        core.memory.free(usable(ref, core.memory, "ref"))
+
+    async def seal(self, ref: GpuRef) -> GpuRef:
+        """Make a buffer read-only for good, so that it survives rebuilds.
+
+        Read-only is a matter of the mapping: on CUDA the hardware faults a kernel that
+        writes there. The content moves to another place; the ref stays valid. A sealed
+        buffer can be sealed again, which does nothing.
+
+        Returns:
+            ``ref``.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the second copy that sealing needs.
+            Unsupported: the platform cannot export device memory.
+        """
+        usable(ref, self._core.memory, "ref")
+        await self._core.ready()
+        usable(ref, self._core.memory, "ref")
+        if not ref.sealed:
+            await seal(self._core, ref)
+        return ref
+
+    # --- watching ------------------------------------------------------------------------
+
+    def watch_generation(self) -> AbstractAsyncContextManager[AsyncIterator[int]]:
+        """Be told of every new generation from now on.
+
+        ``async with device.watch_generation() as changes:`` gives an async iterator of
+        generation numbers, which ends with the device. A number comes as soon as the old
+        generation is over; ops then wait by themselves until the new one is up.
+        """
+        return self._watch()
+
+    @asynccontextmanager
+    async def _watch(self) -> AsyncIterator[AsyncIterator[int]]:
+        with self._core.watch() as changes:
+            yield changes
+
+    def statistics(self) -> DeviceStatistics:
+        """A snapshot of the device, its memory and its lanes."""
+        core = self._core
+        return DeviceStatistics(
+            state=core.state,
+            generation=self.generation,
+            faults=core.faults,
+            last_fault=str(core.last_fault) if core.last_fault else None,
+            host_pid=core.context.host.pid if core.context else None,
+            in_flight=len(core.in_flight),
+            memory=core.memory.statistics(),
+            lanes=tuple(port.statistics() for port in core.ports.values()),
+            startup=core.startup,
+            supervisor=self._supervisor.statistics(),
+        )
+
+
+@asynccontextmanager
+async def open_device(
+    index: int = 0,
+    *,
+    backend: BackendName | str = "auto",
+    isolation: Isolation = "process",
+    max_restarts: int = 3,
+    restart_period: float = 60.0,
+    backoff: Backoff = _RESTART_BACKOFF,
+) -> AsyncIterator[Device]:
+    """Open a device for the length of an ``async with`` block.
+
+    Inside the block the device comes back by itself after a fault, under a new
+    generation. Once it has failed more than ``max_restarts`` times in ``restart_period``
+    seconds, the block is cancelled and ``DeviceLost`` leaves it, in an exception group as
+    from any nursery.
+
+    Args:
+        index: which device.
+        backend: ``"auto"`` takes CUDA where a driver and a device answer, otherwise the
+            CPU with a ``CpuFallbackWarning``. ``"cuda"`` and ``"cpu"`` insist.
+        isolation: ``"process"`` runs the vendor's libraries in a child process, so that a
+            fault does not touch the program. ``"thread"`` runs them in threads of this
+            process; a sticky fault is then final.
+        max_restarts: failures to recover from within ``restart_period``.
+        restart_period: seconds.
+        backoff: how long to wait before a restart; not at all before the first.
+
+    Raises:
+        DeviceUnavailable: there is no such device; the message says what was looked for.
+        LibraryMissing: the backend's own library is not installed.
+    """
+    if isolation not in ("process", "thread"):
+        raise ValueError(f"isolation must be 'process' or 'thread', not {isolation!r}")
+    unavailable: DeviceUnavailable | None = None
+    for candidate in _candidates(backend):
+        absent = candidate.why_absent()
+        if absent is not None:
+            unavailable = DeviceUnavailable(f"{candidate.name}:{index} cannot be opened: {absent}")
+            continue
+        if unavailable is not None:
+            warnings.warn(CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=3)
+        core = DeviceCore(candidate, index, isolation)
+        try:
+            async with open_supervisor(
+                core.name,
+                decider=_decide_final if isolation == "thread" else _decide,
+                intensity=Intensity(restarts=max_restarts, within=restart_period),
+                backoff=backoff,
+                escalation=core.lose,
+            ) as supervisor:
+                context = ChildSpec("context", lambda task_status: _run_context(core, task_status))
+                try:
+                    await supervisor.start_child(context)
+                except DeviceUnavailable as error:
+                    unavailable = error
+                else:
+                    yield Device(core, supervisor)
+                    return
+        finally:
+            core.close()
+    assert unavailable is not None
+    raise unavailable
+
+
+async def _run_context(core: DeviceCore, task_status: Any) -> None:
+    await Context(core).run(task_status=task_status)
+
+
+def _candidates(backend: str) -> list[Backend]:
+    return [find_backend(name) for name in (("cuda", "cpu") if backend == "auto" else (backend,))]
+
+
+def _decide(error: BaseException) -> Directive:
+    if isinstance(error, (ContextPoisoned, DeviceUnavailable, OutOfMemory)):
+        return Directive.RESTART
+    return Directive.ESCALATE
+
+
+def _decide_final(error: BaseException) -> Directive:
+    return Directive.ESCALATE
+
+
+def _check_out(out: object, ref: GpuRef) -> None:
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
+    if out.shape != ref.shape:
+        raise ValueError(f"out has shape {out.shape}, but the buffer has shape {ref.shape}")
+    if out.dtype != ref.dtype:
+        raise TypeError(f"out has dtype {out.dtype}, but the buffer has dtype {ref.dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")

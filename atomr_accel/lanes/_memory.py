@@ -1,0 +1,61 @@
+"""The messages of the memory lane, which every host has.
+
+Sizes and addresses are in bytes; ``offset`` is into the staging memory.
+"""
+
+from __future__ import annotations
+
+from ._wire import Message
+
+
+class Upload(Message, frozen=True):
+    """Copy from staging memory to the device."""
+
+    address: int
+    offset: int
+    nbytes: int
+
+
+class Download(Message, frozen=True):
+    """Copy from the device to staging memory."""
+
+    address: int
+    offset: int
+    nbytes: int
+
+
+class Copy(Message, frozen=True):
+    """Copy inside the device."""
+
+    to: int
+    source: int
+    nbytes: int
+
+
+class Fill(Message, frozen=True):
+    """Repeat an element, given as its bytes, all over a buffer."""
+
+    address: int
+    nbytes: int
+    element: bytes
+
+
+class Unprotect(Message, frozen=True):
+    """Let this lane write to a sealed slab, through a second mapping of its own.
+
+    Everybody else keeps seeing it read-only. Counted: as many ``Protect`` end it.
+    """
+
+    slab: int
+
+
+class Protect(Message, frozen=True):
+    """End what ``Unprotect`` began, after all copies before it are done."""
+
+    slab: int
+
+
+class Probe(Message, frozen=True):
+    """Move a pattern to the device and back: is the context good?"""
+
+    pattern: bytes

@@ -1,0 +1,330 @@
+"""The program's half of a lane: where ops are submitted, and answered exactly once.
+
+A library actor's mailbox is its port's outbox, and its task is the port's ``run``: a
+message goes from the caller to the socket without a detour through another task, which
+would cost as much as the kernel it is about.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import outcome
+import trio
+
+from ._wire import (
+    WITHDRAWN,
+    Failure,
+    Fault,
+    Frames,
+    Message,
+    Reply,
+    Value,
+    append_frame,
+    unpack_exception,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..memory import Block
+
+_RECEIVE: Final = 1 << 18
+_SEND_HIGH: Final = 1 << 18
+"""Encode no more than about this many bytes ahead: what is not encoded can be withdrawn."""
+
+
+@final
+class Op:
+    """One request on its way: submitted, sent, answered.
+
+    Attributes:
+        seq: its place in the device's program order.
+        name: what to call it, such as ``"blas.gemm"``.
+        message: what the lane executes.
+        dependencies: ``(lane, seq)`` of the ops in flight it must come after.
+        sent: whether it was handed to the socket; until then it can be withdrawn.
+        answered: whether it is over, one way or the other.
+    """
+
+    __slots__ = (
+        "answered",
+        "dependencies",
+        "message",
+        "name",
+        "on_answer",
+        "outcome",
+        "port",
+        "reads",
+        "sent",
+        "seq",
+        "task",
+        "writes",
+    )
+
+    def __init__(
+        self,
+        port: Port,
+        seq: int,
+        name: str,
+        message: Message,
+        reads: Iterable[Block],
+        writes: Iterable[Block],
+    ) -> None:
+        self.port = port
+        self.seq = seq
+        self.name = name
+        self.message = message
+        self.reads = reads
+        self.writes = writes
+        self.dependencies: tuple[tuple[int, int], ...] = ()
+        self.sent = False
+        self.answered = False
+        self.task: trio.lowlevel.Task | None = None
+        self.outcome: outcome.Outcome[Any] | None = None
+        self.on_answer: Callable[[], None] | None = None
+
+    async def wait(self) -> Any:
+        """The op's result; a cancelled caller withdraws it if it is not on its way yet."""
+        if self.outcome is not None:
+            await trio.lowlevel.checkpoint()
+            return self.outcome.unwrap()
+        self.task = trio.lowlevel.current_task()
+        return await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def when_answered(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once the op is over, however; now, if it is already."""
+        if self.answered:
+            callback()
+        else:
+            self.on_answer = callback
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        # The caller leaves now. An op that the host has keeps its buffers until it is
+        # answered, so nobody reuses memory under a running kernel. One that it does not
+        # have yet still goes there, as an empty op: others may be ordered after it.
+        self.task = None
+        if not self.sent:
+            self.message = WITHDRAWN
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    """What a lane has done and has to do.
+
+    Attributes:
+        name: the lane's name.
+        submitted: ops ever submitted.
+        completed: ops answered with a result.
+        failed: ops answered with an error.
+        in_flight: ops not answered yet, queued ones included.
+        queued: those of them not handed to the host yet.
+        frames_sent: bunches sent; submitted / frames_sent tells how well ops coalesce.
+    """
+
+    name: str
+    submitted: int
+    completed: int
+    failed: int
+    in_flight: int
+    queued: int
+    frames_sent: int
+
+
+@final
+class Port:
+    """A lane as the program sees it, for one incarnation of its context.
+
+    Args:
+        name: the lane's name.
+        index: its number in dependencies.
+        sock: the program's end of its socket, non-blocking.
+        in_flight: the device's ops in flight by sequence number, shared by its lanes.
+    """
+
+    def __init__(self, name: str, index: int, sock: socket.socket, in_flight: dict[int, Op]) -> None:
+        self.name = name
+        self.index = index
+        self._sock = sock
+        self._in_flight = in_flight
+        self._outbox: deque[Op] = deque()
+        self._buffer = bytearray()
+        self._writer: trio.lowlevel.Task | None = None
+        self._count = 0
+        self._submitted = 0
+        self._completed = 0
+        self._failed = 0
+        self._frames = 0
+        self._decode = msgspec.msgpack.Decoder(Reply).decode
+
+    def submit(self, op: Op) -> None:
+        """Queue an op, in program order; never blocks."""
+        seq = op.seq
+        in_flight = self._in_flight
+        # Ops that touch the same memory keep their order across lanes: read after write,
+        # write after read, write after write. Within a lane the dependency matters when
+        # the other one has been put aside.
+        dependencies: list[tuple[int, int]] | None = None
+        for block in op.reads:
+            if block.writer:
+                dependencies = dependencies or []
+                dependencies.append((in_flight[block.writer].port.index, block.writer))
+            block.readers.add(seq)
+        for block in op.writes:
+            if block.writer or block.readers:
+                dependencies = dependencies or []
+                for earlier in (block.writer, *block.readers):
+                    if earlier and earlier != seq:
+                        dependencies.append((in_flight[earlier].port.index, earlier))
+            block.writer = seq
+        if dependencies:
+            op.dependencies = tuple(set(dependencies))
+        in_flight[seq] = op
+        self._submitted += 1
+        self._count += 1
+        self._outbox.append(op)
+        if self._count == 1 and not self._buffer:
+            self._send()  # the lane is idle: latency counts
+        elif self._writer is not None:
+            # The lane is busy: let the other tasks that are about to run submit too, and
+            # send all of it at once.
+            trio.lowlevel.reschedule(self._writer)
+            self._writer = None
+
+    def fail_all(self, make_error: Callable[[Op], Exception]) -> None:
+        """Answer everything that is in flight here with an error."""
+        self._outbox.clear()
+        self._buffer.clear()
+        for op in [op for op in self._in_flight.values() if op.port is self]:
+            self._answer(op, outcome.Error(make_error(op)))
+
+    def statistics(self) -> LaneStatistics:
+        """A snapshot of the counters."""
+        return LaneStatistics(
+            name=self.name,
+            submitted=self._submitted,
+            completed=self._completed,
+            failed=self._failed,
+            in_flight=self._count,
+            queued=len(self._outbox),
+            frames_sent=self._frames,
+        )
+
+    async def run(self, on_fault: Callable[[Fault, str], None]) -> None:
+        """Carry ops to the host and answers back until the socket ends.
+
+        Args:
+            on_fault: called when the host reports a sticky fault, with the name of the
+                suspected op; the port does nothing more afterwards.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write)
+                await self._read(on_fault)
+                nursery.cancel_scope.cancel()
+        finally:
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
+
+    async def _write(self) -> None:
+        while True:
+            if self._outbox or self._buffer:
+                self._send()
+                if self._buffer:
+                    await trio.lowlevel.wait_writable(self._sock)
+            else:
+                self._writer = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._abort_write)
+
+    def _abort_write(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._writer = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _send(self) -> None:
+        buffer, outbox = self._buffer, self._outbox
+        while outbox and len(buffer) < _SEND_HIGH:
+            op = outbox.popleft()
+            op.sent = True
+            append_frame(buffer, (op.seq, op.dependencies, op.message))
+        try:
+            sent = self._sock.send(buffer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return
+        except OSError:
+            # The host is dying; the context's task will see it and answer everything.
+            buffer.clear()
+            return
+        self._frames += 1
+        del buffer[:sent]
+
+    async def _read(self, on_fault: Callable[[Fault, str], None]) -> None:
+        frames = Frames()
+        in_flight = self._in_flight
+        while True:
+            await trio.lowlevel.wait_readable(self._sock)
+            try:
+                data = self._sock.recv(_RECEIVE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            for frame in frames.feed(data):
+                reply = self._decode(frame)
+                if type(reply) is list:
+                    for seq in reply:
+                        op = in_flight[seq]
+                        task = op.task
+                        self._completed += 1
+                        if task is not None:
+                            # The common case, written out: no result, a waiting task.
+                            op.task = None
+                            self._settle(op)
+                            trio.lowlevel.reschedule(task)
+                        else:
+                            self._answer(op, outcome.Value(None))
+                elif type(reply) is Value:
+                    self._completed += 1
+                    self._answer(
+                        in_flight[reply.seq], outcome.Value(msgspec.msgpack.decode(reply.value))
+                    )
+                elif type(reply) is Failure:
+                    self._failed += 1
+                    self._answer(in_flight[reply.seq], outcome.Error(unpack_exception(reply)))
+                elif type(reply) is Fault:
+                    suspect = in_flight.get(reply.seq)
+                    on_fault(reply, suspect.name if suspect is not None else "idle")
+                    return
+
+    def _answer(self, op: Op, answer: outcome.Outcome[Any]) -> None:
+        self._settle(op)
+        task, op.task = op.task, None
+        if task is None:
+            op.outcome = answer
+        else:
+            trio.lowlevel.reschedule(task, answer)
+
+    def _settle(self, op: Op) -> None:
+        """The op is over: let go of its buffers."""
+        seq = op.seq
+        del self._in_flight[seq]
+        self._count -= 1
+        for block in op.reads:
+            block.readers.discard(seq)
+            if block.retired:
+                block.settle()
+        for block in op.writes:
+            if block.writer == seq:
+                block.writer = 0
+            if block.retired:
+                block.settle()
+        op.reads = op.writes = ()
+        op.answered = True
+        if op.on_answer is not None:
+            op.on_answer()

@@ -1,0 +1,95 @@
+"""What a host needs from a backend, and from whatever executes a lane's messages.
+
+All of it runs inside the host, on lanes' threads. Nothing here knows a vendor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ._wire import DeviceInfo
+
+
+class StickyFault(Exception):
+    """The context is beyond repair: every further call would report this again.
+
+    Attributes:
+        status: the driver's status code.
+        status_name: its name.
+    """
+
+    def __init__(self, message: str, *, status: int, status_name: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.status_name = status_name
+
+
+class Stream(Protocol):
+    """An ordered queue of device work that belongs to one lane."""
+
+    def mark(self) -> Any:
+        """A token for all work queued so far; None if that has finished already."""
+
+    def finished(self, token: Any) -> bool:
+        """Whether the work before ``token`` is done.
+
+        Raises:
+            StickyFault: the context failed.
+        """
+
+    def wait(self, token: Any) -> None:
+        """Block this thread until the work before ``token`` is done, without the GIL."""
+
+    def release(self, token: Any) -> None:
+        """The token will not be asked about again."""
+
+    def follow(self, other: Any) -> None:
+        """Let later work on this stream wait for what ``other`` has queued by now."""
+
+    def close(self) -> None:
+        """Release the stream; its lane has ended."""
+
+
+class HostContext(Protocol):
+    """One device as one host holds it."""
+
+    info: DeviceInfo
+
+    def open_lane(self) -> Any:
+        """Make the context current in this thread and return a new ``Stream``."""
+
+    def map_staging(self, fd: int, nbytes: int) -> None:
+        """Map the memory shared with the program, page-locked for the device."""
+
+    def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
+        """Allocate device memory, map it, and return its descriptor."""
+
+    def map_slab(self, slab: int, fd: int, nbytes: int, *, sealed: bool) -> None:
+        """Map memory that an earlier host allocated; read-only if ``sealed``."""
+
+    def unmap_slab(self, slab: int) -> None:
+        """Unmap a slab."""
+
+    def check(self) -> None:
+        """Raise StickyFault if the context has failed."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class Executor(Protocol):
+    """Turns a lane's messages into device work: a library's handle, or memory's copies.
+
+    A handler queues its work on the lane's stream and returns None or a plain value
+    that is sent once the work is done. It is called with its message only.
+    """
+
+    handlers: Mapping[type, Callable[[Any], Any]]
+
+    def __init__(self, context: Any, stream: Any) -> None: ...
+
+    def close(self) -> None:
+        """Release what the executor holds."""

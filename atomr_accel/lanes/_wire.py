@@ -1,0 +1,239 @@
+"""What travels between the program and a host.
+
+A lane's socket carries frames: four bytes of length, then msgpack. Requests are
+``(sequence number, dependencies, message)``; a reply is a list of the sequence numbers
+that are done, or a ``Value``, ``Failure`` or ``Fault``. Every request is named by exactly
+one reply, unless its host dies.
+
+The control socket carries one request and one reply at a time, with descriptors.
+"""
+
+from __future__ import annotations
+
+import builtins
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+import msgspec
+
+from .. import _errors
+from .._errors import AccelError, RemoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEADER: Final = 4
+encoder: Final = msgspec.msgpack.Encoder()
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of what a lane executes: a tagged tuple of plain values.
+
+    Buffers are addresses in the device's address space; the host alone knows pointers.
+    """
+
+
+class Withdrawn(Message, frozen=True):
+    """An op whose caller was cancelled before it was sent: only its place is left."""
+
+
+WITHDRAWN: Final = Withdrawn()
+
+
+class Value(msgspec.Struct, frozen=True, tag=True):
+    """An op is done and returns something."""
+
+    seq: int
+    value: msgspec.Raw
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """An op failed; the lane goes on."""
+
+    seq: int
+    kind: str
+    message: str
+    fields: dict[str, Any]
+    traceback: str
+    pickled: bytes = b""
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    """The context is gone for good; nothing more comes from this host."""
+
+    seq: int
+    status: int
+    status_name: str
+    message: str
+
+
+Reply = list[int] | Value | Failure | Fault
+
+
+def append_frame(buffer: bytearray, payload: object) -> None:
+    """Encode ``payload`` at the end of ``buffer``."""
+    start = len(buffer)
+    buffer += b"\0\0\0\0"
+    encoder.encode_into(payload, buffer, start + HEADER)
+    buffer[start : start + HEADER] = (len(buffer) - start - HEADER).to_bytes(HEADER, "little")
+
+
+class Frames:
+    """Cuts a stream of bytes into frames, however it arrives."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[memoryview]:
+        """The frames that ``data`` completes."""
+        if self._rest:
+            data = self._rest + data
+        view = memoryview(data)
+        at, end = 0, len(data)
+        while at + HEADER <= end:
+            stop = at + HEADER + int.from_bytes(view[at : at + HEADER], "little")
+            if stop > end:
+                break
+            yield view[at + HEADER : stop]
+            at = stop
+        self._rest = data[at:]
+
+
+def pack_exception(seq: int, error: BaseException) -> Failure:
+    """An exception of the host as a reply."""
+    name = type(error).__name__
+    known = isinstance(error, AccelError) or getattr(builtins, name, None) is type(error)
+    pickled = b""
+    if not known:
+        try:
+            pickled = cloudpickle.dumps(error)
+        except Exception:  # an exception that cannot travel arrives as a RemoteError
+            pickled = b""
+    return Failure(
+        seq=seq,
+        kind=name,
+        message=str(error.args[0]) if error.args else str(error),
+        fields=error.fields() if isinstance(error, AccelError) else {},
+        traceback="".join(traceback.format_exception(error)),
+        pickled=pickled,
+    )
+
+
+def unpack_exception(failure: Failure) -> Exception:
+    """The exception that a reply stands for, with the host's traceback as a note.
+
+    An error of this package comes back as itself, a builtin one by name, any other by
+    pickle: the host is this program's own child and runs this program's own functions.
+    """
+    error: Exception
+    known = getattr(_errors, failure.kind, None) or getattr(builtins, failure.kind, None)
+    if isinstance(known, type) and issubclass(known, AccelError):
+        return known(failure.message, **failure.fields)
+    if isinstance(known, type) and issubclass(known, Exception):
+        try:
+            error = known(failure.message)
+        except TypeError:  # such as UnicodeDecodeError, which wants five arguments
+            error = RemoteError(f"{failure.kind}: {failure.message}", type_name=failure.kind)
+    else:
+        error = _unpickle(failure)
+    error.add_note(f"In the host:\n{failure.traceback}")
+    return error
+
+
+def _unpickle(failure: Failure) -> Exception:
+    if failure.pickled:
+        try:
+            error = cloudpickle.loads(failure.pickled)
+        except Exception:  # its class may exist only in the host
+            error = None
+        if isinstance(error, Exception):
+            return error
+    return RemoteError(f"{failure.kind}: {failure.message}", type_name=failure.kind)
+
+
+# --- control ---------------------------------------------------------------------------
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """First request: take the device. A staging descriptor comes along."""
+
+    backend: str
+    index: int
+    staging_bytes: int
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """The device is there."""
+
+    info: DeviceInfo
+
+
+class OpenLane(msgspec.Struct, frozen=True, tag=True):
+    """Start a lane on the socket that comes along.
+
+    Attributes:
+        name: the lane's name.
+        index: its number in dependencies.
+        executor: ``module:class`` of what executes its messages.
+    """
+
+    name: str
+    index: int
+    executor: str
+
+
+class CreateSlab(msgspec.Struct, frozen=True, tag=True):
+    """Allocate and map a slab; the reply carries its descriptor."""
+
+    id: int
+    nbytes: int
+    sealed: bool
+
+
+class MapSlab(msgspec.Struct, frozen=True, tag=True):
+    """Map a slab whose descriptor comes along, read-only if sealed."""
+
+    id: int
+    nbytes: int
+    sealed: bool
+
+
+class UnmapSlabs(msgspec.Struct, frozen=True, tag=True):
+    """Unmap slabs that the program has given up."""
+
+    ids: list[int]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """A control request is done."""
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """What a device says of itself.
+
+    Attributes:
+        name: the vendor's name of it.
+        backend: ``"cuda"`` or ``"cpu"``.
+        index: its index.
+        total_memory: bytes.
+        compute_capability: such as ``(9, 0)``; ``(0, 0)`` on the CPU.
+        driver_version: such as 13000 for CUDA 13.0; 0 on the CPU.
+        uuid: the vendor's identifier, or the empty string.
+        exports_memory: whether memory can outlive its process.
+    """
+
+    name: str
+    backend: str
+    index: int
+    total_memory: int
+    compute_capability: tuple[int, int] = (0, 0)
+    driver_version: int = 0
+    uuid: str = ""
+    exports_memory: bool = True
+
+
+ControlRequest = Open | OpenLane | CreateSlab | MapSlab | UnmapSlabs
+ControlReply = Opened | Done | Failure | Fault

@@ -1,0 +1,59 @@
+"""Checks that facades share. They run in the caller, before anything is sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..memory import Block, GpuRef, MemoryMap, refuse, refuse_write
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def usable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
+    """The block of a ref that may be read here and now.
+
+    Raises:
+        TypeError: it is no ref.
+        ValueError: it is of another device.
+        GpuRefStale: it is of an older generation, or freed.
+    """
+    if type(ref) is GpuRef:
+        block = ref._block
+        epoch = block.epoch
+        if epoch is memory.epoch or epoch is memory.sealed_epoch:
+            return block
+    raise refuse(ref, memory, name)
+
+
+def writable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
+    """Like ``usable``, for a ref that will be written.
+
+    Raises:
+        GpuRefSealed: it is sealed.
+    """
+    block = usable(ref, memory, name)
+    if block.sealed:
+        raise refuse_write(ref, name)
+    return block
+
+
+def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> None:
+    """``ref`` has ``dtype``, that of the argument ``like``."""
+    if ref.dtype is not dtype:
+        raise TypeError(
+            f"{name} has dtype {ref.dtype.name}, but {like} has {dtype.name}; "
+            f"both must be the same (convert with ndarray.astype before putting it)"
+        )
+
+
+def require_shape(ref: GpuRef, shape: tuple[int, ...], name: str) -> None:
+    """``ref`` has exactly ``shape``."""
+    if ref.shape != shape:
+        raise ValueError(f"{name} has shape {ref.shape}, but the result has shape {shape}")
+
+
+def require_rank(ref: GpuRef, ndim: int, name: str) -> None:
+    """``ref`` has ``ndim`` dimensions."""
+    if len(ref.shape) != ndim:
+        raise ValueError(f"{name} must have {ndim} dimensions, not shape {ref.shape}")

@@ -1,0 +1,72 @@
+"""The parts every library folder has, and what its facade may ask of the device.
+
+A folder holds messages, a facade for programs, and one executor for each backend:
+
+    messages      what goes over the lane: addresses, sizes, plain values
+    facade        NumPy-like calls: checks arguments, makes outputs, sends messages
+    cpu, cuda     executors: run inside the host, turn a message into work
+
+Adding a library adds a folder and a line to ``_table.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy as np
+
+    from ..lanes import Message, Op, Port
+    from ..memory import Block, GpuRef, MemoryMap
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """A lane to be started when it is first used.
+
+    Attributes:
+        name: unique in the device, such as ``"blas"``.
+        executors: ``module:class`` by backend name.
+    """
+
+    name: str
+    executors: Mapping[str, str]
+
+
+class Submitter(Protocol):
+    """The device as a facade sees it.
+
+    A facade checks its arguments, makes its output and submits without awaiting anything
+    in between: a rebuild that came between would make the checks worthless. Where it has
+    to wait, for its lane or for memory, it starts over afterwards.
+    """
+
+    memory: MemoryMap
+    ports: Mapping[str, Port]
+    """The lanes that are open now; none during a rebuild."""
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
+        """An uninitialised buffer, or None where making it takes a wait."""
+
+    async def empty(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
+        """An uninitialised buffer."""
+
+    async def open_lane(self, lane: LaneSpec) -> Port:
+        """Wait for the context, and start the lane if it is not running."""
+
+    def submit(
+        self,
+        port: Port,
+        name: str,
+        message: Message,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> Op:
+        """Put an op in its place in the program's order; its ``wait()`` has the result."""

@@ -1,0 +1,27 @@
+"""Which libraries a device has: one line each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .blas import Blas
+from .nvrtc import Nvrtc
+
+if TYPE_CHECKING:
+    from ._library import Submitter
+
+
+class Libraries:
+    """The library facades of a device, as attributes.
+
+    Attributes:
+        blas: linear algebra (cuBLAS).
+        nvrtc: kernels compiled at run time (NVRTC).
+    """
+
+    blas: Blas
+    nvrtc: Nvrtc
+
+    def _add_libraries(self, device: Submitter) -> None:
+        self.blas = Blas(device)
+        self.nvrtc = Nvrtc(device)

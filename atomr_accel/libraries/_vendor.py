@@ -1,0 +1,91 @@
+"""Vendor libraries by ctypes: a table of prototypes becomes bound, checked functions.
+
+A library folder writes its functions as one table. Tests hold every row against the
+vendor's header and resolve every symbol, so a wrong row fails without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
+from typing import TYPE_CHECKING, Any, Final, final
+
+from .._errors import LibraryError, LibraryMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TYPES: Final[dict[str, Any]] = {
+    "int": c_int,
+    "i64": c_int64,
+    "size": c_size_t,
+    "float": c_float,
+    "double": c_double,
+    "ptr": c_void_p,  # device pointers, handles, host scalars
+    "str": c_char_p,
+    "int*": POINTER(c_int),
+    "size*": POINTER(c_size_t),
+    "ptr*": POINTER(c_void_p),
+}
+"""The words a prototype table may use."""
+
+Prototypes = dict[str, str]
+"""Function name to its parameter types, as words of ``TYPES``. All return a status."""
+
+
+@final
+class VendorLibrary:
+    """A loaded library whose failing calls raise.
+
+    Args:
+        name: as cuda-pathfinder knows it, such as ``"cublas"``.
+        prototypes: its functions.
+        status_name: a function of the library that names a status code.
+    """
+
+    def __init__(self, name: str, prototypes: Prototypes, status_name: str) -> None:
+        self.name = name
+        library = _load(name)
+        namer = getattr(library, status_name)
+        namer.restype, namer.argtypes = c_char_p, [c_int]
+        self.functions: Mapping[str, Callable[..., int]] = {
+            function: _bind(library, function, words) for function, words in prototypes.items()
+        }
+        self._namer = namer
+
+    def call(self, function: str, *args: Any) -> None:
+        """Call a function; LibraryError unless it returns zero."""
+        status = self.functions[function](*args)
+        if status:
+            raise self.error(function, status)
+
+    def error(self, function: str, status: int) -> LibraryError:
+        """The error for a status."""
+        name = (self._namer(status) or b"unknown status").decode()
+        return LibraryError(
+            f"{function} returned {name} ({status})",
+            library=self.name,
+            call=function,
+            status=status,
+            status_name=name,
+        )
+
+
+def _bind(library: ctypes.CDLL, function: str, words: str) -> Callable[..., int]:
+    bound = getattr(library, function)
+    bound.restype = c_int
+    bound.argtypes = [TYPES[word] for word in words.split()]
+    return bound  # type: ignore[no-any-return]
+
+
+def _load(name: str) -> ctypes.CDLL:
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        return ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
+    except (ImportError, RuntimeError, OSError) as error:
+        raise LibraryMissing(
+            f"the vendor library {name} is not installed; "
+            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
+            library=name,
+        ) from error

@@ -1,0 +1,84 @@
+"""BLAS on CUDA: one cuBLAS handle on one lane."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_double, c_float, c_void_p
+from typing import TYPE_CHECKING, Any, Final, final
+
+from .._vendor import VendorLibrary
+from ._messages import Gemm
+from ._prototypes import (
+    COMPUTE_TYPES,
+    CUDA_TYPES,
+    GEMM_DEFAULT,
+    OP_N,
+    OP_T,
+    PROTOTYPES,
+    STATUS_NAME,
+)
+
+if TYPE_CHECKING:
+    from ...backends.cuda._context import CudaContext, CudaStream
+
+
+@final
+class CudaBlas:
+    """Executes BLAS messages on a cuBLAS handle of its own."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._library: Final = VendorLibrary("cublas", PROTOTYPES, STATUS_NAME)
+        self._pointer: Final = context.pointer
+        self._gemm_ex: Final = self._library.functions["cublasGemmEx_64"]
+        self._scalars: dict[tuple[str, float], Any] = {}
+        handle = c_void_p()
+        self._library.call("cublasCreate_v2", byref(handle))
+        self._handle: Final = handle.value
+        self._library.call("cublasSetStream_v2", self._handle, stream.pointer)
+        self.handlers: Final = {Gemm: self._gemm}
+
+    def close(self) -> None:
+        """Destroy the handle."""
+        self._library.call("cublasDestroy_v2", self._handle)
+
+    def _gemm(self, message: Gemm) -> None:
+        m, n, k, dtype = message.m, message.n, message.k, message.dtype
+        if not m or not n:
+            return
+        pointer = self._pointer
+        cuda_type = CUDA_TYPES[dtype]
+        # cuBLAS is column-major, where our row-major c is c transposed, and
+        # c.T = op(b).T @ op(a).T: so the operands change places, not their layout.
+        status = self._gemm_ex(
+            self._handle,
+            OP_T if message.trans_b else OP_N,
+            OP_T if message.trans_a else OP_N,
+            n,
+            m,
+            k,
+            self._scalar(dtype, message.alpha),
+            pointer(message.b),
+            cuda_type,
+            max(1, k if message.trans_b else n),
+            pointer(message.a),
+            cuda_type,
+            max(1, m if message.trans_a else k),
+            self._scalar(dtype, message.beta),
+            pointer(message.c),
+            cuda_type,
+            n,
+            COMPUTE_TYPES[dtype],
+            GEMM_DEFAULT,
+        )
+        if status:
+            raise self._library.error("cublasGemmEx_64", status)
+
+    def _scalar(self, dtype: str, value: float) -> Any:
+        """A pointer to ``value`` in the compute type; kept, because gemm repeats itself."""
+        key = (dtype, value)
+        scalar = self._scalars.get(key)
+        if scalar is None:
+            if len(self._scalars) > 1000:
+                self._scalars.clear()
+            cell = c_double(value) if dtype == "float64" else c_float(value)
+            scalar = self._scalars[key] = byref(cell)
+        return scalar

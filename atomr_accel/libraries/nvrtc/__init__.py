@@ -1,0 +1,5 @@
+"""NVRTC: CUDA C++ compiled and launched at run time."""
+
+from ._facade import COMPILER, KERNELS, Kernel, Nvrtc
+
+__all__ = ["COMPILER", "KERNELS", "Kernel", "Nvrtc"]

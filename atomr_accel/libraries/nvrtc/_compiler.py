@@ -1,0 +1,82 @@
+"""NVRTC by cuda-bindings: source in, cubin out. Needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..._errors import CompileError, LibraryError, LibraryMissing
+
+
+def compile_cubin(
+    source: str, name: str, options: tuple[str, ...], capability: tuple[int, int]
+) -> tuple[bytes, str, str]:
+    """Compile a kernel for a compute capability.
+
+    Returns:
+        The cubin, the kernel's mangled name in it, and the compiler's log.
+
+    Raises:
+        CompileError: with the log.
+        LibraryMissing: NVRTC or cuda-bindings is not installed.
+    """
+    try:
+        from cuda.bindings import nvrtc
+
+        status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
+    except (ImportError, RuntimeError) as error:
+        raise LibraryMissing(
+            "the vendor library nvrtc is not installed; "
+            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
+            library="nvrtc",
+        ) from error
+    _check(nvrtc, "nvrtcCreateProgram", status)
+    try:
+        (status,) = nvrtc.nvrtcAddNameExpression(program, name.encode())
+        _check(nvrtc, "nvrtcAddNameExpression", status)
+        flags = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"]
+        flags += [f"--include-path={path}" for path in _include_paths()]
+        flags += options
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
+        log = _text(nvrtc, program, "ProgramLog")
+        if int(status) == 6:  # NVRTC_ERROR_COMPILATION
+            raise CompileError(f"kernel {name!r} does not compile:\n{log}", log=log)
+        _check(nvrtc, "nvrtcCompileProgram", status, log)
+        status, lowered = nvrtc.nvrtcGetLoweredName(program, name.encode())
+        if int(status):
+            missing = f"the source has no kernel named {name!r}"
+            raise CompileError(f"{missing}\n{log}", log=log or missing)
+        lowered = bytes(lowered).decode()
+        return _text(nvrtc, program, "CUBIN", raw=True), lowered, log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _text(nvrtc: Any, program: Any, what: str, *, raw: bool = False) -> Any:
+    status, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    _check(nvrtc, f"nvrtcGet{what}Size", status)
+    buffer = b" " * size
+    (status,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    _check(nvrtc, f"nvrtcGet{what}", status)
+    return buffer if raw else buffer.rstrip(b"\0 ").decode(errors="replace")
+
+
+def _include_paths() -> list[str]:
+    """Where ``cuda_fp16.h`` and its like are, if the toolkit's headers are installed."""
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:
+        return []
+    path = find_nvidia_header_directory("cudart")
+    return [path] if path else []
+
+
+def _check(nvrtc: Any, call: str, status: Any, log: str = "") -> None:
+    if int(status):
+        name = getattr(status, "name", str(status))
+        raise LibraryError(
+            f"{call} returned {name} ({int(status)}){': ' if log else ''}{log}",
+            library="nvrtc",
+            call=call,
+            status=int(status),
+            status_name=name,
+        )

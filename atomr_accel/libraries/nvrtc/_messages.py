@@ -1,0 +1,56 @@
+"""What the compiler's lane and the kernels' lane execute."""
+
+from __future__ import annotations
+
+from ...lanes import Message
+
+
+class Compile(Message, frozen=True):
+    """Compile CUDA C++ for this device; the result is ``(image, lowered name, log)``."""
+
+    source: str
+    name: str
+    options: tuple[str, ...]
+
+
+class Load(Message, frozen=True):
+    """Make a compiled kernel launchable under a number.
+
+    Attributes:
+        kernel: the number.
+        image: a cubin on CUDA, a pickled function on the CPU (empty: there is none).
+        name: the kernel's name in the image.
+    """
+
+    kernel: int
+    image: bytes
+    name: str
+
+
+class Array(Message, frozen=True):
+    """A buffer as an argument."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Scalar(Message, frozen=True):
+    """A value as an argument, by its bytes."""
+
+    data: bytes
+    dtype: str
+
+
+class Launch(Message, frozen=True):
+    """Launch a loaded kernel.
+
+    Attributes:
+        shared: bytes of dynamic shared memory.
+    """
+
+    kernel: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    arguments: tuple[Array | Scalar, ...]

@@ -1,0 +1,147 @@
+"""A best-fit allocator over slabs, without any memory of its own.
+
+It deals in addresses, not pointers: ``slab << SLAB_SHIFT | offset``. An address means
+the same in every process and after every rebuild; only a host turns it into a pointer,
+with the base where it mapped the slab.
+
+Freed pieces go to bins by exact size first, because programs ask for the same sizes
+again and again. They are coalesced with their neighbours only when a request finds
+neither a bin nor a fitting hole, or when the bins have grown large.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from sortedcontainers import SortedList
+
+ALIGNMENT: Final = 256
+"""What ``cudaMalloc`` promises, and what vendor libraries assume."""
+
+SLAB_SHIFT: Final = 40
+OFFSET_MASK: Final = (1 << SLAB_SHIFT) - 1
+_BINNED_SHARE: Final = 8
+"""Bins are emptied once they hold more than 1/8 of all memory: they fragment it."""
+
+
+def round_size(nbytes: int) -> int:
+    """``nbytes`` as the size of a block: a multiple of 256, at most 1/16 larger.
+
+    Coarser steps for larger sizes make exact matches in the bins likely. Zero-size
+    buffers take a block too, so that each has an address of its own.
+    """
+    step = ALIGNMENT
+    if nbytes > 16 * ALIGNMENT:
+        step = max(ALIGNMENT, 1 << (nbytes.bit_length() - 5))
+    return max(ALIGNMENT, -(-nbytes // step) * step)
+
+
+@final
+class Allocator:
+    """Hands out address ranges of its slabs; knows sizes, not contents."""
+
+    def __init__(self) -> None:
+        self._slabs: dict[int, int] = {}
+        self._bins: dict[int, list[int]] = {}
+        self._holes: SortedList[tuple[int, int]] = SortedList()  # (nbytes, address)
+        self._hole_at: dict[int, int] = {}  # address -> nbytes
+        self._hole_ending: dict[int, int] = {}  # end -> address
+        self._binned = 0
+        self.capacity = 0
+        self.in_use = 0
+
+    def add_slab(self, slab: int, nbytes: int) -> None:
+        """Take a slab of ``nbytes`` (a multiple of 256) into use."""
+        self._slabs[slab] = nbytes
+        self.capacity += nbytes
+        self._add_hole(slab << SLAB_SHIFT, nbytes)
+
+    def remove_slab(self, slab: int) -> None:
+        """Forget a slab that ``empty_slabs`` named."""
+        nbytes = self._slabs.pop(slab)
+        self._remove_hole(slab << SLAB_SHIFT, nbytes)
+        self.capacity -= nbytes
+
+    def empty_slabs(self) -> list[int]:
+        """The slabs of which nothing is in use."""
+        self._coalesce()
+        return [s for s, size in self._slabs.items() if self._hole_at.get(s << SLAB_SHIFT) == size]
+
+    def allocate(self, size: int) -> int | None:
+        """The address of ``size`` bytes (a value of ``round_size``), or None."""
+        fitting = self._bins.get(size)
+        if fitting:
+            self._binned -= size
+            self.in_use += size
+            return fitting.pop()
+        hole = self._best_fit(size)
+        if hole is None and self._binned:
+            self._coalesce()
+            hole = self._best_fit(size)
+        if hole is None:
+            return None
+        nbytes, address = hole
+        self._remove_hole(address, nbytes)
+        if nbytes > size:
+            self._add_hole(address + size, nbytes - size)
+        self.in_use += size
+        return address
+
+    def free(self, address: int, size: int) -> None:
+        """Give back what ``allocate`` handed out."""
+        self.in_use -= size
+        self._binned += size
+        fitting = self._bins.get(size)
+        if fitting is None:
+            self._bins[size] = [address]
+        else:
+            fitting.append(address)
+        if self._binned * _BINNED_SHARE > self.capacity:
+            self._coalesce()
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes not in use, in however many pieces."""
+        return self.capacity - self.in_use
+
+    @property
+    def largest_free(self) -> int:
+        """The largest size that ``allocate`` can serve now."""
+        self._coalesce()
+        return self._holes[-1][0] if self._holes else 0
+
+    def _best_fit(self, size: int) -> tuple[int, int] | None:
+        index = self._holes.bisect_left((size, -1))
+        return self._holes[index] if index < len(self._holes) else None
+
+    def _coalesce(self) -> None:
+        if not self._binned:
+            return
+        for size, addresses in self._bins.items():
+            for address in addresses:
+                self._merge(address, size)
+        self._bins.clear()
+        self._binned = 0
+
+    def _merge(self, address: int, size: int) -> None:
+        # Slabs never touch in address space: each fills less than its 2**40 share.
+        before = self._hole_ending.get(address)
+        if before is not None:
+            nbytes = self._hole_at[before]
+            self._remove_hole(before, nbytes)
+            address, size = before, size + nbytes
+        after = self._hole_at.get(address + size)
+        if after is not None:
+            self._remove_hole(address + size, after)
+            size += after
+        self._add_hole(address, size)
+
+    def _add_hole(self, address: int, nbytes: int) -> None:
+        self._holes.add((nbytes, address))
+        self._hole_at[address] = nbytes
+        self._hole_ending[address + nbytes] = address
+
+    def _remove_hole(self, address: int, nbytes: int) -> None:
+        self._holes.remove((nbytes, address))
+        del self._hole_at[address]
+        del self._hole_ending[address + nbytes]

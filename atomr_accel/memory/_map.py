@@ -1,0 +1,216 @@
+"""The program's map of one device's memory. It survives every crash of a host.
+
+Memory comes in slabs: file descriptors held here, mapped by the host. Plain memory and
+sealed memory lie in different slabs, because protection works on whole slabs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, final
+
+from ._allocator import SLAB_SHIFT, Allocator, round_size
+from ._ref import Block, Epoch
+
+SLAB_BYTES: Final = 64 << 20
+"""Size of an ordinary slab; larger requests get a slab of their own size."""
+
+GRANULARITY: Final = 2 << 20
+"""What ``cuMemCreate`` allocates in on every device so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A file descriptor of device memory.
+
+    Attributes:
+        id: its number, unique in the device.
+        nbytes: its size.
+        fd: the descriptor, or -1 where the platform cannot export memory.
+        sealed: whether the host maps it read-only.
+    """
+
+    id: int
+    nbytes: int
+    fd: int
+    sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """Where a device's memory is, in bytes.
+
+    Attributes:
+        capacity: all slabs together: what the device has given to this program.
+        used: in use by live refs and ops in flight, sealed included.
+        free: capacity less used.
+        sealed: in use by sealed refs.
+        largest_free: the largest plain buffer that fits without a new slab.
+        slabs: number of slabs, hence of descriptors.
+        stale: used by refs of older generations that are still held.
+    """
+
+    capacity: int
+    used: int
+    free: int
+    sealed: int
+    largest_free: int
+    slabs: int
+    stale: int
+
+
+@final
+class MemoryMap:
+    """Slabs, the blocks inside them, and the generation that tells which are good.
+
+    After a rebuild, plain slabs of older generations stay for as long as stale refs hold
+    blocks in them, but nobody maps them; they are given up at once when memory is short.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.dropped: deque[tuple[int, int]] = deque()
+        self.epoch = Epoch(0)
+        self.sealed_epoch = Epoch(0)
+        self._slabs: dict[int, Slab] = {}
+        self._pool_of: dict[int, Allocator] = {}
+        self._plain = Allocator()
+        self._sealed = Allocator()
+        self._stale: list[Allocator] = []
+        self._next_slab = 1
+
+    @property
+    def generation(self) -> int:
+        """The present generation; 0 before the first context is up."""
+        return self.epoch.generation
+
+    def bump(self) -> int:
+        """Begin the next generation: every plain ref there is becomes stale."""
+        self.epoch = Epoch(self.epoch.generation + 1)
+        self._stale.append(self._plain)
+        self._plain = Allocator()
+        self.collect()
+        return self.epoch.generation
+
+    def current(self, epoch: Epoch) -> bool:
+        """Whether blocks of ``epoch`` may be used."""
+        return epoch is self.epoch or epoch is self.sealed_epoch
+
+    def allocate(self, nbytes: int, *, sealed: bool = False) -> Block | None:
+        """A block for ``nbytes``, or None when no slab has the room: then ``add_slab``."""
+        if self.dropped:
+            self.collect()
+        size = round_size(nbytes)
+        address = (self._sealed if sealed else self._plain).allocate(size)
+        if address is None:
+            return None
+        block = Block(self, address, size, self.epoch)
+        block.sealed = sealed
+        return block
+
+    def seal(self, block: Block) -> None:
+        """Make a block of a sealed slab survive rebuilds, now that its content is there."""
+        block.sealed = True
+        block.epoch = self.sealed_epoch
+
+    def rebind(self, block: Block, onto: Block) -> None:
+        """Move ``block`` and all its views to the memory of ``onto``, which is sealed."""
+        address, size = block.address, block.size
+        block.address, block.size = onto.address, onto.size
+        onto.size = 0
+        block.retired = [*(block.retired or ()), (address, size)]
+        self.seal(block)
+        block.settle()
+
+    def free(self, block: Block) -> None:
+        """Refuse the block from now on, and release it after its last op."""
+        block.epoch = None
+        block.retire()
+
+    def release(self, address: int, size: int) -> None:
+        """Give a piece back to the slab it is in."""
+        pool = self._pool_of.get(address >> SLAB_SHIFT)
+        if pool is not None:  # None: the slab was given up while stale refs still held it
+            pool.free(address, size)
+
+    def collect(self) -> None:
+        """Release the blocks whose last ref was dropped."""
+        dropped = self.dropped
+        while dropped:
+            self.release(*dropped.popleft())
+        for pool in [pool for pool in self._stale if not pool.in_use]:
+            self._stale.remove(pool)
+            self._give_up(pool)
+
+    def growth(self, nbytes: int) -> int:
+        """How large a slab to make for a request that found no room."""
+        size = round_size(nbytes)
+        return SLAB_BYTES if size <= SLAB_BYTES // 2 else -(-size // GRANULARITY) * GRANULARITY
+
+    def new_slab_id(self) -> int:
+        """A number no slab of this device has had."""
+        self._next_slab += 1
+        return self._next_slab - 1
+
+    def add_slab(self, slab: Slab) -> None:
+        """Take a slab into use; the map owns its descriptor from now on."""
+        pool = self._sealed if slab.sealed else self._plain
+        self._slabs[slab.id] = slab
+        self._pool_of[slab.id] = pool
+        pool.add_slab(slab.id, slab.nbytes)
+
+    def sealed_slabs(self) -> list[Slab]:
+        """The slabs a new host must map, oldest first."""
+        return [slab for slab in self._slabs.values() if slab.sealed]
+
+    def slab_of(self, block: Block) -> Slab:
+        """The slab a block lies in."""
+        return self._slabs[block.address >> SLAB_SHIFT]
+
+    def trim(self) -> list[int]:
+        """Give up what no usable ref needs; returns the slabs that the host must unmap."""
+        self.collect()
+        for pool in self._stale:
+            self._give_up(pool)
+        self._stale.clear()
+        trimmed = []
+        for pool in (self._plain, self._sealed):
+            for slab in pool.empty_slabs():
+                pool.remove_slab(slab)
+                self._close(slab)
+                trimmed.append(slab)
+        return trimmed
+
+    def close(self) -> None:
+        """Close every descriptor: the memory is free once no host maps it either."""
+        for slab in list(self._slabs):
+            self._close(slab)
+
+    def statistics(self) -> MemoryStatistics:
+        """A snapshot of where the memory is."""
+        self.collect()
+        plain, sealed = self._plain, self._sealed
+        stale = sum(pool.in_use for pool in self._stale)
+        capacity = sum(slab.nbytes for slab in self._slabs.values())
+        used = plain.in_use + sealed.in_use + stale
+        return MemoryStatistics(
+            capacity=capacity,
+            used=used,
+            free=capacity - used,
+            sealed=sealed.in_use,
+            largest_free=plain.largest_free,
+            slabs=len(self._slabs),
+            stale=stale,
+        )
+
+    def _give_up(self, pool: Allocator) -> None:
+        for slab in [slab for slab, owner in self._pool_of.items() if owner is pool]:
+            self._close(slab)
+
+    def _close(self, slab: int) -> None:
+        del self._pool_of[slab]
+        fd = self._slabs.pop(slab).fd
+        if fd >= 0:
+            os.close(fd)

@@ -1,0 +1,195 @@
+"""Handles to device memory: what programs hold instead of pointers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, final
+
+from .._errors import GpuRefSealed, GpuRefStale
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ._map import MemoryMap
+
+
+@final
+class Epoch:
+    """One generation of one device's memory.
+
+    A block is usable while its epoch is the device's present one, or its epoch of
+    sealed memory. Identity of one object answers three questions at once: is it this
+    device, is it this generation, is it not freed.
+    """
+
+    __slots__ = ("generation",)
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+
+
+@final
+class Block:
+    """A piece of device memory and the ops in flight on it; shared by its views.
+
+    Attributes:
+        address: where it is, in the device's address space (see ``_allocator``).
+        size: bytes it takes, rounded.
+        epoch: the epoch it is usable in; None once freed.
+        generation: the generation it was made in.
+        sealed: whether it is read-only for good.
+        writer: sequence number of the op in flight that writes it, or 0.
+        readers: those of the ops in flight that read it.
+        retired: pieces to release once no op in flight touches the block.
+    """
+
+    __slots__ = (
+        "address",
+        "epoch",
+        "generation",
+        "memory",
+        "readers",
+        "retired",
+        "sealed",
+        "size",
+        "writer",
+    )
+
+    def __init__(self, memory: MemoryMap, address: int, size: int, epoch: Epoch) -> None:
+        self.memory = memory
+        self.address = address
+        self.size = size
+        self.epoch: Epoch | None = epoch
+        self.generation = epoch.generation
+        self.sealed = False
+        self.writer = 0
+        self.readers: set[int] = set()
+        self.retired: list[tuple[int, int]] | None = None
+
+    def __del__(self) -> None:
+        # Whoever drops the last handle may be the garbage collector, in any thread, in
+        # the middle of anything: note it and let the program's thread do the rest. Ops
+        # in flight hold their blocks, so this never comes before the last of them.
+        if self.size:
+            self.memory.dropped.append((self.address, self.size))
+        if self.retired:
+            self.memory.dropped.extend(self.retired)
+
+    def retire(self) -> None:
+        """Release the memory as soon as no op in flight touches it."""
+        self.retired = [*(self.retired or ()), (self.address, self.size)]
+        self.size = 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Release retired pieces if nothing is in flight any more."""
+        if self.retired and not self.writer and not self.readers:
+            for address, size in self.retired:
+                self.memory.release(address, size)
+            self.retired = None
+
+
+@final
+class GpuRef:
+    """A handle to an array in device memory: device, generation, shape, dtype.
+
+    It is hashable, cheap to pass in messages, and never a pointer. Refs come from a
+    device (``put``, ``empty``, the libraries' results); a ref that is dropped frees its
+    memory after the last op that uses it. Arrays are C-contiguous.
+
+    Attributes:
+        shape: as in NumPy.
+        dtype: a ``numpy.dtype``, also for bfloat16 and fp8 (from ``ml_dtypes``).
+        nbytes: size of the data in bytes.
+    """
+
+    __slots__ = ("__weakref__", "_block", "dtype", "nbytes", "shape")
+
+    def __init__(
+        self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int
+    ) -> None:
+        self._block: Final = block
+        self.shape: Final = shape
+        self.dtype: Final = dtype
+        self.nbytes: Final = nbytes
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def generation(self) -> int:
+        """The device's generation in which the buffer was made."""
+        return self._block.generation
+
+    @property
+    def device(self) -> str:
+        """The name of the device that owns the buffer."""
+        return self._block.memory.device
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the buffer is read-only and survives rebuilds."""
+        return self._block.sealed
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the content is gone: a rebuild came between, or it was freed."""
+        block = self._block
+        return block.epoch is None or not block.memory.current(block.epoch)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d GpuRef")
+        return self.shape[0]
+
+    def __iter__(self) -> None:
+        # Without this, __len__ alone would make list(ref) try integer indices.
+        raise TypeError("a GpuRef is not iterable; fetch it first: host = await device.get(ref)")
+
+    def __array__(self, *_args: object, **_kwargs: object) -> np.ndarray[Any, Any]:
+        raise TypeError(
+            "a GpuRef does not turn into an array by itself, because fetching it takes time; "
+            "write: host = await device.get(ref)"
+        )
+
+    def __repr__(self) -> str:
+        block = self._block
+        state = "freed " if block.epoch is None else "stale " if self.is_stale else ""
+        sealed = "sealed " if block.sealed else ""
+        return (
+            f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} "
+            f"on {self.device}, generation {block.generation}>"
+        )
+
+
+def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
+    """The error for an argument that is not a usable ref of ``memory``'s device."""
+    if not isinstance(ref, GpuRef):
+        return TypeError(
+            f"{name} must be a GpuRef, not {type(ref).__name__}; "
+            f"put it on the device first: {name} = await device.put({name})"
+        )
+    block = ref._block
+    if block.memory is not memory:
+        return ValueError(
+            f"{name} lives on {block.memory.device}, but the op runs on {memory.device}; "
+            f"get it there and put it here first"
+        )
+    if block.epoch is None:
+        return GpuRefStale(f"{name} was freed: {ref!r}")
+    return GpuRefStale(
+        f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
+        f"generation {memory.generation}; put the data again, or seal what must survive"
+    )
+
+
+def refuse_write(ref: GpuRef, name: str) -> GpuRefSealed:
+    """The error for writing to a sealed ref."""
+    return GpuRefSealed(f"{name} is sealed, so nothing may write to it: {ref!r}")

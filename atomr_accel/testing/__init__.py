@@ -1,0 +1,12 @@
+"""Faults on purpose, and a pytest plugin: for testing programs that must survive.
+
+    from atomr_accel.testing import poison, kill_host
+
+    fault = await poison(device)                     # a sticky fault, a real one on CUDA
+    await poison(device, "misaligned_address")       # others by name, see ``FAULTS``
+    await kill_host(device)                          # as the OOM killer would
+"""
+
+from ._faults import FAULTS, FaultName, kill_host, poison
+
+__all__ = ["FAULTS", "FaultName", "kill_host", "poison"]

@@ -1,0 +1,115 @@
+"""Sticky faults: real kernels on CUDA, the same consequences on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+from .._errors import ContextPoisoned, Unsupported
+from ..lanes import StickyFault
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+FaultName = Literal["illegal_address", "trap", "misaligned_address", "assert"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kind of sticky fault.
+
+    Attributes:
+        status: the driver's status code.
+        status_name: its name.
+        source: a kernel ``fault`` that causes it.
+    """
+
+    status: int
+    status_name: str
+    source: str
+
+
+FAULTS: Final[dict[FaultName, Fault]] = {
+    "illegal_address": Fault(
+        700,
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        'extern "C" __global__ void fault(int where) { *(volatile int*)(size_t)(16 + where) = 1; }',
+    ),
+    "trap": Fault(
+        719,
+        "CUDA_ERROR_LAUNCH_FAILED",
+        'extern "C" __global__ void fault(int where) { if (where == 0) __trap(); }',
+    ),
+    "misaligned_address": Fault(
+        716,
+        "CUDA_ERROR_MISALIGNED_ADDRESS",
+        'extern "C" __global__ void fault(int where) {\n'
+        "    __shared__ volatile int cells[4];\n"
+        "    *(volatile int*)((char*)cells + where + 1) = 1;\n"
+        "}",
+    ),
+    "assert": Fault(
+        710,
+        "CUDA_ERROR_ASSERT",
+        'extern "C" __device__ void __assertfail(\n'
+        "    const char*, const char*, unsigned, const char*, size_t);\n"
+        'extern "C" __global__ void fault(int where) {\n'
+        '    if (where == 0) __assertfail("where != 0", "fault.cu", 4, "fault", 1);\n'
+        "}",
+    ),
+}
+"""The faults that ``poison`` can cause, by name."""
+
+
+def simulate(kind: FaultName, where: object) -> None:
+    """What stands for the kernel on the CPU backend."""
+    del where
+    fault = FAULTS[kind]
+    raise StickyFault(
+        f"a simulated fault: {fault.status_name} ({fault.status})",
+        status=fault.status,
+        status_name=fault.status_name,
+    )
+
+
+async def poison(device: Device, fault: FaultName = "illegal_address") -> ContextPoisoned:
+    """Take the device's context down with a sticky fault.
+
+    Everything in flight fails with it. When this returns the generation has moved, and
+    the device is on its way back (or lost, under ``isolation="thread"``).
+
+    Args:
+        device: an open device.
+        fault: one of ``FAULTS``.
+
+    Returns:
+        The fault, as the op that caused it saw it.
+    """
+    kind = FAULTS[fault]
+    twin = partial(simulate, fault)
+    kernel = await device.nvrtc.compile(kind.source, "fault", cpu=twin)
+    try:
+        await kernel.launch(1, 1, 0)
+    except ContextPoisoned as error:
+        return error
+    raise AssertionError(f"the kernel that should cause {kind.status_name} did no harm")
+
+
+async def kill_host(device: Device) -> None:
+    """Kill the device's host process (SIGKILL) and wait until that has been noticed.
+
+    Raises:
+        Unsupported: under ``isolation="thread"`` there is no process to kill.
+    """
+    async with device.watch_generation() as changes:
+        # Between asking for the process and killing it nothing is awaited, so it cannot
+        # have been reaped, and its number cannot be another process's by now.
+        pid = (await device._core.ready()).host.pid
+        if pid is None:
+            raise Unsupported('under isolation="thread" a device has no host process')
+        os.kill(pid, signal.SIGKILL)
+        async for _ in changes:
+            return

@@ -1,0 +1,175 @@
+"""The main job against doing it by hand: latency, throughput, recovery.
+
+Measured in one run, side by side: this package; `trio.to_thread.run_sync` around CuPy and
+a stream synchronization, written by hand; and a tight synchronous CuPy loop. Without CuPy
+and a GPU only our own numbers are printed, on the CPU backend.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+
+from atomr_accel import CpuFallbackWarning, open_device
+from atomr_accel.testing import poison
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atomr_accel import Device
+
+SIZE = 256
+IN_FLIGHT = 64
+SEALED_GIB = 8
+
+
+async def median_latency(call: Callable[[], Awaitable[object]], repeats: int) -> float:
+    """Median seconds of one awaited call."""
+    for _ in range(repeats // 5):
+        await call()
+    samples = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        await call()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+async def throughput(call: Callable[[], Awaitable[object]], total: int) -> float:
+    """Calls per second with IN_FLIGHT tasks calling in a loop; the best of three."""
+
+    async def worker() -> None:
+        for _ in range(total // IN_FLIGHT):
+            await call()
+
+    best = 0.0
+    for _ in range(3):
+        start = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for _ in range(IN_FLIGHT):
+                nursery.start_soon(worker)
+        best = max(best, total // IN_FLIGHT * IN_FLIGHT / (time.perf_counter() - start))
+    return best
+
+
+class ByHand:
+    """What a trio user writes without this package: CuPy calls in worker threads."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy = cupy
+        self.a = cupy.random.random((SIZE, SIZE), dtype=np.float32)
+        self.b = cupy.random.random((SIZE, SIZE), dtype=np.float32)
+
+    def gemm_and_wait(self) -> Any:
+        """One product, waited for."""
+        c = self.a @ self.b
+        self.cupy.cuda.get_current_stream().synchronize()
+        return c
+
+    async def gemm(self) -> Any:
+        """The same off the trio thread."""
+        return await trio.to_thread.run_sync(self.gemm_and_wait)
+
+    def tight_loop(self, total: int) -> float:
+        """Products per second of a loop that waits only at its end; the best of three."""
+        best = 0.0
+        for _ in range(3):
+            start = time.perf_counter()
+            for _ in range(total):
+                self.a @ self.b
+            self.cupy.cuda.get_current_stream().synchronize()
+            best = max(best, total / (time.perf_counter() - start))
+        return best
+
+
+async def recovery(device: Device) -> tuple[float, float]:
+    """Seconds from causing a fault to the next good result, and to map a sealed GiB."""
+    host = np.random.default_rng().random((SIZE, SIZE), dtype=np.float32)
+    sealed = await device.put(host, sealed=True)
+    expected = host.astype(np.float64) @ host
+    ballast = []
+    gib = SEALED_GIB if device.backend == "cuda" else 1
+    for _ in range(gib):
+        ballast.append(await device.put(np.ones(1 << 28, np.float32), sealed=True))
+    samples = []
+    remaps = []
+    for _ in range(5):
+        start = time.perf_counter()
+        await poison(device)
+        result = await device.get(await device.blas.gemm(sealed, sealed))
+        samples.append(time.perf_counter() - start)
+        np.testing.assert_allclose(result, expected, rtol=1e-3)
+        startup = device.statistics().startup
+        assert startup is not None
+        remaps.append(startup.remap / (startup.remapped_bytes / 2**30))
+        print(f"    {startup}")
+    return statistics.median(samples), statistics.median(remaps)
+
+
+async def run() -> None:
+    """Measure and print."""
+    rows: list[tuple[str, str, str, str]] = []
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    async with open_device(0, max_restarts=100) as device:
+        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+        rng = np.random.default_rng()
+        a = await device.put(rng.random((SIZE, SIZE), dtype=np.float32))
+        b = await device.put(rng.random((SIZE, SIZE), dtype=np.float32))
+
+        async def ours() -> Any:
+            return await device.blas.gemm(a, b)
+
+        rivals = device.backend == "cuda" and importlib.util.find_spec("cupy") is not None
+        hand = ByHand() if rivals else None
+        latency = await median_latency(ours, 3000)
+        rate = await throughput(ours, 32000)
+        if hand is None:
+            rows.append(("ask latency, gemm 256", f"{latency * 1e6:.1f} us", "", ""))
+            rows.append(("64 in flight", f"{rate:,.0f} op/s", "", ""))
+        else:
+            latency_hand = await median_latency(hand.gemm, 1000)
+            rate_hand = await throughput(hand.gemm, 6400)
+            rate_tight = hand.tight_loop(32000)
+            rows += [
+                (
+                    "ask latency, gemm 256",
+                    f"{latency * 1e6:.1f} us",
+                    f"by hand {latency_hand * 1e6:.1f} us",
+                    f"{latency / latency_hand:.2f} (goal <= 0.6)",
+                ),
+                (
+                    "64 in flight",
+                    f"{rate:,.0f} op/s",
+                    f"by hand {rate_hand:,.0f} op/s",
+                    f"{rate / rate_hand:.1f} (goal >= 15)",
+                ),
+                (
+                    "64 in flight",
+                    f"{rate:,.0f} op/s",
+                    f"tight CuPy loop {rate_tight:,.0f} op/s",
+                    f"{rate / rate_tight:.2f} (goal >= 1.0)",
+                ),
+            ]
+        to_good, remap = await recovery(device)
+        rows.append(("fault to next good result", f"{to_good * 1e3:.0f} ms", "", "(goal < 1 s)"))
+        rows.append(("re-map of a sealed GiB", f"{remap * 1e3:.2f} ms", "", "(goal < 1 ms)"))
+    for name, us, them, ratio in rows:
+        print(f"{name:28} {us:>16}   {them:32} {ratio}")
+
+
+def main() -> None:
+    """Run the benchmark."""
+    trio.run(run)
+
+
+if __name__ == "__main__":
+    main()
