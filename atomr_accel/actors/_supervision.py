@@ -85,6 +85,8 @@ class ChildState(enum.Enum):
     """Will be started: after a back-off, or when it is its turn."""
     FINISHED = "finished"
     """A transient child that returned. Only a restart of its group starts it again."""
+    ENDED = "ended"
+    """Gone for good. No supervisor lists such a child; refs to an actor still tell."""
 
 
 class SupervisorState(enum.Enum):
@@ -218,6 +220,29 @@ def judge(decider: Decider, failure: BaseException) -> Directive:
     return _SEVERITY[worst]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supervision:
+    """How a supervisor looks after its children.
+
+    Attributes:
+        strategy: which children a restart concerns.
+        decider: what to do about each failure. By default, restart.
+        intensity: how often it may restart.
+        backoff: how long it waits before it does.
+        escalation: makes the exception to raise when the supervisor gives up, from its
+            name and the last failure, which becomes the ``__cause__``. By default,
+            `SupervisionFailed`. Failures that are no `Exception` leave as themselves.
+        auto_shutdown: when the end of significant children stops the supervisor.
+    """
+
+    strategy: Strategy = Strategy.ONE_FOR_ONE
+    decider: Decider = restart_always
+    intensity: Intensity = Intensity()
+    backoff: Backoff = Backoff()
+    escalation: Callable[[str, BaseException], BaseException] | None = None
+    auto_shutdown: AutoShutdown = AutoShutdown.ANY
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """How to start and stop one child.
@@ -262,9 +287,13 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start the child's task. Answer with ``started`` or ``exited``."""
+    """Start the child's task. Answer with ``started`` or ``exited``.
+
+    The cause is the failure, its own or a sibling's, that it is started again after.
+    """
 
     name: str
+    cause: BaseException | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +301,7 @@ class Stop:
     """Cancel the child's scope. Answer with ``exited`` when the task has ended."""
 
     name: str
+    restarting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +375,7 @@ class _Mark(enum.Enum):
 class Child:
     """What the machine knows of one child."""
 
-    __slots__ = ("due", "last_failure", "mark", "restarting", "restarts", "spec", "state")
+    __slots__ = ("cause", "due", "last_failure", "mark", "restarting", "restarts", "spec", "state")
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
@@ -354,6 +384,7 @@ class Child:
         self.restarting = False
         """False until its first start is complete: a failure is then its starter's."""
         self.due = 0.0
+        self.cause: BaseException | None = None
         self.restarts = 0
         self.last_failure: str | None = None
 
@@ -368,20 +399,12 @@ class SupervisionMachine:
     """Whether to check the invariants after every event. The tests switch it on; it
     costs time in proportion to the number of children."""
 
-    def __init__(
-        self,
-        *,
-        strategy: Strategy = Strategy.ONE_FOR_ONE,
-        decider: Decider = restart_always,
-        intensity: Intensity = Intensity(),
-        backoff: Backoff = Backoff(),
-        auto_shutdown: AutoShutdown = AutoShutdown.ANY,
-    ) -> None:
-        self.strategy = strategy
-        self.decider = decider
-        self.intensity = intensity
-        self.backoff = backoff
-        self.auto_shutdown = auto_shutdown
+    def __init__(self, supervision: Supervision) -> None:
+        self.strategy = supervision.strategy
+        self.decider = supervision.decider
+        self.intensity = supervision.intensity
+        self.backoff = supervision.backoff
+        self.auto_shutdown = supervision.auto_shutdown
         self.state = SupervisorState.RUNNING
         self.children: dict[str, Child] = {}
         self.restarts = 0
@@ -410,7 +433,7 @@ class SupervisionMachine:
                 "stop it first or choose another name"
             )
         self.children[spec.name] = child = Child(spec)
-        self._wait(child, now)
+        self._wait(child, now, None)
         return self._settle(now)
 
     def started(self, name: str, now: float) -> list[Action]:
@@ -487,7 +510,7 @@ class SupervisionMachine:
             return [report, *self._ended(child, failed=True)]
         report = Report(name, failure, Verdict.RESTARTING)
         if child.mark is _Mark.RESTART:  # its restart is under way: no second one to count
-            self._wait(child, child.due)
+            self._wait(child, child.due, child.cause)
             return [report]
         alone = directive is Directive.RESUME
         return [report, *self._restart(child, failure, now, alone=alone)]
@@ -499,7 +522,7 @@ class SupervisionMachine:
             # A temporary child whose first start this cuts short still has a starter.
             if child.spec.restart is RestartType.TEMPORARY and child.restarting:
                 return self._remove(child)
-            self._wait(child, child.due)
+            self._wait(child, child.due, child.cause)
             return []
         if child.spec.restart is RestartType.PERMANENT:
             name = child.spec.name
@@ -545,7 +568,7 @@ class SupervisionMachine:
             )
         self.restarts += 1
         due = now + self.backoff.delay(len(window))
-        self._wait(child, due)
+        self._wait(child, due, cause)
         if self.strategy is Strategy.ONE_FOR_ONE:
             return []
         self._wave = True
@@ -560,8 +583,9 @@ class SupervisionMachine:
                 if other.mark is None:
                     other.mark = _Mark.RESTART
                 other.due = due
+                other.cause = cause
             else:
-                self._wait(other, due)
+                self._wait(other, due, cause)
         return []
 
     def _escalate(self, child: Child, cause: BaseException, reason: str) -> list[Action]:
@@ -576,10 +600,11 @@ class SupervisionMachine:
 
     # --- single steps
 
-    def _wait(self, child: Child, due: float) -> None:
+    def _wait(self, child: Child, due: float, cause: BaseException | None) -> None:
         child.state = ChildState.WAITING
         child.mark = None
         child.due = due
+        child.cause = cause
         self._waiting[child.spec.name] = None
 
     def _start(self, child: Child) -> list[Action]:
@@ -587,13 +612,14 @@ class SupervisionMachine:
         if child.restarting:
             child.restarts += 1
         del self._waiting[child.spec.name]
-        return [Start(child.spec.name)]
+        cause, child.cause = child.cause, None
+        return [Start(child.spec.name, cause)]
 
     def _stop(self, child: Child) -> list[Action]:
         if child.state is ChildState.STOPPING:
             return []
         child.state = ChildState.STOPPING
-        return [Stop(child.spec.name)]
+        return [Stop(child.spec.name, child.mark is _Mark.RESTART)]
 
     def _remove(self, child: Child, failure: BaseException | None = None) -> list[Action]:
         name = child.spec.name

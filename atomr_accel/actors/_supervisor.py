@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Protocol, final
 
 import trio
 
@@ -30,6 +30,7 @@ from ._supervision import (
     Start,
     Stop,
     Strategy,
+    Supervision,
     SupervisionMachine,
     SupervisorState,
     Verdict,
@@ -72,6 +73,19 @@ class SupervisorStatistics:
     """Those that the intensity counts at present."""
     failures: int
     """Children's failures so far, whatever became of them."""
+
+
+class Family(Protocol):
+    """Who hears what becomes of a supervisor's children: a parent in the tree of actors."""
+
+    def child_starting(self, name: str, cause: BaseException | None) -> None:
+        """A child is about to be started, on account of a failure if it is a restart."""
+
+    def child_stopping(self, name: str, *, restarting: bool) -> None:
+        """A child was cancelled."""
+
+    def child_removed(self, name: str) -> None:
+        """A child is gone for good."""
 
 
 class _Slot:
@@ -129,13 +143,14 @@ class Supervisor(metaclass=NoPublicConstructor):
         self,
         name: str,
         nursery: trio.Nursery,
-        machine: SupervisionMachine,
-        escalation: Callable[[str, BaseException], BaseException] | None,
+        supervision: Supervision,
+        family: Family | None = None,
     ) -> None:
         self._name = name
         self._nursery = nursery
-        self._machine = machine
-        self._escalation = escalation
+        self._machine = SupervisionMachine(supervision)
+        self._escalation = supervision.escalation
+        self._family = family
         self._slots: dict[str, _Slot] = {}
         self._stopped = trio.Event()
         # One task sleeps until the next moment of interest; there is none without one.
@@ -260,7 +275,7 @@ class Supervisor(metaclass=NoPublicConstructor):
         self._perform(self._machine.stop(slot.spec.name, trio.current_time()))
         return slot.gone
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
         self._perform(self._machine.shutdown(trio.current_time()))
         # Bounded by the children: each has been cancelled, or will be in its turn.
         with trio.CancelScope(shield=True):
@@ -294,15 +309,19 @@ class Supervisor(metaclass=NoPublicConstructor):
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(name):
+                case Start(name, cause):
                     slot = self._slots[name]
+                    if self._family is not None:
+                        self._family.child_starting(name, cause)
                     slot.scope = trio.CancelScope(shield=True)
                     self._nursery.start_soon(
                         self._run, slot, slot.scope, name=f"{self._name}/{name}"
                     )
-                case Stop(name):
+                case Stop(name, restarting):
                     slot = self._slots[name]
                     assert slot.scope is not None
+                    if self._family is not None:
+                        self._family.child_stopping(name, restarting=restarting)
                     slot.scope.cancel()
                     slot.leave_by = trio.current_time() + slot.spec.grace
                     self._set_alarm(slot.leave_by)
@@ -310,6 +329,8 @@ class Supervisor(metaclass=NoPublicConstructor):
                     self._set_alarm(at)
                 case Removed(name, failure):
                     self._removed(self._slots.pop(name), failure)
+                    if self._family is not None:
+                        self._family.child_removed(name)
                 case Report(name, failure, verdict):
                     self._report(name, failure, verdict)
                 case Raise(failure):
@@ -428,16 +449,17 @@ async def open_supervisor(
             `SupervisionFailed`. Failures that are no `Exception` leave as themselves.
         auto_shutdown: when the end of significant children stops the supervisor.
     """
-    machine = SupervisionMachine(
+    supervision = Supervision(
         strategy=strategy,
         decider=decider,
         intensity=intensity,
         backoff=backoff,
+        escalation=escalation,
         auto_shutdown=auto_shutdown,
     )
     async with trio.open_nursery() as nursery:
-        supervisor = Supervisor._create(name, nursery, machine, escalation)
+        supervisor = Supervisor._create(name, nursery, supervision)
         try:
             yield supervisor
         finally:
-            await supervisor._close()
+            await supervisor.close()

@@ -31,12 +31,14 @@ class Backend:
         memory: ``module:class`` of the executor of its memory lane.
         why_absent: a cheap check in the program that loads no vendor library: why there
             can be no such device here, or None if there may be.
+        slow_start: whether a host takes so long to start that a warm one is worth it.
     """
 
     name: str
     context: str
     memory: str
     why_absent: Callable[[], str | None]
+    slow_start: bool = False
 
 
 _BUILT_IN: Final = {
@@ -51,6 +53,7 @@ _BUILT_IN: Final = {
         context="atomr_accel.backends.cuda._context:CudaContext",
         memory="atomr_accel.backends.cuda._memory:CudaMemory",
         why_absent=cuda.why_absent,
+        slow_start=True,
     ),
 }
 

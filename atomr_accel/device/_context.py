@@ -56,7 +56,11 @@ class Context:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Bring the context up, serve, and end with the fault that ended it."""
         self._begun = trio.current_time()
-        self.host = await start_host(self._core.isolation)
+        standby = self._core.standby.take() if self._core.standby else None
+        if standby is not None and not standby.alive:
+            await standby.close()
+            standby = None
+        self.host = standby or await start_host(self._core.isolation)
         failures: BaseExceptionGroup[Any] | None = None
         up = False
         try:
@@ -128,7 +132,7 @@ class Context:
             await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
         remapped = trio.current_time()
         memory = LaneSpec(MEMORY_LANE, {core.backend: core.backend_description.memory})
-        core.lanes.setdefault(MEMORY_LANE, (memory, 0))
+        core.add_lane(memory, 0)
         for spec, _ in list(core.lanes.values()):
             await self._start_lane(spec)
         pattern = os.urandom(256)
@@ -164,14 +168,14 @@ class Context:
         index = core.lanes[spec.name][1] if spec.name in core.lanes else len(core.lanes)
         ours, theirs = socket.socketpair()
         try:
-            await self.host.request(OpenLane(spec.name, index, executor), theirs.fileno())
+            await self.host.request(OpenLane(spec.name, index, executor, spec.ways), theirs.fileno())
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         ours.setblocking(False)
-        core.lanes[spec.name] = (spec, index)
+        core.add_lane(spec, index)
         port = self._ports[spec.name] = Port(spec.name, index, ours, core.in_flight)
         self._nursery.start_soon(self._run_lane, port, name=f"{core.name} lane {spec.name}")
 

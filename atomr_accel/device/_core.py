@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..lanes import DeviceInfo, Isolation, Message
     from ..libraries import LaneSpec
     from ._context import Context
+    from ._standby import Standby
 
 Shape = int | tuple[int, ...]
 
@@ -62,6 +63,7 @@ class DeviceCore:
         in_flight: every op that is not answered, by sequence number.
         info: what the device said of itself when it was opened last.
         lanes: the lanes ever used, with their numbers; a rebuild opens them again.
+        standby: keeps a host warm for the next rebuild, if there is one.
     """
 
     def __init__(self, backend: Backend, index: int, isolation: Isolation) -> None:
@@ -75,6 +77,8 @@ class DeviceCore:
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
+        self.standby: Standby | None = None
+        self.lanes_changed = trio.Event()
         self.faults = 0
         self.last_fault: ContextPoisoned | None = None
         self.memory.bump()
@@ -82,6 +86,7 @@ class DeviceCore:
         self._sequence = 0
         self._context: Context | None = None
         self._opened = trio.Event()
+        self._bumped = trio.Event()
         self._end: DeviceLost | None = None
         self._growing = trio.Lock()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
@@ -131,6 +136,8 @@ class DeviceCore:
         self.faults += 1
         self.last_fault = fault
         generation = self.memory.bump()
+        self._bumped.set()
+        self._bumped = trio.Event()
         for watcher in self._watchers:
             watcher.send_nowait(generation)
         for port in ports.values():
@@ -183,6 +190,24 @@ class DeviceCore:
                     return self._context
             else:
                 await self._opened.wait()
+
+    async def generation_after(self, generation: int) -> int:
+        """Wait until the generation is a later one."""
+        while self.memory.generation <= generation:
+            await self._bumped.wait()
+        return self.memory.generation
+
+    def executors(self) -> set[str]:
+        """What a host of this device loads: ``module:class`` of its context and lanes."""
+        lanes = {spec.executors[self.backend] for spec, _ in self.lanes.values()}
+        return {self._backend.context, *lanes}
+
+    def add_lane(self, spec: LaneSpec, index: int) -> None:
+        """Note that a lane is in use."""
+        if spec.name not in self.lanes:
+            self.lanes[spec.name] = (spec, index)
+            self.lanes_changed.set()
+            self.lanes_changed = trio.Event()
 
     @contextmanager
     def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:

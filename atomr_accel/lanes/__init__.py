@@ -19,6 +19,7 @@ from ._wire import (
     Open,
     Opened,
     OpenLane,
+    Preload,
     UnmapSlabs,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "OpenLane",
     "Opened",
     "Port",
+    "Preload",
     "Probe",
     "Protect",
     "StickyFault",

@@ -27,11 +27,12 @@ from ._wire import (
     Open,
     Opened,
     OpenLane,
+    Preload,
     UnmapSlabs,
     encoder,
     pack_exception,
 )
-from ._worker import Lane
+from ._worker import Lane, Way
 
 if TYPE_CHECKING:
     from ._protocol import HostContext
@@ -110,6 +111,11 @@ class Host:
                 finally:
                     os.close(fd)
                 return Opened(self._context.info)
+            case Preload():
+                for reference in request.references:
+                    preload = getattr(load(reference), "preload", None)
+                    if preload is not None:
+                        preload()
             case OpenLane():
                 self._open_lane(request, socket.socket(fileno=fd))
             case CreateSlab():
@@ -131,24 +137,28 @@ class Host:
         started = threading.Event()
         failed: list[BaseException] = []
 
+        def new_way() -> Way:
+            stream = self._context.open_lane()
+            return Way(stream, load(request.executor)(self._context, stream))
+
         def run() -> None:
             try:
-                stream = self._context.open_lane()
-                executor = load(request.executor)(self._context, stream)
+                first = new_way()
             except BaseException as error:
                 failed.append(error)
                 sock.close()
                 return
             finally:
                 started.set()
-            lane.run(self._context, stream, executor)
+            lane.run(self._context, new_way, first, request.ways)
 
         thread = threading.Thread(target=run, name=f"lane {request.name}", daemon=True)
+        self._lanes[request.index] = lane
         thread.start()
         started.wait()
         if failed:
+            del self._lanes[request.index]
             raise failed[0]
-        self._lanes[request.index] = lane
         self._threads.append(thread)
 
 

@@ -102,6 +102,11 @@ class HostHandle:
                 )
         return reply, fds[0] if fds else -1
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process is None or self._process.poll() is None
+
     def kill(self) -> None:
         """Kill the host process at once. Threads cannot be killed; they end with ``close``."""
         if self._process is not None and self._process.returncode is None:

@@ -171,6 +171,12 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     info: DeviceInfo
 
 
+class Preload(msgspec.Struct, frozen=True, tag=True):
+    """Import classes, and call their ``preload`` where they have one."""
+
+    references: list[str]
+
+
 class OpenLane(msgspec.Struct, frozen=True, tag=True):
     """Start a lane on the socket that comes along.
 
@@ -178,11 +184,13 @@ class OpenLane(msgspec.Struct, frozen=True, tag=True):
         name: the lane's name.
         index: its number in dependencies.
         executor: ``module:class`` of what executes its messages.
+        ways: how many of them may run side by side.
     """
 
     name: str
     index: int
     executor: str
+    ways: int
 
 
 class CreateSlab(msgspec.Struct, frozen=True, tag=True):
@@ -235,5 +243,5 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     exports_memory: bool = True
 
 
-ControlRequest = Open | OpenLane | CreateSlab | MapSlab | UnmapSlabs
+ControlRequest = Open | Preload | OpenLane | CreateSlab | MapSlab | UnmapSlabs
 ControlReply = Opened | Done | Failure | Fault

@@ -1,9 +1,11 @@
 """A lane: one thread that turns requests into device work and reports what is done.
 
 It launches requests in the order in which they came, except that one whose dependencies
-on other lanes are not launched yet is put aside, with whatever depends on it. Work that
-is queued on the device is watched by polling while there is something to gain from it,
-then by waiting; both see the device's errors.
+are not launched yet is put aside. A lane has one or more ways, each a stream with an
+executor of its own: ops that do not depend on each other spread over them and run
+concurrently, the others follow each other's streams. Work that is queued on the device is
+watched by polling while there is something to gain from it, then with naps or by waiting;
+each way sees the device's errors.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from ._wire import (
     Fault,
     Frames,
     Message,
-    Reply,
     Value,
     Withdrawn,
     append_frame,
@@ -34,21 +35,42 @@ from ._wire import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._protocol import Executor, HostContext, Stream
 
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
 _RECEIVE: Final = 1 << 18
 _GROUP: Final = 8
-"""Launches that share one completion token while requests come in bunches."""
+"""Launches that share one completion token, and go to one way, when many come at once."""
 
 _POLL_SECONDS: Final = 1e-3
-"""How long to poll work in flight before waiting in the kernel."""
-
-_LINGER_SECONDS: Final = 60e-6
-"""How long to look for the next request before sleeping: waking up costs as much."""
+"""How long to poll work in flight before napping between polls."""
 
 _NAP_SECONDS: Final = 200e-6
+
+_LINGER_SECONDS: Final = 100e-6
+"""How long an idle lane looks for the next request before it sleeps: waking costs as much."""
+
+
+@final
+class Way:
+    """A stream, its executor, and what is queued there.
+
+    Attributes:
+        unmarked: launched ops with their results, not under a completion token yet.
+        in_flight: groups of ops with the token that tells when they are done.
+    """
+
+    __slots__ = ("executor", "handlers", "in_flight", "stream", "unmarked")
+
+    def __init__(self, stream: Stream, executor: Executor) -> None:
+        self.stream = stream
+        self.executor = executor
+        self.handlers = {Withdrawn: _nothing, **executor.handlers}
+        self.unmarked: list[tuple[int, Any]] = []
+        self.in_flight: deque[tuple[list[tuple[int, Any]], Any]] = deque()
 
 
 @final
@@ -70,31 +92,39 @@ class Lane:
         self._sock = sock
         self._lanes = lanes
         self._spin = spin
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         os.set_blocking(self._wake_reader, False)
-        self._poll.register(self._wake_reader, select.POLLIN)
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        poll.register(self._wake_reader, select.POLLIN)
+        self._poll = poll.poll
         self._frames = Frames()
         self._out = bytearray()
+        self._done: list[int] = []
         self._seen = 0
         self._aside: dict[int, Request] = {}
+        self._way_of: dict[int, Way] = {}
         self._watchers: set[Lane] = set()
-        self._unmarked: list[tuple[int, Any]] = []
-        self._in_flight: deque[tuple[list[tuple[int, Any]], Any]] = deque()
-        self._done: list[int] = []
-        self._stream: Stream
+        self._ways: list[Way] = []
 
-    def run(self, context: HostContext, stream: Stream, executor: Executor) -> None:
-        """Serve until the program closes the socket or the context fails."""
-        self._stream = stream
+    def run(self, context: HostContext, new_way: Callable[[], Way], first: Way, ways: int) -> None:
+        """Serve until the program closes the socket or the context fails.
+
+        Args:
+            context: the device.
+            new_way: makes a further way, in this thread.
+            first: the first way.
+            ways: how many there may be; the others are made when they are useful.
+        """
         self._context = context
-        self._handlers = {Withdrawn: lambda _: None, **executor.handlers}
-        union = reduce(operator.or_, self._handlers)
-        self._decode = msgspec.msgpack.Decoder(
-            tuple[int, tuple[tuple[int, int], ...], union]
-        ).decode
+        self._new_way = new_way
+        self._most_ways = ways
+        self._ways.append(first)
+        self._way = first
+        union = reduce(operator.or_, first.handlers)
+        request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
+        self._decode = msgspec.msgpack.Decoder(request).decode
         try:
             self._serve()
         except StickyFault as fault:
@@ -103,8 +133,9 @@ class Lane:
             pass  # the program is gone, or has given this context up
         finally:
             with contextlib.suppress(StickyFault):
-                executor.close()
-                stream.close()
+                for way in self._ways:
+                    way.executor.close()
+                    way.stream.close()
             self._notify()
             os.close(self._wake_reader)
             os.close(self._wake_writer)
@@ -112,8 +143,7 @@ class Lane:
 
     def _serve(self) -> None:
         while True:
-            if not self._wait():
-                continue
+            self._wait()
             data = self._receive()
             if data is None:
                 return
@@ -121,50 +151,44 @@ class Lane:
                 self._accept(self._decode(frame))
             if self._aside:
                 self._retry()
-            self._mark()
-            self._reap()
-            self._flush()
+            self._mark(self._way)
+            if self._reap() or self._done or self._out:
+                self._flush()
 
     # --- waiting ----------------------------------------------------------------------
 
-    def _wait(self) -> bool:
-        """Whether there is something to read; reports what finishes meanwhile."""
-        if not self._in_flight:
-            if self._poll.poll(0):
-                return True
-            if self._spin:
-                until = time.perf_counter() + _LINGER_SECONDS
-                while time.perf_counter() < until:
-                    if self._poll.poll(0):
-                        return True
-            self._poll.poll()
-            return True
+    def _wait(self) -> None:
+        """Return when there is something to read; report what finishes until then."""
+        poll = self._poll
         until = time.perf_counter() + _POLL_SECONDS
-        while self._in_flight:
+        while self._way_of and not poll(0):
             if self._reap():
                 self._flush()
                 until = time.perf_counter() + _POLL_SECONDS
             elif not self._spin:
                 # Inside the user's process: sleep without the GIL until the oldest is
                 # done. New requests wait as long; that is the price of no polling.
-                self._stream.wait(self._in_flight[0][1])
+                way = next(way for way in self._ways if way.in_flight)
+                way.stream.wait(way.in_flight[0][1])
             elif time.perf_counter() > until:
-                if select.select([self._sock, self._wake_reader], [], [], _NAP_SECONDS)[0]:
-                    return True
-                continue
-            if self._poll.poll(0):
-                return True
-        return False
+                select.select([self._sock, self._wake_reader], [], [], _NAP_SECONDS)
+        if self._way_of:
+            return
+        if self._spin:
+            until = time.perf_counter() + _LINGER_SECONDS
+            while time.perf_counter() < until:
+                if poll(0):
+                    return
+        poll()
 
     def _receive(self) -> bytes | None:
         """What the program sent; empty after a mere wake-up, None at the end."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_reader, 4096)
         try:
-            data = self._sock.recv(_RECEIVE, socket.MSG_DONTWAIT)
+            return self._sock.recv(_RECEIVE, socket.MSG_DONTWAIT) or None
         except BlockingIOError:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_reader, 4096)
             return b""
-        return data or None
 
     # --- launching --------------------------------------------------------------------
 
@@ -211,54 +235,85 @@ class Lane:
 
     def _launch(self, request: Request) -> None:
         seq, dependencies, message = request
+        way = self._way
         try:
-            for index, _ in dependencies:
-                if index != self._index:
-                    self._mark()  # what is launched before must not wait for it too
-                    self._stream.follow(self._lanes[index]._stream)
-            value = self._handlers[type(message)](message)
+            if dependencies:
+                way = self._follow(dependencies)
+            value = way.handlers[type(message)](message)
         except StickyFault:
-            self._unmarked.insert(0, (seq, None))
+            way.unmarked.insert(0, (seq, None))
             raise
         except Exception as error:
             # A library that fails may be the first to notice a fault of the context.
             try:
                 self._context.check()
             except StickyFault:
-                self._unmarked.insert(0, (seq, None))
+                way.unmarked.insert(0, (seq, None))
                 raise
             append_frame(self._out, pack_exception(seq, error))
             return
-        self._unmarked.append((seq, value))
-        if len(self._unmarked) >= _GROUP:
-            self._mark()
+        way.unmarked.append((seq, value))
+        self._way_of[seq] = way
+        if len(way.unmarked) >= _GROUP:
+            self._mark(way)
+            # Answer what is done before launching more, so that the program can prepare
+            # the next ops meanwhile, and let what follows run beside this group.
+            if self._reap():
+                self._flush()
+            if way is self._way and way.in_flight:
+                self._way = self._next_way()
+
+    def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> Way:
+        """The way for an op that must come after others, made to wait for them."""
+        before = {
+            way
+            for index, seq in dependencies
+            if (way := self._lanes[index]._way_of.get(seq)) is not None
+        }
+        chosen = next((way for way in self._ways if way in before), self._way)
+        for way in before - {chosen}:
+            self._mark(chosen)  # what is launched there already need not wait
+            chosen.stream.follow(way.stream)
+        return chosen
+
+    def _next_way(self) -> Way:
+        for way in self._ways:
+            if not way.in_flight:
+                return way
+        if len(self._ways) < self._most_ways:
+            self._ways.append(self._new_way())
+            return self._ways[-1]
+        return self._ways[(self._ways.index(self._way) + 1) % len(self._ways)]
 
     # --- completing -------------------------------------------------------------------
 
-    def _mark(self) -> None:
-        if self._unmarked:
-            token = self._stream.mark()
-            group, self._unmarked = self._unmarked, []
+    def _mark(self, way: Way) -> None:
+        if way.unmarked:
+            token = way.stream.mark()
+            group, way.unmarked = way.unmarked, []
             if token is None:
                 self._complete(group)
             else:
-                self._in_flight.append((group, token))
+                way.in_flight.append((group, token))
 
     def _reap(self) -> bool:
-        """Collect what has finished; whether there was anything."""
-        any_finished = False
-        while self._in_flight:
-            group, token = self._in_flight[0]
-            if not self._stream.finished(token):
-                break
-            self._in_flight.popleft()
-            self._stream.release(token)
-            self._complete(group)
-            any_finished = True
-        return any_finished
+        """Collect what has finished; whether there is anything to report."""
+        for way in self._ways:
+            in_flight = way.in_flight
+            if way.unmarked and way is not self._way:
+                self._mark(way)
+            while in_flight:
+                group, token = in_flight[0]
+                if not way.stream.finished(token):
+                    break
+                in_flight.popleft()
+                way.stream.release(token)
+                self._complete(group)
+        return bool(self._done or self._out)
 
     def _complete(self, group: list[tuple[int, Any]]) -> None:
         for seq, value in group:
+            del self._way_of[seq]
             if value is None:
                 self._done.append(seq)
             else:
@@ -273,15 +328,18 @@ class Lane:
             self._out.clear()
 
     def _report(self, fault: StickyFault) -> None:
-        suspects = self._in_flight[0][0] if self._in_flight else self._unmarked
-        seq = suspects[0][0] if suspects else 0
-        self._flush_quietly(
-            Fault(
-                seq=seq, status=fault.status, status_name=fault.status_name, message=str(fault)
-            )
+        suspects = [way.in_flight[0][0][0][0] for way in self._ways if way.in_flight]
+        suspects = suspects or [way.unmarked[0][0] for way in self._ways if way.unmarked]
+        reply = Fault(
+            seq=min(suspects, default=0),
+            status=fault.status,
+            status_name=fault.status_name,
+            message=str(fault),
         )
-
-    def _flush_quietly(self, reply: Reply) -> None:
         append_frame(self._out, reply)
         with contextlib.suppress(OSError):
             self._flush()
+
+
+def _nothing(_message: object) -> None:
+    """What a withdrawn op does."""

@@ -30,10 +30,13 @@ class LaneSpec:
     Attributes:
         name: unique in the device, such as ``"blas"``.
         executors: ``module:class`` by backend name.
+        ways: how many executors, each with a stream of its own, may run side by side in
+            the lane, so that independent ops overlap on the device.
     """
 
     name: str
     executors: Mapping[str, str]
+    ways: int = 1
 
 
 class Submitter(Protocol):

@@ -122,7 +122,7 @@ class CudaContext:
             self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         self.info: Final = DeviceInfo(
-            name=name.rstrip(b"\0").decode(),
+            name=name.split(b"\0")[0].decode(),
             backend="cuda",
             index=index,
             total_memory=check("cuDeviceTotalMem", driver.cuDeviceTotalMem(self._device)),
@@ -136,6 +136,11 @@ class CudaContext:
         self._writable: dict[int, tuple[int, int]] = {}  # slab -> base, users
         self._staging: mmap.mmap | None = None
         self.staging = 0
+
+    @staticmethod
+    def preload() -> None:
+        """What opening a device needs that touches none: the driver's start."""
+        start_driver()
 
     def _attribute(self, attribute: Any) -> int:
         value: int = check(

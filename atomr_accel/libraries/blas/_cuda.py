@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import byref, c_double, c_float, c_void_p
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._vendor import VendorLibrary
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
     from ...backends.cuda._context import CudaContext, CudaStream
 
 
+@cache
+def _library() -> VendorLibrary:
+    return VendorLibrary("cublas", PROTOTYPES, STATUS_NAME)
+
+
 @final
 class CudaBlas:
     """Executes BLAS messages on a cuBLAS handle of its own."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
-        self._library: Final = VendorLibrary("cublas", PROTOTYPES, STATUS_NAME)
+        self._library: Final = _library()
         self._pointer: Final = context.pointer
         self._gemm_ex: Final = self._library.functions["cublasGemmEx_64"]
         self._scalars: dict[tuple[str, float], Any] = {}
@@ -35,6 +41,11 @@ class CudaBlas:
         self._handle: Final = handle.value
         self._library.call("cublasSetStream_v2", self._handle, stream.pointer)
         self.handlers: Final = {Gemm: self._gemm}
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library."""
+        _library()
 
     def close(self) -> None:
         """Destroy the handle."""

@@ -18,6 +18,7 @@ LANE: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.blas._cpu:CpuBlas",
         "cuda": "atomr_accel.libraries.blas._cuda:CudaBlas",
     },
+    ways=4,
 )
 
 GEMM_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")

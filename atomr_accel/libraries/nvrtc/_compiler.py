@@ -7,6 +7,25 @@ from typing import Any
 from ..._errors import CompileError, LibraryError, LibraryMissing
 
 
+def load_nvrtc() -> Any:
+    """cuda-bindings' NVRTC module, with the library behind it loaded.
+
+    Raises:
+        LibraryMissing: one of them is not installed.
+    """
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise LibraryMissing(
+            "the vendor library nvrtc is not installed; "
+            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
+            library="nvrtc",
+        ) from error
+    return nvrtc
+
+
 def compile_cubin(
     source: str, name: str, options: tuple[str, ...], capability: tuple[int, int]
 ) -> tuple[bytes, str, str]:
@@ -19,16 +38,8 @@ def compile_cubin(
         CompileError: with the log.
         LibraryMissing: NVRTC or cuda-bindings is not installed.
     """
-    try:
-        from cuda.bindings import nvrtc
-
-        status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
-    except (ImportError, RuntimeError) as error:
-        raise LibraryMissing(
-            "the vendor library nvrtc is not installed; "
-            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
-            library="nvrtc",
-        ) from error
+    nvrtc = load_nvrtc()
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     _check(nvrtc, "nvrtcCreateProgram", status)
     try:
         (status,) = nvrtc.nvrtcAddNameExpression(program, name.encode())

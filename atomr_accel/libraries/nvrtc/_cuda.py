@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...backends.cuda._driver import check, driver
-from ._compiler import compile_cubin
+from ._compiler import compile_cubin, load_nvrtc
 from ._messages import Array, Compile, Launch, Load
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ class CudaCompiler:
         del stream
         self._capability: Final = context.compute_capability
         self.handlers: Final = {Compile: self._compile}
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library."""
+        load_nvrtc()
 
     def close(self) -> None:
         """Nothing is held."""

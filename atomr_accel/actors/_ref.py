@@ -1,0 +1,193 @@
+"""References to actors: what a program holds, and sends messages to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, final
+
+import trio
+
+from ._mailbox import Ask, Sending
+from ._messages import Message
+from ._util import NoPublicConstructor
+
+if TYPE_CHECKING:
+    from ._cell import ActorStatistics, Cell
+
+R = TypeVar("R")
+
+
+@final
+class ActorRef(metaclass=NoPublicConstructor):
+    """The address of an actor.
+
+    It stays valid while the actor is restarted: messages wait in the mailbox until it
+    is back. Once the actor has ended for good, everything that needs it raises
+    `ActorStopped`. Refs are compared by identity, and an actor has one for all its life.
+    """
+
+    _made_by: ClassVar[str] = "what system.spawn(...) returns"
+    __slots__ = ("__weakref__", "_cell", "_inbox")
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._inbox = cell.inbox
+
+    def __repr__(self) -> str:
+        return f"<ActorRef {self._cell.path}>"
+
+    @property
+    def name(self) -> str:
+        """The actor's name among its siblings."""
+        return self._cell.name
+
+    @property
+    def path(self) -> str:
+        """Its name and those of its parents, such as ``"/gpu-0/context/blas"``."""
+        return self._cell.path
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the actor has ended for good."""
+        return self._cell.ended
+
+    # The three ways to send share their common case: there is room, and nobody watches.
+    # It is written out in each, since they are most of what a program of actors runs.
+    # They are protected from Ctrl-C, which must not fall between queueing and parking.
+
+    @trio.lowlevel.enable_ki_protection
+    def tell(self, message: Message[Any], *, urgent: bool = False) -> None:
+        """Send a message without waiting for anything.
+
+        Whether it is handled, and with what result, you don't learn. A message the
+        actor has no handler for, or did not get to, is a dead letter. A handler that
+        fails on it is a failure of the actor.
+
+        Args:
+            message: what to send.
+            urgent: ahead of all messages that are not.
+
+        Raises:
+            MailboxFull: there is no room (a `trio.WouldBlock`).
+            ActorStopped: the actor has ended for good.
+        """
+        if not isinstance(message, Message):
+            _not_a_message(message, "tell")
+        inbox = self._inbox
+        if urgent or len(inbox.queue) >= inbox.limit:
+            if not self._cell.accept(message, urgent=urgent):
+                raise inbox.full()
+        else:
+            inbox.queue.append(message)
+            if (receiver := inbox.receiver) is not None:
+                inbox.receiver = None
+                trio.lowlevel.reschedule(receiver)
+
+    @trio.lowlevel.enable_ki_protection
+    async def send(self, message: Message[Any], *, urgent: bool = False) -> None:
+        """Send a message like `tell`, but wait for room where the mailbox is full.
+
+        If you are cancelled, the message was not sent.
+
+        Args:
+            message: what to send.
+            urgent: ahead of all messages that are not.
+
+        Raises:
+            MailboxFull: there is no room, and the mailbox's policy is to reject.
+            ActorStopped: the actor has ended for good, perhaps while you waited.
+        """
+        if not isinstance(message, Message):
+            _not_a_message(message, "send")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        inbox = self._inbox
+        if self._cell.accept(message, urgent=urgent):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        sending = Sending(message, trio.lowlevel.current_task(), inbox)
+        inbox.wait(sending, urgent=urgent)
+        await trio.lowlevel.wait_task_rescheduled(sending.abort)
+        if sending.error is not None:
+            raise sending.error
+
+    @trio.lowlevel.enable_ki_protection
+    async def ask(self, message: Message[R], *, urgent: bool = False) -> R:
+        """Send a message and wait for the answer.
+
+        There is always one: the reply, what the handler raised, one of the errors
+        below, or your own cancellation. A message that the actor has not begun to
+        handle when you are cancelled is taken back; one that it has, it handles to the
+        end, and its reply is dropped.
+
+        Args:
+            message: what to send.
+            urgent: ahead of all messages that are not.
+
+        Returns:
+            What the handler returned.
+
+        Raises:
+            UnhandledMessage: the actor has no handler for it.
+            ActorStopped: the actor has ended for good, perhaps with this message.
+            ActorRestarted: it was restarted while it handled this message, and not
+                because of it.
+            MailboxFull: there is no room, and the mailbox's policy is to reject.
+            MessageDropped: the message was dropped for another, as is the mailbox's policy.
+            Exception: what the handler raised.
+        """
+        if not isinstance(message, Message):
+            _not_a_message(message, "ask")
+        inbox = self._inbox
+        task = trio.lowlevel.current_task()
+        if task is inbox.task:
+            raise RuntimeError(
+                f"{self._cell.path} asks itself, and would wait for ever: it handles one message "
+                "at a time. Call the method instead, or ask from a task in self.nursery"
+            )
+        ask = Ask(message, task, inbox)
+        if urgent or len(inbox.queue) >= inbox.limit:
+            if not self._cell.accept(ask, urgent=urgent):
+                inbox.wait(ask, urgent=urgent)
+        else:
+            inbox.queue.append(ask)
+            if (receiver := inbox.receiver) is not None:
+                inbox.receiver = None
+                trio.lowlevel.reschedule(receiver)
+        await trio.lowlevel.wait_task_rescheduled(ask.abort)
+        if ask.error is not None:
+            try:
+                raise ask.error
+            finally:
+                del ask  # the traceback has this frame in it
+        return ask.value  # type: ignore[no-any-return]
+
+    async def stop(self) -> None:
+        """Stop the actor for good, and wait until it has ended.
+
+        Its scope is cancelled, a handler in progress included. If it has ended already
+        this does nothing. If you are cancelled meanwhile, it still stops.
+
+        Raises:
+            Exception: what the actor raised on its way out.
+        """
+        await self._cell.stop()
+
+    async def wait_stopped(self) -> BaseException | None:
+        """Wait until the actor has ended for good.
+
+        Returns:
+            The failure that ended it, if one did.
+        """
+        return await self._cell.wait_ended()
+
+    def statistics(self) -> ActorStatistics:
+        """The actor at this moment. Works also once it has ended."""
+        return self._cell.statistics()
+
+
+def _not_a_message(message: object, method: str) -> NoReturn:
+    if isinstance(message, type) and issubclass(message, Message):
+        raise TypeError(
+            f"{method} takes a message, got the class {message.__qualname__}; "
+            f"write `ref.{method}({message.__qualname__}(...))`"
+        )
+    raise TypeError(f"{method} takes an instance of a subclass of Message, got {message!r}")

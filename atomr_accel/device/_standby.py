@@ -1,0 +1,60 @@
+"""A second host that is warm, so that a rebuild need not wait for Python to start.
+
+Most of a rebuild is the new process: interpreter, imports, loading the vendor's
+libraries. None of that touches the device, so it can be done beforehand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import trio
+
+from ..lanes import HostDied, HostHandle, Preload, start_host
+
+if TYPE_CHECKING:
+    from ._core import DeviceCore
+
+
+@final
+class Standby:
+    """Keeps one warm host while a context is up; the next context takes it."""
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self._host: HostHandle | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Warm a host up whenever there is a context and no warm host."""
+        task_status.started()
+        while True:
+            await self._core.ready()
+            generation = self._core.memory.generation
+            host = self._host = await start_host("process")
+            try:
+                await self._keep_warm(host)
+            except HostDied:
+                # Nothing is lost: the next rebuild starts one of its own.
+                self._host = None
+            finally:
+                if self._host is host:
+                    self._host = None
+                    await host.close()
+            await self._core.generation_after(generation)
+
+    def take(self) -> HostHandle | None:
+        """The warm host, which is the caller's from now on."""
+        host, self._host = self._host, None
+        return host
+
+    async def _keep_warm(self, host: HostHandle) -> None:
+        """Load what the device uses, and again when it uses more, until it is taken."""
+        loaded: set[str] = set()
+        while self._host is host:
+            changed = self._core.lanes_changed
+            wanted = self._core.executors()
+            if wanted - loaded:
+                await host.request(Preload(sorted(wanted - loaded)))
+                loaded |= wanted
+            else:
+                await changed.wait()
