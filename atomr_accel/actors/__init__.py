@@ -1,14 +1,26 @@
 """Supervised actors on trio. Nothing in here knows of accelerators."""
 
+from ._actor import Actor, Group, Terminated
+from ._cell import ActorStatistics
 from ._errors import (
     ActorError,
+    ActorRestarted,
+    ActorStopped,
     ChildExited,
     ChildStopped,
+    MailboxFull,
+    MessageDropped,
     NameTaken,
+    NoSuchActor,
     NoSuchChild,
     SupervisionFailed,
     SupervisorStopped,
+    UnhandledMessage,
 )
+from ._instrument import Instrument
+from ._mailbox import Mailbox, MailboxStatistics, Overflow
+from ._messages import Message, handler
+from ._ref import ActorRef
 from ._supervision import (
     AutoShutdown,
     Backoff,
@@ -19,18 +31,22 @@ from ._supervision import (
     Intensity,
     RestartType,
     Strategy,
+    Supervision,
     SupervisorState,
     decide_by_type,
 )
-from ._supervisor import (
-    ChildStatistics,
-    Supervisor,
-    SupervisorStatistics,
-    open_supervisor,
-)
+from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open_supervisor
+from ._system import ActorSystem, ActorTree, SystemStatistics, open_system
 
 __all__ = [
+    "Actor",
     "ActorError",
+    "ActorRef",
+    "ActorRestarted",
+    "ActorStatistics",
+    "ActorStopped",
+    "ActorSystem",
+    "ActorTree",
     "AutoShutdown",
     "Backoff",
     "ChildExited",
@@ -40,16 +56,31 @@ __all__ = [
     "ChildStopped",
     "Decider",
     "Directive",
+    "Group",
+    "Instrument",
     "Intensity",
+    "Mailbox",
+    "MailboxFull",
+    "MailboxStatistics",
+    "Message",
+    "MessageDropped",
     "NameTaken",
+    "NoSuchActor",
     "NoSuchChild",
+    "Overflow",
     "RestartType",
     "Strategy",
+    "Supervision",
     "SupervisionFailed",
     "Supervisor",
     "SupervisorState",
     "SupervisorStatistics",
     "SupervisorStopped",
+    "SystemStatistics",
+    "Terminated",
+    "UnhandledMessage",
     "decide_by_type",
+    "handler",
     "open_supervisor",
+    "open_system",
 ]

@@ -20,7 +20,7 @@ from ._errors import (
 from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics
 from ._messages import Message
 from ._ref import ActorRef
-from ._supervision import ChildSpec, ChildState, Directive, RestartType, Supervision, judge
+from ._supervision import ChildSpec, ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Node:
         mailbox: Mailbox | None,
         supervision: Supervision | None,
     ) -> ActorRef:
-        if not isinstance(actor_type, type) or not issubclass(actor_type, Actor):
+        given: object = actor_type
+        if not isinstance(given, type) or not issubclass(given, Actor):
             raise TypeError(
                 f"spawn takes a subclass of Actor and the arguments for it, got {actor_type!r}; "
                 "write `await system.spawn(Counter, start=3)`"
@@ -91,7 +92,8 @@ class Node:
             raise ValueError(f"an actor's name must not be empty nor contain '/', got {name!r}")
         if name in self.children:
             raise NameTaken(
-                f"there is an actor {self.path}/{name} already; stop it first or choose another name"
+                f"there is an actor {self.path}/{name} already; stop it first, or choose "
+                "another name"
             )
         if self._nursery is None:
             raise SupervisorStopped(
@@ -106,6 +108,7 @@ class Node:
             actor_type,
             args,
             kwargs,
+            grace,
             mailbox or actor_type.mailbox,
             supervision or actor_type.supervision,
         )
@@ -126,6 +129,9 @@ class Node:
     def child_stopping(self, name: str, *, restarting: bool) -> None:
         self.children[name].halting(restarting=restarting)
 
+    def child_exited(self, name: str, failure: BaseException | None) -> None:
+        self.children[name].exited(failure)
+
     def child_removed(self, name: str) -> None:
         self.children[name].end()
 
@@ -140,10 +146,12 @@ class Cell(Node):
         "_ended",
         "_failed",
         "_failure",
+        "_grace",
         "_halted",
         "_handled",
         "_leaving",
         "_lives",
+        "_restarting",
         "_type",
         "_unhandled",
         "_watchers",
@@ -162,6 +170,7 @@ class Cell(Node):
         actor_type: type[Actor],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        grace: float,
         mailbox: Mailbox,
         supervision: Supervision,
     ) -> None:
@@ -170,26 +179,29 @@ class Cell(Node):
         self.name = name
         self._type = actor_type
         self._arguments = (args, kwargs)
+        self._grace = grace
         self.inbox = Inbox(mailbox, self)
+        if self.system._instruments is not None:
+            self.inbox.limit = 0  # every message passes through `accept`
         self.ref = ActorRef._create(self)
         self.ended = False
+        self._ended: trio.Event | None = None
         # What was asked and is being handled, so that it is answered come what may.
         self._current: Ask | None = None
-        # How many times it was started, and the failure that the last start is owed to.
+        # How often it was started, and the failure that the present life is owed to.
         self._lives = 0
         self._cause: BaseException | None = None
-        # How the last life ended, if by a failure.
+        # The failure that the last life ended with, if it was one.
         self._failure: BaseException | None = None
-        # Why the loop is to end: its scope was cancelled, to be restarted or not, or it
-        # asked for its own end.
-        self._halted: str | None = None
+        # The loop is to end: because its scope was cancelled, perhaps for a restart, or
+        # because the actor wants to leave.
+        self._halted = False
+        self._restarting = False
         self._leaving = False
         self._handled = self._failed = self._unhandled = 0
-        self._ended: trio.Event | None = None
-        self._watchers: set[Cell] | None = None
-        self._watching: set[Cell] | None = None
-        if self.system.instruments is not None:
-            self.inbox.limit = 0
+        # Dicts for their order: sets would notify in another one in every run.
+        self._watchers: dict[Cell, None] | None = None
+        self._watching: dict[Cell, None] | None = None
 
     @property
     def kind(self) -> str:
@@ -200,7 +212,328 @@ class Cell(Node):
         return max(0, self._lives - 1)
 
     @property
+    def state(self) -> ChildState:
+        if self.ended or self.parent.supervisor is None:
+            return ChildState.ENDED
+        return self.parent.supervisor._state_of(self.name)
+
+    @property
     def nursery(self) -> trio.Nursery:
         if self._nursery is None:
-            raise RuntimeError(f"{self.path} does not run, so it has no nursery; see `started`")
+            raise RuntimeError(
+                f"{self.path} has no nursery at present: it is there from `started` until the "
+                "children are stopped"
+            )
         return self._nursery
+
+    def statistics(self) -> ActorStatistics:
+        return ActorStatistics(
+            path=self.path,
+            kind=self.kind,
+            state=self.state,
+            restarts=self.restarts,
+            handled=self._handled,
+            failed=self._failed,
+            unhandled=self._unhandled,
+            mailbox=self.inbox.statistics(),
+            children=None if self.supervisor is None else self.supervisor.statistics(),
+        )
+
+    # --- messages in
+
+    def accept(self, entry: Entry, *, urgent: bool) -> bool:
+        """Queue an entry; False if there is no room and the policy is to wait for some."""
+        if self.ended:
+            raise self._stopped_error()
+        accepted = self.inbox.put(entry, urgent=urgent)
+        if accepted and self.system._instruments is not None:
+            message = entry.message if isinstance(entry, Ask) else entry
+            self.system._instruments("message_sent", self.ref, message)
+        return accepted
+
+    def line_up(self, ask: Ask, *, urgent: bool) -> None:
+        """Queue an entry as soon as there is room."""
+        self.inbox.wait(ask, urgent=urgent)
+        if self.system._instruments is not None:
+            self.system._instruments("message_sent", self.ref, ask.message)
+
+    def dropped(self, message: Message[Any]) -> None:
+        self.system._dead_letter(self.ref, [message], "its full mailbox drops the oldest")
+
+    # --- what the parent's supervisor tells
+
+    def starting(self, cause: BaseException | None) -> None:
+        if self._lives and self.system._instruments is not None:
+            self.system._instruments("actor_restarting", self.ref, cause)
+        self._lives += 1
+        self._cause = cause
+        self._halted = self._restarting = self._leaving = False
+
+    def halting(self, *, restarting: bool) -> None:
+        self._halted = True
+        self._restarting = restarting
+
+    def exited(self, failure: BaseException | None) -> None:
+        self._failure = failure
+
+    def end(self) -> None:
+        """The actor is gone for good: answer everyone, and tell those who watch."""
+        if self.ended:
+            return
+        self.ended = True
+        if self.parent.children.get(self.name) is self:
+            del self.parent.children[self.name]
+        unread: list[Message[Any]] = []
+        for entry in self.inbox.close():
+            if isinstance(entry, Ask):
+                entry.fail(self._stopped_error())
+            else:
+                unread.append(entry)
+        if unread:
+            self.system._dead_letter(self.ref, unread, "it has stopped")
+        for watched in self._watching or ():
+            if watched._watchers is not None:
+                watched._watchers.pop(self, None)
+        for watcher in self._watchers or ():
+            if watcher._watching is not None:
+                watcher._watching.pop(self, None)
+            watcher.inbox.force(Terminated(self.ref, self._failure))
+        self._watchers = self._watching = None
+        if self._ended is not None:
+            self._ended.set()
+        if self.system._instruments is not None and self._lives:
+            self.system._instruments("actor_stopped", self.ref, self._failure)
+
+    # --- one life
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, *, task_status: trio.TaskStatus[ActorRef]) -> None:
+        """The whole of one life. The parent's supervisor runs it, once for each."""
+        failures: list[BaseException] = []
+        up = False
+        try:
+            actor = _make(self, self._type, self._arguments)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                try:
+                    await _begin(actor, self)
+                    up = True
+                    task_status.started(self.ref)
+                    if self.system._instruments is not None:
+                        self.system._instruments("actor_started", self.ref)
+                    await self._serve(actor)
+                except Exception as exc:  # noqa: BLE001
+                    failures.append(exc)  # raised below: a nursery would wrap it in a group
+                finally:
+                    self._nursery = self.inbox.task = self.inbox.receiver = None
+                    if self.supervisor is not None:
+                        await self.supervisor._close()
+                        self.supervisor = None
+                    nursery.cancel_scope.cancel()
+        except BaseException as exc:  # noqa: BLE001
+            failures.append(_unwrap(exc))  # raised below, with what comes on top of it
+        if up:
+            await self._finish(actor, failures)
+        if (current := self._current) is not None:
+            self._current = None
+            failure = next((f for f in failures if isinstance(f, Exception)), None)
+            current.fail(failure or self._interrupted())
+        if self._leaving and self.parent.supervisor is not None:
+            self.parent.supervisor._stop_soon(self.name)
+        try:
+            if len(failures) == 1:
+                raise failures[0]
+            if failures:
+                raise BaseExceptionGroup(f"{self.path} failed, and again on its way out", failures)
+        finally:
+            failures.clear()  # the tracebacks have this frame in them
+
+    async def _finish(self, actor: Actor, failures: list[BaseException]) -> None:
+        try:
+            deadline = trio.current_time() + self._grace
+            with trio.CancelScope(shield=True, deadline=deadline) as scope:
+                await _finish(actor)
+        except BaseException as exc:  # noqa: BLE001
+            failures.append(exc)  # raised by `run`
+        if scope.cancelled_caught:
+            _log.warning("%s: stopping() was cancelled after %g s", self.path, self._grace)
+
+    async def _serve(self, actor: Actor) -> None:
+        """Handle messages, one at a time, until it is time to end."""
+        inbox = self.inbox
+        inbox.task = task = trio.lowlevel.current_task()
+        queue = inbox.queue
+        handlers = self._type._handlers
+        instruments = self.system._instruments
+        credit = BATCH
+        while not self._halted:
+            if not credit:
+                credit = BATCH
+                await trio.lowlevel.checkpoint()
+                continue
+            if inbox.urgent or inbox.waiting:
+                entry = inbox.take()
+            else:
+                entry = queue.popleft() if queue else None
+            if entry is None:
+                inbox.receiver = task
+                await trio.lowlevel.wait_task_rescheduled(self._unpark)
+                credit = BATCH
+                continue
+            credit -= 1
+            if type(entry) is Ask:
+                self._current = entry
+                message = entry.message
+            else:
+                message = entry  # type: ignore[assignment]
+            handler = handlers.get(type(message)) or self._handler_of(type(message))
+            if handler is None:
+                self._refuse(entry, message)
+                continue
+            if instruments is not None:
+                instruments("message_started", self.ref, message)
+            try:
+                value = await handler(actor, message)
+            except BaseException as failure:
+                if instruments is not None:
+                    instruments("message_finished", self.ref, message, failure)
+                if not self._survives(entry, failure):
+                    raise
+            else:
+                self._handled += 1
+                if type(entry) is Ask:
+                    self._current = None
+                    entry.reply(value)
+                if instruments is not None:
+                    instruments("message_finished", self.ref, message, None)
+            entry = message = value = None  # type: ignore[assignment] # keep none alive while idle
+
+    def _unpark(self, _: object) -> trio.lowlevel.Abort:
+        self.inbox.receiver = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _handler_of(self, message_type: type) -> Callable[..., Awaitable[Any]] | None:
+        """The handler of the nearest base class of a message type, found once per type."""
+        handlers = self._type._handlers
+        if message_type not in handlers:
+            known = (base for base in message_type.__mro__ if handlers.get(base) is not None)
+            base = next(known, None)
+            handlers[message_type] = None if base is None else handlers[base]
+        return handlers[message_type]
+
+    def _refuse(self, entry: Entry, message: Message[Any]) -> None:
+        self._unhandled += 1
+        self._current = None
+        what = f"{self.kind} has no handler for {type(message).__qualname__}"
+        if isinstance(entry, Ask):
+            entry.fail(UnhandledMessage(f"{self.path}: {what}", path=self.path))
+        else:
+            self.system._dead_letter(self.ref, [message], what)
+
+    def _survives(self, entry: Entry, failure: BaseException) -> bool:
+        """Whether the actor goes on with its next message after a handler failed."""
+        if not isinstance(failure, Exception):
+            # Cancelled, most likely. If by the supervisor, the asker need not wait for
+            # our end to learn of it; if by our own nursery, that will say why.
+            if self._halted and (current := self._current) is not None:
+                self._current = None
+                current.fail(self._interrupted())
+            return False
+        self._failed += 1
+        asked = isinstance(entry, Ask)
+        if isinstance(entry, Ask):
+            self._current = None
+            entry.fail(failure)
+        assert self.parent.supervisor is not None
+        if not self.parent.supervisor._resumes(failure):
+            return False
+        if not asked:
+            _log.error("%s: a message failed, and the actor goes on", self.path, exc_info=failure)
+        return True
+
+    def _interrupted(self) -> ActorRestarted | ActorStopped:
+        if not self._restarting:
+            return self._stopped_error()
+        return ActorRestarted(
+            f"{self.path} was restarted while it handled the message", path=self.path
+        )
+
+    def _stopped_error(self) -> ActorStopped:
+        error = ActorStopped(f"{self.path} has stopped", path=self.path)
+        error.__cause__ = self._failure
+        return error
+
+    # --- ends
+
+    def leave(self) -> None:
+        self._leaving = self._halted = True
+        self.inbox.wake()
+
+    async def stop(self) -> None:
+        if self.ended or self.parent.supervisor is None:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self.parent.supervisor.stop_child(self.name)
+
+    async def wait_ended(self) -> BaseException | None:
+        if self.ended:
+            await trio.lowlevel.checkpoint()
+        else:
+            if self._ended is None:
+                self._ended = trio.Event()
+            await self._ended.wait()
+        return self._failure
+
+    def watch(self, other: Cell) -> None:
+        if self._type._handlers.get(Terminated) is None:
+            raise TypeError(
+                f"{self.kind} watches {other.path}, but has no handler for Terminated; add "
+                "`@handler async def ...(self, message: Terminated) -> None`"
+            )
+        if other.ended:
+            self.inbox.force(Terminated(other.ref, other._failure))
+            return
+        if other._watchers is None:
+            other._watchers = {}
+        if self._watching is None:
+            self._watching = {}
+        other._watchers[self] = self._watching[other] = None
+
+    def unwatch(self, other: Cell) -> None:
+        if self._watching is not None and other in self._watching:
+            del self._watching[other]
+            if other._watchers is not None:
+                other._watchers.pop(self, None)
+
+
+# What follows calls the user's code, and Ctrl-C may interrupt that. Handlers, which are
+# called without a frame between, are marked likewise where they are defined.
+
+
+@trio.lowlevel.disable_ki_protection
+def _make(cell: Cell, actor_type: type[Actor], arguments: tuple[Any, Any]) -> Actor:
+    actor = actor_type.__new__(actor_type)
+    actor._cell = cell  # before __init__, so that it has the ref at hand
+    args, kwargs = arguments
+    actor.__init__(*args, **kwargs)  # type: ignore[misc]
+    return actor
+
+
+@trio.lowlevel.disable_ki_protection
+async def _begin(actor: Actor, cell: Cell) -> None:
+    if cell.restarts:
+        cause, cell._cause = cell._cause, None
+        await actor.restarting(cause)
+    await actor.started()
+
+
+@trio.lowlevel.disable_ki_protection
+async def _finish(actor: Actor) -> None:
+    await actor.stopping()
+
+
+def _unwrap(failure: BaseException) -> BaseException:
+    """The failure itself, where a nursery has put it alone into a group."""
+    while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]
+    return failure

@@ -70,7 +70,7 @@ class Instruments:
         for instrument, method in tuple(self._methods.get(name, ())):
             try:
                 method(*args)
-            except Exception:
+            except Exception:  # noqa: BLE001 (logged)
                 _log.exception("%r failed and will not be called again", instrument)
                 for calls in self._methods.values():
                     calls[:] = [call for call in calls if call[0] is not instrument]

@@ -30,8 +30,8 @@ class Mailbox:
     """How much a mailbox holds, and what happens when it is full.
 
     Urgent messages have a queue of their own with the same capacity, which is emptied
-    first; they are never dropped. ``tell`` never waits, whatever the policy: where there is no room, and none is
-    made, it raises `MailboxFull`, which is a `trio.WouldBlock`.
+    first; they are never dropped. ``tell`` never waits, whatever the policy: where there
+    is no room, and none is made, it raises `MailboxFull`, which is a `trio.WouldBlock`.
     """
 
     capacity: int = 1024
@@ -216,10 +216,11 @@ class Inbox:
 
     def withdraw(self, ask: Ask) -> None:
         """The sender was cancelled: forget its message unless it was taken already."""
-        for queue in (self.queue, self.urgent or ()):
-            for index, entry in enumerate(queue):
+        for queue in (self.queue, self.urgent):
+            for index, entry in enumerate(queue or ()):
                 if entry is ask:
-                    del queue[index]  # type: ignore[union-attr] (an empty tuple has no entries)
+                    assert queue is not None
+                    del queue[index]
                     if self.waiting:
                         self.admit()
                     return

@@ -192,6 +192,10 @@ def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, types.UnionType)
 
 
+def _plain(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
 _PROMOTED: dict[Any, tuple[Any, ...]] = {int: (float, complex), float: (complex,)}
 """What type checkers take for what by convention."""
 
@@ -207,8 +211,7 @@ def _fits(actual: Any, expected: Any) -> bool:
     if actual == expected or actual in (Any, Never, NoReturn) or expected in (Any, object):
         return True
     if get_origin(actual) is Annotated or get_origin(expected) is Annotated:
-        strip = lambda a: get_args(a)[0] if get_origin(a) is Annotated else a  # noqa: E731
-        return _fits(strip(actual), strip(expected))
+        return _fits(_plain(actual), _plain(expected))
     if _is_union(actual):
         return all(_fits(member, expected) for member in get_args(actual))
     if _is_union(expected):

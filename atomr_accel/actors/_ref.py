@@ -104,7 +104,7 @@ class ActorRef(metaclass=NoPublicConstructor):
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         sending = Sending(message, trio.lowlevel.current_task(), inbox)
-        inbox.wait(sending, urgent=urgent)
+        self._cell.line_up(sending, urgent=urgent)
         await trio.lowlevel.wait_task_rescheduled(sending.abort)
         if sending.error is not None:
             raise sending.error
@@ -146,7 +146,7 @@ class ActorRef(metaclass=NoPublicConstructor):
         ask = Ask(message, task, inbox)
         if urgent or len(inbox.queue) >= inbox.limit:
             if not self._cell.accept(ask, urgent=urgent):
-                inbox.wait(ask, urgent=urgent)
+                self._cell.line_up(ask, urgent=urgent)
         else:
             inbox.queue.append(ask)
             if (receiver := inbox.receiver) is not None:

@@ -20,6 +20,7 @@ from ._supervision import (
     ChildSpec,
     ChildState,
     Decider,
+    Directive,
     Escalate,
     Finished,
     Intensity,
@@ -35,6 +36,7 @@ from ._supervision import (
     SupervisorState,
     Verdict,
     Wake,
+    judge,
     restart_always,
 )
 from ._util import NoPublicConstructor
@@ -83,6 +85,9 @@ class Family(Protocol):
 
     def child_stopping(self, name: str, *, restarting: bool) -> None:
         """A child was cancelled."""
+
+    def child_exited(self, name: str, failure: BaseException | None) -> None:
+        """A child's task has ended; what follows is still open."""
 
     def child_removed(self, name: str) -> None:
         """A child is gone for good."""
@@ -275,7 +280,22 @@ class Supervisor(metaclass=NoPublicConstructor):
         self._perform(self._machine.stop(slot.spec.name, trio.current_time()))
         return slot.gone
 
-    async def close(self) -> None:
+    # --- for the tree of actors
+
+    def _state_of(self, name: str) -> ChildState:
+        return self._machine.children[name].state
+
+    def _resumes(self, failure: Exception) -> bool:
+        """Whether an actor keeps its state and goes on, if a message failed so."""
+        try:
+            return judge(self._machine.decider, failure) is Directive.RESUME
+        except Exception:  # noqa: BLE001
+            return False  # the machine will ask again, and escalate what the decider raises
+
+    def _stop_soon(self, name: str) -> None:
+        self._perform(self._machine.stop(name, trio.current_time()))
+
+    async def _close(self) -> None:
         self._perform(self._machine.shutdown(trio.current_time()))
         # Bounded by the children: each has been cancelled, or will be in its turn.
         with trio.CancelScope(shield=True):
@@ -299,6 +319,8 @@ class Supervisor(metaclass=NoPublicConstructor):
             failure = exc
         try:
             slot.scope = slot.leave_by = None
+            if self._family is not None:
+                self._family.child_exited(slot.spec.name, failure)
             self._perform(self._machine.exited(slot.spec.name, failure, trio.current_time()))
         finally:
             # The traceback of the failure has this frame in it.
@@ -462,4 +484,4 @@ async def open_supervisor(
         try:
             yield supervisor
         finally:
-            await supervisor.close()
+            await supervisor._close()

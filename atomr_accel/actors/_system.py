@@ -1,0 +1,250 @@
+"""Systems: the root of a tree of actors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import trio
+
+from ._actor import Actor
+from ._cell import Cell, Node
+from ._errors import NoSuchActor
+from ._instrument import Instrument, Instruments
+from ._mailbox import Mailbox
+from ._messages import Message
+from ._ref import ActorRef
+from ._supervision import ChildState, RestartType, Supervision
+from ._supervisor import Supervisor, SupervisorStatistics
+from ._util import NoPublicConstructor
+
+_log = logging.getLogger("atomr_accel.actors")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemStatistics:
+    """A system at one moment."""
+
+    name: str
+    actors: int
+    """Actors in the whole tree."""
+    dead_letters: int
+    """Messages that were told so far and not handled."""
+    children: SupervisorStatistics
+    """How the system supervises the actors at the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorTree:
+    """An actor and those below it, at one moment. ``str(tree)`` draws it."""
+
+    name: str
+    path: str
+    kind: str
+    """The name of the actor's class; for the root, ``"system"``."""
+    state: ChildState
+    restarts: int
+    depth: int
+    """Messages in its mailbox."""
+    children: tuple[ActorTree, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines("", ""))
+
+    def _lines(self, first: str, rest: str) -> Iterator[str]:
+        yield (
+            f"{first}{self.name}  {self.kind}  {self.state.value}  "
+            f"restarts={self.restarts}  mailbox={self.depth}"
+        )
+        for child in self.children:
+            last = child is self.children[-1]
+            yield from child._lines(
+                rest + ("└── " if last else "├── "), rest + ("    " if last else "│   ")
+            )
+
+
+@final
+class ActorSystem(metaclass=NoPublicConstructor):
+    """A tree of actors, and the root of it. `open_system` makes one."""
+
+    _made_by: ClassVar[str] = "open_system(name)"
+
+    def __init__(
+        self,
+        name: str,
+        nursery: trio.Nursery,
+        supervision: Supervision,
+        instruments: Instruments | None,
+    ) -> None:
+        self.name = name
+        self._instruments = instruments
+        self._root = Node(self, "", supervision)
+        self._root._nursery = nursery
+        self._supervisor = Supervisor._create(name, nursery, supervision, self._root)
+        self._root.supervisor = self._supervisor
+        self._lost = 0
+
+    def __repr__(self) -> str:
+        return f"<ActorSystem {self.name!r}>"
+
+    async def spawn(
+        self,
+        actor_type: type[Actor],
+        /,
+        *args: Any,
+        name: str | None = None,
+        supervisor: ActorRef | None = None,
+        restart: RestartType = RestartType.PERMANENT,
+        grace: float = 5.0,
+        significant: bool = False,
+        mailbox: Mailbox | None = None,
+        supervision: Supervision | None = None,
+        **kwargs: Any,
+    ) -> ActorRef:
+        """Start an actor, and wait until it has started.
+
+        If you are cancelled meanwhile, the actor is stopped again.
+
+        Args:
+            actor_type: the class of the actor.
+            *args: for its constructor, at each start.
+            name: its name among its siblings. By default, one made from the class's.
+            supervisor: the actor that is to be its parent. By default, the system.
+            restart: when it is restarted.
+            grace: the seconds that ``stopping`` may take, and after which an actor that
+                has not left is reported.
+            significant: its end ends its parent, as ``auto_shutdown`` says.
+            mailbox: in place of the class's.
+            supervision: how it supervises its own children, in place of the class's.
+            **kwargs: for its constructor. Arguments of the names above can be passed
+                by position.
+
+        Returns:
+            The actor's address.
+
+        Raises:
+            NameTaken: its parent has a child of that name.
+            SupervisorStopped: its parent does not run.
+            ChildStopped: it was stopped before it had started.
+            Exception: what its constructor or ``started`` raised. It is then not kept.
+        """
+        parent = self._root if supervisor is None else supervisor._cell
+        return await parent.spawn(
+            actor_type,
+            args,
+            kwargs,
+            name=name,
+            restart=restart,
+            grace=grace,
+            significant=significant,
+            mailbox=mailbox,
+            supervision=supervision,
+        )
+
+    def find(self, path: str) -> ActorRef:
+        """The actor of a path such as ``"/gpu-0/context/blas"``.
+
+        Raises:
+            NoSuchActor: there is none, or none any more.
+        """
+        if not path.startswith("/"):
+            raise ValueError(f"a path starts with '/', got {path!r}")
+        node = self._root
+        for name in path[1:].split("/"):
+            if name not in node.children:
+                there = ", ".join(node.children) or "none"
+                raise NoSuchActor(
+                    f"there is no {path}: {node.path or 'the system'} has no child {name!r}; "
+                    f"its children: {there}",
+                    path=path,
+                )
+            node = node.children[name]
+        assert isinstance(node, Cell)
+        return node.ref
+
+    def tree(self) -> ActorTree:
+        """The system and all its actors at this moment."""
+        return ActorTree(
+            name=self.name,
+            path="/",
+            kind="system",
+            state=ChildState.RUNNING,
+            restarts=0,
+            depth=0,
+            children=_subtrees(self._root),
+        )
+
+    def statistics(self) -> SystemStatistics:
+        """The system at this moment."""
+        return SystemStatistics(
+            name=self.name,
+            actors=_count(self._root),
+            dead_letters=self._lost,
+            children=self._supervisor.statistics(),
+        )
+
+    def _dead_letter(self, ref: ActorRef, messages: Sequence[Message[Any]], reason: str) -> None:
+        # For the cells; the public side is the log, the statistics and `Instrument`.
+        self._lost += len(messages)
+        _log.warning(
+            "%d dead letter%s for %s, the first a %s: %s",
+            len(messages),
+            "" if len(messages) == 1 else "s",
+            ref.path,
+            type(messages[0]).__qualname__,
+            reason,
+        )
+        if self._instruments is not None:
+            for message in messages:
+                self._instruments("dead_letter", ref, message, reason)
+
+
+def _subtrees(node: Node) -> tuple[ActorTree, ...]:
+    return tuple(
+        ActorTree(
+            name=cell.name,
+            path=cell.path,
+            kind=cell.kind,
+            state=cell.state,
+            restarts=cell.restarts,
+            depth=cell.inbox.statistics().depth,
+            children=_subtrees(cell),
+        )
+        for cell in node.children.values()
+    )
+
+
+def _count(node: Node) -> int:
+    return sum(1 + _count(cell) for cell in node.children.values())
+
+
+@asynccontextmanager
+async def open_system(
+    name: str,
+    *,
+    supervision: Supervision = Supervision(),  # noqa: B008 (frozen)
+    instruments: Iterable[Instrument] = (),
+) -> AsyncIterator[ActorSystem]:
+    """Open a system of actors, which live until the block is left.
+
+    Leaving the block stops them in reverse order of their start, each after its own
+    children. When the supervision at the top gives up, the body is cancelled and the
+    failure leaves the block in an exception group, as from any nursery.
+
+    Args:
+        name: for logs and the tree.
+        supervision: how the actors at the top are supervised.
+        instruments: objects to tell what happens in the system.
+    """
+    told = tuple(instruments)
+    async with trio.open_nursery() as nursery:
+        system = ActorSystem._create(
+            name, nursery, supervision, Instruments(told) if told else None
+        )
+        try:
+            yield system
+        finally:
+            await system._supervisor._close()
