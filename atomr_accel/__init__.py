@@ -5,24 +5,28 @@ actors, buffers are handles with a generation, and a kernel that faults takes do
 context, not the program: the device comes back by itself.
 """
 
-from ._errors import (
-    AccelError,
-    CompileError,
-    ContextPoisoned,
-    CpuFallbackWarning,
-    DeviceLost,
-    DeviceUnavailable,
-    GpuRefSealed,
-    GpuRefStale,
-    KernelHung,
-    LibraryError,
-    LibraryMissing,
-    OutOfMemory,
-    RemoteError,
-    Unsupported,
-)
-from .device import Device, DeviceStatistics, open_device
-from .memory import GpuRef
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._errors import (
+        AccelError,
+        CompileError,
+        ContextPoisoned,
+        CpuFallbackWarning,
+        DeviceLost,
+        DeviceUnavailable,
+        GpuRefSealed,
+        GpuRefStale,
+        KernelHung,
+        LibraryError,
+        LibraryMissing,
+        OutOfMemory,
+        RemoteError,
+        Unsupported,
+    )
+    from .device import Device, DeviceStatistics, open_device
+    from .memory import GpuRef
 
 __all__ = [
     "AccelError",
@@ -44,3 +48,24 @@ __all__ = [
     "Unsupported",
     "open_device",
 ]
+
+# A host imports this package too, and every rebuild waits for that: it must not load the
+# program's half, with trio and all. So names are looked up when they are first used.
+_HOME = {
+    "Device": "device",
+    "DeviceStatistics": "device",
+    "open_device": "device",
+    "GpuRef": "memory",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME.get(name, '_errors')}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

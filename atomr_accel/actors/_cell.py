@@ -108,6 +108,7 @@ class Node:
             actor_type,
             args,
             kwargs,
+            restart,
             grace,
             mailbox or actor_type.mailbox,
             supervision or actor_type.supervision,
@@ -151,9 +152,11 @@ class Cell(Node):
         "_handled",
         "_leaving",
         "_lives",
+        "_restart",
         "_restarting",
         "_type",
         "_unhandled",
+        "_was_up",
         "_watchers",
         "_watching",
         "ended",
@@ -170,6 +173,7 @@ class Cell(Node):
         actor_type: type[Actor],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        restart: RestartType,
         grace: float,
         mailbox: Mailbox,
         supervision: Supervision,
@@ -179,6 +183,7 @@ class Cell(Node):
         self.name = name
         self._type = actor_type
         self._arguments = (args, kwargs)
+        self._restart = restart
         self._grace = grace
         self.inbox = Inbox(mailbox, self)
         if self.system._instruments is not None:
@@ -190,6 +195,7 @@ class Cell(Node):
         self._current: Ask | None = None
         # How often it was started, and the failure that the present life is owed to.
         self._lives = 0
+        self._was_up = False
         self._cause: BaseException | None = None
         # The failure that the last life ended with, if it was one.
         self._failure: BaseException | None = None
@@ -267,6 +273,7 @@ class Cell(Node):
             self.system._instruments("actor_restarting", self.ref, cause)
         self._lives += 1
         self._cause = cause
+        self._failure = None
         self._halted = self._restarting = self._leaving = False
 
     def halting(self, *, restarting: bool) -> None:
@@ -301,7 +308,7 @@ class Cell(Node):
         self._watchers = self._watching = None
         if self._ended is not None:
             self._ended.set()
-        if self.system._instruments is not None and self._lives:
+        if self.system._instruments is not None and self._was_up:
             self.system._instruments("actor_stopped", self.ref, self._failure)
 
     # --- one life
@@ -311,13 +318,14 @@ class Cell(Node):
         """The whole of one life. The parent's supervisor runs it, once for each."""
         failures: list[BaseException] = []
         up = False
+        self.inbox.task = trio.lowlevel.current_task()
         try:
             actor = _make(self, self._type, self._arguments)
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 try:
                     await _begin(actor, self)
-                    up = True
+                    up = self._was_up = True
                     task_status.started(self.ref)
                     if self.system._instruments is not None:
                         self.system._instruments("actor_started", self.ref)
@@ -325,7 +333,7 @@ class Cell(Node):
                 except Exception as exc:  # noqa: BLE001
                     failures.append(exc)  # raised below: a nursery would wrap it in a group
                 finally:
-                    self._nursery = self.inbox.task = self.inbox.receiver = None
+                    self._nursery = None
                     if self.supervisor is not None:
                         await self.supervisor._close()
                         self.supervisor = None
@@ -340,6 +348,7 @@ class Cell(Node):
             current.fail(failure or self._interrupted())
         if self._leaving and self.parent.supervisor is not None:
             self.parent.supervisor._stop_soon(self.name)
+        self.inbox.task = None
         try:
             if len(failures) == 1:
                 raise failures[0]
@@ -361,7 +370,7 @@ class Cell(Node):
     async def _serve(self, actor: Actor) -> None:
         """Handle messages, one at a time, until it is time to end."""
         inbox = self.inbox
-        inbox.task = task = trio.lowlevel.current_task()
+        task = inbox.task
         queue = inbox.queue
         handlers = self._type._handlers
         instruments = self.system._instruments
@@ -452,7 +461,8 @@ class Cell(Node):
         return True
 
     def _interrupted(self) -> ActorRestarted | ActorStopped:
-        if not self._restarting:
+        # If nobody halted it, its significant children have ended this life.
+        if not (self._restarting if self._halted else self._restart is RestartType.PERMANENT):
             return self._stopped_error()
         return ActorRestarted(
             f"{self.path} was restarted while it handled the message", path=self.path

@@ -145,6 +145,7 @@ class ActorRef(metaclass=NoPublicConstructor):
             )
         ask = Ask(message, task, inbox)
         if urgent or len(inbox.queue) >= inbox.limit:
+            await trio.lowlevel.checkpoint_if_cancelled()  # no message of ours drops another's
             if not self._cell.accept(ask, urgent=urgent):
                 self._cell.line_up(ask, urgent=urgent)
         else:

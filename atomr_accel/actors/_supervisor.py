@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, final
 
 import trio
@@ -122,6 +123,7 @@ class _TaskStatus:
         self._slot = slot
         self._called = False
 
+    @trio.lowlevel.enable_ki_protection
     def started(self, value: Any = None) -> None:
         if self._called:
             raise RuntimeError(
@@ -170,6 +172,10 @@ class Supervisor(metaclass=NoPublicConstructor):
         """The name given to `open_supervisor`."""
         return self._name
 
+    # What moves the machine on and carries out its actions is protected from Ctrl-C, which
+    # must not fall between the two.
+
+    @trio.lowlevel.enable_ki_protection
     async def start_child(self, spec: ChildSpec) -> Any:
         """Start a child and wait until it has started.
 
@@ -218,6 +224,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             # The tracebacks have this frame in them.
             failure = slot.starter = slot.value = slot.not_started = slot.failure = None
 
+    @trio.lowlevel.enable_ki_protection
     async def stop_child(self, name: str) -> None:
         """Stop a child for good, and wait until it has gone.
 
@@ -295,19 +302,23 @@ class Supervisor(metaclass=NoPublicConstructor):
     def _stop_soon(self, name: str) -> None:
         self._perform(self._machine.stop(name, trio.current_time()))
 
+    @trio.lowlevel.enable_ki_protection
     async def _close(self) -> None:
         self._perform(self._machine.shutdown(trio.current_time()))
         # Bounded by the children: each has been cancelled, or will be in its turn.
         with trio.CancelScope(shield=True):
             await self._stopped.wait()
 
+    @trio.lowlevel.enable_ki_protection
     async def _run(self, slot: _Slot, scope: trio.CancelScope) -> None:
         """The task of a child, from one start to the exit that belongs to it."""
         failure: BaseException | None = None
         status = _TaskStatus(self, slot)
+        # Actors look after their own protection, and there are many of them: spare a frame.
+        run = slot.spec.run if self._family is not None else partial(_unprotected, slot.spec.run)
         try:
             with scope:
-                await slot.spec.run(task_status=status)
+                await run(task_status=status)
             if not status._called and not scope.cancel_called:
                 name = slot.spec.name
                 raise ChildExited(
@@ -410,6 +421,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             self._nursery.start_soon(self._sleep, name=f"{self._name} (alarm)")
         self._alarm.deadline = at
 
+    @trio.lowlevel.enable_ki_protection
     async def _sleep(self) -> None:
         while self._wake_at < math.inf:
             self._alarm = trio.CancelScope(deadline=self._wake_at)
@@ -434,6 +446,13 @@ class Supervisor(metaclass=NoPublicConstructor):
             slot.spec.name,
             slot.spec.grace,
         )
+
+
+@trio.lowlevel.disable_ki_protection
+async def _unprotected(
+    run: Callable[..., Awaitable[None]], *, task_status: trio.TaskStatus[Any]
+) -> None:
+    await run(task_status=task_status)
 
 
 async def _raise(failure: BaseException) -> None:

@@ -13,24 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 import trio
 
 from .._errors import AccelError, ContextPoisoned, DeviceUnavailable
-from ..lanes import (
-    HostDied,
-    HostHandle,
-    MapSlab,
-    Open,
-    Opened,
-    OpenLane,
-    Port,
-    Probe,
-    StickyFault,
-    describe_exit,
-    start_host,
-)
+from ..host import MapSlab, Open, Opened, OpenLane, Probe, StickyFault
+from ..lanes import HostDied, HostHandle, Port, describe_exit, start_host
 from ..libraries import LaneSpec
 from ._core import Startup
 
 if TYPE_CHECKING:
-    from ..lanes import DeviceInfo, Fault
+    from ..host import DeviceInfo, Fault
     from ._core import DeviceCore
 
 MEMORY_LANE: Final = "memory"

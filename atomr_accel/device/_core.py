@@ -16,8 +16,9 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
-from ..lanes import CreateSlab, HostDied, Op, Port, StickyFault, UnmapSlabs
-from ..memory import GpuRef, MemoryMap, Slab, Staging
+from ..host import CreateSlab, StickyFault, UnmapSlabs
+from ..lanes import HostDied, Op, Port, Staging
+from ..memory import GpuRef, MemoryMap, Slab
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..backends import Backend
-    from ..lanes import DeviceInfo, Isolation, Message
+    from ..host import DeviceInfo, Message
+    from ..lanes import Isolation
     from ..libraries import LaneSpec
     from ._context import Context
     from ._standby import Standby

@@ -18,7 +18,7 @@ from .._errors import (
 )
 from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends import find_backend
-from ..lanes import Fill
+from ..host import Fill
 from ..libraries import Libraries, usable
 from ._context import MEMORY_LANE, Context
 from ._core import DeviceCore, Shape, Startup, as_shape
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from ..actors import SupervisorStatistics
     from ..backends import Backend, BackendName
-    from ..lanes import DeviceInfo, Isolation, LaneStatistics
+    from ..host import DeviceInfo
+    from ..lanes import Isolation, LaneStatistics
     from ..memory import GpuRef, MemoryStatistics
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)

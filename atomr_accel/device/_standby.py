@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, final
 
 import trio
 
-from ..lanes import HostDied, HostHandle, Preload, start_host
+from ..host import Preload
+from ..lanes import HostDied, HostHandle, start_host
 
 if TYPE_CHECKING:
     from ._core import DeviceCore

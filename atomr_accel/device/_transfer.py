@@ -14,14 +14,16 @@ import numpy as np
 import trio
 
 from .._dtypes import as_dtype
-from ..lanes import Copy, Download, Op, Protect, Unprotect, Upload
+from ..host import Copy, Download, Protect, Unprotect, Upload
+from ..lanes import CHUNK, Op
 from ..libraries import usable, writable
-from ..memory import CHUNK, GpuRef
+from ..memory import GpuRef
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ..memory import Block, Piece
+    from ..lanes import Piece
+    from ..memory import Block
     from ._core import DeviceCore
 
 _DEPTH: Final = 4

@@ -16,7 +16,7 @@ import msgspec
 import outcome
 import trio
 
-from ._wire import (
+from ..host import (
     WITHDRAWN,
     Failure,
     Fault,

@@ -15,16 +15,16 @@ import msgspec
 import trio
 
 from .._errors import AccelError
-from ._host import CONTROL_BYTES, Host
-from ._protocol import StickyFault
-from ._wire import (
+from ..host import (
     ControlReply,
     ControlRequest,
     Failure,
     Fault,
+    StickyFault,
     encoder,
     unpack_exception,
 )
+from ..host._host import CONTROL_BYTES, Host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ Isolation = Literal["process", "thread"]
 # which would put the current directory first.
 _BOOT: Final = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from atomr_accel.lanes._host import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "from atomr_accel.host._host import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
 

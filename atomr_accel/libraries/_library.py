@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..lanes import Message, Op, Port
+    from ..host import Message
+    from ..lanes import Op, Port
     from ..memory import Block, GpuRef, MemoryMap
 
 

@@ -1,8 +1,6 @@
 """A best-fit allocator over slabs, without any memory of its own.
 
-It deals in addresses, not pointers: ``slab << SLAB_SHIFT | offset``. An address means
-the same in every process and after every rebuild; only a host turns it into a pointer,
-with the base where it mapped the slab.
+It deals in addresses, not pointers (see ``host._address``).
 
 Freed pieces go to bins by exact size first, because programs ask for the same sizes
 again and again. They are coalesced with their neighbours only when a request finds
@@ -15,11 +13,11 @@ from typing import Final, final
 
 from sortedcontainers import SortedList
 
+from ..host import SLAB_SHIFT
+
 ALIGNMENT: Final = 256
 """What ``cudaMalloc`` promises, and what vendor libraries assume."""
 
-SLAB_SHIFT: Final = 40
-OFFSET_MASK: Final = (1 << SLAB_SHIFT) - 1
 _BINNED_SHARE: Final = 8
 """Bins are emptied once they hold more than 1/8 of all memory: they fragment it."""
 

@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, final
 
-from ._allocator import SLAB_SHIFT, Allocator, round_size
+from ..host import SLAB_SHIFT
+from ._allocator import Allocator, round_size
 from ._ref import Block, Epoch
 
 SLAB_BYTES: Final = 64 << 20

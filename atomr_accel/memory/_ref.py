@@ -33,7 +33,7 @@ class Block:
     """A piece of device memory and the ops in flight on it; shared by its views.
 
     Attributes:
-        address: where it is, in the device's address space (see ``_allocator``).
+        address: where it is, in the device's address space (see ``host._address``).
         size: bytes it takes, rounded.
         epoch: the epoch it is usable in; None once freed.
         generation: the generation it was made in.

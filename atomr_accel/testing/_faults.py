@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from .._errors import ContextPoisoned, Unsupported
-from ..lanes import StickyFault
+from ..host import StickyFault
 
 if TYPE_CHECKING:
     from ..device import Device

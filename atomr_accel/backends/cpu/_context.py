@@ -15,8 +15,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from ..._errors import DeviceUnavailable, OutOfMemory
-from ...lanes import DeviceInfo, StickyFault
-from ...memory import OFFSET_MASK, SLAB_SHIFT, shared_fd
+from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StickyFault, shared_fd
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 

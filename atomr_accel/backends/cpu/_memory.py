@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from ...lanes import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
+from ...host import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
 
 if TYPE_CHECKING:
     from ._context import CpuContext, CpuStream

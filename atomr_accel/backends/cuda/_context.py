@@ -14,8 +14,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from ..._errors import DeviceUnavailable, OutOfMemory
-from ...lanes import DeviceInfo
-from ...memory import OFFSET_MASK, SLAB_SHIFT
+from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo
 from ._driver import NOT_READY, check, driver, failure, start_driver
 
 _ATTRIBUTE: Final = driver.CUdevice_attribute

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..._errors import DeviceUnavailable, LibraryError, LibraryMissing, OutOfMemory
-from ...lanes import StickyFault
+from ...host import StickyFault
 
 try:
     from cuda.bindings import driver

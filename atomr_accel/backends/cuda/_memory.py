@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from ..._errors import LibraryError
-from ...lanes import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
+from ...host import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
 from ._driver import check, driver
 
 if TYPE_CHECKING:

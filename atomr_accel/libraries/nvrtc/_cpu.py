@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..._errors import LibraryMissing
-from ...lanes import StickyFault
+from ...host import StickyFault
 from ._compiler import compile_cubin
 from ._messages import Array, Compile, Launch, Load, Scalar
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...lanes import Message
+from ...host import Message
 
 
 class Compile(Message, frozen=True):

@@ -9,29 +9,18 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import tempfile
 from typing import Final, final
 
 import numpy as np
 import trio
 
-from ._allocator import Allocator, round_size
+from ..host import shared_fd
+from ..memory import Allocator, round_size
 
 CHUNK: Final = 8 << 20
 """Bytes a large transfer moves at a time."""
 
 _CAPACITY: Final = 64 << 20
-
-
-def shared_fd(nbytes: int, name: str) -> int:
-    """An anonymous file of ``nbytes`` that lives as long as somebody holds it."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name)
-    else:  # no memfd outside Linux: an unlinked file does the same, less quickly
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, nbytes)
-    return fd
 
 
 @final

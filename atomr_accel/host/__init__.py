@@ -1,0 +1,68 @@
+"""What runs inside a host: lanes' threads, and the language they share with the program.
+
+Nothing in here imports trio or knows a vendor. A backend provides the context and its
+streams, a library the executors; a host loads them by name.
+"""
+
+from ._address import OFFSET_MASK, SLAB_SHIFT, shared_fd
+from ._memory import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
+from ._protocol import Executor, HostContext, StickyFault, Stream
+from ._wire import (
+    WITHDRAWN,
+    ControlReply,
+    ControlRequest,
+    CreateSlab,
+    DeviceInfo,
+    Failure,
+    Fault,
+    Frames,
+    MapSlab,
+    Message,
+    Open,
+    Opened,
+    OpenLane,
+    Preload,
+    Reply,
+    UnmapSlabs,
+    Value,
+    append_frame,
+    encoder,
+    unpack_exception,
+)
+
+__all__ = [
+    "OFFSET_MASK",
+    "SLAB_SHIFT",
+    "WITHDRAWN",
+    "ControlReply",
+    "ControlRequest",
+    "Copy",
+    "CreateSlab",
+    "DeviceInfo",
+    "Download",
+    "Executor",
+    "Failure",
+    "Fault",
+    "Fill",
+    "Frames",
+    "HostContext",
+    "MapSlab",
+    "Message",
+    "Open",
+    "OpenLane",
+    "Opened",
+    "Preload",
+    "Probe",
+    "Protect",
+    "Reply",
+    "StickyFault",
+    "Stream",
+    "UnmapSlabs",
+    "Unprotect",
+    "Upload",
+    "Value",
+    "append_frame",
+    "encoder",
+    "shared_fd",
+    "unpack_exception",
+]
