@@ -90,9 +90,7 @@ class Blas:
             out = device.try_empty(shape, a.dtype, nbytes)
             if out is None:  # waiting for memory, or for a rebuild: then check again
                 out = await device.empty(shape, a.dtype)
-                return await self.gemm(
-                    a, b, out=out, alpha=alpha, trans_a=trans_a, trans_b=trans_b
-                )
+                return await self.gemm(a, b, out=out, alpha=alpha, trans_a=trans_a, trans_b=trans_b)
             block_c = out._block
         else:
             block_c = writable(out, memory, "out")

@@ -10,12 +10,15 @@ PROTOTYPES: Final = {
     "cublasCreate_v2": "ptr*",
     "cublasDestroy_v2": "ptr",
     "cublasSetStream_v2": "ptr ptr",
+    "cublasSetWorkspace_v2": "ptr ptr size",
     "cublasGetVersion_v2": "ptr int*",
     "cublasSetMathMode": "ptr int",
-    "cublasGemmEx_64": "ptr int int i64 i64 i64 ptr ptr int i64 ptr int i64 ptr ptr int i64 int int",
+    "cublasGemmEx_64": (
+        "ptr int int i64 i64 i64 ptr ptr int i64 ptr int i64 ptr ptr int i64 int int"
+    ),
 }
 
-# library_types.h: cudaDataType_t
+# Element types, as library_types.h numbers them.
 CUDA_TYPES: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 
 # cublas_api.h: cublasComputeType_t; 16-bit products accumulate in float32
