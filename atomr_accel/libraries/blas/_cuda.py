@@ -6,9 +6,7 @@ from ctypes import byref, c_double, c_float, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
 
-from cuda.bindings import driver
-
-from ...backends.cuda._driver import check
+from ...backends.cuda._driver import check, driver
 from .._vendor import VendorLibrary
 from ._messages import Gemm
 from ._prototypes import (
