@@ -508,12 +508,14 @@ class SupervisionMachine:
         ):
             report = Report(name, failure, Verdict.GONE)
             return [report, *self._ended(child, failed=True)]
-        report = Report(name, failure, Verdict.RESTARTING)
+        actions: list[Action] = []
         if child.mark is _Mark.RESTART:  # its restart is under way: no second one to count
             self._wait(child, child.due, child.cause)
-            return [report]
-        alone = directive is Directive.RESUME
-        return [report, *self._restart(child, failure, now, alone=alone)]
+        else:
+            actions = self._restart(child, failure, now, alone=directive is Directive.RESUME)
+            if self.state is not SupervisorState.RUNNING:
+                return actions  # one too many: it will be raised
+        return [Report(name, failure, Verdict.RESTARTING), *actions]
 
     def _returned(self, child: Child, now: float) -> list[Action]:
         if child.mark is _Mark.REMOVE:
