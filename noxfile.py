@@ -91,9 +91,7 @@ def tests(session: nox.Session) -> None:
     """
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
     cpu = {"ATOMR_TEST_BACKEND": "cpu"}
-    _python(session, "-m", "coverage", "erase")
     _python(session, "-m", "coverage", "run", "-m", "pytest", *session.posargs, env=cpu)
-    _python(session, "-m", "coverage", "combine", "--quiet")
     _python(session, "-m", "coverage", "report")
 
 
