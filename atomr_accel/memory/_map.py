@@ -138,12 +138,16 @@ class MemoryMap:
 
     def collect(self) -> None:
         """Release the blocks whose last ref was dropped."""
-        dropped = self.dropped
+        dropped, pool_of = self.dropped, self._pool_of
         while dropped:
-            self.release(*dropped.popleft())
-        for pool in [pool for pool in self._stale if not pool.in_use]:
-            self._stale.remove(pool)
-            self._give_up(pool)
+            address, size = dropped.popleft()
+            pool = pool_of.get(address >> SLAB_SHIFT)
+            if pool is not None:
+                pool.free(address, size)
+        if self._stale:
+            for pool in [pool for pool in self._stale if not pool.in_use]:
+                self._stale.remove(pool)
+                self._give_up(pool)
 
     def growth(self, nbytes: int) -> int:
         """How large a slab to make for a request that found no room."""
