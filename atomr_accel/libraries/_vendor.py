@@ -7,17 +7,28 @@ vendor's header and resolve every symbol, so a wrong row fails without a GPU.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
 from typing import TYPE_CHECKING, Any, Final, final
 
-from .._errors import LibraryError, LibraryMissing
+from .._errors import LibraryError, LibraryMissing, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 TYPES: Final[dict[str, Any]] = {
     "int": c_int,
     "i64": c_int64,
+    "u64": c_uint64,
     "size": c_size_t,
     "float": c_float,
     "double": c_double,
@@ -48,9 +59,7 @@ class VendorLibrary:
         library = _load(name)
         namer = getattr(library, status_name)
         namer.restype, namer.argtypes = c_char_p, [c_int]
-        self.functions: Mapping[str, Callable[..., int]] = {
-            function: _bind(library, function, words) for function, words in prototypes.items()
-        }
+        self.functions: Final = _Functions(name, library, prototypes)
         self._namer = namer
 
     def call(self, function: str, *args: Any) -> None:
@@ -71,11 +80,32 @@ class VendorLibrary:
         )
 
 
-def _bind(library: ctypes.CDLL, function: str, words: str) -> Callable[..., int]:
-    bound = getattr(library, function)
-    bound.restype = c_int
-    bound.argtypes = [TYPES[word] for word in words.split()]
-    return bound  # type: ignore[no-any-return]
+@final
+class _Functions(dict[str, "Callable[..., int]"]):
+    """The functions of a table, each bound when it is first wanted.
+
+    Tables name what the newest release has; a program that does not use a function is
+    not bothered by a release that lacks it.
+    """
+
+    def __init__(self, name: str, library: ctypes.CDLL, prototypes: Prototypes) -> None:
+        super().__init__()
+        self._name = name
+        self._library = library
+        self._prototypes = prototypes
+
+    def __missing__(self, function: str) -> Callable[..., int]:
+        words = self._prototypes[function]
+        try:
+            bound = getattr(self._library, function)
+        except AttributeError:
+            raise Unsupported(
+                f"the {self._name} that is installed has no {function}; a newer release may"
+            ) from None
+        bound.restype = c_int
+        bound.argtypes = [TYPES[word] for word in words.split()]
+        self[function] = bound
+        return bound  # type: ignore[no-any-return]
 
 
 def _load(name: str) -> ctypes.CDLL:
