@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOOKS = ("started", "restarting", "stopping")
 
 
-class Terminated(Message[None], frozen=True):
+class Terminated(Message[None]):
     """An actor that this one watches has ended for good.
 
     Attributes:

@@ -22,6 +22,7 @@ from ._messages import Message
 from ._ref import ActorRef
 from ._supervision import ChildSpec, ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
+from ._util import unwrap
 
 if TYPE_CHECKING:
     from ._system import ActorSystem
@@ -339,13 +340,16 @@ class Cell(Node):
                         self.supervisor = None
                     nursery.cancel_scope.cancel()
         except BaseException as exc:  # noqa: BLE001
-            failures.append(_unwrap(exc))  # raised below, with what comes on top of it
+            failures.append(unwrap(exc))  # raised below, with what comes on top of it
         if up:
             await self._finish(actor, failures)
         if (current := self._current) is not None:
             self._current = None
             failure = next((f for f in failures if isinstance(f, Exception)), None)
-            current.fail(failure or self._interrupted())
+            # If nobody halted it and nothing failed, its significant children ended this life.
+            ended = not self._halted and not failures
+            restarting = ended and self._restart is RestartType.PERMANENT
+            current.fail(failure or self._interrupted(restarting=restarting))
         if self._leaving and self.parent.supervisor is not None:
             self.parent.supervisor._stop_soon(self.name)
         self.inbox.task = None
@@ -446,7 +450,7 @@ class Cell(Node):
             # our end to learn of it; if by our own nursery, that will say why.
             if self._halted and (current := self._current) is not None:
                 self._current = None
-                current.fail(self._interrupted())
+                current.fail(self._interrupted(restarting=self._restarting))
             return False
         self._failed += 1
         asked = isinstance(entry, Ask)
@@ -460,9 +464,8 @@ class Cell(Node):
             _log.error("%s: a message failed, and the actor goes on", self.path, exc_info=failure)
         return True
 
-    def _interrupted(self) -> ActorRestarted | ActorStopped:
-        # If nobody halted it, its significant children have ended this life.
-        if not (self._restarting if self._halted else self._restart is RestartType.PERMANENT):
+    def _interrupted(self, *, restarting: bool) -> ActorRestarted | ActorStopped:
+        if not restarting:
             return self._stopped_error()
         return ActorRestarted(
             f"{self.path} was restarted while it handled the message", path=self.path
@@ -540,10 +543,3 @@ async def _begin(actor: Actor, cell: Cell) -> None:
 @trio.lowlevel.disable_ki_protection
 async def _finish(actor: Actor) -> None:
     await actor.stopping()
-
-
-def _unwrap(failure: BaseException) -> BaseException:
-    """The failure itself, where a nursery has put it alone into a group."""
-    while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
-        failure = failure.exceptions[0]
-    return failure

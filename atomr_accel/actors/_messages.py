@@ -17,6 +17,7 @@ from typing import (
     NoReturn,
     TypeVar,
     Union,
+    dataclass_transform,
     get_args,
     get_origin,
 )
@@ -28,6 +29,9 @@ Reply_co = TypeVar("Reply_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+# To type checkers, classes derived from a frozen struct are frozen only if they say so
+# again; at run time they are in any case. This tells them.
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, Generic[Reply_co], frozen=True):
     """Base of all messages: a frozen struct that states what it is answered with.
 

@@ -40,7 +40,7 @@ from ._supervision import (
     judge,
     restart_always,
 )
-from ._util import NoPublicConstructor
+from ._util import NoPublicConstructor, unwrap
 
 _log = logging.getLogger("atomr_accel.actors")
 
@@ -331,6 +331,7 @@ class Supervisor(metaclass=NoPublicConstructor):
         try:
             slot.scope = slot.leave_by = None
             if self._family is not None:
+                failure = failure and unwrap(failure)
                 self._family.child_exited(slot.spec.name, failure)
             self._perform(self._machine.exited(slot.spec.name, failure, trio.current_time()))
         finally:

@@ -240,10 +240,9 @@ async def open_system(
         instruments: objects to tell what happens in the system.
     """
     told = tuple(instruments)
+    hooks = Instruments(told) if told else None
     async with trio.open_nursery() as nursery:
-        system = ActorSystem._create(
-            name, nursery, supervision, Instruments(told) if told else None
-        )
+        system = ActorSystem._create(name, nursery, supervision, hooks)
         try:
             yield system
         finally:

@@ -24,6 +24,13 @@ class NoPublicConstructor(type):
         return super().__call__(*args, **kwargs)  # type: ignore[misc, no-any-return]
 
 
+def unwrap(failure: BaseException) -> BaseException:
+    """The failure itself, where a nursery has put it alone into a group."""
+    while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]
+    return failure
+
+
 def describe(failure: BaseException) -> str:
     """One line about an exception, also where its ``__str__`` is broken."""
     return "".join(traceback.format_exception_only(failure)[:1]).strip()
