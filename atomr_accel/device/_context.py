@@ -55,6 +55,7 @@ class Context:
         try:
             try:
                 async with trio.open_nursery() as self._nursery:
+                    self._nursery.start_soon(self._core.bury)
                     info = await self._bring_up()
                     self._core.attach(self, self._ports, info)
                     up = True
@@ -63,13 +64,17 @@ class Context:
                 failures, rest = group.split((AccelError, StickyFault))
                 if failures is None or rest is not None:
                     raise
-            # The host's exit code tells best why it died, so let it finish dying.
-            died = self._fault is None and failures is not None
-            code = await self.host.close(dying=died and bool(failures.subgroup(HostDied)))
+            code = None
+            if self._fault is None and failures is not None and failures.subgroup(HostDied):
+                # Its exit code tells best why it died, so let it finish dying.
+                code = await self.host.close(dying=True)
             if failures is not None:
                 raise self._conclude(failures, code, up=up)
         finally:
-            await self.host.close()
+            # Tearing down a GPU's context takes the kernel a while; the next host need not
+            # wait for that, and touches nothing that this one can still write to.
+            self.host.kill()
+            self._core.dying.append(self.host)
             fault = self._fault
             for port in self._ports.values():
                 port.fail_all(lambda op: fault or HostDied(f"{op.name} did not finish"))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..backends import Backend
     from ..host import DeviceInfo, Message
-    from ..lanes import Isolation
+    from ..lanes import HostHandle, Isolation
     from ..libraries import LaneSpec
     from ._context import Context
     from ._standby import Standby
@@ -66,6 +66,7 @@ class DeviceCore:
         info: what the device said of itself when it was opened last.
         lanes: the lanes ever used, with their numbers; a rebuild opens them again.
         standby: keeps a host warm for the next rebuild, if there is one.
+        dying: hosts that were killed and may not have ended yet; see ``bury``.
     """
 
     def __init__(self, backend: Backend, index: int, isolation: Isolation) -> None:
@@ -80,6 +81,7 @@ class DeviceCore:
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
         self.standby: Standby | None = None
+        self.dying: list[HostHandle] = []
         self.lanes_changed = trio.Event()
         self.faults = 0
         self.last_fault: ContextPoisoned | None = None
@@ -175,6 +177,12 @@ class DeviceCore:
         self.memory.bump()
         self.memory.close()
         self.staging.close()
+
+    async def bury(self) -> None:
+        """Wait until the hosts that were killed have ended."""
+        while self.dying:
+            await self.dying[-1].close()
+            self.dying.pop()
 
     async def ready(self) -> Context:
         """Wait until there is a good context.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
+import trio
 
 from .._dtypes import as_dtype
 from .._errors import (
@@ -52,6 +53,7 @@ class DeviceStatistics:
         memory: where the device's memory is.
         lanes: the open lanes.
         startup: how long the present context took to come up.
+        standby: whether a warm host is ready for the next rebuild.
         supervisor: restarts of the context, and the window they are counted in.
     """
 
@@ -64,6 +66,7 @@ class DeviceStatistics:
     memory: MemoryStatistics
     lanes: tuple[LaneStatistics, ...]
     startup: Startup | None
+    standby: bool
     supervisor: SupervisorStatistics
 
 
@@ -264,6 +267,7 @@ class Device(Libraries):
             memory=core.memory.statistics(),
             lanes=tuple(port.statistics() for port in core.ports.values()),
             startup=core.startup,
+            standby=core.standby is not None and core.standby.warm,
             supervisor=self._supervisor.statistics(),
         )
 
@@ -336,6 +340,8 @@ async def open_device(
                     return
         finally:
             core.close()
+            with trio.CancelScope(shield=True):
+                await core.bury()
     assert unavailable is not None
     raise unavailable
 

@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 @final
 class Standby:
-    """Keeps one warm host while a context is up; the next context takes it."""
+    """Keeps one warm host while a context is up; the next context takes it.
+
+    Attributes:
+        warm: whether it has loaded all that the device uses.
+    """
 
     def __init__(self, core: DeviceCore) -> None:
         self._core = core
         self._host: HostHandle | None = None
+        self.warm = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Warm a host up whenever there is a context and no warm host."""
@@ -37,6 +42,8 @@ class Standby:
             except HostDied:
                 # Nothing is lost: the next rebuild starts one of its own.
                 self._host = None
+                self.warm = False
+                await host.close()
             finally:
                 if self._host is host:
                     self._host = None
@@ -46,6 +53,7 @@ class Standby:
     def take(self) -> HostHandle | None:
         """The warm host, which is the caller's from now on."""
         host, self._host = self._host, None
+        self.warm = False
         return host
 
     async def _keep_warm(self, host: HostHandle) -> None:
@@ -58,4 +66,5 @@ class Standby:
                 await host.request(Preload(sorted(wanted - loaded)))
                 loaded |= wanted
             else:
+                self.warm = True
                 await changed.wait()

@@ -95,8 +95,6 @@ class Op:
         if self.answered:
             await trio.lowlevel.checkpoint()
             return self.result()
-        if self.port.may_lead():
-            return await self.port.lead(self)
         self.task = trio.lowlevel.current_task()
         return await trio.lowlevel.wait_task_rescheduled(self._abort)
 
@@ -113,19 +111,13 @@ class Op:
         else:
             self.on_answer = callback
 
-    def abandon(self) -> None:
-        """The caller leaves now, whatever becomes of the op.
-
-        An op that the host has keeps its buffers until it is answered, so nobody reuses
-        memory under a running kernel. One that it does not have yet still goes there, as
-        an empty op, because others may be ordered after it.
-        """
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        # The caller leaves now, whatever becomes of the op. If the host has it, it keeps
+        # its buffers until it is answered, so nobody reuses memory under a running kernel.
+        # If not, it still goes there, as an empty op: others may be ordered after it.
         self.task = None
         if not self.sent:
             self.message = WITHDRAWN
-
-    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        self.abandon()
         return trio.lowlevel.Abort.SUCCEEDED
 
 
@@ -176,9 +168,6 @@ class Port:
         self._completed = 0
         self._failed = 0
         self._frames = 0
-        # A second descriptor of the socket, to wait on beside the reader; see ``lead``.
-        self._second = sock.dup()
-        self._leading = False
         self._on_fault: Callable[[Fault, str], None]
         self._frames_in = Frames()
         self._ended = False
@@ -250,43 +239,12 @@ class Port:
                 nursery.start_soon(self._write)
                 while not self._ended:
                     await trio.lowlevel.wait_readable(self._sock)
-                    # A leader that waits for the same data must find it: nothing could
-                    # wake it once the data is gone.
-                    if not self._leading:
-                        self._receive()
+                    self._receive()
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
-            for sock in (self._second, self._sock):
-                trio.lowlevel.notify_closing(sock)
-                sock.close()
-
-    def may_lead(self) -> bool:
-        """Whether the caller of the only op in flight should wait for the socket itself."""
-        return self._count == 1 and not self._leading and not self._ended
-
-    async def lead(self, op: Op) -> Any:
-        """Wait for ``op``, which is alone, on the socket rather than on the reader's task.
-
-        The reader would wake up, read, and wake the caller in the next round of the event
-        loop. For a small kernel that round is a tenth of the latency.
-        """
-        self._leading = True
-        try:
-            while not op.answered and not self._ended:
-                await trio.lowlevel.wait_readable(self._second)
-                self._receive()
-        except trio.ClosedResourceError:
-            pass  # the context ended, which answers every op, this one at the latest now
-        except trio.Cancelled:
-            op.abandon()
-            raise
-        finally:
-            self._leading = False
-        if not op.answered:
-            op.task = trio.lowlevel.current_task()
-            return await trio.lowlevel.wait_task_rescheduled(op._abort)
-        return op.result()
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
 
     async def _write(self) -> None:
         while True:
