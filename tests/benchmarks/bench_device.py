@@ -91,8 +91,9 @@ class ByHand:
         return best
 
 
-async def recovery(device: Device) -> tuple[float, float]:
-    """Seconds from causing a fault to the next good result, and to map a sealed GiB."""
+async def recovery(device: Device) -> tuple[float, float, float]:
+    """Seconds from causing a fault to the next good result, with a warm standby host and
+    without, and seconds to map a sealed GiB again."""
     host = np.random.default_rng().random((SIZE, SIZE), dtype=np.float32)
     sealed = await device.put(host, sealed=True)
     expected = host.astype(np.float64) @ host
@@ -100,19 +101,24 @@ async def recovery(device: Device) -> tuple[float, float]:
     gib = SEALED_GIB if device.backend == "cuda" else 1
     for _ in range(gib):
         ballast.append(await device.put(np.ones(1 << 28, np.float32), sealed=True))
-    samples = []
-    remaps = []
-    for _ in range(5):
+    warm, cold, remaps = [], [], []
+    for attempt in range(8):
+        while attempt % 2 == 0 and device.backend == "cuda" and not device.statistics().standby:
+            await trio.sleep(0.05)
         start = time.perf_counter()
         await poison(device)
+        seen = time.perf_counter()
         result = await device.get(await device.blas.gemm(sealed, sealed))
-        samples.append(time.perf_counter() - start)
+        end = time.perf_counter()
+        (cold if attempt % 2 else warm).append(end - start)
         np.testing.assert_allclose(result, expected, rtol=1e-3)
         startup = device.statistics().startup
         assert startup is not None
         remaps.append(startup.remap / (startup.remapped_bytes / 2**30))
-        print(f"    {startup}")
-    return statistics.median(samples), statistics.median(remaps)
+        print(
+            f"    fault seen after {seen - start:.3f} s, good after {end - start:.3f} s: {startup}"
+        )
+    return statistics.median(warm), statistics.median(cold), statistics.median(remaps)
 
 
 async def run() -> None:
@@ -159,8 +165,9 @@ async def run() -> None:
                     f"{rate / rate_tight:.2f} (goal >= 1.0)",
                 ),
             ]
-        to_good, remap = await recovery(device)
-        rows.append(("fault to next good result", f"{to_good * 1e3:.0f} ms", "", "(goal < 1 s)"))
+        warm, cold, remap = await recovery(device)
+        rows.append(("fault to next good result", f"{warm * 1e3:.0f} ms", "", "(goal < 1 s)"))
+        rows.append(("the same, no warm host yet", f"{cold * 1e3:.0f} ms", "", ""))
         rows.append(("re-map of a sealed GiB", f"{remap * 1e3:.2f} ms", "", "(goal < 1 ms)"))
     for name, us, them, ratio in rows:
         print(f"{name:28} {us:>16}   {them:32} {ratio}")
