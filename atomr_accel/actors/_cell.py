@@ -379,6 +379,7 @@ class Cell(Node):
         handlers = self._type._handlers
         instruments = self.system._instruments
         credit = BATCH
+        entry: Entry | None
         while not self._halted:
             if not credit:
                 credit = BATCH

@@ -191,14 +191,9 @@ class Inbox:
             self.receiver = None
             trio.lowlevel.reschedule(receiver)
 
-    def take(self) -> Entry | None:
-        """The next entry, urgent ones first."""
-        if self.urgent:
-            entry = self.urgent.popleft()
-        elif self.queue:
-            entry = self.queue.popleft()
-        else:
-            return None
+    def take(self) -> Entry:
+        """The next entry, of which there is one: urgent ones first."""
+        entry = self.urgent.popleft() if self.urgent else self.queue.popleft()
         if self.waiting:
             self.admit()
         return entry

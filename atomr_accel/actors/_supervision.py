@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ._errors import ChildExited, NameTaken, NoSuchChild, SupervisorStopped
+from ._errors import ChildExited, NameTaken, SupervisorStopped
 from ._util import describe
 
 
@@ -464,9 +464,7 @@ class SupervisionMachine:
 
     def stop(self, name: str, now: float) -> list[Action]:
         """A child is to be stopped for good."""
-        child = self.children.get(name)
-        if child is None:
-            raise NoSuchChild(f"there is no child {name!r}; the children are {list(self.children)}")
+        child = self.children[name]
         if self.state is not SupervisorState.RUNNING:
             return []  # its turn will come
         child.mark = _Mark.REMOVE

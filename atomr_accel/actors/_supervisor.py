@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, final
 
 import trio
 
-from ._errors import ChildExited, ChildStopped, SupervisionFailed
+from ._errors import ChildExited, ChildStopped, NoSuchChild, SupervisionFailed
 from ._supervision import (
     Action,
     AutoShutdown,
@@ -237,8 +237,10 @@ class Supervisor(metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         slot = self._slots.get(name)
         if slot is None:
-            self._machine.stop(name, trio.current_time())  # raises NoSuchChild
-            raise AssertionError(f"child {name!r} has no slot")
+            raise NoSuchChild(
+                f"{self._name} has no child {name!r}; its children: "
+                f"{', '.join(self._slots) or 'none'}"
+            )
         await self._stop(slot).wait()
         try:
             if slot.failure is not None:

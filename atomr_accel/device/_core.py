@@ -82,7 +82,6 @@ class DeviceCore:
         self.startup: Startup | None = None
         self.standby: Standby | None = None
         self.dying: list[HostHandle] = []
-        self.lanes_changed = trio.Event()
         self.faults = 0
         self.last_fault: ContextPoisoned | None = None
         self.memory.bump()
@@ -216,8 +215,8 @@ class DeviceCore:
         """Note that a lane is in use."""
         if spec.name not in self.lanes:
             self.lanes[spec.name] = (spec, index)
-            self.lanes_changed.set()
-            self.lanes_changed = trio.Event()
+            if self.standby is not None:
+                self.standby.changed()
 
     @contextmanager
     def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:

@@ -28,6 +28,7 @@ class Standby:
     def __init__(self, core: DeviceCore) -> None:
         self._core = core
         self._host: HostHandle | None = None
+        self._changed = trio.Event()
         self.warm = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -53,18 +54,24 @@ class Standby:
     def take(self) -> HostHandle | None:
         """The warm host, which is the caller's from now on."""
         host, self._host = self._host, None
-        self.warm = False
+        self.changed()
         return host
+
+    def changed(self) -> None:
+        """The host was taken, or the device uses more than it has loaded."""
+        self.warm = False
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def _keep_warm(self, host: HostHandle) -> None:
         """Load what the device uses, and again when it uses more, until it is taken."""
         loaded: set[str] = set()
         while self._host is host:
-            changed = self._core.lanes_changed
+            changed = self._changed
             wanted = self._core.executors()
             if wanted - loaded:
                 await host.request(Preload(sorted(wanted - loaded)))
                 loaded |= wanted
             else:
-                self.warm = True
+                self.warm = self._host is host
                 await changed.wait()

@@ -634,7 +634,7 @@ def test_the_runtime_does_what_the_machine_decides(
     ("n", "delay"), [(0, 0.25), (1, 0.25), (2, 1), (3, 2), (4, 4), (5, 5), (5000, 5)]
 )
 def test_back_off_grows_to_its_maximum(n: int, delay: float) -> None:
-    assert Backoff(initial=0.25, base=1, factor=2, maximum=5).delay(n) == delay
+    assert Backoff(initial=0.25, base=1.0, factor=2.0, maximum=5).delay(n) == delay
 
 
 def test_jitter_spreads_in_both_directions_and_is_repeatable() -> None:
