@@ -7,6 +7,7 @@ vendor's header and resolve every symbol, so a wrong row fails without a GPU.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import (
     POINTER,
     c_char_p,
@@ -15,6 +16,7 @@ from ctypes import (
     c_int,
     c_int64,
     c_size_t,
+    c_uint,
     c_uint64,
     c_void_p,
 )
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 TYPES: Final[dict[str, Any]] = {
     "int": c_int,
+    "uint": c_uint,
     "i64": c_int64,
     "u64": c_uint64,
     "size": c_size_t,
@@ -35,6 +38,7 @@ TYPES: Final[dict[str, Any]] = {
     "ptr": c_void_p,  # device pointers, handles, host scalars
     "str": c_char_p,
     "int*": POINTER(c_int),
+    "i64*": POINTER(c_int64),
     "size*": POINTER(c_size_t),
     "ptr*": POINTER(c_void_p),
 }
@@ -51,14 +55,22 @@ class VendorLibrary:
     Args:
         name: as cuda-pathfinder knows it, such as ``"cublas"``.
         prototypes: its functions.
-        status_name: a function of the library that names a status code.
+        status_name: a function of the library that names a status code, or a table of
+            names where the library has no such function.
     """
 
-    def __init__(self, name: str, prototypes: Prototypes, status_name: str) -> None:
+    def __init__(
+        self, name: str, prototypes: Prototypes, status_name: str | Mapping[int, str]
+    ) -> None:
         self.name = name
         library = _load(name)
-        namer = getattr(library, status_name)
-        namer.restype, namer.argtypes = c_char_p, [c_int]
+        namer: Callable[[int], bytes | None]
+        if isinstance(status_name, Mapping):
+            names = {status: text.encode() for status, text in status_name.items()}
+            namer = names.get
+        else:
+            namer = getattr(library, status_name)
+            namer.restype, namer.argtypes = c_char_p, [c_int]  # type: ignore[attr-defined]
         self.functions: Final = _Functions(name, library, prototypes)
         self._namer = namer
 
