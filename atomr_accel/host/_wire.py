@@ -11,6 +11,7 @@ The control socket carries one request and one reply at a time, with descriptors
 from __future__ import annotations
 
 import builtins
+import operator
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HEADER: Final = 4
-encoder: Final = msgspec.msgpack.Encoder()
+
+
+def _plain(value: Any) -> Any:
+    """What stands for a value that msgpack does not know: NumPy's scalars, and addresses
+    that become known only now (``memory.LateAddress``)."""
+    item = getattr(value, "item", None)
+    return operator.index(value) if item is None else item()
+
+
+encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -3,6 +3,7 @@
 No I/O and no vendor: hosts map what this layer describes.
 """
 
+from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._map import MemoryMap, MemoryStatistics, Slab
 from ._ref import Block, Epoch, GpuRef, refuse, refuse_write
@@ -12,6 +13,7 @@ __all__ = [
     "Block",
     "Epoch",
     "GpuRef",
+    "LateAddress",
     "MemoryMap",
     "MemoryStatistics",
     "Slab",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from ..host import SLAB_SHIFT
+from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._ref import Block, Epoch
 
@@ -110,6 +111,21 @@ class MemoryMap:
         block = Block(self, address, size, self.epoch)
         block.sealed = sealed
         return block
+
+    def promise(self) -> Block:
+        """A block without memory, whose address is known late; see ``provide``."""
+        block = Block(self, 0, 0, self.epoch)
+        block.address = LateAddress(block)
+        return block
+
+    def provide(self, block: Block, nbytes: int) -> bool:
+        """Give a promised block its memory; False when no slab has the room."""
+        found = self.allocate(nbytes)
+        if found is None:
+            return False
+        block.address, block.size = found.address, found.size
+        found.size = 0
+        return True
 
     def seal(self, block: Block) -> None:
         """Make a block of a sealed slab survive rebuilds, now that its content is there."""

@@ -57,7 +57,7 @@ class Block:
 
     def __init__(self, memory: MemoryMap, address: int, size: int, epoch: Epoch) -> None:
         self.memory = memory
-        self.address = address
+        self.address: Any = address  # an int, or a LateAddress until there is memory
         self.size = size
         self.epoch: Epoch | None = epoch
         self.generation = epoch.generation

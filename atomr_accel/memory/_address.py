@@ -1,0 +1,38 @@
+"""Addresses that are not known yet: of blocks that have no memory, or may get other memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from ._ref import Block
+
+
+@final
+class LateAddress:
+    """Stands for ``block.address + offset`` in a message until the message is sent.
+
+    A batch may use a buffer before there is memory for it, and a recording is replayed
+    with other buffers than it was made with. Both put this in messages, where ordinary
+    ops put the number; the encoder asks for the number when it needs it.
+    """
+
+    __slots__ = ("block", "offset")
+
+    def __init__(self, block: Block, offset: int = 0) -> None:
+        self.block = block
+        self.offset = offset
+
+    def __add__(self, offset: int) -> LateAddress:
+        return LateAddress(self.block, self.offset + offset)
+
+    __radd__ = __add__
+
+    def __index__(self) -> int:
+        address = self.block.address
+        if isinstance(address, LateAddress):
+            raise ValueError("the buffer has no memory yet")
+        return address + self.offset
+
+    def __repr__(self) -> str:
+        return f"<LateAddress +{self.offset}>"
