@@ -282,6 +282,14 @@ class DeviceCore:
                 return GpuRef(block, shape, dtype, nbytes)
             await self._grow(context, nbytes, sealed=sealed)
 
+    async def grow(self, nbytes: int) -> None:
+        """Make room for ``nbytes`` in one piece.
+
+        Raises:
+            OutOfMemory: there is none.
+        """
+        await self._grow(await self.ready(), nbytes, sealed=False)
+
     async def _grow(self, context: Context, nbytes: int, *, sealed: bool) -> None:
         async with self._growing:
             if context is not self._context:

@@ -21,6 +21,8 @@ from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends import find_backend
 from ..host import Fill
 from ..libraries import Libraries, usable
+from ..memory import refuse
+from ._batch import Batch
 from ._context import MEMORY_LANE, Context
 from ._core import DeviceCore, Shape, Startup, as_shape
 from ._standby import Standby
@@ -237,6 +239,20 @@ class Device(Libraries):
         if not ref.sealed:
             await seal(self._core, ref)
         return ref
+
+    def batch(self) -> Batch:
+        """A nursery for GPU work: ``async with device.batch() as batch:``.
+
+        Inside, ``batch.blas.gemm(a, b)`` and its like return refs at once and await
+        nothing; the block leaves when all of it has finished, and an error raises there.
+        """
+        return Batch(self)
+
+    async def _upload(self, host: np.ndarray[Any, Any], ref: GpuRef) -> None:
+        try:
+            await upload(self._core, as_host_array(host), ref._block)
+        except Rebuilt:
+            raise refuse(ref, self._core.memory, "ref") from None
 
     # --- watching ------------------------------------------------------------------------
 

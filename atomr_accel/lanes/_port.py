@@ -111,13 +111,17 @@ class Op:
         else:
             self.on_answer = callback
 
+    def withdraw(self) -> None:
+        """Let the host do nothing for it, if it is not on its way there yet."""
+        if not self.sent:
+            self.message = WITHDRAWN
+
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         # The caller leaves now, whatever becomes of the op. If the host has it, it keeps
         # its buffers until it is answered, so nobody reuses memory under a running kernel.
         # If not, it still goes there, as an empty op: others may be ordered after it.
         self.task = None
-        if not self.sent:
-            self.message = WITHDRAWN
+        self.withdraw()
         return trio.lowlevel.Abort.SUCCEEDED
 
 
@@ -200,7 +204,7 @@ class Port:
         self._count += 1
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
-            self._send()  # the lane is idle: latency counts
+            self.send()  # the lane is idle: latency counts
         elif self._writer is not None:
             # The lane is busy: let the other tasks that are about to run submit too, and
             # send all of it at once.
@@ -249,7 +253,7 @@ class Port:
     async def _write(self) -> None:
         while True:
             if self._outbox or self._buffer:
-                self._send()
+                self.send()
                 if self._buffer:
                     await trio.lowlevel.wait_writable(self._sock)
             else:
@@ -260,7 +264,8 @@ class Port:
         self._writer = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send what is queued, as far as the socket takes it; never blocks."""
         buffer, outbox = self._buffer, self._outbox
         while outbox and len(buffer) < _SEND_HIGH:
             op = outbox.popleft()

@@ -1,0 +1,288 @@
+"""Batches: GPU work as a nursery.
+
+Calls inside the block return refs at once. Ops go to the host in bunches while the block
+still runs; leaving it waits for all of them, and an error raises there.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import trio
+
+from .._dtypes import as_dtype
+from .._errors import ContextPoisoned, Unsupported
+from ..libraries import LaneSpec, usable
+from ..memory import GpuRef
+from ._core import Shape, as_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from types import TracebackType
+
+    from ..host import Message
+    from ..lanes import Op, Port
+    from ..libraries.nvrtc import Kernel
+    from ..memory import Block, MemoryMap
+    from ._core import DeviceCore
+    from ._device import Device
+
+_BUNCH: Final = 32
+"""Ops after which a bunch goes to the host, so that it works while the block still runs."""
+
+
+@final
+class Submitted:
+    """What ``submit`` gives a facade inside a batch: there is nothing to wait for yet."""
+
+    async def wait(self) -> None:
+        """Return at once; results come with the end of the batch."""
+
+
+_SUBMITTED: Final = Submitted()
+
+
+def drive(call: Coroutine[Any, Any, Any]) -> Any:
+    """Run a facade's call to its end without waiting for anything.
+
+    Facades check, allocate and submit without awaiting in between, and what they await
+    otherwise a collector answers at once. So one step runs them through.
+    """
+    try:
+        call.send(None)
+    except StopIteration as end:
+        return end.value
+    call.close()
+    raise Unsupported("this call waits for the device in between, so it cannot be in a batch")
+
+
+class Synchronous:
+    """A facade whose methods return at once: ``batch.blas.gemm(a, b)``."""
+
+    def __init__(self, facade: Any, submitter: Collector) -> None:
+        self._facade = copy.copy(facade)  # shares the plans, not the device
+        self._facade._device = submitter
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._facade, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return drive(method(*args, **kwargs))
+
+        return call
+
+
+class Collector:
+    """The device as facades see it while a program is collected rather than awaited.
+
+    It has every library of the device as an attribute, with synchronous methods.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._core: DeviceCore = device._core
+        self.memory: MemoryMap = self._core.memory
+        self.ports: dict[str, Any] = dict(self._core.ports)
+        self._specs: dict[str, LaneSpec] = {}
+        self._facades: dict[str, Synchronous] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        facade = vars(self._device).get(name)
+        if name.startswith("_") or facade is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        made = self._facades[name] = Synchronous(facade, self)
+        setattr(self, name, made)
+        return made
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self._core.backend
+
+    async def open_lane(self, lane: LaneSpec) -> Any:
+        """Note that the lane will be needed; the note stands for its port."""
+        return self.ports.setdefault(lane.name, lane)
+
+    def submit(
+        self,
+        port: Port | LaneSpec,
+        name: str,
+        message: Message,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> Submitted:
+        """Take an op into the program."""
+        raise NotImplementedError
+
+    def launch(self, kernel: Kernel, grid: Any, block: Any, *args: Any, shared: int = 0) -> None:
+        """``kernel.launch`` as part of this program."""
+        twin = copy.copy(kernel)
+        twin._device = self
+        drive(twin.launch(grid, block, *args, shared=shared))
+        kernel._loaded = twin._loaded
+
+
+@final
+class Batch(Collector):
+    """Collects ops inside ``async with device.batch() as batch:``.
+
+    Attributes are the device's libraries, whose methods return refs at once. The refs can
+    be used in the batch right away, and elsewhere after it. If anything in the batch
+    fails, or the block raises, all refs that the batch has made are freed.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._ops: list[Op] = []
+        self._made: list[Block] = []
+        self._promised: dict[Block, int] = {}
+        self._later: list[Callable[[], Awaitable[None]]] = []
+        self._unsent = 0
+
+    async def __aenter__(self) -> Batch:
+        await self._core.ready()
+        self.ports = dict(self._core.ports)
+        self._epoch = self.memory.epoch
+        return self
+
+    # --- what a batch offers beside the libraries -------------------------------------------
+
+    def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer whose content is undefined."""
+        kind, sizes = as_dtype(dtype), as_shape(shape)
+        nbytes = kind.itemsize * int(np.prod(sizes, dtype=np.int64))
+        made = self.try_empty(sizes, kind, nbytes)
+        assert made is not None
+        return made
+
+    def put(self, array: Any) -> GpuRef:
+        """Copy an array to the device; do not change it before the block is left."""
+        host = np.asarray(array)
+        ref = self.empty(host.shape, host.dtype)
+
+        async def transfer() -> None:
+            await self._device._upload(host, ref)
+
+        self._later.append(transfer)
+        return ref
+
+    def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
+        """An array that holds what ``ref`` has at this point, once the block is left."""
+        usable(ref, self.memory, "ref")
+        host = np.empty(ref.shape, ref.dtype)
+
+        async def transfer() -> None:
+            await self._device.get(ref, out=host)
+
+        self._later.append(transfer)
+        return host
+
+    # --- what facades ask for -------------------------------------------------------------
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
+        """A buffer; where there is no room its memory comes at the end of the block."""
+        self._check()
+        block = self.memory.allocate(nbytes) if not self._later else None
+        if block is None:
+            block = self.memory.promise()
+            self._promised[block] = nbytes
+        self._made.append(block)
+        return GpuRef(block, shape, dtype, nbytes)
+
+    def submit(
+        self,
+        port: Port | LaneSpec,
+        name: str,
+        message: Message,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> Submitted:
+        """Submit an op now, or at the end if it needs what takes a wait."""
+        self._check()
+        if self._later or self._promised or isinstance(port, LaneSpec):
+
+            async def submit_later() -> None:
+                await self._provide()
+                lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
+                self._check()
+                self._ops.append(self._core.submit(lane, name, message, reads, writes))
+
+            self._later.append(submit_later)
+        else:
+            self._ops.append(self._core.submit(port, name, message, reads, writes))
+            self._unsent += 1
+            if self._unsent == _BUNCH:
+                self._unsent = 0
+                port.send()
+        return _SUBMITTED
+
+    def _check(self) -> None:
+        if self.memory.epoch is not self._epoch:
+            fault = self._core.last_fault
+            assert fault is not None
+            raise ContextPoisoned(
+                f"the batch did not finish: {fault}",
+                generation=fault.generation,
+                status=fault.status,
+                status_name=fault.status_name,
+                op=fault.op,
+            ) from fault
+
+    async def _provide(self) -> None:
+        for block, nbytes in list(self._promised.items()):
+            while not self.memory.provide(block, nbytes):
+                await self._core.grow(nbytes)
+                self._check()
+            del self._promised[block]
+
+    # --- the end ----------------------------------------------------------------------------
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                await self._finish()
+        except BaseException:
+            self._spoil()
+            raise
+        if error is not None:
+            self._spoil()
+            await trio.lowlevel.checkpoint()
+
+    async def _finish(self) -> None:
+        for step in self._later:
+            await step()
+        await self._provide()
+        errors: list[Exception] = []
+        for op in self._ops:
+            if not op.answered:
+                try:
+                    await op.wait()
+                except Exception as failure:
+                    failure.add_note(f"in a batch, at {op.name}")
+                    errors.append(failure)
+            elif op.error is not None:
+                op.error.add_note(f"in a batch, at {op.name}")
+                errors.append(op.error)
+        await trio.lowlevel.checkpoint()
+        faults = [failure for failure in errors if isinstance(failure, ContextPoisoned)]
+        if faults:
+            raise faults[0]
+        if len(errors) > 1:
+            raise ExceptionGroup("several ops of a batch failed", errors)
+        if errors:
+            raise errors[0]
+
+    def _spoil(self) -> None:
+        """Withdraw what is not under way, and refuse what the batch has made."""
+        for op in self._ops:
+            op.withdraw()
+        for block in self._made:
+            if block.epoch is not None:
+                self.memory.free(block)
