@@ -71,6 +71,7 @@ class Synchronous:
         def call(*args: Any, **kwargs: Any) -> Any:
             return drive(method(*args, **kwargs))
 
+        setattr(self, name, call)
         return call
 
 

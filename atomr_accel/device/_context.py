@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .._errors import AccelError, ContextPoisoned, DeviceUnavailable
+from .._errors import AccelError, ContextPoisoned, DeviceUnavailable, KernelHung
 from ..host import MapSlab, Open, Opened, OpenLane, Probe, StickyFault
 from ..lanes import HostDied, HostHandle, Port, describe_exit, start_host
 from ..libraries import LaneSpec
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from ._core import DeviceCore
 
 MEMORY_LANE: Final = "memory"
+
+_LAUNCH_TIMEOUT: Final = 702
+"""The driver's status for a kernel that its own watchdog ended."""
+
+_WATCH_DIVISOR: Final = 8
+"""A hung op is noticed within an eighth of the deadline after it."""
 
 
 @final
@@ -58,6 +64,8 @@ class Context:
                     self._nursery.start_soon(self._core.bury)
                     info = await self._bring_up()
                     self._core.attach(self, self._ports, info)
+                    if self._core.op_deadline is not None:
+                        self._nursery.start_soon(self._watch, self._core.op_deadline)
                     up = True
                     task_status.started()
             except BaseExceptionGroup as group:
@@ -111,6 +119,28 @@ class Context:
                 op=op,
             )
             self._core.detach(self._fault)
+
+    async def _watch(self, deadline: float) -> None:
+        """End the host when an op hangs: nothing else ends a kernel that never does."""
+        while True:
+            await trio.sleep(deadline / _WATCH_DIVISOR)
+            for port in self._ports.values():
+                op = port.overdue(trio.current_time(), deadline)
+                if op is None:
+                    continue
+                core = self._core
+                generation = core.memory.generation
+                self._fault = KernelHung(
+                    f"generation {generation} of {core.name} is gone: {op.name} had not finished "
+                    f"after {deadline} s, the device's op_deadline",
+                    generation=generation,
+                    status=_LAUNCH_TIMEOUT,
+                    status_name="CUDA_ERROR_LAUNCH_TIMEOUT",
+                    op=op.name,
+                )
+                self.host.kill()
+                core.detach(self._fault)
+                raise self._fault
 
     # --- bringing up -------------------------------------------------------------------
 

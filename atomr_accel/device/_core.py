@@ -69,10 +69,18 @@ class DeviceCore:
         dying: hosts that were killed and may not have ended yet; see ``bury``.
     """
 
-    def __init__(self, backend: Backend, index: int, isolation: Isolation) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        index: int,
+        isolation: Isolation,
+        *,
+        op_deadline: float | None = None,
+    ) -> None:
         self.index: Final = index
         self.name: Final = f"{backend.name}:{index}"
         self.isolation: Final = isolation
+        self.op_deadline: Final = op_deadline
         self.memory: Final = MemoryMap(self.name)
         self.staging: Final = Staging()
         self.ports: Mapping[str, Port] = {}

@@ -298,6 +298,7 @@ async def open_device(
     restart_period: float = 60.0,
     backoff: Backoff = _RESTART_BACKOFF,
     standby: bool | None = None,
+    op_deadline: float | None = None,
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
 
@@ -319,6 +320,10 @@ async def open_device(
         standby: keep a second, warm host process, which makes rebuilds about twice as
             fast and costs some 100 MB of memory but nothing on the device. By default
             where a host is slow to start: on CUDA, under ``isolation="process"``.
+        op_deadline: seconds after which an op at the head of its lane counts as hung: its
+            host is killed, the op and what was in flight with it fail with
+            ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
+            kernel that never finishes. Needs ``isolation="process"``.
 
     Raises:
         DeviceUnavailable: there is no such device; the message says what was looked for.
@@ -326,6 +331,11 @@ async def open_device(
     """
     if isolation not in ("process", "thread"):
         raise ValueError(f"isolation must be 'process' or 'thread', not {isolation!r}")
+    if op_deadline is not None:
+        if isolation != "process":
+            raise ValueError("op_deadline kills the host, so it needs isolation='process'")
+        if op_deadline <= 0:
+            raise ValueError(f"op_deadline must be positive, not {op_deadline}")
     unavailable: DeviceUnavailable | None = None
     for candidate in _candidates(backend):
         absent = candidate.why_absent()
@@ -334,7 +344,7 @@ async def open_device(
             continue
         if unavailable is not None:
             warnings.warn(CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=3)
-        core = DeviceCore(candidate, index, isolation)
+        core = DeviceCore(candidate, index, isolation, op_deadline=op_deadline)
         try:
             async with open_supervisor(
                 core.name,

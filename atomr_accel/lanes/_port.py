@@ -37,6 +37,9 @@ _RECEIVE: Final = 1 << 18
 _SEND_HIGH: Final = 1 << 18
 """Encode no more than about this many bytes ahead: what is not encoded can be withdrawn."""
 
+_WINDOW: Final = 1024
+"""Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
+
 
 @final
 class Op:
@@ -135,7 +138,8 @@ class LaneStatistics:
         completed: ops answered with a result.
         failed: ops answered with an error.
         in_flight: ops not answered yet, queued ones included.
-        queued: those of them not handed to the host yet.
+        queued: those of them not handed to the host yet, for want of a free place in its
+            window or in the socket.
         frames_sent: bunches sent; submitted / frames_sent tells how well ops coalesce.
     """
 
@@ -174,6 +178,8 @@ class Port:
         self._frames = 0
         self._on_fault: Callable[[Fault, str], None]
         self._frames_in = Frames()
+        self._oldest: Op | None = None
+        self._oldest_since = 0.0
         self._ended = False
         self._decode = msgspec.msgpack.Decoder(Reply).decode
 
@@ -218,6 +224,21 @@ class Port:
         for op in [op for op in self._in_flight.values() if op.port is self]:
             self._answer(op, None, make_error(op))
 
+    def overdue(self, now: float, deadline: float) -> Op | None:
+        """The op at the head of this lane, if it has been there for ``deadline`` seconds.
+
+        Only time in which nothing kept it from running counts: it starts anew whenever the
+        head changes, and while the head depends on another lane's op.
+        """
+        head = next((op for op in self._in_flight.values() if op.port is self and op.sent), None)
+        if head is not self._oldest or head is None:
+            self._oldest, self._oldest_since = head, now
+        elif any(seq in self._in_flight for _, seq in head.dependencies):
+            self._oldest_since = now
+        elif now - self._oldest_since >= deadline:
+            return head
+        return None
+
     def statistics(self) -> LaneStatistics:
         """A snapshot of the counters."""
         return LaneStatistics(
@@ -254,9 +275,10 @@ class Port:
         while True:
             if self._outbox or self._buffer:
                 self.send()
-                if self._buffer:
-                    await trio.lowlevel.wait_writable(self._sock)
+            if self._buffer:
+                await trio.lowlevel.wait_writable(self._sock)
             else:
+                # Woken by the next submission, or by answers that make room for more.
                 self._writer = trio.lowlevel.current_task()
                 await trio.lowlevel.wait_task_rescheduled(self._abort_write)
 
@@ -267,10 +289,14 @@ class Port:
     def send(self) -> None:
         """Send what is queued, as far as the socket takes it; never blocks."""
         buffer, outbox = self._buffer, self._outbox
-        while outbox and len(buffer) < _SEND_HIGH:
+        room = _WINDOW - (self._count - len(outbox))
+        while outbox and room > 0 and len(buffer) < _SEND_HIGH:
+            room -= 1
             op = outbox.popleft()
             op.sent = True
             append_frame(buffer, (op.seq, op.dependencies, op.message))
+        if not buffer:
+            return
         try:
             sent = self._sock.send(buffer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -318,6 +344,9 @@ class Port:
                 self._on_fault(reply, suspect.name if suspect is not None else "idle")
                 self._ended = True
                 return
+        if self._outbox and self._writer is not None:
+            trio.lowlevel.reschedule(self._writer)
+            self._writer = None
 
     def _answer(self, op: Op, value: Any, error: Exception | None) -> None:
         op.value, op.error = value, error

@@ -5,8 +5,9 @@
     fault = await poison(device)                     # a sticky fault, a real one on CUDA
     await poison(device, "misaligned_address")       # others by name, see ``FAULTS``
     await kill_host(device)                          # as the OOM killer would
+    await hang(device)                               # an op that never ends
 """
 
-from ._faults import FAULTS, FaultName, kill_host, poison
+from ._faults import FAULTS, FaultName, hang, kill_host, poison
 
-__all__ = ["FAULTS", "FaultName", "kill_host", "poison"]
+__all__ = ["FAULTS", "FaultName", "hang", "kill_host", "poison"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
@@ -96,6 +97,30 @@ async def poison(device: Device, fault: FaultName = "illegal_address") -> Contex
     except ContextPoisoned as error:
         return error
     raise AssertionError(f"the kernel that should cause {kind.status_name} did no harm")
+
+
+_SPIN: Final = 'extern "C" __global__ void hang(int go) { while (go) { __nanosleep(1000); } }'
+
+
+def _sleep_for_ever(go: object) -> None:
+    """What stands for the spinning kernel on the CPU backend."""
+    while go:
+        time.sleep(3600)  # in a host process, which nothing but a kill ends
+
+
+async def hang(device: Device) -> None:
+    """Start an op that never ends, and wait for it.
+
+    It ends with its host: by the device's ``op_deadline`` (``KernelHung``), by
+    ``kill_host``, or when the device is closed. A caller that is cancelled leaves at once.
+
+    Raises:
+        Unsupported: under ``isolation="thread"``, where nothing could ever end it.
+    """
+    if device.isolation != "process":
+        raise Unsupported("an op that never ends needs a host that can be killed")
+    kernel = await device.nvrtc.compile(_SPIN, "hang", cpu=_sleep_for_ever)
+    await kernel.launch(1, 1, 1)
 
 
 async def kill_host(device: Device) -> None:
