@@ -67,8 +67,12 @@ class Synchronous:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._facade, name)
+        take = self._facade._device.take
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if take is not None:
+                args = tuple(map(take, args))
+                kwargs = {key: take(value) for key, value in kwargs.items()}
             return drive(method(*args, **kwargs))
 
         setattr(self, name, call)
@@ -97,6 +101,9 @@ class Collector:
         setattr(self, name, made)
         return made
 
+    take: Callable[[Any], Any] | None = None
+    """How arguments are taken into the program, where not as they are."""
+
     @property
     def backend(self) -> str:
         """The backend's name."""
@@ -121,6 +128,8 @@ class Collector:
         """``kernel.launch`` as part of this program."""
         twin = copy.copy(kernel)
         twin._device = self
+        if self.take is not None:
+            args = tuple(map(self.take, args))
         drive(twin.launch(grid, block, *args, shared=shared))
         kernel._loaded = twin._loaded
 

@@ -147,7 +147,8 @@ class Context:
     async def _bring_up(self) -> DeviceInfo:
         core = self._core
         begun = self._begun
-        request = Open(core.backend_description.context, core.index, core.staging.nbytes)
+        context = core.backend_description.context
+        request = Open(context, core.index, core.staging.nbytes, core.plan)
         reply, _ = await self.host.request(request, core.staging.fd)
         assert isinstance(reply, Opened)
         opened = trio.current_time()

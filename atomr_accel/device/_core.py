@@ -16,7 +16,7 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
-from ..host import CreateSlab, StickyFault, UnmapSlabs
+from ..host import CreateSlab, StickyFault, StreamPlan, UnmapSlabs
 from ..lanes import HostDied, Op, Port, Staging
 from ..memory import GpuRef, MemoryMap, Slab
 
@@ -76,11 +76,13 @@ class DeviceCore:
         isolation: Isolation,
         *,
         op_deadline: float | None = None,
+        plan: StreamPlan | None = None,
     ) -> None:
         self.index: Final = index
         self.name: Final = f"{backend.name}:{index}"
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
+        self.plan: Final = plan or StreamPlan()
         self.memory: Final = MemoryMap(self.name)
         self.staging: Final = Staging()
         self.ports: Mapping[str, Port] = {}

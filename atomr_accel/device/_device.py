@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 import numpy as np
 import trio
@@ -19,17 +19,19 @@ from .._errors import (
 )
 from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends import find_backend
-from ..host import Fill
+from ..host import Fill, StreamPlan
 from ..libraries import Libraries, usable
 from ..memory import refuse
 from ._batch import Batch
 from ._context import MEMORY_LANE, Context
+from ._event import Event
 from ._core import DeviceCore, Shape, Startup, as_shape
+from ._record import Program
 from ._standby import Standby
 from ._transfer import Rebuilt, as_host_array, download, filling, seal, upload
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from ..actors import SupervisorStatistics
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from ..host import DeviceInfo
     from ..lanes import Isolation, LaneStatistics
     from ..memory import GpuRef, MemoryStatistics
+
+StreamStrategy = Literal["per_actor", "pooled", "single"]
+Completion = Literal["polled", "blocking", "hybrid", "callback"]
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
 
@@ -240,6 +245,10 @@ class Device(Libraries):
             await seal(self._core, ref)
         return ref
 
+    def event(self) -> Event:
+        """A point in a lane's work, to wait for and to measure time between."""
+        return Event(self._core)
+
     def batch(self) -> Batch:
         """A nursery for GPU work: ``async with device.batch() as batch:``.
 
@@ -247,6 +256,15 @@ class Device(Libraries):
         nothing; the block leaves when all of it has finished, and an error raises there.
         """
         return Batch(self)
+
+    def record(self, *inputs: GpuRef) -> Program:
+        """Record a program: ``async with device.record(x) as program:``.
+
+        Inside, calls are as in a batch, but nothing is executed. ``await
+        program.replay(x2)`` then executes all of it, with other inputs if given: on CUDA
+        as one graph launch.
+        """
+        return Program(self, inputs)
 
     async def _upload(self, host: np.ndarray[Any, Any], ref: GpuRef) -> None:
         try:
@@ -299,6 +317,10 @@ async def open_device(
     backoff: Backoff = _RESTART_BACKOFF,
     standby: bool | None = None,
     op_deadline: float | None = None,
+    streams: StreamStrategy = "per_actor",
+    stream_pool: int = 4,
+    priorities: Mapping[str, int] | None = None,
+    completion: Completion | None = None,
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
 
@@ -324,6 +346,16 @@ async def open_device(
             host is killed, the op and what was in flight with it fail with
             ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
             kernel that never finishes. Needs ``isolation="process"``.
+        streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
+            ``stream_pool`` of them, ``"single"`` runs everything on one.
+        stream_pool: how many streams ``"pooled"`` shares.
+        priorities: stream priority by lane name (``"blas"``, ``"kernels"``, ...); lower
+            runs first, 0 is the default.
+        completion: how a lane learns that work is done: ``"polled"``, ``"blocking"``,
+            ``"hybrid"`` (polls, then naps; the default in a host process) or
+            ``"callback"`` (a host function that needs no GIL). Under
+            ``isolation="thread"`` only the second (the default there) and the last are
+            good neighbours.
 
     Raises:
         DeviceUnavailable: there is no such device; the message says what was looked for.
@@ -336,6 +368,15 @@ async def open_device(
             raise ValueError("op_deadline kills the host, so it needs isolation='process'")
         if op_deadline <= 0:
             raise ValueError(f"op_deadline must be positive, not {op_deadline}")
+    if streams not in get_args(StreamStrategy):
+        raise ValueError(f"streams must be one of {get_args(StreamStrategy)}, not {streams!r}")
+    if completion is None:
+        completion = "hybrid" if isolation == "process" else "blocking"
+    if completion not in get_args(Completion):
+        raise ValueError(f"completion must be one of {get_args(Completion)}, not {completion!r}")
+    if stream_pool < 1:
+        raise ValueError(f"stream_pool must be at least 1, not {stream_pool}")
+    plan = StreamPlan(streams, stream_pool, dict(priorities or {}), completion)
     unavailable: DeviceUnavailable | None = None
     for candidate in _candidates(backend):
         absent = candidate.why_absent()
@@ -344,7 +385,7 @@ async def open_device(
             continue
         if unavailable is not None:
             warnings.warn(CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=3)
-        core = DeviceCore(candidate, index, isolation, op_deadline=op_deadline)
+        core = DeviceCore(candidate, index, isolation, op_deadline=op_deadline, plan=plan)
         try:
             async with open_supervisor(
                 core.name,

@@ -5,6 +5,7 @@ streams, a library the executors; a host loads them by name.
 """
 
 from ._address import OFFSET_MASK, SLAB_SHIFT, shared_fd
+from ._load import load
 from ._memory import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
 from ._protocol import Executor, HostContext, StickyFault, Stream
 from ._wire import (
@@ -13,6 +14,7 @@ from ._wire import (
     ControlRequest,
     CreateSlab,
     DeviceInfo,
+    Elapsed,
     Failure,
     Fault,
     Frames,
@@ -22,7 +24,9 @@ from ._wire import (
     Opened,
     OpenLane,
     Preload,
+    RecordEvent,
     Reply,
+    StreamPlan,
     UnmapSlabs,
     Value,
     append_frame,
@@ -40,6 +44,7 @@ __all__ = [
     "CreateSlab",
     "DeviceInfo",
     "Download",
+    "Elapsed",
     "Executor",
     "Failure",
     "Fault",
@@ -54,15 +59,18 @@ __all__ = [
     "Preload",
     "Probe",
     "Protect",
+    "RecordEvent",
     "Reply",
     "StickyFault",
     "Stream",
+    "StreamPlan",
     "UnmapSlabs",
     "Unprotect",
     "Upload",
     "Value",
     "append_frame",
     "encoder",
+    "load",
     "shared_fd",
     "unpack_exception",
 ]

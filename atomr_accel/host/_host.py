@@ -7,16 +7,16 @@ when the program closes its end, however the program ended, nothing of the host 
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import msgspec
 
+from ._load import load
 from ._protocol import StickyFault
 from ._wire import (
     ControlRequest,
@@ -28,6 +28,7 @@ from ._wire import (
     Opened,
     OpenLane,
     Preload,
+    StreamPlan,
     UnmapSlabs,
     encoder,
     pack_exception,
@@ -43,25 +44,20 @@ CONTROL_BYTES: Final = 1 << 16
 _SWITCH_SECONDS: Final = 50e-6
 
 
-def load(reference: str) -> Any:
-    """What ``module:name`` refers to."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 @final
 class Host:
     """Obeys one control socket.
 
     Args:
         control: a connected stream socket; closed at the end.
-        spin: whether lanes may poll (see ``Lane``).
+        spin: whether idle lanes may linger (see ``Lane``).
     """
 
     def __init__(self, control: socket.socket, *, spin: bool) -> None:
         self._control = control
         self._spin = spin
         self._context: HostContext
+        self._plan = StreamPlan()
         self._lanes: dict[int, Lane] = {}
         self._threads: list[threading.Thread] = []
         self._decode = msgspec.msgpack.Decoder(ControlRequest).decode
@@ -105,7 +101,8 @@ class Host:
     def _obey(self, request: ControlRequest, fd: int, fds: list[int]) -> object:
         match request:
             case Open():
-                self._context = load(request.backend)(request.index)
+                self._plan = request.plan
+                self._context = load(request.backend)(request.index, request.plan)
                 try:
                     self._context.map_staging(fd, request.staging_bytes)
                 finally:
@@ -133,13 +130,15 @@ class Host:
         return Done()
 
     def _open_lane(self, request: OpenLane, sock: socket.socket) -> None:
-        lane = Lane(request.index, sock, self._lanes, spin=self._spin)
+        completion = self._plan.completion
+        lane = Lane(request.index, sock, self._lanes, completion=completion, linger=self._spin)
         started = threading.Event()
         failed: list[BaseException] = []
 
         def new_way() -> Way:
-            stream = self._context.open_lane()
-            return Way(stream, load(request.executor)(self._context, stream))
+            stream = self._context.open_lane(request.name)
+            executor = load(request.executor)(self._context, stream)
+            return Way(self._context, stream, executor)
 
         def run() -> None:
             try:

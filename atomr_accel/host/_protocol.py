@@ -46,6 +46,15 @@ class Stream(Protocol):
     def release(self, token: Any) -> None:
         """The token will not be asked about again."""
 
+    def signal(self) -> int:
+        """A new descriptor that becomes readable once all work queued so far is done.
+
+        It may never do so if the context fails; ``finished`` tells then.
+        """
+
+    def timestamp(self, event: int) -> None:
+        """Note the time when all work queued so far is done, under a number."""
+
     def follow(self, other: Any) -> None:
         """Let later work on this stream wait for what ``other`` has queued by now."""
 
@@ -58,8 +67,11 @@ class HostContext(Protocol):
 
     info: DeviceInfo
 
-    def open_lane(self) -> Any:
-        """Make the context current in this thread and return a new ``Stream``."""
+    def open_lane(self, name: str) -> Any:
+        """Make the context current in this thread and return a ``Stream`` for a lane."""
+
+    def elapsed(self, start: int, end: int) -> float:
+        """Milliseconds between two timestamps that have both happened."""
 
     def map_staging(self, fd: int, nbytes: int) -> None:
         """Map the memory shared with the program, page-locked for the device."""

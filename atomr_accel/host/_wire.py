@@ -51,6 +51,19 @@ class Withdrawn(Message, frozen=True):
 WITHDRAWN: Final = Withdrawn()
 
 
+class RecordEvent(Message, frozen=True):
+    """Note the time when all ops before it on its lane are done; any lane takes it."""
+
+    event: int
+
+
+class Elapsed(Message, frozen=True):
+    """Milliseconds from one recorded event to another; any lane takes it."""
+
+    start: int
+    end: int
+
+
 class Value(msgspec.Struct, frozen=True, tag=True):
     """An op is done and returns something."""
 
@@ -173,6 +186,24 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     backend: str
     index: int
     staging_bytes: int
+    plan: StreamPlan
+
+
+class StreamPlan(msgspec.Struct, frozen=True):
+    """How lanes get their streams and learn what is done.
+
+    Attributes:
+        strategy: ``"per_actor"``: each lane has streams of its own; ``"pooled"``: lanes
+            share ``pool`` streams; ``"single"``: all share one.
+        pool: how many streams a pool has.
+        priorities: stream priority by lane name; lower runs first, 0 is the default.
+        completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
+    """
+
+    strategy: str = "per_actor"
+    pool: int = 4
+    priorities: dict[str, int] = {}
+    completion: str = "hybrid"
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):

@@ -24,9 +24,11 @@ import msgspec
 
 from ._protocol import StickyFault
 from ._wire import (
+    Elapsed,
     Fault,
     Frames,
     Message,
+    RecordEvent,
     Value,
     Withdrawn,
     append_frame,
@@ -50,6 +52,8 @@ _POLL_SECONDS: Final = 1e-3
 
 _NAP_SECONDS: Final = 200e-6
 
+_LOOK_MILLISECONDS: Final = 20
+
 _LINGER_SECONDS: Final = 100e-6
 """How long an idle lane looks for the next request before it sleeps: waking costs as much."""
 
@@ -65,10 +69,15 @@ class Way:
 
     __slots__ = ("executor", "handlers", "in_flight", "stream", "unmarked")
 
-    def __init__(self, stream: Stream, executor: Executor) -> None:
+    def __init__(self, context: HostContext, stream: Stream, executor: Executor) -> None:
         self.stream = stream
         self.executor = executor
-        self.handlers = {Withdrawn: _nothing, **executor.handlers}
+        self.handlers = {
+            Withdrawn: _nothing,
+            RecordEvent: lambda message: stream.timestamp(message.event),
+            Elapsed: lambda message: context.elapsed(message.start, message.end),
+            **executor.handlers,
+        }
         self.unmarked: list[tuple[int, Any]] = []
         self.in_flight: deque[tuple[list[tuple[int, Any]], Any]] = deque()
 
@@ -81,24 +90,38 @@ class Lane:
         index: the lane's number in dependencies.
         sock: the lane's socket; its other end is the program's.
         lanes: all lanes of this host by number, this one included.
-        spin: whether the thread may poll: in a process of its own it may, inside the
-            user's process it would take the GIL from the program.
+        completion: how to learn what is done: ``"polled"`` asks all the time,
+            ``"hybrid"`` asks for a millisecond, then naps in between, ``"blocking"``
+            sleeps until the oldest is done and takes new requests only then,
+            ``"callback"`` has the driver close a descriptor. The first two take the GIL
+            again and again: not for the user's process.
+        linger: whether an idle lane may look for requests for a moment before it sleeps.
     """
 
     def __init__(
-        self, index: int, sock: socket.socket, lanes: dict[int, Lane], *, spin: bool
+        self,
+        index: int,
+        sock: socket.socket,
+        lanes: dict[int, Lane],
+        *,
+        completion: str,
+        linger: bool,
     ) -> None:
         self._index = index
         self._sock = sock
         self._lanes = lanes
-        self._spin = spin
+        self._completion = completion
+        self._linger = linger
+        self._signals: dict[Any, int] = {}
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         os.set_blocking(self._wake_reader, False)
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         poll.register(self._wake_reader, select.POLLIN)
+        self._polled = poll
         self._poll = poll.poll
+        self._own = (sock.fileno(), self._wake_reader)
         self._frames = Frames()
         self._out = bytearray()
         self._done: list[int] = []
@@ -159,22 +182,25 @@ class Lane:
 
     def _wait(self) -> None:
         """Return when there is something to read; report what finishes until then."""
-        poll = self._poll
+        poll, completion = self._poll, self._completion
         until = time.perf_counter() + _POLL_SECONDS
         while self._way_of and not poll(0):
             if self._reap():
                 self._flush()
                 until = time.perf_counter() + _POLL_SECONDS
-            elif not self._spin:
-                # Inside the user's process: sleep without the GIL until the oldest is
-                # done. New requests wait as long; that is the price of no polling.
+            elif completion == "blocking":
                 way = next(way for way in self._ways if way.in_flight)
                 way.stream.wait(way.in_flight[0][1])
-            elif time.perf_counter() > until:
+            elif completion == "callback":
+                # The driver calls nothing after an error, so look now and then as well.
+                if any(fd not in self._own for fd, _ in poll(_LOOK_MILLISECONDS)):
+                    self._reap()
+                    self._flush()
+            elif completion == "hybrid" and time.perf_counter() > until:
                 select.select([self._sock, self._wake_reader], [], [], _NAP_SECONDS)
         if self._way_of:
             return
-        if self._spin:
+        if self._linger:
             until = time.perf_counter() + _LINGER_SECONDS
             while time.perf_counter() < until:
                 if poll(0):
@@ -239,6 +265,8 @@ class Lane:
         try:
             if dependencies:
                 way = self._follow(dependencies)
+            elif type(message) is RecordEvent:
+                self._gather(way)
             value = way.handlers[type(message)](message)
         except StickyFault:
             way.unmarked.insert(0, (seq, None))
@@ -276,6 +304,12 @@ class Lane:
             chosen.stream.follow(way.stream)
         return chosen
 
+    def _gather(self, way: Way) -> None:
+        """Make a way wait for all others: what comes next there comes after everything."""
+        for other in self._ways:
+            if other is not way and (other.in_flight or other.unmarked):
+                way.stream.follow(other.stream)
+
     def _next_way(self) -> Way:
         for way in self._ways:
             if not way.in_flight:
@@ -291,6 +325,9 @@ class Lane:
         if way.unmarked:
             token = way.stream.mark()
             group, way.unmarked = way.unmarked, []
+            if self._completion == "callback" and token is not None:
+                self._signals[token] = fd = way.stream.signal()
+                self._polled.register(fd, select.POLLIN)
             if token is None:
                 self._complete(group)
             else:
@@ -307,6 +344,10 @@ class Lane:
                 if not way.stream.finished(token):
                     break
                 in_flight.popleft()
+                if token in self._signals:
+                    fd = self._signals.pop(token)
+                    self._polled.unregister(fd)
+                    os.close(fd)
                 way.stream.release(token)
                 self._complete(group)
         return bool(self._done or self._out)

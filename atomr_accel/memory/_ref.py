@@ -113,6 +113,10 @@ class GpuRef:
         self.dtype: Final = dtype
         self.nbytes: Final = nbytes
 
+    def on_block(self, block: Block) -> GpuRef:
+        """The same array in another block."""
+        return GpuRef(block, self.shape, self.dtype, self.nbytes)
+
     @property
     def ndim(self) -> int:
         """Number of dimensions."""

@@ -10,12 +10,13 @@ import contextlib
 import mmap
 import os
 import platform
+import time
 from typing import Any, Final, final
 
 import numpy as np
 
 from ..._errors import DeviceUnavailable, OutOfMemory
-from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StickyFault, shared_fd
+from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StickyFault, StreamPlan, shared_fd
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -28,6 +29,9 @@ def physical_memory() -> int:
 @final
 class CpuStream:
     """Work is done when it is queued, so there is never anything to wait for."""
+
+    def __init__(self, context: CpuContext) -> None:
+        self._context = context
 
     def mark(self) -> None:
         """Nothing is ever in flight."""
@@ -42,6 +46,14 @@ class CpuStream:
     def release(self, token: object) -> None:
         """Nothing to release."""
 
+    def signal(self) -> int:
+        """Never asked, because ``mark`` gives no tokens."""
+        raise AssertionError("the CPU has nothing in flight")
+
+    def timestamp(self, event: int) -> None:
+        """Note the time."""
+        self._context.events[event] = time.perf_counter()
+
     def follow(self, other: object) -> None:
         """What the other lane has launched is done."""
 
@@ -53,13 +65,15 @@ class CpuStream:
 class CpuContext:
     """The CPU backend's half in the host."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, plan: StreamPlan) -> None:
+        del plan  # there are no streams to plan
         if index != 0:
             raise DeviceUnavailable(f"the CPU backend has one device, 0; there is no device {index}")
         self._slabs: dict[int, _Bytes] = {}
         self._writable: dict[int, tuple[_Bytes, int]] = {}
         self._fds: dict[int, int] = {}
         self._fault: StickyFault | None = None
+        self.events: dict[int, float] = {}
         self.staging: _Bytes = np.empty(0, np.uint8)
         self.info: Final = DeviceInfo(
             name=platform.processor() or platform.machine(),
@@ -68,9 +82,14 @@ class CpuContext:
             total_memory=physical_memory(),
         )
 
-    def open_lane(self) -> CpuStream:
+    def open_lane(self, name: str) -> CpuStream:
         """Threads need no preparation here."""
-        return CpuStream()
+        del name
+        return CpuStream(self)
+
+    def elapsed(self, start: int, end: int) -> float:
+        """Milliseconds between two timestamps."""
+        return (self.events[end] - self.events[start]) * 1e3
 
     def map_staging(self, fd: int, nbytes: int) -> None:
         """Map the memory shared with the program."""

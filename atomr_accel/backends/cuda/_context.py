@@ -7,14 +7,17 @@ share it. Memory goes through the driver's virtual memory management (``cuMemCre
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
+import threading
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 import numpy as np
 
 from ..._errors import DeviceUnavailable, OutOfMemory
-from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo
+from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StreamPlan
 from ._driver import NOT_READY, check, driver, failure, start_driver
 
 _ATTRIBUTE: Final = driver.CUdevice_attribute
@@ -27,12 +30,20 @@ _record: Final = driver.cuEventRecord
 _SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
 
 
+def _close_address() -> int:
+    """Where the C library's ``close`` is; its one argument fits a host function's."""
+    address = ctypes.cast(ctypes.CDLL(None).close, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
 @final
 class CudaStream:
     """A stream and a pool of events to mark places in it."""
 
-    def __init__(self) -> None:
-        self.handle = check("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
+    def __init__(self, context: CudaContext, handle: Any) -> None:
+        self._context = context
+        self.handle = handle
         self.pointer = int(self.handle)
         self._events: list[Any] = []
         self._following = self._new_event()
@@ -62,6 +73,26 @@ class CudaStream:
         """Back to the pool."""
         self._events.append(token)
 
+    def signal(self) -> int:
+        """A pipe of which the driver closes the other end (``cuLaunchHostFunc``).
+
+        The host function is the C library's ``close`` itself: it needs no GIL, so it can
+        neither wait for Python nor hold the stream up.
+        """
+        reader, writer = os.pipe()
+        check(
+            "cuLaunchHostFunc",
+            driver.cuLaunchHostFunc(self.handle, driver.CUhostFn(_close_address()), writer),
+        )
+        return reader
+
+    def timestamp(self, event: int) -> None:
+        """Record an event that notes the time (``cuEventRecord``)."""
+        events = self._context.events
+        if event not in events:
+            events[event] = check("cuEventCreate", driver.cuEventCreate(_BLOCKING_SYNC))
+        check("cuEventRecord", driver.cuEventRecord(events[event], self.handle))
+
     def follow(self, other: CudaStream) -> None:
         """Make later work here wait for what ``other`` has queued by now.
 
@@ -75,10 +106,10 @@ class CudaStream:
         check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle))
 
     def close(self) -> None:
-        """Destroy the stream and its events."""
+        """Destroy the events, and the stream if no other lane uses it."""
         for event in (*self._events, self._following):
             check("cuEventDestroy", driver.cuEventDestroy(event))
-        check("cuStreamDestroy", driver.cuStreamDestroy(self.handle))
+        self._context.release_stream(self.handle)
 
     @staticmethod
     def _new_event() -> Any:
@@ -96,7 +127,13 @@ class _Mapping:
 class CudaContext:
     """The CUDA backend's half in the host."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, plan: StreamPlan) -> None:
+        self._plan = plan
+        self._streams: list[Any] = []
+        self._stream_users: list[int] = []
+        self._next_stream = 0
+        self._streams_lock = threading.Lock()
+        self.events: dict[int, Any] = {}
         version = start_driver()
         count: int = check("cuDeviceGetCount", driver.cuDeviceGetCount())
         if not 0 <= index < count:
@@ -150,10 +187,41 @@ class CudaContext:
     def _bind(self) -> None:
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
 
-    def open_lane(self) -> CudaStream:
-        """Make the context current in this thread; a new stream."""
+    def open_lane(self, name: str) -> CudaStream:
+        """Make the context current in this thread; a stream as the plan says."""
         self._bind()
-        return CudaStream()
+        priority = self._plan.priorities.get(name, 0)
+        most = {"single": 1, "pooled": self._plan.pool}.get(self._plan.strategy)
+        with self._streams_lock:
+            if most is None or len(self._streams) < most:
+                handle = check(
+                    "cuStreamCreateWithPriority",
+                    driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority),
+                )
+                self._streams.append(handle)
+                self._stream_users.append(1)
+            else:
+                index = self._next_stream = (self._next_stream + 1) % most
+                self._stream_users[index] += 1
+                handle = self._streams[index]
+        return CudaStream(self, handle)
+
+    def release_stream(self, handle: Any) -> None:
+        """One lane fewer uses a stream; the last one destroys it."""
+        with self._streams_lock:
+            index = next(i for i, each in enumerate(self._streams) if each is handle)
+            self._stream_users[index] -= 1
+            if not self._stream_users[index]:
+                del self._streams[index], self._stream_users[index]
+                check("cuStreamDestroy", driver.cuStreamDestroy(handle))
+
+    def elapsed(self, start: int, end: int) -> float:
+        """Milliseconds between two timestamps (``cuEventElapsedTime``)."""
+        events = self.events
+        milliseconds: float = check(
+            "cuEventElapsedTime", driver.cuEventElapsedTime(events[start], events[end])
+        )
+        return milliseconds
 
     def pointer(self, address: int) -> int:
         """The device pointer of an address."""

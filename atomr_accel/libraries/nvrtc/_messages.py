@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...host import Message
 
 
@@ -21,6 +23,9 @@ class Load(Message, frozen=True):
         image: a cubin on CUDA, a pickled function on the CPU (empty: there is none).
         name: the kernel's name in the image.
     """
+
+    prepares: ClassVar[bool] = True
+    """Done once, when a program is recorded, not in its replays."""
 
     kernel: int
     image: bytes

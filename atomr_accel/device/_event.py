@@ -1,0 +1,86 @@
+"""Explicit events, for those who want to see time on the device."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from ..host import Elapsed, RecordEvent
+from ._context import MEMORY_LANE
+
+if TYPE_CHECKING:
+    from ..lanes import Op
+    from ..memory import Epoch
+    from ._core import DeviceCore
+
+_numbers: Final = itertools.count(1)
+
+
+@final
+class Event:
+    """A point in the work of one lane. Made by ``device.event()``.
+
+    Nothing needs events for correctness: ops that touch the same memory are ordered by
+    themselves.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self._number = next(_numbers)
+        self._op: Op | None = None
+        self._epoch: Epoch | None = None
+
+    async def record(self, lane: str = "blas") -> None:
+        """Put the point after everything submitted to ``lane`` so far (``cuEventRecord``).
+
+        Recording again moves it. Does not wait for that work.
+
+        Raises:
+            ValueError: no such lane is running.
+        """
+        await self._core.ready()
+        port = self._core.ports.get(lane)
+        if port is None:
+            running = ", ".join(self._core.ports)
+            raise ValueError(f"no lane {lane!r} is running; running are: {running}")
+        message = RecordEvent(self._number)
+        self._op = self._core.submit(port, "event.record", message)
+        self._epoch = self._core.memory.epoch
+
+    def query(self) -> bool:
+        """Whether the work before the point is done (``cuEventQuery``)."""
+        return self._recorded().answered
+
+    async def wait(self) -> None:
+        """Wait until the work before the point is done (``cuEventSynchronize``)."""
+        op = self._recorded()
+        if op.task is None:
+            await op.wait()
+        else:  # somebody waits already
+            done = trio.Event()
+            op.when_answered(done.set)
+            await done.wait()
+            op.result()
+
+    async def elapsed(self, end: Event) -> float:
+        """Milliseconds on the device from this point to ``end`` (``cuEventElapsedTime``).
+
+        Raises:
+            RuntimeError: one of them is not recorded, or its generation is over.
+        """
+        await self.wait()
+        await end.wait()
+        for event in (self, end):
+            if event._epoch is not self._core.memory.epoch:
+                raise RuntimeError("an event does not outlive its generation; record it again")
+        port = self._core.ports[MEMORY_LANE]
+        message = Elapsed(self._number, end._number)
+        milliseconds: float = await self._core.submit(port, "event.elapsed", message).wait()
+        return milliseconds
+
+    def _recorded(self) -> Op:
+        if self._op is None:
+            raise RuntimeError("this event was not recorded yet; await event.record()")
+        return self._op
