@@ -43,7 +43,9 @@ def as_dtype(dtype: object) -> np.dtype[Any]:
             strings, structures, dates, foreign byte order).
     """
     if isinstance(dtype, np.dtype) and dtype in _KNOWN:
-        return dtype
+        # Not ``dtype`` itself: equal ones need not be identical (unpickled ones are not),
+        # and everybody else compares by identity.
+        return DTYPES[dtype.name]
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
     resolved = np.dtype(dtype)  # type: ignore[call-overload]

@@ -154,7 +154,7 @@ class Backoff:
             try:
                 delay = min(self.base * self.factor ** (n - 2), self.maximum)
             except OverflowError:
-                delay = self.maximum
+                delay = self.maximum if self.base else 0.0
         if self.jitter and delay:
             delay *= 1 + self.jitter * (2 * self.rng() - 1)
         return delay

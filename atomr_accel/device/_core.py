@@ -7,6 +7,7 @@ attaches itself when its host is good, and is detached the moment it is not.
 from __future__ import annotations
 
 import math
+import operator
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -346,8 +347,11 @@ class DeviceCore:
 
 def as_shape(shape: Shape) -> tuple[int, ...]:
     """A shape as NumPy takes it: a number or a sequence of numbers, none negative."""
-    sizes = (shape,) if hasattr(shape, "__index__") else tuple(shape)  # type: ignore[arg-type]
-    result = tuple(size.__index__() for size in sizes)
+    result: tuple[int, ...]
+    try:
+        result = (operator.index(shape),)  # type: ignore[arg-type]
+    except TypeError:
+        result = tuple(map(operator.index, shape))  # type: ignore[arg-type]
     if any(size < 0 for size in result):
         raise ValueError(f"negative dimensions are not allowed: {result}")
     return result

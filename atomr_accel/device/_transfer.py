@@ -53,7 +53,7 @@ def as_host_array(array: Any) -> np.ndarray[Any, Any]:
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> _Bytes:
-    return array.reshape(-1).view(np.uint8)
+    return np.asarray(array).reshape(-1).view(np.uint8)  # a matrix would stay 2-d
 
 
 async def _copy(target: _Bytes, source: _Bytes) -> None:
@@ -126,7 +126,13 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
     try:
         for start in range(0, len(data), CHUNK):
             part = data[start : start + CHUNK]
-            piece = await core.staging.acquire(len(part))
+            piece = core.staging.try_acquire(len(part))
+            while piece is None and pending:
+                # Never wait for a piece while holding one: so do others.
+                await _receive(pending)
+                piece = core.staging.try_acquire(len(part))
+            if piece is None:
+                piece = await core.staging.acquire(len(part))
             try:
                 block = usable(ref, core.memory, "ref")
             except BaseException:
@@ -161,9 +167,7 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
     try:
         async with filling(core, target):
             message = Copy(target.address, source.address, ref.nbytes)
-            await core.submit(
-                core.ports["memory"], "seal", message, (source,), (target,)
-            ).wait()
+            await core.submit(core.ports["memory"], "seal", message, (source,), (target,)).wait()
     except BaseException:
         source.sealed = False
         raise

@@ -637,6 +637,10 @@ def test_back_off_grows_to_its_maximum(n: int, delay: float) -> None:
     assert Backoff(initial=0.25, base=1.0, factor=2.0, maximum=5).delay(n) == delay
 
 
+def test_no_back_off_stays_none() -> None:
+    assert [Backoff(base=0).delay(n) for n in (1, 2, 5000)] == [0, 0, 0]
+
+
 def test_jitter_spreads_in_both_directions_and_is_repeatable() -> None:
     import random
 

@@ -1,0 +1,60 @@
+"""Which tests run where, and how Hypothesis behaves."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from .harness import BACKEND, ON_CUDA, Gate, Shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atomr_accel.lanes import Isolation
+
+# The same examples in every run. To look for new ones: pytest --hypothesis-profile=explore
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)
+settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The contract counts as a test of the GPU when it is held against one."""
+    here = Path(__file__).parent
+    for item in items:
+        if ON_CUDA and item.path.is_relative_to(here / "contract"):
+            item.add_marker("gpu")
+        elif not ON_CUDA and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU; the backend is {BACKEND!r}"))
+
+
+@pytest.fixture(scope="session", params=["thread", "process"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
+    """A device that tests share, in both isolations; see ``on_shared``."""
+    with contextlib.closing(Shared(isolation=request.param)) as device:
+        yield device
+
+
+@pytest.fixture(params=["thread", "process"])
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    """Both isolations, for tests that open a device of their own."""
+    isolation: Isolation = request.param
+    return isolation
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """A kernel that waits; see ``Gate``."""
+    with contextlib.closing(Gate(tmp_path)) as gate:
+        yield gate

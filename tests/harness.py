@@ -1,0 +1,302 @@
+"""What tests of devices share: which backend, how to open one, how to run a program.
+
+Nothing here needs pytest-trio, so that these tests run wherever pytest and trio are.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import os
+import queue
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel import open_device
+from atomr_accel.actors import Backoff
+from atomr_accel.backends import cuda
+from atomr_accel.testing._faults import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from atomr_accel import Device
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+def _backend() -> str:
+    wanted = os.environ.get("ATOMR_TEST_BACKEND", "auto")
+    if wanted == "auto":
+        return "cpu" if cuda.why_absent() else "cuda"
+    return wanted
+
+
+BACKEND: Final = _backend()
+"""What the contract is held against; the environment's ``ATOMR_TEST_BACKEND`` chooses."""
+
+ON_CUDA: Final = BACKEND == "cuda"
+
+SECONDS: Final = 120 if ON_CUDA else 30
+"""Nothing here takes nearly as long: what does hangs."""
+
+AT_ONCE: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
+
+cpu_only: Final = pytest.mark.skipif(ON_CUDA, reason="of the CPU backend")
+
+
+def opened(**options: Any) -> AbstractAsyncContextManager[Device]:
+    """Open the device under test; restarts wait for nothing."""
+    return open_device(0, **{"backend": BACKEND, "backoff": AT_ONCE, **options})
+
+
+def program(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Make a test of an async function: run by trio, and not for ever."""
+
+    @functools.wraps(function)
+    def test(*args: P.args, **kwargs: P.kwargs) -> None:
+        trio.run(_in_time, partial(function, *args, **kwargs))
+
+    return test
+
+
+async def _in_time(function: Callable[[], Awaitable[T]]) -> T:
+    with trio.fail_after(SECONDS):
+        return await function()
+
+
+class Shared:
+    """A device for many examples, in a trio thread of its own. None of them may break it.
+
+    Hypothesis calls tests that are plain functions, again and again; opening a device for
+    each call would take longer than most of them.
+    """
+
+    device: Device
+    _token: trio.lowlevel.TrioToken
+    _stop: trio.Event
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._start()
+
+    def _start(self) -> None:
+        self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="shared device", daemon=True)
+        self._thread.start()
+        if (error := self._opened.get(timeout=SECONDS)) is not None:
+            raise error
+
+    def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run ``function`` beside the device."""
+        if not self._thread.is_alive():  # another test has broken it
+            self._start()
+        return trio.from_thread.run(_in_time, function, trio_token=self._token)
+
+    def close(self) -> None:
+        """Close the device."""
+        if self._thread.is_alive():
+            trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
+            self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:  # noqa: BLE001 (raised in the other thread)
+            self._opened.put(error)  # or nobody waits for it any more, and has seen the reason
+
+    async def _main(self) -> None:
+        async with opened(**self._options) as self.device:
+            self._token = trio.lowlevel.current_trio_token()
+            self._stop = trio.Event()
+            self._opened.put(None)
+            await self._stop.wait()
+
+
+def on_shared(function: Callable[Concatenate[Device, P], Awaitable[None]]) -> Callable[..., None]:
+    """Make a test of ``async def test(device, ...)``, which gets the fixture ``shared``.
+
+    Each run must leave the device as it was: nothing in flight, no memory in use.
+    """
+
+    @functools.wraps(function)
+    def test(shared: Shared, *args: P.args, **kwargs: P.kwargs) -> None:
+        async def run() -> None:
+            generation, used = shared.device.generation, used_by(shared.device)
+            await function(shared.device, *args, **kwargs)
+            await settled(shared.device)
+            assert shared.device.generation == generation
+            assert used_by(shared.device) <= used
+
+        shared.run(run)
+
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values()
+    assert first.name == "device"
+    parameters = [first.replace(name="shared"), *others]
+    test.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return test
+
+
+async def settled(device: Device) -> None:
+    """Wait until no op is in flight, those of cancelled callers included."""
+    while device.statistics().in_flight:
+        await trio.lowlevel.checkpoint()
+
+
+def used_by(device: Device) -> int:
+    """Bytes in use on a device, once everything that is garbage has been collected."""
+    used = device.statistics().memory.used
+    if used:
+        gc.collect()  # tracebacks of expected errors hold refs in cycles
+        used = device.statistics().memory.used
+    return used
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside groups, however deep."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from leaves(part)
+    else:
+        yield error
+
+
+def same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays are equal in shape, dtype and every bit (NaNs included)."""
+    return (
+        one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    )
+
+
+async def cancelled_at(step: int, function: Callable[[], Awaitable[object]]) -> bool:
+    """Call ``function`` and cancel it when it waits for the ``step``-th time.
+
+    Returns:
+        Whether it got that far; it was cancelled then, or finished in spite of it.
+    """
+    with trio.CancelScope() as scope:
+        stepped = _Stepped(function(), step, before=scope.cancel)
+        await stepped
+    return stepped.waits >= step
+
+
+async def interrupted_at(
+    step: int, function: Callable[[], Awaitable[T]], interlude: Callable[[], Awaitable[object]]
+) -> tuple[bool, T]:
+    """Call ``function``; when it has waited for the ``step``-th time, let something else happen.
+
+    That is what happens when other tasks run first: what was waited for is there, but the
+    world has changed by the time the task gets to see it.
+
+    Returns:
+        Whether it got that far, and what it returned.
+    """
+    stepped = _Stepped(function(), step, after=interlude)
+    result = await stepped
+    return stepped.waits >= step, result
+
+
+class _Stepped(Generic[T]):
+    """Awaits something, and does something else around its n-th wait."""
+
+    def __init__(
+        self,
+        inner: Awaitable[T],
+        step: int,
+        *,
+        before: Callable[[], object] = lambda: None,
+        after: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._inner = inner.__await__()
+        self._step = step
+        self._before = before
+        self._after = after
+        self.waits = 0
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        answer: Any = None
+        while True:
+            try:
+                trap = self._inner.send(answer)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            self.waits += 1
+            if self.waits == self._step:
+                self._before()
+            answer = yield trap
+            if self.waits == self._step and self._after is not None:
+                yield from self._after().__await__()
+
+
+class Gate:
+    """A kernel that occupies its lane, and the buffer it writes, until it is let through.
+
+    On the CPU its twin waits for a byte. On CUDA the kernel spins for a fifth of a second,
+    in which a program can do a lot.
+
+    Attributes:
+        path: where the twin waits.
+    """
+
+    _SOURCE: Final = """
+        extern "C" __global__ void hold(float* cells, long long cycles, int fault) {
+            long long begin = clock64();
+            while (clock64() - begin < cycles) { }
+            cells[0] += 1;
+            if (fault) *(volatile int*)(size_t)(16 + cycles % 2) = 1;
+        }
+    """
+    _CYCLES: Final = 400_000_000
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "gate"
+        os.mkfifo(self.path)
+        # For both directions, so that neither this nor the twin waits for the other to open.
+        self._fd = os.open(self.path, os.O_RDWR)
+
+    async def kernel(self, device: Device) -> Callable[..., Awaitable[None]]:
+        """The kernel as a function of a float32 buffer, and whether to end in a fault."""
+        kernel = await device.nvrtc.compile(self._SOURCE, "hold", cpu=_hold(str(self.path)))
+
+        async def launch(cells: Any, *, fault: bool = False) -> None:
+            await kernel.launch(1, 1, cells, self._CYCLES, int(fault))
+
+        return launch
+
+    def open(self, times: int = 1) -> None:
+        """Let kernels through."""
+        os.write(self._fd, b"." * times)
+
+    def close(self) -> None:
+        """Let whoever still waits through, for good."""
+        self.open(1000)
+        os.close(self._fd)
+
+
+def _hold(path: str) -> Callable[[Any, object, int], None]:
+    # A function made here travels to the host by value: the host need not find this module.
+    def hold(cells: Any, cycles: object, fault: int) -> None:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.read(fd, 1)
+        finally:
+            os.close(fd)
+        cells[0] += 1
+        if fault:
+            simulate("illegal_address", None)
+
+    return hold
