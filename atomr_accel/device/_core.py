@@ -93,6 +93,7 @@ class DeviceCore:
         self.startup: Startup | None = None
         self.standby: Standby | None = None
         self.dying: list[HostHandle] = []
+        self.closing = False
         self.faults = 0
         self.last_fault: ContextPoisoned | None = None
         self.memory.bump()

@@ -403,7 +403,10 @@ async def open_device(
                     if isolation == "process" and (candidate.slow_start if standby is None else standby):
                         core.standby = Standby(core)
                         await supervisor.start_child(ChildSpec("standby", core.standby.run))
-                    yield Device(core, supervisor)
+                    try:
+                        yield Device(core, supervisor)
+                    finally:
+                        core.closing = True
                     return
         finally:
             core.close()
@@ -414,7 +417,13 @@ async def open_device(
 
 
 async def _run_context(core: DeviceCore, task_status: Any) -> None:
-    await Context(core).run(task_status=task_status)
+    try:
+        await Context(core).run(task_status=task_status)
+    except ContextPoisoned:
+        # A device that is being closed needs no other context. Nothing is hidden by this:
+        # whatever was in flight has had the fault for its answer.
+        if not core.closing:
+            raise
 
 
 def _candidates(backend: str) -> list[Backend]:
