@@ -7,7 +7,7 @@ streams, a library the executors; a host loads them by name.
 from ._address import OFFSET_MASK, SLAB_SHIFT, shared_fd
 from ._load import load
 from ._memory import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
-from ._protocol import Executor, HostContext, StickyFault, Stream
+from ._protocol import Executor, Fusion, HostContext, StickyFault, Stream
 from ._wire import (
     WITHDRAWN,
     ControlReply,
@@ -50,6 +50,7 @@ __all__ = [
     "Fault",
     "Fill",
     "Frames",
+    "Fusion",
     "HostContext",
     "MapSlab",
     "Message",

@@ -5,10 +5,11 @@ All of it runs inside the host, on lanes' threads. Nothing here knows a vendor.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from ._wire import DeviceInfo
 
@@ -92,11 +93,30 @@ class HostContext(Protocol):
         """Release everything."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """How an executor does many messages of one type with one call.
+
+    Small kernels are bound by launching, so a lane that has received several independent
+    ones launches them together where the library can.
+
+    Attributes:
+        key: messages with equal keys may go together; None for one that must go alone.
+        run: executes a list of at least two with equal keys.
+        most: how many at once.
+    """
+
+    key: Callable[[Any], Hashable]
+    run: Callable[[list[Any]], None]
+    most: int
+
+
 class Executor(Protocol):
     """Turns a lane's messages into device work: a library's handle, or memory's copies.
 
     A handler queues its work on the lane's stream and returns None or a plain value
-    that is sent once the work is done. It is called with its message only.
+    that is sent once the work is done. It is called with its message only. An executor
+    that can do several messages at once has ``fusions``, by message type.
     """
 
     handlers: Mapping[type, Callable[[Any], Any]]

@@ -37,9 +37,9 @@ from ._wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Mapping
 
-    from ._protocol import Executor, HostContext, Stream
+    from ._protocol import Executor, Fusion, HostContext, Stream
 
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
@@ -51,6 +51,8 @@ _POLL_SECONDS: Final = 1e-3
 """How long to poll work in flight before napping between polls."""
 
 _NAP_SECONDS: Final = 200e-6
+
+_FAILED: Final = object()
 
 _LOOK_MILLISECONDS: Final = 20
 
@@ -67,11 +69,12 @@ class Way:
         in_flight: groups of ops with the token that tells when they are done.
     """
 
-    __slots__ = ("executor", "handlers", "in_flight", "stream", "unmarked")
+    __slots__ = ("executor", "fusions", "handlers", "in_flight", "stream", "unmarked")
 
     def __init__(self, context: HostContext, stream: Stream, executor: Executor) -> None:
         self.stream = stream
         self.executor = executor
+        self.fusions: Mapping[type, Fusion] = getattr(executor, "fusions", {})
         self.handlers = {
             Withdrawn: _nothing,
             RecordEvent: lambda message: stream.timestamp(message.event),
@@ -127,6 +130,8 @@ class Lane:
         self._done: list[int] = []
         self._seen = 0
         self._aside: dict[int, Request] = {}
+        self._together: list[tuple[int, Any]] = []
+        self._key: Hashable = None
         self._way_of: dict[int, Way] = {}
         self._watchers: set[Lane] = set()
         self._ways: list[Way] = []
@@ -172,6 +177,8 @@ class Lane:
                 return
             for frame in self._frames.feed(data):
                 self._accept(self._decode(frame))
+            if self._together:
+                self._launch_together()
             if self._aside:
                 self._retry()
             self._mark(self._way)
@@ -223,7 +230,20 @@ class Lane:
         return seq <= self._seen and seq not in self._aside
 
     def _accept(self, request: Request) -> None:
-        seq, dependencies, _ = request
+        seq, dependencies, message = request
+        fusion = None if dependencies else self._way.fusions.get(type(message))
+        if fusion is not None:
+            key = fusion.key(message)
+            if key is not None:
+                if self._together and (
+                    key != self._key or len(self._together) >= fusion.most
+                ):
+                    self._launch_together()
+                self._key = key
+                self._together.append((seq, message))
+                return
+        if self._together:
+            self._launch_together()
         if dependencies and not self._ready(dependencies):
             self._aside[seq] = request
         else:
@@ -259,37 +279,67 @@ class Lane:
             with contextlib.suppress(OSError):
                 os.write(lane._wake_writer, b"w")
 
+    def _launch_together(self) -> None:
+        """Launch what was collected; it counts as launched only from here on."""
+        together, self._together = self._together, []
+        last = together[-1][0]
+        if len(together) == 1:
+            self._launch((last, (), together[0][1]))
+        else:
+            way = self._way
+            seqs = [seq for seq, _ in together]
+            messages = [message for _, message in together]
+            if self._try(way, seqs, way.fusions[type(messages[0])].run, messages) is not _FAILED:
+                for seq in seqs:
+                    way.unmarked.append((seq, None))
+                    self._way_of[seq] = way
+                self._settle(way)
+        self._seen = last
+        if self._watchers:
+            self._notify()
+
     def _launch(self, request: Request) -> None:
         seq, dependencies, message = request
         way = self._way
+        if dependencies:
+            way = self._follow(dependencies)
+        elif type(message) is RecordEvent:
+            self._gather(way)
+        value = self._try(way, [seq], way.handlers[type(message)], message)
+        if value is not _FAILED:
+            way.unmarked.append((seq, value))
+            self._way_of[seq] = way
+            if len(way.unmarked) >= _GROUP:
+                self._settle(way)
+
+    def _try(
+        self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any
+    ) -> Any:
+        """Call a handler; report its failure for all ``seqs``, unless the context failed."""
         try:
-            if dependencies:
-                way = self._follow(dependencies)
-            elif type(message) is RecordEvent:
-                self._gather(way)
-            value = way.handlers[type(message)](message)
+            return handler(argument)
         except StickyFault:
-            way.unmarked.insert(0, (seq, None))
+            way.unmarked[:0] = [(seq, None) for seq in seqs]
             raise
         except Exception as error:
             # A library that fails may be the first to notice a fault of the context.
             try:
                 self._context.check()
             except StickyFault:
-                way.unmarked.insert(0, (seq, None))
+                way.unmarked[:0] = [(seq, None) for seq in seqs]
                 raise
-            append_frame(self._out, pack_exception(seq, error))
-            return
-        way.unmarked.append((seq, value))
-        self._way_of[seq] = way
-        if len(way.unmarked) >= _GROUP:
-            self._mark(way)
-            # Answer what is done before launching more, so that the program can prepare
-            # the next ops meanwhile, and let what follows run beside this group.
-            if self._reap():
-                self._flush()
-            if way is self._way and way.in_flight:
-                self._way = self._next_way()
+            for seq in seqs:
+                append_frame(self._out, pack_exception(seq, error))
+            return _FAILED
+
+    def _settle(self, way: Way) -> None:
+        """A group is complete: answer what is done before launching more, so that the
+        program prepares the next ops meanwhile, and let what follows run beside it."""
+        self._mark(way)
+        if self._reap():
+            self._flush()
+        if way is self._way and way.in_flight:
+            self._way = self._next_way()
 
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> Way:
         """The way for an op that must come after others, made to wait for them."""
