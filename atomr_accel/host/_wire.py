@@ -127,22 +127,41 @@ class Frames:
 
 def pack_exception(seq: int, error: BaseException) -> Failure:
     """An exception of the host as a reply."""
-    name = type(error).__name__
-    known = isinstance(error, AccelError) or getattr(builtins, name, None) is type(error)
-    pickled = b""
-    if not known:
+    kind, message = type(error).__name__, _text_of(error)
+    fields, pickled = {}, b""
+    if not _is_plain(error):
         try:
             pickled = cloudpickle.dumps(error)
-        except Exception:  # an exception that cannot travel arrives as a RemoteError
-            pickled = b""
+        except Exception:  # it cannot travel
+            kind, message, fields = "RemoteError", f"{kind}: {message}", {"type_name": kind}
+    elif isinstance(error, AccelError):
+        fields = error.fields()
     return Failure(
         seq=seq,
-        kind=name,
-        message=str(error.args[0]) if error.args else str(error),
-        fields=error.fields() if isinstance(error, AccelError) else {},
-        traceback="".join(traceback.format_exception(error)),
+        kind=kind,
+        message=message,
+        fields=fields,
+        traceback=_encodable("".join(traceback.format_exception(error))),
         pickled=pickled,
     )
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Whether its type and message, and our own errors' fields, are all there is to it."""
+    kind = type(error)
+    home = _errors if isinstance(error, AccelError) else builtins
+    return getattr(home, kind.__name__, None) is kind and [*map(type, error.args)] == [str]
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return _encodable(str(error.args[0]) if error.args else str(error))
+    except Exception as broken:  # noqa: BLE001 (what it raises is up to the program)
+        return f"(no message: {type(broken).__name__} in __str__)"
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def unpack_exception(failure: Failure) -> Exception:
@@ -152,28 +171,25 @@ def unpack_exception(failure: Failure) -> Exception:
     pickle: the host is this program's own child and runs this program's own functions.
     """
     error: Exception
-    known = getattr(_errors, failure.kind, None) or getattr(builtins, failure.kind, None)
-    if isinstance(known, type) and issubclass(known, AccelError):
-        return known(failure.message, **failure.fields)
-    if isinstance(known, type) and issubclass(known, Exception):
-        try:
-            error = known(failure.message)
-        except TypeError:  # such as UnicodeDecodeError, which wants five arguments
-            error = RemoteError(f"{failure.kind}: {failure.message}", type_name=failure.kind)
-    else:
+    ours = getattr(_errors, failure.kind, None)
+    if failure.pickled:
         error = _unpickle(failure)
-    error.add_note(f"In the host:\n{failure.traceback}")
+    elif ours is not None:
+        error = ours(failure.message, **failure.fields)
+    else:
+        error = getattr(builtins, failure.kind)(failure.message)
+    if failure.pickled or ours in (None, RemoteError):
+        error.add_note(f"In the host:\n{failure.traceback}")
     return error
 
 
 def _unpickle(failure: Failure) -> Exception:
-    if failure.pickled:
-        try:
-            error = cloudpickle.loads(failure.pickled)
-        except Exception:  # its class may exist only in the host
-            error = None
-        if isinstance(error, Exception):
-            return error
+    try:
+        error = cloudpickle.loads(failure.pickled)
+    except Exception:  # its class may exist only in the host
+        error = None
+    if isinstance(error, Exception):
+        return error
     return RemoteError(f"{failure.kind}: {failure.message}", type_name=failure.kind)
 
 

@@ -211,7 +211,9 @@ class Port:
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
             self.send()  # the lane is idle: latency counts
-        elif self._writer is not None:
+            if not self._buffer:
+                return
+        if self._writer is not None:
             # The lane is busy: let the other tasks that are about to run submit too, and
             # send all of it at once.
             trio.lowlevel.reschedule(self._writer)

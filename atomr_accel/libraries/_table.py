@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .blas import Blas
+from .fft import Fft
 from .nvrtc import Nvrtc
 
 if TYPE_CHECKING:
@@ -16,12 +17,15 @@ class Libraries:
 
     Attributes:
         blas: linear algebra (cuBLAS).
+        fft: Fourier transforms (cuFFT).
         nvrtc: kernels compiled at run time (NVRTC).
     """
 
     blas: Blas
+    fft: Fft
     nvrtc: Nvrtc
 
     def _add_libraries(self, device: Submitter) -> None:
         self.blas = Blas(device)
+        self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 import cloudpickle
+import numpy as np
 
 from ..._errors import CompileError, Unsupported
 from ...memory import GpuRef
@@ -36,6 +38,9 @@ KERNELS: Final = LaneSpec(
 
 _MAX_BLOCK: Final = 1024
 _MAX_GRID: Final = (2**31 - 1, 65535, 65535)
+_MAX_SHARED: Final = 2**31 - 1
+"""What the driver can be asked for; each device has far less and says so."""
+
 Dim = int | Sequence[int]
 
 
@@ -76,10 +81,15 @@ class Nvrtc:
         Raises:
             CompileError: with the compiler's log.
             LibraryMissing: NVRTC is not installed.
-            TypeError: ``cpu`` is not callable.
+            TypeError: ``cpu`` is not callable, or text is not ``str``.
+            ValueError: text that is no Unicode.
         """
         if not isinstance(source, str) or not isinstance(name, str):
             raise TypeError("compile(source, name) takes the source and the name as str")
+        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+            raise TypeError(f"options must be a sequence of str, not {options!r}")
+        for text in (source, name, *options):
+            text.encode()  # a surrogate would only be noticed when the message is sent
         if cpu is not None and not callable(cpu):
             raise TypeError(f"cpu must be callable, not {type(cpu).__name__}")
         parameters = read_signature(source, name)
@@ -164,6 +174,9 @@ class Kernel:
                 f"kernel {self.name!r} has no Python twin, so it cannot run on the CPU backend; "
                 f"give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
             )
+        shared = _index(shared, "shared")
+        if not 0 <= shared <= _MAX_SHARED:
+            raise ValueError(f"shared is {shared} bytes; it must be from 0 to {_MAX_SHARED}")
         arguments, reads, writes = self._arguments(args)
         if self._loaded is not device.memory.epoch:
             while self._loaded is not device.memory.epoch:
@@ -217,11 +230,18 @@ class Kernel:
 
 
 def _dimensions(value: Dim, name: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    sizes = (value,) if isinstance(value, int) else tuple(value)
+    sizes = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,)
     if not 1 <= len(sizes) <= 3:
         raise ValueError(f"{name} takes one to three sizes, not {len(sizes)}")
-    x, y, z = (*map(int, sizes), 1, 1)[:3]
+    x, y, z = (*(_index(size, name) for size in sizes), 1, 1)[:3]
     for size, limit in zip((x, y, z), limits, strict=True):
         if not 1 <= size <= limit:
             raise ValueError(f"{name} is {(x, y, z)}; each size must be from 1 to {limits}")
     return x, y, z
+
+
+def _index(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} takes whole numbers, not {value!r}") from None

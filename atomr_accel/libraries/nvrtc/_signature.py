@@ -7,13 +7,15 @@ is not known here (a struct, a typedef, a template parameter) takes any scalar.
 
 from __future__ import annotations
 
+import cmath
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import ml_dtypes
 import numpy as np
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, as_dtype
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -89,8 +91,11 @@ class Parameter:
             )
         expected = self.dtype
         if expected is None:
-            return value if isinstance(value, np.generic) else np.asarray(value)[()]
-        kind = np.asarray(value).dtype.kind
+            free: Any = value if isinstance(value, np.generic) else np.asarray(value)[()]
+            as_dtype(getattr(free, "dtype", object))
+            return free  # type: ignore[no-any-return]
+        # NumPy makes an object of an int that fits none of its types.
+        kind = "i" if type(value) is int else np.asarray(value).dtype.kind
         if _RANK.get(kind, 9) > _RANK.get(expected.kind, 3):
             raise TypeError(
                 f"argument {position} is {value!r}, but the kernel declares '{self.text}', "
@@ -101,13 +106,23 @@ class Parameter:
                 f"argument {position} is a {value.dtype.name}, which is wider than "
                 f"'{self.text}'; convert it with numpy.{expected.name}(...)"
             )
+        lost: object = None
         if expected.kind in "iu":
             limits = np.iinfo(expected)
             if not limits.min <= int(value) <= limits.max:  # type: ignore[arg-type]
-                raise OverflowError(
-                    f"argument {position} is {value!r}, which does not fit '{self.text}' "
-                    f"({limits.min} to {limits.max})"
-                )
+                lost = f"{limits.min} to {limits.max}"
+        elif not isinstance(value, np.generic):
+            try:
+                with np.errstate(over="ignore"):
+                    narrowed = complex(expected.type(value))
+                if cmath.isfinite(value) and not cmath.isfinite(narrowed):
+                    lost = f"up to {ml_dtypes.finfo(expected).max}"  # type: ignore[no-untyped-call]
+            except OverflowError as error:
+                lost = error
+        if lost is not None:
+            raise OverflowError(
+                f"argument {position} does not fit '{self.text}' ({lost}): {value!r:.40}"
+            )
         result: np.generic = expected.type(value)
         return result
 

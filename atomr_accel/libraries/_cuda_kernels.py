@@ -1,0 +1,95 @@
+"""Kernels of our own inside a library's executor: compiled when first used, on its stream."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, final
+
+from ..backends.cuda._driver import check, driver
+from .nvrtc._compiler import compile_cubin
+
+if TYPE_CHECKING:
+    from ..backends.cuda._context import CudaContext, CudaStream
+
+_BUFFER_POINTER: Final = 1
+_BUFFER_SIZE: Final = 2
+_THREADS: Final = 256
+_BLOCKS_PER_PROCESSOR: Final = 16
+_PARALLEL: Final = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+_compiled = cache(compile_cubin)
+"""By source, name and capability: ways, and devices of one kind, share what was compiled."""
+
+
+@final
+class Arguments:
+    """A kernel's arguments as one block of bytes, kept to launch again with other pointers.
+
+    Args:
+        data: the arguments, laid out as the kernel declares them, pointers first.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = (ctypes.c_char * len(data)).from_buffer_copy(data)
+        self._size = ctypes.c_size_t(len(data))
+        self.pointers: Final = (ctypes.c_uint64 * (len(data) // 8)).from_buffer(self._data)
+        self._extra = (ctypes.c_void_p * 5)(
+            _BUFFER_POINTER,
+            ctypes.addressof(self._data),
+            _BUFFER_SIZE,
+            ctypes.addressof(self._size),
+            None,
+        )
+        self.address: Final = ctypes.addressof(self._extra)
+
+
+@final
+class Kernels:
+    """The kernels of one source, for one stream."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream, source: str) -> None:
+        self._capability = context.compute_capability
+        self._stream = stream
+        self._source = source
+        self._modules: list[Any] = []
+        self._functions: dict[str, Any] = {}
+        device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+        processors = check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(_PARALLEL, device))
+        self._most_blocks: int = processors * _BLOCKS_PER_PROCESSOR
+
+    def function(self, name: str) -> Any:
+        """A kernel by its name expression, such as ``"move<float, double>"``."""
+        function = self._functions.get(name)
+        if function is None:
+            image, lowered, _ = _compiled(self._source, name, (), self._capability)
+            module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
+            self._modules.append(module)
+            function = check(
+                "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
+            )
+            self._functions[name] = function
+        return function
+
+    def launch(self, function: Any, items: int, arguments: Arguments) -> None:
+        """Launch with a thread for each item, or with threads that take several in turn."""
+        blocks = min(-(-items // _THREADS), self._most_blocks)
+        check(
+            "cuLaunchKernel",
+            driver.cuLaunchKernel(
+                function,
+                *(blocks, 1, 1),
+                *(_THREADS, 1, 1),
+                0,
+                self._stream.handle,
+                0,
+                arguments.address,
+            ),
+        )
+
+    def close(self) -> None:
+        """Unload the modules."""
+        for module in self._modules:
+            check("cuModuleUnload", driver.cuModuleUnload(module))
+        self._modules.clear()
+        self._functions.clear()

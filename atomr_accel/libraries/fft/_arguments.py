@@ -1,0 +1,230 @@
+"""What a call of ``device.fft`` means, checked as NumPy checks it, in the caller."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from ..._dtypes import DTYPES
+from ..._errors import Unsupported
+from ._messages import Spec
+from ._plan import HALF, plan, result_shape, result_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Family(NamedTuple):
+    """What the transforms of one kind have in common.
+
+    Attributes:
+        kind: see ``Spec``.
+        inverse: whether it is one: norms scale those and the others the other way round.
+        conjugate: see ``Spec``.
+    """
+
+    kind: Any
+    inverse: bool
+    conjugate: bool = False
+
+
+FAMILIES: Final = {
+    "fft": Family("c2c", inverse=False),
+    "ifft": Family("c2c", inverse=True),
+    "rfft": Family("r2c", inverse=False),
+    "irfft": Family("c2r", inverse=True),
+    # The spectrum of a signal with Hermitian symmetry is that of irfft, conjugated, and
+    # counts as a forward transform.
+    "hfft": Family("c2r", inverse=False, conjugate=True),
+    "ihfft": Family("r2c", inverse=True, conjugate=True),
+}
+"""The one-dimensional transforms; those of more dimensions belong to one of them."""
+
+_PRECISION: Final = {
+    **dict.fromkeys(("float16", "bfloat16", "float32", "complex64"), "float32"),
+    **dict.fromkeys(("float64", "complex128"), "float64"),
+    **dict.fromkeys(("bool", "int8", "int16", "int32", "int64"), "float64"),
+    **dict.fromkeys(("uint8", "uint16", "uint32", "uint64"), "float64"),
+}
+"""In what each dtype is transformed, as in NumPy; narrow floats are widened to single."""
+
+_NORMS: Final = ("backward", "ortho", "forward")
+_MOST_HALF: Final = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A transform, ready for any buffers of the right shape.
+
+    Attributes:
+        spec: the transform.
+        shape: of the result.
+        dtype: of the result.
+        scratch: bytes of scratch memory it takes.
+    """
+
+    spec: Spec
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    scratch: int
+
+
+def resolve(
+    name: str,
+    family: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    axes: tuple[int, ...],
+    sizes: tuple[int, ...],
+    norm: str | None,
+    *,
+    half: bool,
+) -> Call:
+    """The transform that a call asks for.
+
+    Args:
+        name: of the method, for messages.
+        family: its row in ``FAMILIES``.
+        shape: the input's, without the axis of pairs of complex half precision.
+        dtype: the input's.
+        axes: normalised, each once.
+        sizes: of the transform along each of them.
+        norm: as in NumPy.
+        half: whether to compute in the input's half precision.
+
+    Raises:
+        ValueError: a size below one, an unknown norm.
+        TypeError: a dtype that cannot be transformed.
+        Unsupported: half precision with a size that is no power of two.
+    """
+    kind, inverse, conjugate = FAMILIES[family]
+    source, precision = _types(name, kind, dtype, half=half)
+    for size in sizes:
+        if size < 1:
+            raise ValueError(f"Invalid number of FFT data points ({size}) specified.")
+        if half and size & (size - 1):
+            raise Unsupported(
+                f"{name} in half precision takes powers of two only, not {size} points; "
+                f"without half=True, {dtype.name} is computed in single precision"
+            )
+    points = math.prod(sizes)
+    if half and points > _MOST_HALF:
+        raise Unsupported(f"{name} in half precision takes up to 2**32 points, not {points}")
+    spec = Spec(
+        kind=kind,
+        inverse=inverse if kind == "c2c" else kind == "c2r",
+        source=source,
+        precision=precision,
+        shape=shape,
+        axes=axes,
+        sizes=sizes,
+        scale=_scale(norm, points, inverse=inverse),
+        conjugate=conjugate,
+    )
+    element, pair, _ = result_type(spec).partition("x2")
+    return Call(
+        spec=spec,
+        shape=(*result_shape(spec), 2) if pair else result_shape(spec),
+        dtype=DTYPES[element],
+        scratch=plan(spec).scratch,
+    )
+
+
+def _types(name: str, kind: str, dtype: np.dtype[Any], *, half: bool) -> tuple[str, str]:
+    """Element type of the input, and the precision."""
+    if half:
+        if dtype.name not in HALF:
+            raise TypeError(
+                f"{name} with half=True takes float16 or bfloat16, but a has dtype {dtype.name}"
+            )
+        return dtype.name if kind == "r2c" else f"{dtype.name}x2", dtype.name
+    precision = _PRECISION.get(dtype.name)
+    if precision is None:
+        raise TypeError(
+            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(_PRECISION)}"
+        )
+    if kind == "r2c" and dtype.kind == "c":
+        raise TypeError(
+            f"{name} takes real input, but a has dtype {dtype.name}; use the complex transform"
+        )
+    return dtype.name, precision
+
+
+def _scale(norm: str | None, points: int, *, inverse: bool) -> float:
+    if norm not in (None, *_NORMS):
+        raise ValueError(f'Invalid norm value {norm}; should be "backward", "ortho" or "forward".')
+    if norm == "ortho":
+        return 1 / math.sqrt(points)
+    scaled = inverse if norm in (None, "backward") else not inverse
+    return 1 / points if scaled else 1.0
+
+
+def one_axis(
+    family: str, shape: tuple[int, ...], n: int | None, axis: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Axes and sizes of a one-dimensional transform.
+
+    Raises:
+        AxisError: the array has no such axis.
+        TypeError: ``n`` is no integer.
+    """
+    axis = normalize_axis_index(operator.index(axis), len(shape))
+    if n is None:
+        n = shape[axis]
+        if FAMILIES[family].kind == "c2r":
+            n = 2 * (n - 1)
+    return (axis,), (operator.index(n),)
+
+
+def several_axes(
+    family: str,
+    shape: tuple[int, ...],
+    s: Sequence[int] | None,
+    axes: Sequence[int] | None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Axes and sizes of a transform along several axes, which may repeat.
+
+    Raises:
+        AxisError: the array has no such axis.
+        TypeError: a size that is no integer.
+        ValueError: ``s`` and ``axes`` of different lengths, or no axes at all.
+    """
+    if axes is None:
+        axes = range(len(shape)) if s is None else range(-len(s), 0)
+    normal = tuple(normalize_axis_index(operator.index(axis), len(shape)) for axis in axes)
+    if not normal:
+        raise ValueError(f"at least one axis must be transformed, but axes is {tuple(axes)}")
+    if s is None:
+        sizes = [shape[axis] for axis in normal]
+        if FAMILIES[family].kind == "c2r":
+            sizes[-1] = 2 * (sizes[-1] - 1)
+        return normal, tuple(sizes)
+    if len(s) != len(normal):
+        raise ValueError(
+            f"Shape and axes have different lengths: s is {tuple(s)}, axes is {tuple(axes)}"
+        )
+    whole = zip(map(operator.index, s), normal, strict=True)
+    return normal, tuple(shape[axis] if size == -1 else size for size, axis in whole)
+
+
+def stages(
+    family: str, axes: tuple[int, ...], sizes: tuple[int, ...]
+) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """What to do one after the other: one transform, unless an axis repeats.
+
+    NumPy transforms a repeated axis as often as it is named, from the last one to the
+    first; the real axis of an inverse comes last there.
+    """
+    if len(set(axes)) == len(axes):
+        return [(family, axes, sizes)]
+    pairs = [((axis,), (size,)) for axis, size in zip(axes, sizes, strict=True)]
+    kind, inverse, _ = FAMILIES[family]
+    complex_ = "ifft" if inverse else "fft"
+    if kind == "c2r":
+        return [*((complex_, *pair) for pair in pairs[:-1]), (family, *pairs[-1])]
+    return [(family, *pairs[-1]), *((complex_, *pair) for pair in reversed(pairs[:-1]))]

@@ -1,0 +1,149 @@
+"""The plans that the program knows its host to have, and the work area they share."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from ..._dtypes import DTYPES
+from .._library import LaneSpec
+from .._perform import Prepared, Room, perform
+from ._messages import Forget, Prepare
+
+if TYPE_CHECKING:
+    from ...memory import Block, Epoch, GpuRef
+    from .._library import Submitter
+    from ._messages import Spec
+
+LANE: Final = LaneSpec(
+    "fft",
+    {
+        "cpu": "atomr_accel.libraries.fft._cpu:CpuFft",
+        "cuda": "atomr_accel.libraries.fft._cuda:CudaFft",
+    },
+)
+
+DEFAULT_LIMIT: Final = 64
+_UINT8: Final = DTYPES["uint8"]
+
+
+@dataclass(frozen=True, slots=True)
+class FftStatistics:
+    """The plan cache of a device.
+
+    Attributes:
+        plans: plans that are kept.
+        plan_limit: how many may be.
+        hits: transforms that found their plan.
+        misses: transforms that had to have it made, after a rebuild too.
+        evictions: plans dropped, by the limit or by ``clear``.
+        workspace: bytes of the work area that all plans share.
+    """
+
+    plans: int
+    plan_limit: int
+    hits: int
+    misses: int
+    evictions: int
+    workspace: int
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """A plan as the program knows it.
+
+    Attributes:
+        number: its name in the host.
+        epoch: the generation whose host has it.
+        work: bytes of work area it needs.
+    """
+
+    number: int
+    epoch: Epoch | None = None
+    work: int = 0
+
+
+@final
+class PlanCache:
+    """Plans by what they are for, the last used ones last."""
+
+    def __init__(self, device: Submitter) -> None:
+        self._device = device
+        self._plans: OrderedDict[Spec, Plan] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._workspace: GpuRef | None = None
+        self._hits = self._misses = self._evictions = 0
+        self._limit = DEFAULT_LIMIT
+
+    @property
+    def limit(self) -> int:
+        """How many plans are kept."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._limit = limit
+        self._evict(limit)
+
+    async def get(self, spec: Spec) -> Plan:
+        """The plan for a transform, made by the host if need be."""
+        plan = self._plans.get(spec)
+        if plan is not None and plan.epoch is self._device.memory.epoch:
+            self._hits += 1
+            self._plans.move_to_end(spec)
+            return plan
+        self._misses += 1
+        if plan is None:
+            # Kept from now on, so that whoever wants the same meanwhile asks for the same.
+            plan = self._plans[spec] = Plan(next(self._numbers))
+            self._evict(self._limit)
+        request = Prepared(Prepare(plan.number, spec), (), ())
+        try:
+            # Only the host can tell how much work area a plan needs.
+            plan.work = await perform(self._device, LANE, "fft.plan", lambda _room: request)
+        except BaseException:
+            if plan.epoch is None and self._plans.get(spec) is plan:
+                del self._plans[spec]
+            raise
+        plan.epoch = self._device.memory.epoch
+        return plan
+
+    def workspace(self, room: Room, nbytes: int) -> Block:
+        """The work area, which transforms write and which therefore orders them."""
+        work = self._workspace
+        if (
+            work is None
+            or work.nbytes < nbytes
+            or work._block.epoch is not self._device.memory.epoch
+        ):
+            self._workspace = None  # first, so that the new one may take its place
+            work = self._workspace = room.empty((nbytes,), _UINT8)
+        return work._block
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._evict(0)
+        self._workspace = None
+
+    def statistics(self) -> FftStatistics:
+        """A snapshot."""
+        work = self._workspace
+        there = work is not None and work._block.epoch is self._device.memory.epoch
+        return FftStatistics(
+            plans=len(self._plans),
+            plan_limit=self._limit,
+            hits=self._hits,
+            misses=self._misses,
+            evictions=self._evictions,
+            workspace=work.nbytes if work is not None and there else 0,
+        )
+
+    def _evict(self, limit: int) -> None:
+        port = self._device.ports.get(LANE.name)
+        while len(self._plans) > limit:
+            _, plan = self._plans.popitem(last=False)
+            self._evictions += 1
+            if port is not None:
+                self._device.submit(port, "fft.forget", Forget(plan.number))

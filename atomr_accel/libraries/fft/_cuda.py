@@ -1,0 +1,237 @@
+"""FFT on CUDA: cuFFT plans on one lane, and kernels for what cuFFT does not do."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from collections import OrderedDict
+from ctypes import byref, c_int, c_int64, c_size_t
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+from ..._errors import LibraryError
+from .._cuda_kernels import Arguments, Kernels
+from .._vendor import VendorLibrary
+from ._messages import Forget, Frequencies, Prepare, Roll, Transform
+from ._plan import ALIGNMENT, COMPLEX, Fft, Move, plan
+from ._prototypes import (
+    CUDA_TYPES,
+    FORWARD,
+    INVERSE,
+    NO_WORKSPACE,
+    PROTOTYPES,
+    STATUS_NAMES,
+)
+from ._source import BY_SIZE, SOURCE, move_arguments, move_name, roll_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...backends.cuda._context import CudaContext, CudaStream
+    from ._messages import Spec
+    from ._plan import Layout, Program
+
+_MOST_PLANS: Final = 512
+"""The program keeps fewer, and says which to drop; this bounds what may slip through."""
+
+
+@cache
+def _library() -> VendorLibrary:
+    return VendorLibrary("cufft", PROTOTYPES, STATUS_NAMES)
+
+
+@final
+class CudaFft:
+    """Executes FFT messages with cuFFT, on plans that take their work area from outside."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._library: Final = _library()
+        self._pointer: Final = context.pointer
+        self._stream: Final = stream
+        self._kernels: Final = Kernels(context, stream, SOURCE)
+        self._plans: OrderedDict[int, _Plan] = OrderedDict()
+        self.handlers: Final = {
+            Transform: self._transform,
+            Prepare: self._prepare,
+            Forget: self._forget,
+            Roll: self._roll,
+            Frequencies: self._frequencies,
+        }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library."""
+        _library()
+
+    def close(self) -> None:
+        """Destroy the plans."""
+        for made in self._plans.values():
+            made.close()
+        self._plans.clear()
+        self._kernels.close()
+
+    def _prepare(self, message: Prepare) -> int:
+        return self._plan(message.number, message.spec).work
+
+    def _plan(self, number: int, spec: Spec) -> _Plan:
+        made = self._plans.get(number)
+        if made is None:
+            while len(self._plans) >= _MOST_PLANS:
+                self._plans.popitem(last=False)[1].close()
+            made = self._plans[number] = _Plan(
+                self._library, self._kernels, self._stream.pointer, plan(spec)
+            )
+        return made
+
+    def _transform(self, message: Transform) -> None:
+        made = self._plan(message.number, message.spec)
+        if made.work > message.work:
+            raise self._library.error("cufftXtExec", NO_WORKSPACE)
+        if not made.steps:
+            return
+        pointer = self._pointer
+        scratch = pointer(message.workspace) if message.workspace else 0
+        made.run((pointer(message.source), pointer(message.target), scratch))
+
+    def _forget(self, message: Forget) -> None:
+        made = self._plans.pop(message.number, None)
+        if made is not None:
+            made.close()
+
+    def _roll(self, message: Roll) -> None:
+        count = math.prod(message.shape)
+        if not count:
+            return
+        arguments = Arguments(roll_arguments(message.shape, message.shifts, count))
+        arguments.pointers[0] = self._pointer(message.target)
+        arguments.pointers[1] = self._pointer(message.source)
+        function = self._kernels.function(f"roll<{BY_SIZE[message.itemsize]}>")
+        self._kernels.launch(function, count, arguments)
+
+    def _frequencies(self, message: Frequencies) -> None:
+        count = message.n // 2 + 1 if message.half else message.n
+        target = self._pointer(message.target)
+        arguments = Arguments(
+            struct.pack("<QQqdi4x", target, count, message.n, message.step, message.half)
+        )
+        self._kernels.launch(self._kernels.function("frequencies"), count, arguments)
+
+
+@final
+class _Plan:
+    """A program of steps with everything made: handles, kernels and their arguments.
+
+    Attributes:
+        steps: what to call with the addresses of input, output and scratch.
+        work: bytes of work area.
+    """
+
+    def __init__(
+        self, library: VendorLibrary, kernels: Kernels, stream: int, program: Program
+    ) -> None:
+        self._library = library
+        self._kernels = kernels
+        self._execute = library.functions["cufftXtExec"]
+        self._handles: list[int] = []
+        self._work_at: dict[int, int] = {}
+        self._scratch = program.scratch
+        self.work = 0
+        self.steps: list[Callable[[tuple[int, int, int]], None]] = []
+        try:
+            for step in program.steps:
+                self.steps.append(
+                    self._move(step) if isinstance(step, Move) else self._fft(step, stream)
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, bases: tuple[int, int, int]) -> None:
+        """Queue all steps.
+
+        Args:
+            bases: pointers to the input, the output, and scratch with the work area.
+        """
+        if self.work:
+            work = bases[2] + self._scratch
+            for handle in self._handles:
+                if self._work_at.get(handle) != work:
+                    self._library.call("cufftSetWorkArea", handle, work)
+                    self._work_at[handle] = work
+        for step in self.steps:
+            step(bases)
+
+    def close(self) -> None:
+        """Destroy the handles."""
+        for handle in self._handles:
+            with contextlib.suppress(LibraryError):  # nothing to be done about it
+                self._library.call("cufftDestroy", handle)
+        self._handles.clear()
+
+    def _move(self, step: Move) -> Callable[[tuple[int, int, int]], None]:
+        count = math.prod(dim.size for dim in step.dims)
+        function = self._kernels.function(move_name(step, count))
+        arguments = Arguments(move_arguments(step, count))
+        return partial(self._run_move, step, count, function, arguments)
+
+    def _run_move(
+        self,
+        step: Move,
+        count: int,
+        function: Any,
+        arguments: Arguments,
+        bases: tuple[int, int, int],
+    ) -> None:
+        pointers = arguments.pointers
+        pointers[0] = bases[step.target.buffer] + step.target.offset
+        pointers[1] = bases[step.source.buffer] + step.source.offset
+        self._kernels.launch(function, count, arguments)
+
+    def _fft(self, step: Fft, stream: int) -> Callable[[tuple[int, int, int]], None]:
+        handle = self._make(step.layout, stream)
+        return partial(self._run_fft, step, handle, INVERSE if step.inverse else FORWARD)
+
+    def _run_fft(self, step: Fft, handle: int, direction: int, bases: tuple[int, int, int]) -> None:
+        source = bases[step.source.buffer] + step.source.offset
+        target = bases[step.target.buffer] + step.target.offset
+        execute = self._execute
+        for before, after in step.offsets:
+            status = execute(handle, source + before, target + after, direction)
+            if status:
+                raise self._library.error("cufftXtExec", status)
+
+    def _make(self, layout: Layout, stream: int) -> int:
+        call = self._library.call
+        cell = c_int()
+        call("cufftCreate", byref(cell))
+        handle = cell.value
+        self._handles.append(handle)
+        call("cufftSetAutoAllocation", handle, 0)
+        call("cufftSetStream", handle, stream)
+        work = c_size_t()
+        call(
+            "cufftXtMakePlanMany",
+            handle,
+            len(layout.sizes),
+            _integers(layout.sizes),
+            _integers(layout.source_embed),
+            layout.source_stride,
+            layout.source_distance,
+            CUDA_TYPES[layout.source_type],
+            _integers(layout.target_embed),
+            layout.target_stride,
+            layout.target_distance,
+            CUDA_TYPES[layout.target_type],
+            layout.batch,
+            byref(work),
+            # The type of the computation is the complex one of the precision.
+            CUDA_TYPES[COMPLEX.get(layout.source_type, layout.source_type)],
+        )
+        # A multiple of the alignment, so that the block it is part of stays aligned.
+        self.work = max(self.work, -(-work.value // ALIGNMENT) * ALIGNMENT)
+        return handle
+
+
+def _integers(values: tuple[int, ...]) -> Any:
+    return (c_int64 * len(values))(*values)

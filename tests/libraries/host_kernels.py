@@ -1,0 +1,153 @@
+"""CUDA kernels compiled for the host, so that what they compute is tested without a GPU.
+
+The kernels of this package use no shared memory and no barriers, so a loop over all
+threads is a launch. Arguments are read from the same packed bytes that a GPU would get,
+through a struct of the kernel's parameters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+COMPILER: Final = shutil.which("g++") or shutil.which("clang++")
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+
+_PRELUDE: Final = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#define __global__ static
+#define __device__ static
+#define __forceinline__ inline
+struct dim { unsigned x, y, z; };
+static dim gridDim, blockDim, blockIdx, threadIdx;
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+static double normcdfinv(double p) {
+  double low = -40, high = 40;
+  for (int i = 0; i < 200; ++i) {
+    const double at = (low + high) / 2;
+    (0.5 * std::erfc(-at * 0.70710678118654752440) < p ? low : high) = at;
+  }
+  return low;
+}
+static float normcdfinvf(float p) { return (float)normcdfinv(p); }
+static void sincospi(double x, double* s, double* c) {
+  *s = std::sin(x * M_PI);
+  *c = std::cos(x * M_PI);
+}
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+static unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
+static float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
+
+struct h16 { unsigned short bits; };
+struct b16 { unsigned short bits; };
+static float widen(h16 value) {
+  const int exponent = value.bits >> 10 & 31, digits = value.bits & 1023;
+  float size = exponent == 0    ? std::ldexp((float)digits, -24)
+               : exponent == 31 ? (digits ? NAN : INFINITY)
+                                : std::ldexp((float)(digits | 1024), exponent - 25);
+  return value.bits >> 15 ? -size : size;
+}
+static float widen(b16 value) { return __uint_as_float((unsigned)value.bits << 16); }
+static void narrow(h16& target, float value) {
+  const unsigned short sign = __float_as_uint(value) >> 31 << 15;
+  const float size = std::fabs(value);
+  if (std::isnan(value)) { target.bits = 0x7e00; return; }
+  if (size >= 65520.0f) { target.bits = sign | 0x7c00; return; }
+  int exponent = size > 0 ? std::max(std::ilogb(size), -14) : -14;
+  const long digits = std::lrint(std::ldexp(size, 10 - exponent));  // ties to even
+  target.bits = sign | (unsigned short)(((exponent + 14) << 10) + digits);
+}
+static void narrow(b16& target, float value) {
+  const unsigned bits = __float_as_uint(value);
+  if (std::isnan(value)) { target.bits = 0x7fc0; return; }
+  target.bits = (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+template <class F> static void launch(unsigned blocks, unsigned threads, F kernel) {
+  gridDim = {blocks, 1, 1};
+  blockDim = {threads, 1, 1};
+  for (unsigned block = 0; block < blocks; ++block)
+    for (unsigned thread = 0; thread < threads; ++thread) {
+      blockIdx = {block, 0, 0};
+      threadIdx = {thread, 0, 0};
+      kernel();
+    }
+}
+"""
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+def compile_kernels(
+    source: str, kernels: Mapping[str, str], folder: Path
+) -> Mapping[str, Callable[[bytes], None]]:
+    """Compile instances of kernels.
+
+    Args:
+        source: CUDA C++ without the conversions, which come from here.
+        kernels: by name expression, the kernel's parameters as members of a struct, such
+            as ``"T* target; const S* source"``.
+        folder: where to put the library.
+
+    Returns:
+        By name expression, what launches it with packed arguments.
+    """
+    assert COMPILER is not None
+    runners = []
+    for number, (name, members) in enumerate(kernels.items()):
+        names = [member.split()[-1].lstrip("*&") for member in members.split(";") if member.strip()]
+        values = ", ".join(f"a.{member}" for member in names)
+        runners.append(
+            f'extern "C" void run{number}(const void* bytes) {{\n'
+            f"  struct Arguments {{ {members}; }};\n"
+            f"  Arguments a;\n"
+            f"  std::memcpy(&a, bytes, sizeof a);\n"
+            f"  launch(3, 7, [&] {{ {name}({values}); }});\n"
+            f"}}\n"
+            f'extern "C" unsigned long size{number}() {{\n'
+            f"  struct Arguments {{ {members}; }};\n"
+            f"  return sizeof(Arguments);\n"
+            f"}}\n"
+        )
+    file = folder / "kernels.cpp"
+    file.write_text("\n".join([_PRELUDE, source, *runners]), encoding="utf-8")
+    library_file = file.with_suffix(".so")
+    command = [COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-ffp-contract=off"]
+    command += [str(file), "-o", str(library_file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    library = ctypes.CDLL(str(library_file))
+
+    def runner(number: int) -> Callable[[bytes], None]:
+        run, size = getattr(library, f"run{number}"), getattr(library, f"size{number}")
+        run.argtypes, size.restype = [ctypes.c_char_p], ctypes.c_ulong
+
+        def launch(arguments: bytes) -> None:
+            assert len(arguments) == size(), "the arguments are not packed as the kernel has them"
+            run(arguments)
+
+        return launch
+
+    return {name: runner(number) for number, name in enumerate(kernels)}
+
+
+def with_pointers(
+    arguments: bytes, *arrays: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+) -> bytes:
+    """Packed arguments with the addresses of arrays in the place of the first pointers."""
+    pointers = b"".join(array.ctypes.data.to_bytes(8, "little") for array in arrays)
+    return pointers + arguments[len(pointers) :]

@@ -1,0 +1,208 @@
+"""What ``device.fft`` refuses, works in place, keeps and survives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel import (
+    Device,
+    GpuRefSealed,
+    GpuRefStale,
+    Unsupported,
+    open_device,
+)
+from atomr_accel.testing import poison
+
+from .conformance import MARKS, on_cuda
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = [
+    *MARKS,
+    pytest.mark.filterwarnings("ignore::atomr_accel.CpuFallbackWarning"),
+]
+
+RNG = np.random.default_rng()
+
+
+def noise(*shape: int, dtype: str = "complex64") -> Any:
+    values = RNG.uniform(-1, 1, shape) + 1j * RNG.uniform(-1, 1, shape)
+    return (values if dtype.startswith("complex") else values.real).astype(dtype)
+
+
+BAD = [
+    ("fft", (4,), "float32", {"n": 0}, ValueError, r"Invalid number of FFT data points \(0\)"),
+    ("fft", (4,), "float32", {"n": -3}, ValueError, r"data points \(-3\)"),
+    ("fft", (4,), "float32", {"n": 2.5}, TypeError, "float"),
+    ("fft", (2, 0), "float32", {}, ValueError, r"data points \(0\)"),
+    ("irfft", (1,), "complex64", {}, ValueError, r"data points \(0\)"),
+    ("hfft", (1,), "complex64", {}, ValueError, r"data points \(0\)"),
+    ("fft", (4,), "float32", {"axis": 1}, np.exceptions.AxisError, "axis 1 is out of bounds"),
+    ("fft", (4,), "float32", {"axis": 0.5}, TypeError, "float"),
+    ("fft", (), "float32", {}, np.exceptions.AxisError, "dimension 0"),
+    ("fft", (4,), "float32", {"norm": "unitary"}, ValueError, 'unitary.*"backward"'),
+    ("rfft", (4,), "complex64", {}, TypeError, "real input.*complex64"),
+    ("ihfft", (4,), "complex128", {}, TypeError, "real input.*complex128"),
+    ("rfftn", (4, 4), "complex64", {}, TypeError, "real input.*complex64"),
+    ("fft2", (4,), "float32", {}, np.exceptions.AxisError, "axis -2"),
+    ("fftn", (4, 4), "float32", {"s": (4,), "axes": (0, 1)}, ValueError, "different lengths"),
+    ("fftn", (4, 4), "float32", {"s": (1, 2, 3)}, np.exceptions.AxisError, "axis -3"),
+    ("fftn", (4, 4), "float32", {"s": (4, 0)}, ValueError, r"data points \(0\)"),
+    ("fftn", (4, 4), "float32", {"axes": ()}, ValueError, "at least one axis"),
+    ("fftn", (), "float32", {}, ValueError, "at least one axis"),
+    ("irfftn", (4, 1), "complex64", {}, ValueError, r"data points \(0\)"),
+    ("fft", (6, 2), "float16", {"half": True}, Unsupported, "powers of two only, not 6"),
+    ("fft", (8, 2), "float16", {"half": True, "n": 12}, Unsupported, "not 12"),
+    ("fft", (8,), "float16", {"half": True}, ValueError, r"pairs.*shape \(8,\)"),
+    ("fft", (8,), "complex64", {"half": True}, TypeError, "float16 or bfloat16.*complex64"),
+    ("fftshift", (3,), "float32", {"axes": 5}, np.exceptions.AxisError, "axis 5"),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype", "options", "error", "message"), BAD)
+async def test_bad_input_is_refused_before_anything_is_sent(
+    device: Device,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    a = await device.zeros(shape, dtype)
+    with pytest.raises(error, match=message):
+        await getattr(device.fft, name)(a, **options)
+    assert "fft" not in {lane.name for lane in device.statistics().lanes}
+
+
+async def test_frequencies_of_nothing(device: Device) -> None:
+    with pytest.raises(ValueError, match="n must be at least 1, not 0"):
+        await device.fft.fftfreq(0)
+    with pytest.raises(TypeError, match="float"):
+        await device.fft.rfftfreq(2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="d must not be zero"):
+        await device.fft.fftfreq(4, 0)
+
+
+async def test_other_dtypes(device: Device) -> None:
+    a = await device.zeros((4,), "float8_e5m2")
+    with pytest.raises(TypeError, match=r"float8_e5m2; expected one of .*float16.*uint64"):
+        await device.fft.fft(a)
+    b = await device.put(np.array([True, False, True]))
+    expected = np.fft.fft([1.0, 0.0, 1.0])
+    np.testing.assert_allclose(await device.get(await device.fft.fft(b)), expected, atol=1e-15)
+
+
+async def test_what_out_must_be(device: Device) -> None:
+    a = await device.put(noise(4, 6))
+    with pytest.raises(ValueError, match=r"shape \(4, 5\).*shape \(4, 6\)"):
+        await device.fft.fft(a, out=await device.empty((4, 5), "complex64"))
+    with pytest.raises(TypeError, match=r"complex128.*fft has complex64"):
+        await device.fft.fft(a, out=await device.empty((4, 6), "complex128"))
+    with pytest.raises(TypeError, match="out must be a GpuRef"):
+        await device.fft.fft(a, out=np.empty((4, 6), "complex64"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"await device.put\(a\)"):
+        await device.fft.fft(np.ones(4))  # type: ignore[arg-type]
+    sealed = await device.put(noise(4, 6), sealed=True)
+    with pytest.raises(GpuRefSealed):
+        await device.fft.fft(a, out=sealed)
+    real = await device.put(noise(4, 6, dtype="float32"))
+    with pytest.raises(ValueError, match=r"shares memory.*does not work in place"):
+        await device.fft.irfft(real, 6, out=real)
+    out = await device.empty((4, 6), "complex64")
+    assert await device.fft.fft(a, out=out) is out
+    await device.free(a)
+    with pytest.raises(GpuRefStale, match="a was freed"):
+        await device.fft.fft(a)
+
+
+@pytest.mark.parametrize("axes", [(1,), (0,), (0, 1, 2), (3, 1), (0, 1, 2, 3)])
+@pytest.mark.parametrize("name", ["fftn", "ifftn"])
+async def test_in_place(device: Device, name: str, axes: tuple[int, ...]) -> None:
+    host = noise(18, 4, 18, 5, dtype="complex128")
+    a = await device.put(host)
+    assert await getattr(device.fft, name)(a, axes=axes, out=a) is a
+    expected = getattr(np.fft, name)(host, axes=axes)
+    np.testing.assert_allclose(await device.get(a), expected, atol=1e-10)
+
+
+async def test_a_sealed_input(device: Device) -> None:
+    host = noise(8, 9)
+    a = await device.put(host, sealed=True)
+    for name in ("fft", "irfft"):  # the second one overwrites its input, hence a copy of it
+        got = await device.get(await getattr(device.fft, name)(a))
+        np.testing.assert_allclose(got, getattr(np.fft, name)(host), atol=1e-4)
+    np.testing.assert_array_equal(await device.get(a), host)
+
+
+async def test_the_plan_cache(device: Device) -> None:
+    a = await device.put(noise(4, 16))
+    for _ in range(3):
+        await device.fft.fft(a)
+        await device.fft.fft(a, axis=1)  # the same plan
+    await device.fft.ifft(a)
+    found = device.fft.statistics()
+    assert (found.plans, found.hits, found.misses, found.evictions) == (2, 5, 2, 0)
+    device.fft.plan_limit = 1
+    assert device.fft.statistics().plans == 1
+    await device.fft.fft(a)
+    await device.fft.ifft(a)
+    found = device.fft.statistics()
+    assert (found.plans, found.plan_limit, found.misses, found.evictions) == (1, 1, 4, 3)
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        device.fft.plan_limit = 0
+    device.fft.clear()
+    found = device.fft.statistics()
+    assert (found.plans, found.workspace) == (0, 0)
+    expected = np.fft.fft(await device.get(a))
+    np.testing.assert_allclose(await device.get(await device.fft.fft(a)), expected, atol=1e-4)
+
+
+async def test_many_at_once_share_the_work_area(device: Device) -> None:
+    hosts = [noise(3, size) for size in (16, 100, 1009, 4096) for _ in range(4)]
+    refs = [await device.put(host) for host in hosts]
+    results: dict[int, Any] = {}
+
+    async def one(number: int) -> None:
+        results[number] = await device.fft.irfft(refs[number], norm="ortho")
+
+    device.fft.plan_limit = 2
+    async with trio.open_nursery() as nursery:
+        for number in range(len(refs)):
+            nursery.start_soon(one, number)
+    for number, host in enumerate(hosts):
+        expected = np.fft.irfft(host, norm="ortho")
+        np.testing.assert_allclose(await device.get(results[number]), expected, atol=1e-4)
+    assert device.fft.statistics().plans == 2
+
+
+@pytest.fixture
+async def fresh(accel_backend: str) -> AsyncIterator[Device]:
+    async with open_device(0, backend=accel_backend, isolation="process") as device:
+        yield device
+
+
+async def test_a_rebuild(fresh: Device) -> None:
+    host = noise(4, 20)
+    sealed = await fresh.put(host, sealed=True)
+    before = await fresh.fft.irfft(sealed)
+    await poison(fresh)
+    with pytest.raises(GpuRefStale):
+        await fresh.fft.rfft(before)
+    after = await fresh.get(await fresh.fft.irfft(sealed))
+    np.testing.assert_allclose(after, np.fft.irfft(host), atol=1e-5)
+    assert fresh.fft.statistics().misses == 2  # the new host had to make its own plan
+
+
+@pytest.mark.skipif(not on_cuda(), reason="cuFFT's work area")
+async def test_the_work_area_is_the_devices_own(device: Device) -> None:
+    a = await device.put(noise(1 << 20))
+    await device.fft.fft(a)
+    assert device.fft.statistics().workspace >= a.nbytes
+    device.fft.clear()
+    assert device.fft.statistics().workspace == 0

@@ -1,0 +1,269 @@
+"""The CUDA executor against a stand-in for cuFFT, with its kernels compiled for the host.
+
+The stand-in takes its arguments through the very prototypes that the real library gets, so
+what this cannot show is only what cuFFT itself does with them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import LibraryError
+from atomr_accel.libraries._vendor import TYPES
+from atomr_accel.libraries.fft import _plan
+from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
+from atomr_accel.libraries.fft._messages import Forget, Prepare, Transform
+from atomr_accel.libraries.fft._plan import Fft, Layout, Move, Place, plan
+from atomr_accel.libraries.fft._prototypes import CUDA_TYPES, INVERSE, PROTOTYPES, STATUS_NAMES
+from atomr_accel.libraries.fft._source import ELEMENTS, KERNELS, move_name
+
+from .conformance import Array, dtype_of
+from .host_kernels import compile_kernels, needs_compiler
+from .test_fft_plan import Machine, reference, sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("cuda.bindings.driver")
+
+WORK = 1000
+STREAM = 0x5EED
+NAMES = {number: name for name, number in CUDA_TYPES.items()}
+
+
+class StandIn:
+    """cuFFT's functions, in NumPy, on the host's memory."""
+
+    name = "cufft"
+
+    def __init__(self) -> None:
+        self.functions = {}
+        for function, words in PROTOTYPES.items():
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
+            self.functions[function] = kind(getattr(self, function, lambda *_: 0))
+        self.handles = itertools.count(7)
+        self.layouts: dict[int, Layout] = {}
+        self.log: list[tuple[Any, ...]] = []
+        self.work: dict[int, int] = {}
+
+    def call(self, function: str, *args: Any) -> None:
+        status = self.functions[function](*args)
+        if status:
+            raise self.error(function, status)
+
+    def error(self, function: str, status: int) -> LibraryError:
+        return LibraryError(
+            function,
+            library="cufft",
+            call=function,
+            status=status,
+            status_name=STATUS_NAMES[status],
+        )
+
+    def cufftCreate(self, handle: Any) -> int:  # noqa: N802 - the vendor's name
+        handle[0] = next(self.handles)
+        return 0
+
+    def cufftDestroy(self, handle: int) -> int:  # noqa: N802
+        self.log.append(("destroy", handle))
+        del self.layouts[handle]
+        return 0
+
+    def cufftSetStream(self, handle: int, stream: int) -> int:  # noqa: N802
+        self.log.append(("stream", handle, stream))
+        return 0
+
+    def cufftSetAutoAllocation(self, handle: int, automatic: int) -> int:  # noqa: N802
+        self.log.append(("automatic", handle, automatic))
+        return 0
+
+    def cufftSetWorkArea(self, handle: int, work: int) -> int:  # noqa: N802
+        self.work[handle] = work
+        return 0
+
+    def cufftXtMakePlanMany(  # noqa: N802
+        self, handle: int, rank: int, sizes: Any, source_embed: Any, *rest: Any
+    ) -> int:
+        stride, distance, kind, target_embed, to_stride, to_distance, to_kind, batch = rest[:8]
+        work, computed = rest[8:]
+        self.layouts[handle] = Layout(
+            tuple(sizes[:rank]),
+            tuple(source_embed[:rank]),
+            stride,
+            distance,
+            NAMES[kind],
+            tuple(target_embed[:rank]),
+            to_stride,
+            to_distance,
+            NAMES[to_kind],
+            batch,
+        )
+        assert NAMES[computed] in {*_plan.COMPLEX.values()}
+        work[0] = WORK
+        return 0
+
+    def cufftXtExec(self, handle: int, source: int, target: int, direction: int) -> int:  # noqa: N802
+        layout = self.layouts[handle]
+        machine = object.__new__(Machine)
+        memory: Any = (ctypes.c_uint8 * (1 << 16)).from_address
+        machine.buffers = {
+            0: np.frombuffer(memory(source), np.uint8),
+            1: np.frombuffer(memory(target), np.uint8),
+        }
+        machine.fft(Fft(layout, direction == INVERSE, Place(0), Place(1), ((0, 0),)))
+        return 0
+
+
+class HostKernels:
+    """Kernels that run on the host."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+
+    def function(self, name: str) -> Any:
+        return self._compiled[name]
+
+    def launch(self, function: Any, items: int, arguments: Any) -> None:
+        assert items
+        function(bytes(arguments._data))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def cases() -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    return [
+        (family, dtype, shape, axes, sizes)
+        for family in FAMILIES
+        for dtype in ("float32", "float64", "int32", "complex64", "complex128")
+        if not (FAMILIES[family].kind == "r2c" and dtype.startswith("complex"))
+        for shape, axes, sizes in [
+            ((3, 8), (1,), (8,)),
+            ((3, 8), (1,), (5,)),
+            ((3, 8), (0,), (4,)),
+            ((18, 4, 18), (1,), (4,)),
+            ((2, 3, 4, 5), (3, 1, 0), (2, 4, 5)),
+            ((2, 3, 4, 2), (0, 1, 2, 3), (2, 3, 4, 2)),
+        ]
+        if len(axes) == 1 or "h" not in family
+    ]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    members: dict[str, str] = {}
+    for family, dtype, shape, axes, sizes in cases():
+        spec = resolve(
+            family, family, shape, dtype_of(dtype), axes, sizes, "ortho", half=False
+        ).spec
+        for step in plan(spec).steps:
+            if isinstance(step, Move):
+                s, t = ELEMENTS[step.source_type], ELEMENTS[step.target_type]
+                members[move_name(step, 1)] = f"{t}* target; {s}* source; u64 count; Moving moving"
+    folder: Path = tmp_path_factory.mktemp("executor")
+    return compile_kernels(KERNELS, members, folder)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> StandIn:
+    from atomr_accel.libraries.fft import _cuda
+
+    stand_in = StandIn()
+    monkeypatch.setattr(_cuda, "_library", lambda: stand_in)
+    monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
+    return stand_in
+
+
+def executor() -> Any:
+    from atomr_accel.libraries.fft._cuda import CudaFft
+
+    context: Any = SimpleNamespace(pointer=lambda address: address)
+    return CudaFft(context, SimpleNamespace(pointer=STREAM))  # type: ignore[arg-type]
+
+
+def room(nbytes: int) -> Array:
+    """Memory with something behind it, for the stand-in looks at more than it uses."""
+    return np.full(nbytes + (1 << 16), 0x7F, np.uint8)
+
+
+@needs_compiler
+def test_transforms(library: StandIn) -> None:
+    fft = executor()
+    rng = np.random.default_rng()
+    for number, (family, dtype, shape, axes, sizes) in enumerate(cases(), 1):
+        source = sample(rng, shape, dtype)
+        call = resolve(family, family, shape, source.dtype, axes, sizes, "ortho", half=False)
+        work = fft.handlers[Prepare](Prepare(number, call.spec))
+        assert work == 1024
+        memory = room(source.nbytes)
+        memory[: source.nbytes] = np.frombuffer(source.tobytes(), np.uint8)
+        nbytes = int(np.prod(call.shape)) * call.dtype.itemsize
+        target, workspace = room(nbytes), room(call.scratch + work)
+        at = memory.ctypes.data, target.ctypes.data, workspace.ctypes.data
+        fft.handlers[Transform](Transform(number, call.spec, *at, work))
+        got = target[:nbytes].view(call.dtype).reshape(call.shape)
+        wide = source.astype("complex128" if source.dtype.kind == "c" else "float64")
+        expected = reference(family, wide, (axes, sizes, "ortho"))
+        tolerance = 1e-5 if call.spec.precision == "float32" else 1e-13
+        tolerance *= np.abs(expected).max()
+        what = f"{family} {dtype}{shape} {axes} {sizes}"
+        np.testing.assert_allclose(got, expected, atol=tolerance, rtol=0, err_msg=what)
+        assert set(library.work.values()) == {at[2] + call.scratch}, what
+        assert (memory[: source.nbytes] == np.frombuffer(source.tobytes(), np.uint8)).all()
+        handles = [*library.layouts]
+        assert [(*entry[:1], *entry[2:]) for entry in library.log] == [
+            ("automatic", 0),
+            ("stream", STREAM),
+        ] * len(handles)
+        library.log.clear()
+        fft.handlers[Forget](Forget(number))
+        assert library.log == [("destroy", handle) for handle in handles]
+        library.log.clear()
+        library.work.clear()
+
+
+@needs_compiler
+def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
+    fft = executor()
+    call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
+    source, target, work = room(32), room(32), room(1024)
+    source[:32] = np.ones(4, "complex64").view(np.uint8)
+    message = Transform(
+        1, call.spec, source.ctypes.data, target.ctypes.data, work.ctypes.data, 1024
+    )
+    fft.handlers[Transform](message)
+    assert target[:32].view("complex64").tolist() == [4, 0, 0, 0]
+    fft.close()
+    assert not library.layouts
+    fft.handlers[Transform](message)
+    assert len(library.layouts) == 1
+
+
+@needs_compiler
+def test_too_small_a_work_area_is_refused(library: StandIn) -> None:
+    fft = executor()
+    call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
+    with pytest.raises(LibraryError) as caught:
+        fft.handlers[Transform](Transform(1, call.spec, 1, 2, 3, 512))
+    assert caught.value.status_name == "CUFFT_NO_WORKSPACE"
+
+
+@needs_compiler
+def test_a_plan_that_fails_leaves_no_handle(library: StandIn) -> None:
+    kind = type(library.functions["cufftXtMakePlanMany"])
+
+    def refuse(handle: int, *_: Any) -> int:
+        library.layouts[handle] = None  # type: ignore[assignment]
+        return 8
+
+    library.functions["cufftXtMakePlanMany"] = kind(refuse)
+    call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
+    with pytest.raises(LibraryError, match="cufftXtMakePlanMany"):
+        executor().handlers[Prepare](Prepare(1, call.spec))
+    assert not library.layouts
