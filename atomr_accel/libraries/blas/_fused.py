@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...backends.cuda._context import CudaContext, CudaStream
     from .._vendor import VendorLibrary
 
-_MOST: Final = 64
+_MOST: Final = 32
 _SLOTS: Final = 1024
 """Pointer tables in turn; more than a host has ops in flight, so none is overwritten
 before it was read."""
