@@ -274,7 +274,7 @@ class Batch(Collector):
             if not op.answered:
                 try:
                     await op.wait()
-                except Exception as failure:
+                except Exception as failure:  # noqa: BLE001 - collected, and raised below
                     failure.add_note(f"in a batch, at {op.name}")
                     errors.append(failure)
             elif op.error is not None:

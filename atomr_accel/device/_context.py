@@ -87,7 +87,9 @@ class Context:
             for port in self._ports.values():
                 port.fail_all(lambda op: fault or HostDied(f"{op.name} did not finish"))
 
-    def _conclude(self, failures: BaseExceptionGroup[Any], code: int | None, *, up: bool) -> Exception:
+    def _conclude(
+        self, failures: BaseExceptionGroup[Any], code: int | None, *, up: bool
+    ) -> Exception:
         """The one error that tells why the context ended."""
         if self._fault is not None:
             return self._fault
@@ -102,9 +104,9 @@ class Context:
             if not up:
                 return DeviceUnavailable(f"the host of {self._core.name} {how} while it started")
             self._poison(code or 0, how, f"the host of {self._core.name} {how}", "idle")
-        else:
-            return first
-        assert self._fault is not None
+        return self._fault_seen() or first
+
+    def _fault_seen(self) -> ContextPoisoned | None:
         return self._fault
 
     def _poison(self, status: int, status_name: str, message: str, op: str) -> None:
@@ -183,7 +185,8 @@ class Context:
                 except HostDied:
                     self.report_dead()
                 except StickyFault as fault:
-                    self._poison(fault.status, fault.status_name, str(fault), f"opening {spec.name}")
+                    where = f"opening {spec.name}"
+                    self._poison(fault.status, fault.status_name, str(fault), where)
                     self._nursery.start_soon(self._raise_fault)
         return self._core.ports.get(spec.name)
 
@@ -193,7 +196,9 @@ class Context:
         index = core.lanes[spec.name][1] if spec.name in core.lanes else len(core.lanes)
         ours, theirs = socket.socketpair()
         try:
-            await self.host.request(OpenLane(spec.name, index, executor, spec.ways), theirs.fileno())
+            await self.host.request(
+                OpenLane(spec.name, index, executor, spec.ways), theirs.fileno()
+            )
         except BaseException:
             ours.close()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 import numpy as np
@@ -24,8 +25,8 @@ from ..libraries import Libraries, usable
 from ..memory import refuse
 from ._batch import Batch
 from ._context import MEMORY_LANE, Context
-from ._event import Event
 from ._core import DeviceCore, Shape, Startup, as_shape
+from ._event import Event
 from ._record import Program
 from ._standby import Standby
 from ._transfer import Rebuilt, as_host_array, download, filling, seal, upload
@@ -394,13 +395,14 @@ async def open_device(
                 backoff=backoff,
                 escalation=core.lose,
             ) as supervisor:
-                context = ChildSpec("context", lambda task_status: _run_context(core, task_status))
+                context = ChildSpec("context", partial(_run_context, core))
                 try:
                     await supervisor.start_child(context)
                 except DeviceUnavailable as error:
                     unavailable = error
                 else:
-                    if isolation == "process" and (candidate.slow_start if standby is None else standby):
+                    wanted = candidate.slow_start if standby is None else standby
+                    if wanted and isolation == "process":
                         core.standby = Standby(core)
                         await supervisor.start_child(ChildSpec("standby", core.standby.run))
                     try:
@@ -416,7 +418,7 @@ async def open_device(
     raise unavailable
 
 
-async def _run_context(core: DeviceCore, task_status: Any) -> None:
+async def _run_context(core: DeviceCore, *, task_status: trio.TaskStatus[None]) -> None:
     try:
         await Context(core).run(task_status=task_status)
     except ContextPoisoned:
@@ -436,7 +438,7 @@ def _decide(error: BaseException) -> Directive:
     return Directive.ESCALATE
 
 
-def _decide_final(error: BaseException) -> Directive:
+def _decide_final(_error: BaseException) -> Directive:
     return Directive.ESCALATE
 
 

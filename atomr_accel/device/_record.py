@@ -127,9 +127,7 @@ class Program(Collector):
 
     # --- replaying ------------------------------------------------------------------------
 
-    async def replay(
-        self, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
-    ) -> None:
+    async def replay(self, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None) -> None:
         """Execute the program and wait until it has finished.
 
         Args:
@@ -155,7 +153,9 @@ class Program(Collector):
         await self._prepared()
         port = await self._core.open_lane(PROGRAMS)
         # From here on nothing is awaited until both ops are submitted.
-        reads, writes, addresses = [], [], []
+        reads: list[Block] = []
+        writes: list[Block] = []
+        addresses: list[Any] = []
         for stand_in, recorded in self._bound.items():
             ref = wanted.get(recorded, recorded)
             if ref.shape != recorded.shape:
@@ -174,9 +174,7 @@ class Program(Collector):
             record = Record(self._number, self._encode(self._prepare), self._encode(self._steps))
             self._core.submit(port, "program.record", record, reads, writes)
             self._sent = binding
-        await self._core.submit(
-            port, "program.replay", Replay(self._number), reads, writes
-        ).wait()
+        await self._core.submit(port, "program.replay", Replay(self._number), reads, writes).wait()
 
     async def dot(self) -> str:
         """The program as a graph in the DOT language, as the backend holds it."""

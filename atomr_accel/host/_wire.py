@@ -28,8 +28,10 @@ HEADER: Final = 4
 
 
 def _plain(value: Any) -> Any:
-    """What stands for a value that msgpack does not know: NumPy's scalars, and addresses
-    that become known only now (``memory.LateAddress``)."""
+    """What stands for a value that msgpack does not know.
+
+    NumPy's scalars, and addresses that become known only now (``memory.LateAddress``).
+    """
     item = getattr(value, "item", None)
     return operator.index(value) if item is None else item()
 
@@ -186,7 +188,7 @@ def unpack_exception(failure: Failure) -> Exception:
 def _unpickle(failure: Failure) -> Exception:
     try:
         error = cloudpickle.loads(failure.pickled)
-    except Exception:  # its class may exist only in the host
+    except Exception:  # noqa: BLE001 - its class may exist only in the host
         error = None
     if isinstance(error, Exception):
         return error

@@ -204,7 +204,7 @@ class Lane:
                     self._reap()
                     self._flush()
             elif completion == "hybrid" and time.perf_counter() > until:
-                select.select([self._sock, self._wake_reader], [], [], _NAP_SECONDS)
+                select.select(self._own, [], [], _NAP_SECONDS)
         if self._way_of:
             return
         if self._linger:
@@ -235,9 +235,7 @@ class Lane:
         if fusion is not None:
             key = fusion.key(message)
             if key is not None:
-                if self._together and (
-                    key != self._key or len(self._together) >= fusion.most
-                ):
+                if self._together and (key != self._key or len(self._together) >= fusion.most):
                     self._launch_together()
                 self._key = key
                 self._together.append((seq, message))
@@ -312,16 +310,14 @@ class Lane:
             if len(way.unmarked) >= _GROUP:
                 self._settle(way)
 
-    def _try(
-        self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any
-    ) -> Any:
+    def _try(self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any) -> Any:
         """Call a handler; report its failure for all ``seqs``, unless the context failed."""
         try:
             return handler(argument)
         except StickyFault:
             way.unmarked[:0] = [(seq, None) for seq in seqs]
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is the answer
             # A library that fails may be the first to notice a fault of the context.
             try:
                 self._context.check()
@@ -333,8 +329,10 @@ class Lane:
             return _FAILED
 
     def _settle(self, way: Way) -> None:
-        """A group is complete: answer what is done before launching more, so that the
-        program prepares the next ops meanwhile, and let what follows run beside it."""
+        """A group is complete: answer what is done before launching more.
+
+        So the program prepares the next ops meanwhile, and what follows runs beside it.
+        """
         self._mark(way)
         if self._reap():
             self._flush()

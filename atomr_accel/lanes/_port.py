@@ -163,7 +163,9 @@ class Port:
         in_flight: the device's ops in flight by sequence number, shared by its lanes.
     """
 
-    def __init__(self, name: str, index: int, sock: socket.socket, in_flight: dict[int, Op]) -> None:
+    def __init__(
+        self, name: str, index: int, sock: socket.socket, in_flight: dict[int, Op]
+    ) -> None:
         self.name = name
         self.index = index
         self._sock = sock

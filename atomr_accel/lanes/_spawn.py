@@ -97,9 +97,7 @@ class HostHandle:
             case Failure():
                 raise unpack_exception(reply)
             case Fault():
-                raise StickyFault(
-                    reply.message, status=reply.status, status_name=reply.status_name
-                )
+                raise StickyFault(reply.message, status=reply.status, status_name=reply.status_name)
         return reply, fds[0] if fds else -1
 
     @property
@@ -163,7 +161,7 @@ async def start_host(isolation: Isolation) -> HostHandle:
     fds = (theirs.fileno(), lifeline_reader)
     command: Sequence[str] = (
         sys.executable,
-        *("-c", _BOOT, json.dumps([p for p in sys.path if isinstance(p, str)]), *map(str, fds)),
+        *("-c", _BOOT, json.dumps(sys.path), *map(str, fds)),
     )
 
     def spawn() -> subprocess.Popen[bytes]:

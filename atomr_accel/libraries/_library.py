@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..host import Message
-    from ..lanes import Op, Port
     from ..memory import Block, GpuRef, MemoryMap
 
 
@@ -40,6 +39,13 @@ class LaneSpec:
     ways: int = 1
 
 
+class Submitted(Protocol):
+    """An op on its way."""
+
+    async def wait(self) -> Any:
+        """Wait until it is done; its result."""
+
+
 class Submitter(Protocol):
     """The device as a facade sees it.
 
@@ -48,9 +54,13 @@ class Submitter(Protocol):
     to wait, for its lane or for memory, it starts over afterwards.
     """
 
-    memory: MemoryMap
-    ports: Mapping[str, Port]
-    """The lanes that are open now; none during a rebuild."""
+    @property
+    def memory(self) -> MemoryMap:
+        """The map of the device's memory."""
+
+    @property
+    def ports(self) -> Mapping[str, Any]:
+        """The lanes that are open now, by name; none during a rebuild."""
 
     @property
     def backend(self) -> str:
@@ -62,15 +72,15 @@ class Submitter(Protocol):
     async def empty(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
         """An uninitialised buffer."""
 
-    async def open_lane(self, lane: LaneSpec) -> Port:
+    async def open_lane(self, lane: LaneSpec) -> Any:
         """Wait for the context, and start the lane if it is not running."""
 
     def submit(
         self,
-        port: Port,
+        port: Any,
         name: str,
         message: Message,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
-    ) -> Op:
+    ) -> Submitted:
         """Put an op in its place in the program's order; its ``wait()`` has the result."""

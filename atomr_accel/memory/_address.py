@@ -30,8 +30,8 @@ class LateAddress:
 
     def __index__(self) -> int:
         address = self.block.address
-        if isinstance(address, LateAddress):
-            raise ValueError("the buffer has no memory yet")
+        if not isinstance(address, int):
+            raise RuntimeError("the buffer has no memory yet")  # noqa: TRY004
         return address + self.offset
 
     def __repr__(self) -> str:

@@ -1,11 +1,11 @@
 """Faults on purpose, and a pytest plugin: for testing programs that must survive.
 
-    from atomr_accel.testing import poison, kill_host
+from atomr_accel.testing import poison, kill_host
 
-    fault = await poison(device)                     # a sticky fault, a real one on CUDA
-    await poison(device, "misaligned_address")       # others by name, see ``FAULTS``
-    await kill_host(device)                          # as the OOM killer would
-    await hang(device)                               # an op that never ends
+fault = await poison(device)                     # a sticky fault, a real one on CUDA
+await poison(device, "misaligned_address")       # others by name, see ``FAULTS``
+await kill_host(device)                          # as the OOM killer would
+await hang(device)                               # an op that never ends
 """
 
 from ._faults import FAULTS, FaultName, hang, kill_host, poison

@@ -55,7 +55,7 @@ def accel_isolation(pytestconfig: pytest.Config) -> Isolation:
 if importlib.util.find_spec("pytest_trio") is not None:
     from pytest_trio import trio_fixture
 
-    @trio_fixture
+    @trio_fixture  # type: ignore[untyped-decorator]
     async def device(accel_backend: str, accel_isolation: Isolation) -> AsyncIterator[Device]:
         """An open device, closed after the test."""
         from atomr_accel import CpuFallbackWarning, open_device

@@ -97,14 +97,13 @@ async def recovery(device: Device) -> tuple[float, float, float]:
     host = np.random.default_rng().random((SIZE, SIZE), dtype=np.float32)
     sealed = await device.put(host, sealed=True)
     expected = host.astype(np.float64) @ host
-    ballast = []
     gib = SEALED_GIB if device.backend == "cuda" else 1
-    for _ in range(gib):
-        ballast.append(await device.put(np.ones(1 << 28, np.float32), sealed=True))
+    ones = np.ones(1 << 28, np.float32)
+    ballast = [await device.put(ones, sealed=True) for _ in range(gib)]
     warm, cold, remaps = [], [], []
     for attempt in range(8):
-        while attempt % 2 == 0 and device.backend == "cuda" and not device.statistics().standby:
-            await trio.sleep(0.05)
+        if attempt % 2 == 0:
+            await trio.sleep(3.0 if device.backend == "cuda" else 0)  # the standby warms up
         start = time.perf_counter()
         await poison(device)
         seen = time.perf_counter()
@@ -118,6 +117,7 @@ async def recovery(device: Device) -> tuple[float, float, float]:
         print(
             f"    fault seen after {seen - start:.3f} s, good after {end - start:.3f} s: {startup}"
         )
+    del ballast
     return statistics.median(warm), statistics.median(cold), statistics.median(remaps)
 
 

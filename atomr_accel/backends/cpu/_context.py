@@ -68,7 +68,9 @@ class CpuContext:
     def __init__(self, index: int, plan: StreamPlan) -> None:
         del plan  # there are no streams to plan
         if index != 0:
-            raise DeviceUnavailable(f"the CPU backend has one device, 0; there is no device {index}")
+            raise DeviceUnavailable(
+                f"the CPU backend has one device, 0; there is no device {index}"
+            )
         self._slabs: dict[int, _Bytes] = {}
         self._writable: dict[int, tuple[_Bytes, int]] = {}
         self._fds: dict[int, int] = {}

@@ -138,7 +138,9 @@ class CudaContext:
         count: int = check("cuDeviceGetCount", driver.cuDeviceGetCount())
         if not 0 <= index < count:
             plural = "device" if count == 1 else "devices"
-            raise DeviceUnavailable(f"there is no CUDA device {index}; the driver has {count} {plural}")
+            raise DeviceUnavailable(
+                f"there is no CUDA device {index}; the driver has {count} {plural}"
+            )
         self._device = check("cuDeviceGet", driver.cuDeviceGet(index))
         if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
             raise DeviceUnavailable(f"CUDA device {index} has no virtual memory management")
@@ -345,4 +347,3 @@ class CudaContext:
     def _unmap(base: int, nbytes: int) -> None:
         check("cuMemUnmap", driver.cuMemUnmap(base, nbytes))
         check("cuMemAddressFree", driver.cuMemAddressFree(base, nbytes))
-

@@ -43,6 +43,8 @@ STICKY: Final = frozenset(
 )
 """After these the process can do no more on the device (vendor documentation, CUresult)."""
 
+__all__ = ["NOT_READY", "STICKY", "check", "driver", "failure", "start_driver"]
+
 _SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
 NOT_READY: Final = driver.CUresult.CUDA_ERROR_NOT_READY
 _OUT_OF_MEMORY: Final = 2

@@ -82,14 +82,10 @@ class CudaMemory:
             check("cuMemsetD8Async", driver.cuMemsetD8Async(pointer, element[0], nbytes, stream))
         elif len(element) == 2:
             value = int.from_bytes(element, "little")
-            check(
-                "cuMemsetD16Async", driver.cuMemsetD16Async(pointer, value, nbytes // 2, stream)
-            )
+            check("cuMemsetD16Async", driver.cuMemsetD16Async(pointer, value, nbytes // 2, stream))
         elif len(element) == 4:
             value = int.from_bytes(element, "little")
-            check(
-                "cuMemsetD32Async", driver.cuMemsetD32Async(pointer, value, nbytes // 4, stream)
-            )
+            check("cuMemsetD32Async", driver.cuMemsetD32Async(pointer, value, nbytes // 4, stream))
         else:
             # No memset is this wide: set each 4-byte column as a strip of a 2-D array.
             width = len(element)

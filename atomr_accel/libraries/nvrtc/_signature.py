@@ -42,7 +42,9 @@ _C_TYPES: Final[dict[str, str]] = {
     "__nv_fp8_e5m2": "float8_e5m2",
 }
 
-_NOISE: Final = re.compile(r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__|std::)\b")
+_NOISE: Final = re.compile(
+    r"\b(const|volatile|__restrict__|__restrict|restrict|__grid_constant__|std::)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,7 @@ class CudaPrograms:
         fd, path = tempfile.mkstemp(suffix=".dot")
         os.close(fd)
         try:
-            check(
-                "cuGraphDebugDotPrint", driver.cuGraphDebugDotPrint(graph, path.encode(), 0)
-            )
+            check("cuGraphDebugDotPrint", driver.cuGraphDebugDotPrint(graph, path.encode(), 0))
             return Path(path).read_text()
         finally:
             Path(path).unlink()
