@@ -1,120 +1,256 @@
-"""BLAS on CUDA: one cuBLAS handle on one lane."""
+"""BLAS on CUDA: cuBLAS on one lane; matrix products.
+
+cuBLAS is column-major, where a row-major array is its own transpose. So products change
+the places of their operands, not their layout: ``c.T = op(b).T @ op(a).T``.
+"""
 
 from __future__ import annotations
 
-from ctypes import byref, c_double, c_float, c_void_p
-from functools import cache
+import math
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ...backends.cuda._driver import check, driver
-from .._vendor import VendorLibrary
-from ._messages import Gemm
-from ._prototypes import (
-    COMPUTE_TYPES,
-    CUDA_TYPES,
-    GEMM_DEFAULT,
-    OP_N,
-    OP_T,
-    PROTOTYPES,
-    STATUS_NAME,
-)
+import numpy as np
+
+from ..._dtypes import DTYPES
+from ._cuda_factor import CudaFactorizations
+from ._cuda_handle import Handle, load_cublas
+from ._cuda_routines import CudaRoutines
+from ._messages import Gemm, GemmEx, GemmList
+from ._prototypes import COMPUTE_TYPES, CUDA_TYPES, GEMM_DEFAULT
 
 if TYPE_CHECKING:
-    from ...backends.cuda._context import CudaContext, CudaStream
+    from collections.abc import Callable
 
+    from ...backends.cuda._context import CudaContext, CudaStream
 
 _LAUNCH_BOUND: Final = 1 << 26
 _SHALLOW: Final = 512
 """Products of at most this m * n * k and k take less time on the device than launching the
 two kernels of a split-K product (at 256 cubed 14.4 us against 9.7 us for one kernel)."""
 
+_PLAIN: Final[dict[str, tuple[int, int, str]]] = {
+    # dtype: (its CUDA type, compute type, type of the scalars)
+    "float16": (CUDA_TYPES["float16"], COMPUTE_TYPES["32F"], "float32"),
+    "bfloat16": (CUDA_TYPES["bfloat16"], COMPUTE_TYPES["32F"], "float32"),
+    "float32": (CUDA_TYPES["float32"], COMPUTE_TYPES["32F"], "float32"),
+    "float64": (CUDA_TYPES["float64"], COMPUTE_TYPES["64F"], "float64"),
+}
 
-@cache
-def _library() -> VendorLibrary:
-    return VendorLibrary("cublas", PROTOTYPES, STATUS_NAME)
+_SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
+"""The type of alpha and beta, by the beginning of the compute type."""
 
 
 @final
 class CudaBlas:
-    """Executes BLAS messages on cuBLAS handles of its own.
-
-    There are two: cuBLAS splits small products along k, which needs a workspace and a
-    second kernel. A handle without workspace cannot, and serves what is bound by launching.
-    """
+    """Executes BLAS messages."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
-        self._library: Final = _library()
+        self._handle: Final = Handle(context, stream)
         self._pointer: Final = context.pointer
-        self._gemm_ex: Final = self._library.functions["cublasGemmEx_64"]
-        self._scalars: dict[tuple[str, float], Any] = {}
-        self._handle: Final = self._create(stream)
-        self._small: Final = self._create(stream)
-        # A null pointer would mean the default workspace, so nothing needs an address. It
-        # comes after the stream, because cublasSetStream resets the workspace.
-        self._nothing: Final = check("cuMemAlloc", driver.cuMemAlloc(256))
-        self._library.call("cublasSetWorkspace_v2", self._small, int(self._nothing), 0)
-        self.handlers: Final = {Gemm: self._gemm}
+        self._gemm_ex: Final = self._handle.functions["cublasGemmEx_64"]
+        self.handlers: Final[dict[type, Callable[[Any], None]]] = {
+            Gemm: self._gemm,
+            GemmEx: self._gemm_strided,
+            GemmList: self._gemm_list,
+            **CudaRoutines(self._handle).handlers,
+            **CudaFactorizations(self._handle).handlers,
+        }
 
     @staticmethod
     def preload() -> None:
         """Load the library."""
-        _library()
+        load_cublas()
 
     def close(self) -> None:
         """Destroy the handles."""
-        self._library.call("cublasDestroy_v2", self._small)
-        self._library.call("cublasDestroy_v2", self._handle)
-        check("cuMemFree", driver.cuMemFree(self._nothing))
-
-    def _create(self, stream: CudaStream) -> int | None:
-        handle = c_void_p()
-        self._library.call("cublasCreate_v2", byref(handle))
-        self._library.call("cublasSetStream_v2", handle, stream.pointer)
-        return handle.value
+        self._handle.close()
 
     def _gemm(self, message: Gemm) -> None:
         m, n, k, dtype = message.m, message.n, message.k, message.dtype
         if not m or not n:
             return
+        handle = self._handle
         pointer = self._pointer
-        cuda_type = CUDA_TYPES[dtype]
-        # cuBLAS is column-major, where our row-major c is c transposed, and
-        # c.T = op(b).T @ op(a).T: so the operands change places, not their layout.
+        if not k:
+            handle.scale(pointer(message.c), m * n, 1, dtype, message.beta)
+            return
+        cuda_type, compute, scalars = _PLAIN[dtype]
         arguments = (
-            OP_T if message.trans_b else OP_N,
-            OP_T if message.trans_a else OP_N,
+            message.trans_b,
+            message.trans_a,
             n,
             m,
             k,
-            self._scalar(dtype, message.alpha),
+            handle.scalar(scalars, message.alpha),
             pointer(message.b),
             cuda_type,
-            max(1, k if message.trans_b else n),
+            k if message.trans_b else n,
             pointer(message.a),
             cuda_type,
-            max(1, m if message.trans_a else k),
-            self._scalar(dtype, message.beta),
+            m if message.trans_a else k,
+            handle.scalar(scalars, message.beta),
             pointer(message.c),
             cuda_type,
             n,
-            COMPUTE_TYPES[dtype],
+            compute,
             GEMM_DEFAULT,
         )
         status = 1
         if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
-            status = self._gemm_ex(self._small, *arguments)
+            status = self._gemm_ex(handle.small, *arguments)
         if status:  # also where nothing goes without a workspace
-            status = self._gemm_ex(self._handle, *arguments)
+            status = self._gemm_ex(handle.value, *arguments)
         if status:
-            raise self._library.error("cublasGemmEx_64", status)
+            raise handle.error("cublasGemmEx_64", status)
 
-    def _scalar(self, dtype: str, value: float) -> Any:
-        """A pointer to ``value`` in the compute type; kept, because gemm repeats itself."""
-        key = (dtype, value)
-        scalar = self._scalars.get(key)
-        if scalar is None:
-            if len(self._scalars) > 1000:
-                self._scalars.clear()
-            cell = c_double(value) if dtype == "float64" else c_float(value)
-            scalar = self._scalars[key] = byref(cell)
-        return scalar
+    def _gemm_strided(self, message: GemmEx) -> None:
+        m, n, k = message.m, message.n, message.k
+        count = math.prod(message.batch)
+        if not m or not n or not count:
+            return
+        handle, pointer = self._handle, self._pointer
+        if not k:
+            c = pointer(message.c)
+            handle.scale(c, count * m * n, 1, message.dtype_c, message.beta)
+            return
+        alpha, beta = self._scalars(message)
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        compute = COMPUTE_TYPES[message.compute]
+        sizes = (message.trans_b, message.trans_a, n, m, k)
+        row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
+        if len(message.batch) > 1:
+            itemsize = DTYPES[message.dtype].itemsize
+            pointers = np.concatenate(
+                [
+                    _places(pointer(message.b), message.batch, message.strides_b, itemsize),
+                    _places(pointer(message.a), message.batch, message.strides_a, itemsize),
+                    pointer(message.c)
+                    + np.arange(count) * (m * n * DTYPES[message.dtype_c].itemsize),
+                ]
+            )
+            self._batched(message, sizes, (row_b, row_a, n), pointers, count)
+            return
+        handle.call(
+            "cublasGemmStridedBatchedEx_64",
+            *sizes,
+            alpha,
+            *(pointer(message.b), a_type, row_b, message.strides_b[0] if message.batch else 0),
+            *(pointer(message.a), a_type, row_a, message.strides_a[0] if message.batch else 0),
+            beta,
+            *(pointer(message.c), c_type, n, m * n),
+            *(count, compute, GEMM_DEFAULT),
+        )
+
+    def _gemm_list(self, message: GemmList) -> None:
+        handle, pointer = self._handle, self._pointer
+        places = []
+        for a, b, c, (m, n, k) in zip(message.a, message.b, message.c, message.shapes, strict=True):
+            if m and n and k:
+                places.append((pointer(b), pointer(a), pointer(c), (m, n, k)))
+            elif m and n:
+                handle.scale(pointer(c), m * n, 1, message.dtype_c, message.beta)
+        if not places:
+            return
+        pointers = np.array([place[:3] for place in places], np.uint64).T.ravel()
+        shapes = [place[3] for place in places]
+        m, n, k = shapes[0]
+        if all(shape == shapes[0] for shape in shapes):
+            row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
+            sizes = (message.trans_b, message.trans_a, n, m, k)
+            self._batched(message, sizes, (row_b, row_a, n), pointers, len(places))
+        else:
+            self._grouped(message, shapes, pointers)
+
+    def _batched(
+        self,
+        message: GemmEx | GemmList,
+        sizes: tuple[int, int, int, int, int],
+        rows: tuple[int, int, int],
+        pointers: np.ndarray[Any, Any],
+        count: int,
+    ) -> None:
+        """Products whose matrices are given by pointers: those of b, of a, of c."""
+        alpha, beta = self._scalars(message)
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        table = self._pointer(message.pointers)
+        self._handle.upload(table, pointers.astype(np.uint64))
+        step = 8 * count
+        self._handle.call(
+            "cublasGemmBatchedEx_64",
+            *sizes,
+            alpha,
+            *(table, a_type, rows[0]),
+            *(table + step, a_type, rows[1]),
+            beta,
+            *(table + 2 * step, c_type, rows[2]),
+            *(count, COMPUTE_TYPES[message.compute], GEMM_DEFAULT),
+        )
+
+    def _grouped(
+        self,
+        message: GemmList,
+        shapes: list[tuple[int, int, int]],
+        pointers: np.ndarray[Any, Any],
+    ) -> None:
+        """Products of different shapes; equal ones in a row make a group."""
+        groups: list[tuple[int, int, int]] = []
+        members: list[int] = []
+        for shape in shapes:
+            if groups and groups[-1] == shape:
+                members[-1] += 1
+            else:
+                groups.append(shape)
+                members.append(1)
+        m, n, k = np.array(groups, np.int64).T.copy()
+        number = len(groups)
+        scalars = DTYPES[_scalar_type(message.compute, message.dtype)]
+        host = [
+            np.full(number, message.trans_b, np.int32),
+            np.full(number, message.trans_a, np.int32),
+            n,
+            m,
+            k,
+            np.full(number, message.alpha, scalars),
+            k if message.trans_b else n,
+            m if message.trans_a else k,
+            np.full(number, message.beta, scalars),
+            np.array(members, np.int64),
+        ]
+        op_b, op_a, columns, rows, depth, alpha, row_b, row_a, beta, sizes = (
+            array.ctypes.data for array in host
+        )
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        table = self._pointer(message.pointers)
+        self._handle.upload(table, pointers)
+        step = 8 * len(shapes)
+        self._handle.call(
+            "cublasGemmGroupedBatchedEx_64",
+            *(op_b, op_a, columns, rows, depth),
+            alpha,
+            *(table, a_type, row_b),
+            *(table + step, a_type, row_a),
+            beta,
+            *(table + 2 * step, c_type, columns),
+            *(number, sizes, COMPUTE_TYPES[message.compute]),
+        )
+
+    def _scalars(self, message: GemmEx | GemmList) -> tuple[Any, Any]:
+        kind = _scalar_type(message.compute, message.dtype)
+        handle = self._handle
+        return handle.scalar(kind, message.alpha), handle.scalar(kind, message.beta)
+
+
+def _scalar_type(compute: str, dtype: str) -> str:
+    return dtype if dtype.startswith("complex") else _SCALARS[compute[:3]]
+
+
+def _places(
+    pointer: int, batch: tuple[int, ...], steps: tuple[int, ...], itemsize: int
+) -> np.ndarray[Any, Any]:
+    """The pointers of matrices at constant steps along each dimension of a batch."""
+    at = np.full(batch, pointer, np.uint64)
+    for axis, (size, step) in enumerate(zip(batch, steps, strict=True)):
+        shape = [1] * len(batch)
+        shape[axis] = size
+        at += (np.arange(size, dtype=np.uint64) * np.uint64(step * itemsize)).reshape(shape)
+    return at.ravel()

@@ -1,0 +1,239 @@
+"""What the routines' facades share: reading their arguments, and refusing wrong ones."""
+
+from __future__ import annotations
+
+import numbers
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from ..._dtypes import DTYPES
+from ...memory import GpuRef
+from .._arguments import require_dtype, require_rank, usable, writable
+from .._library import LaneSpec
+from .._perform import perform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ...memory import Block, MemoryMap
+    from .._library import Submitter
+    from .._perform import Prepared, Room
+    from ._messages import Scalar
+
+LANE: Final = LaneSpec(
+    "blas",
+    {
+        "cpu": "atomr_accel.libraries.blas._cpu:CpuBlas",
+        "cuda": "atomr_accel.libraries.blas._cuda:CudaBlas",
+    },
+    ways=4,
+)
+
+Number = complex | np.number[Any]
+Trans = bool | int | Literal["N", "T", "C"]
+"""How to take a matrix: 0 or ``"N"`` as it is, 1 or ``"T"`` transposed, 2 or ``"C"``
+conjugate transposed; False and True are 0 and 1."""
+
+Side = int | Literal["L", "R"]
+
+SINGLE_OR_DOUBLE: Final = ("float32", "float64", "complex64", "complex128")
+FLOATS: Final = ("float16", "bfloat16", *SINGLE_OR_DOUBLE)
+REAL_OF: Final = {"complex64": DTYPES["float32"], "complex128": DTYPES["float64"]}
+INT32: Final = DTYPES["int32"]
+INT64: Final = DTYPES["int64"]
+UINT8: Final = DTYPES["uint8"]
+
+_OPERATIONS: Final[dict[Any, int]] = {0: 0, 1: 1, 2: 2, "N": 0, "T": 1, "C": 2}
+_SIDES: Final[dict[Any, bool]] = {0: False, 1: True, "L": False, "R": True}
+
+LARGEST_INT: Final = 2**31 - 1
+"""What the functions without 64-bit sizes can count to."""
+
+
+class Routines:
+    """Base of the classes that ``device.blas`` consists of."""
+
+    def __init__(self, device: Submitter) -> None:
+        self._device = device
+
+    async def _perform(self, name: str, prepare: Callable[[Room], Prepared]) -> Any:
+        return await perform(self._device, LANE, f"blas.{name}", prepare)
+
+
+def operation(trans: Trans, name: str) -> int:
+    """0, 1 or 2 for a ``Trans``."""
+    try:
+        return _OPERATIONS[trans]
+    except (KeyError, TypeError):
+        raise ValueError(f"{name} must be 0 ('N'), 1 ('T') or 2 ('C'), not {trans!r}") from None
+
+
+def on_the_right(side: Side) -> bool:
+    """Whether a side is the right one."""
+    try:
+        return _SIDES[side]
+    except (KeyError, TypeError):
+        raise ValueError(f"side must be 0 ('L') or 1 ('R'), not {side!r}") from None
+
+
+def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
+    """A number as messages carry it: two parts for complex dtypes.
+
+    Raises:
+        TypeError: no number, or a complex one for a real dtype.
+    """
+    if not isinstance(value, numbers.Number):
+        hint = "; get it from the device first" if isinstance(value, GpuRef) else ""
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}{hint}")
+    number: Any = value
+    if dtype.kind == "c":
+        parts = complex(number)
+        return parts.real, parts.imag
+    if isinstance(value, (complex, np.complexfloating)):
+        raise TypeError(f"{name} is {value!r}, a complex number, but the dtype is {dtype.name}")
+    return float(number)
+
+
+def require_kind(ref: GpuRef, dtypes: tuple[str, ...], routine: str) -> str:
+    """The name of the ref's dtype, which must be one of these."""
+    name: str = ref.dtype.name
+    if name not in dtypes:
+        raise TypeError(
+            f"{routine} does not take dtype {name}; expected one of {', '.join(dtypes)}"
+        )
+    return name
+
+
+def require_apart(out: Block, others: Iterable[tuple[str, Block]], routine: str) -> None:
+    """The output shares no memory with inputs that the routine reads meanwhile."""
+    for name, block in others:
+        if block is out:
+            raise ValueError(
+                f"the output shares memory with {name}, which {routine} reads while it writes"
+            )
+
+
+def require_matrix(ref: GpuRef, shape: tuple[int, int], name: str, why: str) -> None:
+    """``ref`` is a matrix of that shape, because of ``why``."""
+    if ref.shape != shape:
+        raise ValueError(f"{name} has shape {ref.shape}, but {why}, so it must be {shape}")
+
+
+def square(ref: GpuRef, name: str) -> int:
+    """The size of a square matrix."""
+    require_rank(ref, 2, name)
+    rows, columns = ref.shape
+    if rows != columns:
+        raise ValueError(f"{name} must be square, not of shape {ref.shape}")
+    return rows
+
+
+class Vector(NamedTuple):
+    """A vector argument: elements of a one-dimensional buffer.
+
+    Attributes:
+        block: its memory.
+        address: of its first element in memory.
+        inc: elements from one to the next; negative ones go backwards.
+    """
+
+    block: Block
+    address: int
+    inc: int
+
+
+def count_elements(ref: GpuRef, name: str, off: int, inc: int) -> int:
+    """How many elements there are from ``off`` on, in steps of ``inc``."""
+    require_rank(ref, 1, name)
+    if not _is_integer(inc) or not inc:
+        raise ValueError(f"the increment of {name} must be an integer other than 0, not {inc!r}")
+    size = ref.shape[0]
+    if not _is_integer(off) or not 0 <= off <= size:
+        raise ValueError(f"the offset of {name} is {off!r}, but {name} has {size} elements")
+    return -((off - size) // abs(inc))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer))
+
+
+def given_count(n: Any) -> int:
+    """A number of elements that the caller gave."""
+    if not _is_integer(n) or n < 0:
+        raise ValueError(f"n must be a number of elements, not {n!r}")
+    return int(n)
+
+
+def vector(
+    ref: GpuRef,
+    name: str,
+    memory: MemoryMap,
+    *,
+    n: int,
+    off: int = 0,
+    inc: int = 1,
+    write: bool = False,
+    why: str = "",
+) -> Vector:
+    """Check a vector of ``n`` elements.
+
+    ``why`` says what asks for just so many elements; without it there may be more.
+
+    Raises:
+        ValueError: not one-dimensional, too short, a wrong offset or increment.
+    """
+    block = (writable if write else usable)(ref, memory, name)
+    there = count_elements(ref, name, off, inc)
+    plain = inc == 1 and not off
+    if n > there or (why and plain and n != there):
+        step = "" if plain else f" in steps of {inc} from {off}"
+        raise ValueError(
+            f"{name} has {there} elements{step} (shape {ref.shape}), but {why or 'n'} is {n}"
+        )
+    return Vector(block, block.address + int(off) * ref.dtype.itemsize, int(inc))
+
+
+def vector_output(
+    out: GpuRef | None,
+    like: GpuRef,
+    n: int,
+    room: Room,
+    memory: MemoryMap,
+    *,
+    off: int = 0,
+    inc: int = 1,
+    name: str = "out",
+    why: str = "",
+) -> tuple[GpuRef, Vector]:
+    """Check the vector that a routine writes, or make it."""
+    if out is None:
+        if off or inc != 1:
+            raise ValueError(f"offset {off} and increment {inc} of {name} need an {name}")
+        out = room.empty((n,), like.dtype)
+    else:
+        writable(out, memory, name)
+        require_dtype(out, like.dtype, name, "the input")
+    return out, vector(out, name, memory, n=n, off=off, inc=inc, write=True, why=why)
+
+
+def matrix_output(
+    out: GpuRef | None, like: GpuRef, shape: tuple[int, int], room: Room, memory: MemoryMap
+) -> tuple[GpuRef, Block]:
+    """Check the matrix that a routine writes, or make it."""
+    if out is None:
+        out = room.empty(shape, like.dtype)
+    block = writable(out, memory, "out")
+    require_dtype(out, like.dtype, "out", "the input")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, but the result has shape {shape}")
+    return out, block
+
+
+def scales_nothing(beta: Scalar, out: GpuRef | None) -> bool:
+    """Whether beta is 0, so that the output is not read; it needs one to be anything else."""
+    if beta in (0.0, (0.0, 0.0)):
+        return True
+    if out is None:
+        raise ValueError(f"beta={beta} scales what out holds before, but there is no out")
+    return False

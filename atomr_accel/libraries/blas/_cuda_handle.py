@@ -1,0 +1,214 @@
+"""What everything that uses cuBLAS on a lane shares: handles, scalars, small transfers."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from ctypes import byref, c_void_p
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ..._dtypes import DTYPES
+from ..._errors import Unsupported
+from ...backends.cuda._driver import check, driver
+from .._vendor import VendorLibrary
+from ._prototypes import (
+    CUDA_TYPES,
+    ENUMS,
+    HALF_ROUTINES,
+    NOT_SUPPORTED,
+    PROTOTYPES,
+    STATUS_NAME,
+)
+
+if TYPE_CHECKING:
+    from ...backends.cuda._context import CudaContext, CudaStream
+    from .._cuda_kernels import Kernels
+    from ._messages import Scalar
+
+HOST: Final = ENUMS["CUBLAS_POINTER_MODE_HOST"]
+DEVICE: Final = ENUMS["CUBLAS_POINTER_MODE_DEVICE"]
+
+_PIECE: Final = 1 << 16
+"""Uploads of up to this size return before the stream comes to them."""
+
+_MOST_SCALARS: Final = 1000
+
+_KERNELS: Final = r"""
+template <class T>
+__global__ void shift(T* target, const T* source, unsigned long long count, long long delta) {
+  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+  for (unsigned long long at = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+       at < count; at += step)
+    target[at] = source[at] + (T)delta;
+}
+"""
+"""cuBLAS counts from one, everybody else here from zero."""
+
+
+@cache
+def load_cublas() -> VendorLibrary:
+    """The library, loaded once."""
+    return VendorLibrary("cublas", PROTOTYPES, STATUS_NAME)
+
+
+@final
+class Handle:
+    """A cuBLAS handle on a stream.
+
+    Attributes:
+        functions: cuBLAS's, by name.
+        value: the handle.
+        small: a second handle that has no workspace. cuBLAS splits small products along
+            k, which needs a workspace and a second kernel; where launching takes longer
+            than computing, one kernel is faster.
+        pointer: the device pointer of an address.
+    """
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._library: Final = load_cublas()
+        self._context: Final = context
+        self._stream: Final = stream
+        self.functions: Final = self._library.functions
+        self.pointer: Final = context.pointer
+        self.value: Final = self._create()
+        self.small: Final = self._create()
+        # A null pointer would mean the default workspace, so nothing needs an address. It
+        # comes after the stream, because cublasSetStream resets the workspace.
+        self._nothing: Final = check("cuMemAlloc", driver.cuMemAlloc(256))
+        self._library.call("cublasSetWorkspace_v2", self.small, int(self._nothing), 0)
+        self._kernels: Kernels | None = None
+        self._scalars: dict[tuple[str, Scalar], Any] = {}
+
+    def close(self) -> None:
+        """Destroy the handles."""
+        self._library.call("cublasDestroy_v2", self.small)
+        self._library.call("cublasDestroy_v2", self.value)
+        if self._kernels is not None:
+            self._kernels.close()
+        check("cuMemFree", driver.cuMemFree(self._nothing))
+
+    def _create(self) -> int | None:
+        handle = c_void_p()
+        self._library.call("cublasCreate_v2", byref(handle))
+        self._library.call("cublasSetStream_v2", handle, self._stream.pointer)
+        return handle.value
+
+    def call(self, function: str, *args: Any) -> None:
+        """Call a function on the handle.
+
+        Raises:
+            LibraryError: it refused.
+            Unsupported: it does not do this, with these types, on this device.
+        """
+        status = self.functions[function](self.value, *args)
+        if status:
+            raise self.error(function, status)
+
+    def error(self, function: str, status: int) -> Exception:
+        """The error for a status."""
+        error = self._library.error(function, status)
+        if status == NOT_SUPPORTED:
+            return Unsupported(f"{error}: not with these types on this device")
+        return error
+
+    def to_device(self, function: str, *args: Any) -> None:
+        """Call a function whose result goes to a device pointer."""
+        self.call("cublasSetPointerMode_v2", DEVICE)
+        try:
+            self.call(function, *args)
+        finally:
+            self.call("cublasSetPointerMode_v2", HOST)
+
+    def scalar(self, dtype: str, value: Scalar) -> Any:
+        """A pointer to a number of that dtype; kept, because calls repeat themselves."""
+        key = (dtype, value)
+        pointer = self._scalars.get(key)
+        if pointer is None:
+            if len(self._scalars) >= _MOST_SCALARS:
+                self._scalars.clear()
+            number = complex(*value) if isinstance(value, tuple) else value
+            data = np.asarray(number).astype(DTYPES[dtype]).tobytes()
+            pointer = self._scalars[key] = byref(ctypes.create_string_buffer(data, len(data)))
+        return pointer
+
+    # --- around the library's calls ---------------------------------------------------------
+
+    def clear(self, pointer: int, nbytes: int) -> None:
+        """Fill memory with zeros."""
+        if nbytes:
+            check(
+                "cuMemsetD8Async", driver.cuMemsetD8Async(pointer, 0, nbytes, self._stream.handle)
+            )
+
+    def clear_elements(self, pointer: int, n: int, inc: int, itemsize: int) -> None:
+        """Set the elements of a vector to zero."""
+        if abs(inc) == 1:
+            self.clear(pointer, n * itemsize)
+        elif n:
+            check(
+                "cuMemsetD2D8Async",
+                driver.cuMemsetD2D8Async(
+                    pointer, abs(inc) * itemsize, 0, itemsize, n, self._stream.handle
+                ),
+            )
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """Copy inside the device."""
+        if nbytes and to != source:
+            check(
+                "cuMemcpyDtoDAsync",
+                driver.cuMemcpyDtoDAsync(to, source, nbytes, self._stream.handle),
+            )
+
+    def copy_rows(
+        self, to: int, to_pitch: int, source: int, pitch: int, width: int, n: int
+    ) -> None:
+        """Copy ``n`` pieces of ``width`` bytes that lie ``pitch`` bytes apart."""
+        if not n or not width:
+            return
+        rows = driver.CUDA_MEMCPY2D()
+        rows.srcMemoryType = rows.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        rows.srcDevice, rows.dstDevice = source, to
+        rows.srcPitch, rows.dstPitch = pitch, to_pitch
+        rows.WidthInBytes, rows.Height = width, n
+        check("cuMemcpy2DAsync", driver.cuMemcpy2DAsync(rows, self._stream.handle))
+
+    def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """Copy a few numbers to the device."""
+        address = array.ctypes.data
+        for start in range(0, array.nbytes, _PIECE):
+            size = min(_PIECE, array.nbytes - start)
+            check(
+                "cuMemcpyHtoDAsync",
+                driver.cuMemcpyHtoDAsync(
+                    pointer + start, address + start, size, self._stream.handle
+                ),
+            )
+
+    def shift(self, ctype: str, to: int, source: int, count: int, delta: int) -> None:
+        """Add ``delta`` to ``count`` integers."""
+        from .._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
+
+        if self._kernels is None:
+            self._kernels = Kernels(self._context, self._stream, _KERNELS)
+        if count:
+            arguments = Arguments(struct.pack("QQQq", to, source, count, delta))
+            self._kernels.launch(self._kernels.function(f"shift<{ctype}>"), count, arguments)
+
+    def scale(self, pointer: int, n: int, inc: int, dtype: str, beta: Scalar) -> None:
+        """``vector *= beta``, where beta 0 makes zeros of anything."""
+        kind = DTYPES[dtype]
+        if not n or beta in (1.0, (1.0, 0.0)):
+            return
+        if beta in (0.0, (0.0, 0.0)):
+            self.clear_elements(pointer, n, inc, kind.itemsize)
+            return
+        compute = "float32" if kind.itemsize == 2 else dtype
+        self.call(
+            HALF_ROUTINES["scal"][0],
+            *(n, self.scalar(compute, beta), CUDA_TYPES[compute]),
+            *(pointer, CUDA_TYPES[dtype], abs(inc), CUDA_TYPES[compute]),
+        )

@@ -1,0 +1,377 @@
+"""Batched factorizations: LU, QR, and what is solved with them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..._errors import Unsupported
+from .._arguments import require_dtype, require_shape, usable, writable
+from .._perform import Prepared
+from ._checks import (
+    INT32,
+    LARGEST_INT,
+    SINGLE_OR_DOUBLE,
+    UINT8,
+    Routines,
+    Trans,
+    operation,
+    require_apart,
+    require_kind,
+)
+from ._messages import Factor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...memory import Block, GpuRef
+    from .._perform import Room
+
+_POINTERS = 3 * 8
+"""Bytes of pointers for each matrix."""
+
+
+class _Stack(NamedTuple):
+    """Matrices over leading dimensions."""
+
+    lead: tuple[int, ...]
+    batch: int
+    m: int
+    n: int
+
+
+class Factorizations(Routines):
+    """Batched LU and QR.
+
+    They take many small matrices at once: shape (..., m, n), of which the leading
+    dimensions count the matrices. Results are those of ``scipy.linalg.lapack`` for each
+    matrix. Dtypes are float32, float64, complex64 and complex128.
+
+    The vendor's functions are column-major and overwrite their input. ``cublas<t>geam_64``
+    brings the whole batch into that order and back, through scratch memory of the size of
+    the arguments.
+    """
+
+    async def getrf_batched(
+        self, a: GpuRef, *, out: GpuRef | None = None
+    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+        """LU factorizations with partial pivoting: ``a = p @ l @ u``.
+
+        Vendor function: ``cublas<t>getrfBatched``.
+
+        Args:
+            a: shape (..., n, n).
+            out: where to put the factors: shape (..., n, n), or ``a`` itself. Made if
+                absent.
+
+        Returns:
+            ``(lu, piv, info)``: both factors in one matrix, without the ones of ``l``; for
+            each row the row it was exchanged with, int32 of shape (..., n), starting at 0
+            as in SciPy; and int32 of shape (...), which is 0, or i where ``u[i-1, i-1]`` is
+            exactly 0, so that the matrix is singular.
+
+        Raises:
+            ValueError: matrices that are not square, or more than 2**31 - 1 rows in all.
+            TypeError: an unsupported dtype.
+        """
+
+        def prepare(room: Room) -> Prepared:
+            block = usable(a, self._device.memory, "a")
+            dtype = require_kind(a, SINGLE_OR_DOUBLE, "getrf_batched")
+            stack = _square_stack(a, "a")
+            lu, block_lu = self._output(out, a.shape, a.dtype, room)
+            piv = room.empty(a.shape[:-1], INT32)
+            info = room.empty(stack.lead, INT32)
+            scratch = _scratch(room, a.nbytes, _POINTERS * stack.batch)
+            message = Factor(
+                "getrf",
+                dtype,
+                stack.batch,
+                stack.n,
+                stack.n,
+                a=block.address,
+                pivots=piv._block.address,
+                c=block_lu.address,
+                info=info._block.address,
+                scratch=tuple(each.address for each in scratch),
+            )
+            writes = (block_lu, piv._block, info._block, *scratch)
+            return Prepared(message, (block,), writes, (lu, piv, info))
+
+        refs: tuple[GpuRef, GpuRef, GpuRef] = await self._perform("getrf_batched", prepare)
+        return refs
+
+    async def getrs_batched(
+        self,
+        lu: GpuRef,
+        piv: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        trans: Trans = 0,
+    ) -> GpuRef:
+        """Solve ``op(a) @ x = b`` with the factors of ``getrf_batched``.
+
+        Vendor function: ``cublas<t>getrsBatched``.
+
+        Args:
+            lu: the factors, of shape (..., n, n).
+            piv: the exchanged rows, of shape (..., n).
+            b: right-hand sides: shape (..., n) or (..., n, nrhs), same dtype and leading
+                dimensions.
+            out: where to put the solutions: a buffer shaped as ``b``, or ``b`` itself.
+                Made if absent.
+            trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
+
+        Returns:
+            ``out``. For singular matrices it holds infinities and NaNs; see ``info`` of
+            ``getrf_batched``.
+
+        Raises:
+            ValueError: shapes that do not fit.
+            TypeError: unequal or unsupported dtypes.
+        """
+
+        def prepare(room: Room) -> Prepared:
+            memory = self._device.memory
+            block_lu, block_piv = usable(lu, memory, "lu"), usable(piv, memory, "piv")
+            block_b = usable(b, memory, "b")
+            dtype = require_kind(lu, SINGLE_OR_DOUBLE, "getrs_batched")
+            stack = _square_stack(lu, "lu")
+            _require_pivots(piv, lu)
+            require_dtype(b, lu.dtype, "b", "lu")
+            nrhs = _right_hand_sides(b, lu, stack.n)
+            result, block = self._output(out, b.shape, b.dtype, room)
+            require_apart(block, [("lu", block_lu), ("piv", block_piv)], "getrs_batched")
+            scratch = _scratch(
+                room, lu.nbytes, b.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
+            )
+            message = Factor(
+                "getrs",
+                dtype,
+                stack.batch,
+                stack.n,
+                stack.n,
+                nrhs,
+                block_lu.address,
+                block_piv.address,
+                block_b.address,
+                block.address,
+                trans=operation(trans, "trans"),
+                scratch=tuple(each.address for each in scratch),
+            )
+            reads = (block_lu, block_piv, block_b)
+            return Prepared(message, reads, (block, *scratch), result)
+
+        ref: GpuRef = await self._perform("getrs_batched", prepare)
+        return ref
+
+    async def getri_batched(
+        self, lu: GpuRef, piv: GpuRef, *, out: GpuRef | None = None
+    ) -> tuple[GpuRef, GpuRef]:
+        """Inverses, from the factors of ``getrf_batched``.
+
+        Vendor function: ``cublas<t>getriBatched``. To solve systems, ``getrs_batched`` is
+        faster and more accurate.
+
+        Args:
+            lu: the factors, of shape (..., n, n).
+            piv: the exchanged rows, of shape (..., n).
+            out: where to put the inverses: shape (..., n, n), not ``lu``. Made if absent.
+
+        Returns:
+            ``(inverse, info)``; ``info`` as that of ``getrf_batched``. The inverse of a
+            singular matrix is undefined.
+
+        Raises:
+            ValueError: shapes that do not fit, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+
+        def prepare(room: Room) -> Prepared:
+            memory = self._device.memory
+            block_lu, block_piv = usable(lu, memory, "lu"), usable(piv, memory, "piv")
+            dtype = require_kind(lu, SINGLE_OR_DOUBLE, "getri_batched")
+            stack = _square_stack(lu, "lu")
+            _require_pivots(piv, lu)
+            result, block = self._output(out, lu.shape, lu.dtype, room)
+            require_apart(block, [("lu", block_lu), ("piv", block_piv)], "getri_batched")
+            info = room.empty(stack.lead, INT32)
+            scratch = _scratch(
+                room, lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
+            )
+            message = Factor(
+                "getri",
+                dtype,
+                stack.batch,
+                stack.n,
+                stack.n,
+                a=block_lu.address,
+                pivots=block_piv.address,
+                c=block.address,
+                info=info._block.address,
+                scratch=tuple(each.address for each in scratch),
+            )
+            writes = (block, info._block, *scratch)
+            return Prepared(message, (block_lu, block_piv), writes, (result, info))
+
+        refs: tuple[GpuRef, GpuRef] = await self._perform("getri_batched", prepare)
+        return refs
+
+    async def geqrf_batched(self, a: GpuRef, *, out: GpuRef | None = None) -> tuple[GpuRef, GpuRef]:
+        """QR factorizations: ``a = q @ r``, with ``q`` as a product of reflectors.
+
+        Vendor function: ``cublas<t>geqrfBatched``.
+
+        Args:
+            a: shape (..., m, n).
+            out: where to put the factors: shape (..., m, n), or ``a`` itself. Made if
+                absent.
+
+        Returns:
+            ``(qr, tau)`` as of ``scipy.linalg.lapack.dgeqrf``: ``r`` on and above the
+            diagonal, the reflectors below it, and their scalars, of shape
+            (..., min(m, n)).
+
+        Raises:
+            ValueError: fewer than two dimensions, or more than 2**31 - 1 rows in all.
+            TypeError: an unsupported dtype.
+        """
+
+        def prepare(room: Room) -> Prepared:
+            block = usable(a, self._device.memory, "a")
+            dtype = require_kind(a, SINGLE_OR_DOUBLE, "geqrf_batched")
+            stack = _stack(a, "a")
+            qr, block_qr = self._output(out, a.shape, a.dtype, room)
+            tau = room.empty((*stack.lead, min(stack.m, stack.n)), a.dtype)
+            scratch = _scratch(room, a.nbytes, _POINTERS * stack.batch)
+            message = Factor(
+                "geqrf",
+                dtype,
+                stack.batch,
+                stack.m,
+                stack.n,
+                a=block.address,
+                c=block_qr.address,
+                tau=tau._block.address,
+                scratch=tuple(each.address for each in scratch),
+            )
+            return Prepared(message, (block,), (block_qr, tau._block, *scratch), (qr, tau))
+
+        refs: tuple[GpuRef, GpuRef] = await self._perform("geqrf_batched", prepare)
+        return refs
+
+    async def gels_batched(
+        self, a: GpuRef, b: GpuRef, *, out: GpuRef | None = None
+    ) -> tuple[GpuRef, GpuRef]:
+        """Least squares: the ``x`` that minimizes the norm of ``b - a @ x``.
+
+        Vendor function: ``cublas<t>gelsBatched``.
+
+        Args:
+            a: shape (..., m, n) with m >= n, of full rank.
+            b: right-hand sides: shape (..., m) or (..., m, nrhs), same dtype and leading
+                dimensions.
+            out: where to put the solutions: shape (..., n) or (..., n, nrhs), no memory in
+                common with the inputs. Made if absent.
+
+        Returns:
+            ``(x, info)``; ``info``, int32 of shape (...), is 0, or i where the i-th diagonal
+            element of the triangular factor is exactly 0: that matrix is not of full rank,
+            and its solution undefined.
+
+        Raises:
+            ValueError: shapes that do not fit, aliasing.
+            TypeError: unequal or unsupported dtypes.
+            Unsupported: m < n, which the vendor does not solve.
+        """
+
+        def prepare(room: Room) -> Prepared:
+            memory = self._device.memory
+            block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
+            dtype = require_kind(a, SINGLE_OR_DOUBLE, "gels_batched")
+            stack = _stack(a, "a")
+            require_dtype(b, a.dtype, "b", "a")
+            nrhs = _right_hand_sides(b, a, stack.m)
+            if stack.m < stack.n:
+                raise Unsupported(
+                    f"gels_batched solves overdetermined systems only; a has shape {a.shape}"
+                )
+            shape = (*stack.lead, stack.n, *b.shape[len(stack.lead) + 1 :])
+            result, block = self._output(out, shape, a.dtype, room)
+            require_apart(block, [("a", block_a), ("b", block_b)], "gels_batched")
+            info = room.empty(stack.lead, INT32)
+            scratch = _scratch(room, a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
+            message = Factor(
+                "gels",
+                dtype,
+                stack.batch,
+                stack.m,
+                stack.n,
+                nrhs,
+                block_a.address,
+                b=block_b.address,
+                c=block.address,
+                info=info._block.address,
+                scratch=tuple(each.address for each in scratch),
+            )
+            writes = (block, info._block, *scratch)
+            return Prepared(message, (block_a, block_b), writes, (result, info))
+
+        refs: tuple[GpuRef, GpuRef] = await self._perform("gels_batched", prepare)
+        return refs
+
+    def _output(
+        self, out: GpuRef | None, shape: tuple[int, ...], dtype: np.dtype[Any], room: Room
+    ) -> tuple[GpuRef, Block]:
+        if out is None:
+            out = room.empty(shape, dtype)
+        block = writable(out, self._device.memory, "out")
+        require_dtype(out, dtype, "out", "the input")
+        require_shape(out, shape, "out")
+        return out, block
+
+
+def _stack(ref: GpuRef, name: str) -> _Stack:
+    """How many matrices of what size a ref holds."""
+    if len(ref.shape) < 2:
+        raise ValueError(f"{name} must have at least 2 dimensions, not shape {ref.shape}")
+    *lead, m, n = ref.shape
+    batch = math.prod(lead)
+    if batch * max(m, n) > LARGEST_INT:
+        raise ValueError(
+            f"{name} has shape {ref.shape}: {batch} times {max(m, n)} rows are more than "
+            f"2**31 - 1, which is what the library can count"
+        )
+    return _Stack(tuple(lead), batch, m, n)
+
+
+def _square_stack(ref: GpuRef, name: str) -> _Stack:
+    stack = _stack(ref, name)
+    if stack.m != stack.n:
+        raise ValueError(f"{name} must hold square matrices, not shape {ref.shape}")
+    return stack
+
+
+def _require_pivots(piv: GpuRef, lu: GpuRef) -> None:
+    if piv.dtype is not INT32:
+        raise TypeError(f"piv has dtype {piv.dtype.name}, but pivots are int32")
+    if piv.shape != lu.shape[:-1]:
+        raise ValueError(f"piv has shape {piv.shape}, but lu has {lu.shape}: not its pivots")
+
+
+def _right_hand_sides(b: GpuRef, a: GpuRef, rows: int) -> int:
+    """How many right-hand sides b holds for each matrix of a."""
+    expected = (*a.shape[:-2], rows)
+    if b.shape == expected:
+        return 1
+    if b.shape[:-1] == expected:
+        return b.shape[-1]
+    raise ValueError(
+        f"b has shape {b.shape}, but for matrices of shape {a.shape} it must be {expected} "
+        f"or {(*expected, 'nrhs')}"
+    )
+
+
+def _scratch(room: Room, *sizes: int) -> tuple[Block, ...]:
+    return tuple(room.empty((size,), UINT8)._block for size in sizes)

@@ -1,0 +1,654 @@
+"""Matrix products: plain, over batches, and of lists."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from ..._dtypes import as_dtype
+from .._arguments import require_dtype, require_rank, require_shape, usable, writable
+from .._perform import Prepared
+from ._checks import (
+    LANE,
+    UINT8,
+    Number,
+    Routines,
+    Trans,
+    operation,
+    require_apart,
+    scalar,
+    scales_nothing,
+)
+from ._messages import Gemm, GemmEx, GemmList, Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...memory import Block, GpuRef
+    from .._library import Submitter
+    from .._perform import Room
+
+_F32: Final = ("32F", "32F_PEDANTIC")
+_FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
+
+COMPUTE: Final = {
+    ("float16", "float16"): (*_F32, "16F", "16F_PEDANTIC"),
+    ("float16", "float32"): _F32,
+    ("bfloat16", "bfloat16"): _F32,
+    ("bfloat16", "float32"): _F32,
+    ("float32", "float32"): (*_FAST, "32F_EMULATED_16BFX9"),
+    ("float64", "float64"): ("64F", "64F_PEDANTIC"),
+    ("complex64", "complex64"): _FAST,
+    ("complex128", "complex128"): ("64F", "64F_PEDANTIC"),
+    ("int8", "int32"): ("32I", "32I_PEDANTIC"),
+    ("int8", "float32"): _F32,
+}
+"""The compute types for (input dtype, output dtype), the default one first."""
+
+GROUPED: Final = ("float16", "bfloat16", "float32", "float64")
+"""The dtypes of products of different shapes."""
+
+_DEFAULT_OUTPUT: Final = {"int8": "int32"}
+_PLAIN: Final = ("float16", "bfloat16", "float32", "float64")
+_POINTER_BYTES: Final = 8
+
+_Plan = tuple[int, int, int, tuple[int, int], int, str, int, int]
+
+
+class _Wide(NamedTuple):
+    """A product over batches, planned."""
+
+    m: int
+    n: int
+    k: int
+    batch: tuple[int, ...]
+    strides_a: tuple[int, ...]
+    strides_b: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype_c: np.dtype[Any]
+    compute: str
+    op_a: int
+    op_b: int
+    pointer_bytes: int
+
+
+class Products(Routines):
+    """Matrix products.
+
+    Arrays are row-major. Inputs have one dtype; the result has it too, except where
+    ``dtype=`` says otherwise:
+
+    | inputs | result | compute types |
+    |---|---|---|
+    | float16 | float16, float32 | 32F, 32F_PEDANTIC; 16F, 16F_PEDANTIC for float16 |
+    | bfloat16 | bfloat16, float32 | 32F, 32F_PEDANTIC |
+    | float32, complex64 | the same | 32F, 32F_PEDANTIC, 32F_FAST_TF32, 32F_FAST_16F, |
+    | | | 32F_FAST_16BF; 32F_EMULATED_16BFX9 for float32 |
+    | float64, complex128 | the same | 64F, 64F_PEDANTIC |
+    | int8 | int32 | 32I, 32I_PEDANTIC |
+    | int8 | float32 | 32F, 32F_PEDANTIC |
+
+    Compute types are the vendor's, without ``CUBLAS_COMPUTE_``; the first is the default,
+    so float32 is float32, not TF32. The CPU backend computes in the type itself, 16-bit
+    ones in float32, whatever faster type is asked for. int8 needs rows of a multiple of
+    four elements, and ``alpha`` and ``beta`` are 0 or 1 where the result is int32.
+    """
+
+    def __init__(self, device: Submitter) -> None:
+        super().__init__(device)
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._wide_plans: dict[tuple[Any, ...], _Wide] = {}
+
+    async def gemm(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        trans_a: Trans = False,
+        trans_b: Trans = False,
+        dtype: Any = None,
+        compute_type: str | None = None,
+    ) -> GpuRef:
+        """Matrix product: ``alpha * op(a) @ op(b) + beta * out``.
+
+        Vendor functions: ``cublasGemmEx_64``; for batches ``cublasGemmStridedBatchedEx_64``
+        where one step leads from each matrix to the next, ``cublasGemmBatchedEx_64``
+        otherwise.
+
+        Args:
+            a: shape (..., m, k), or (..., k, m) with ``trans_a``.
+            b: shape (..., k, n), or (..., n, k) with ``trans_b``; same dtype as ``a``.
+                Leading dimensions are broadcast as in ``numpy.matmul``.
+            out: where to put the result: shape (..., m, n), not sealed, no memory in
+                common with ``a`` or ``b``. Made if absent.
+            alpha: scales the product.
+            beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
+            trans_a: use the transpose of ``a``; 2 (``"C"``) for its conjugate.
+            trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
+            dtype: the dtype of the result, see the class.
+            compute_type: how to compute, see the class.
+
+        Returns:
+            ``out``, or a new buffer of shape (..., m, n). Empty sums are zeros.
+
+        Raises:
+            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing, a ref
+                of another device, a compute type these dtypes do not have.
+            TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: a sealed ref to be written.
+            OutOfMemory: no room for the result.
+        """
+        device = self._device
+        memory = device.memory
+        block_a = usable(a, memory, "a")
+        block_b = usable(b, memory, "b")
+        factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
+        scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
+        key = (a.shape, b.shape, a.dtype, b.dtype, trans_a, trans_b)
+        plan = self._plans.get(key)
+        if plan is None and _is_plain(a, b):
+            plan = self._plans[key] = _plan_gemm(a, b, trans_a=trans_a, trans_b=trans_b)
+        if (
+            plan is None
+            or dtype is not None
+            or compute_type is not None
+            or (out is not None and out.dtype is not a.dtype)
+        ):
+            return await self._wide(
+                "gemm",
+                a,
+                b,
+                a.shape,
+                b.shape,
+                out,
+                alpha,
+                beta,
+                trans_a,
+                trans_b,
+                dtype,
+                compute_type,
+            )
+        m, n, k, shape, nbytes, name, op_a, op_b = plan
+        reads: tuple[Block, ...] = (block_a, block_b)
+        if out is None:
+            if scale != 0.0:
+                raise ValueError(f"beta={beta} scales what out holds before, but there is no out")
+            out = device.try_empty(shape, a.dtype, nbytes)
+            if out is None:  # waiting for memory, or for a rebuild: then check again
+                out = await device.empty(shape, a.dtype)
+                return await self.gemm(a, b, out=out, alpha=alpha, trans_a=trans_a, trans_b=trans_b)
+            block_c = out._block
+        else:
+            block_c = writable(out, memory, "out")
+            require_shape(out, shape, "out")
+            if block_c is block_a or block_c is block_b:
+                raise ValueError("out shares memory with an input, which gemm would overwrite")
+            if scale != 0.0:
+                reads = (block_a, block_b, block_c)
+        port = device.ports.get("blas")
+        if port is None:
+            await device.open_lane(LANE)
+            return await self.gemm(
+                a, b, out=out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+            )
+        message = Gemm(
+            block_a.address,
+            block_b.address,
+            block_c.address,
+            m,
+            n,
+            k,
+            name,
+            op_a,
+            op_b,
+            factor,
+            scale,
+        )
+        await device.submit(port, "blas.gemm", message, reads, (block_c,)).wait()
+        return out
+
+    async def matmul(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        out: GpuRef | None = None,
+        *,
+        dtype: Any = None,
+        compute_type: str | None = None,
+    ) -> GpuRef:
+        """Matrix product of arrays of any rank; as ``numpy.matmul``.
+
+        Vendor functions: those of ``gemm``.
+
+        Args:
+            a: shape (..., m, k) or (k,).
+            b: shape (..., k, n) or (k,); same dtype. Leading dimensions are broadcast.
+            out: where to put the result, as for ``gemm``.
+            dtype: as for ``gemm``; int8 gives int32, where NumPy overflows.
+            compute_type: as for ``gemm``.
+
+        Returns:
+            ``out``, or a new buffer of shape (..., m, n); without m where ``a`` has one
+            dimension, without n where ``b`` has.
+
+        Raises:
+            ValueError: shapes that do not fit, an argument without dimensions, aliasing.
+            TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
+        """
+        memory = self._device.memory
+        usable(a, memory, "a")
+        usable(b, memory, "b")
+        shape_a, shape_b = a.shape, b.shape
+        if len(shape_a) > 1 and len(shape_b) > 1:
+            return await self.gemm(a, b, out=out, dtype=dtype, compute_type=compute_type)
+        for name, shape in (("a", shape_a), ("b", shape_b)):
+            if not shape:
+                raise ValueError(f"{name} has no dimensions; matmul needs at least one")
+        if len(shape_a) == 1:
+            shape_a = (1, *shape_a)
+        if len(shape_b) == 1:
+            shape_b = (*shape_b, 1)
+        return await self._wide(
+            "matmul", a, b, shape_a, shape_b, out, 1.0, 0.0, 0, 0, dtype, compute_type
+        )
+
+    async def gemm_batched(
+        self,
+        a: Sequence[GpuRef],
+        b: Sequence[GpuRef],
+        *,
+        out: Sequence[GpuRef] | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        trans_a: Trans = False,
+        trans_b: Trans = False,
+        dtype: Any = None,
+        compute_type: str | None = None,
+    ) -> list[GpuRef]:
+        """Products of equally shaped matrices in buffers of their own, in one call.
+
+        Vendor function: ``cublasGemmBatchedEx_64``.
+
+        Args:
+            a: matrices of shape (m, k), or (k, m) with ``trans_a``.
+            b: as many matrices of shape (k, n), or (n, k) with ``trans_b``; same dtype. A
+                matrix may come several times.
+            out: as many different buffers of shape (m, n), as for ``gemm``.
+            alpha: as for ``gemm``.
+            beta: as for ``gemm``.
+            trans_a: as for ``gemm``.
+            trans_b: as for ``gemm``.
+            dtype: as for ``gemm``.
+            compute_type: as for ``gemm``.
+
+        Returns:
+            ``out``, or new buffers.
+
+        Raises:
+            ValueError: no matrices, unequal numbers or shapes, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return await self._list(
+            "gemm_batched", a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type
+        )
+
+    async def gemm_grouped_batched(
+        self,
+        a: Sequence[GpuRef],
+        b: Sequence[GpuRef],
+        *,
+        out: Sequence[GpuRef] | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        trans_a: Trans = False,
+        trans_b: Trans = False,
+        compute_type: str | None = None,
+    ) -> list[GpuRef]:
+        """Products of matrices of any shapes, in one call.
+
+        Vendor function: ``cublasGemmGroupedBatchedEx_64`` (cuBLAS 12.5); consecutive
+        products of one shape make a group. Dtypes are float16, bfloat16, float32 and
+        float64, and the results have that of the inputs.
+
+        Args:
+            a: matrices of shape (m, k), or (k, m) with ``trans_a``; each pair has m, n
+                and k of its own.
+            b: as many matrices of shape (k, n), or (n, k) with ``trans_b``; same dtype.
+            out: as many different buffers of shape (m, n), as for ``gemm``.
+            alpha: as for ``gemm``.
+            beta: as for ``gemm``.
+            trans_a: as for ``gemm``.
+            trans_b: as for ``gemm``.
+            compute_type: as for ``gemm``.
+
+        Returns:
+            ``out``, or new buffers.
+
+        Raises:
+            ValueError: no matrices, unequal numbers, shapes that do not fit, aliasing.
+            TypeError: unequal or unsupported dtypes.
+            Unsupported: the cuBLAS that is installed is older.
+        """
+        return await self._list(
+            "gemm_grouped_batched", a, b, out, alpha, beta, trans_a, trans_b, None, compute_type
+        )
+
+    # --- in common ------------------------------------------------------------------------
+
+    async def _wide(
+        self,
+        name: str,
+        a: GpuRef,
+        b: GpuRef,
+        shape_a: tuple[int, ...],
+        shape_b: tuple[int, ...],
+        out: GpuRef | None,
+        alpha: Number,
+        beta: Number,
+        trans_a: Trans,
+        trans_b: Trans,
+        dtype: Any,
+        compute_type: str | None,
+    ) -> GpuRef:
+        def prepare(room: Room) -> Prepared:
+            memory = self._device.memory
+            block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
+            wanted = dtype if dtype is not None or out is None else out.dtype
+            key = (
+                *(a.shape, b.shape, len(shape_a), a.dtype, b.dtype),
+                *(trans_a, trans_b, wanted, compute_type),
+            )
+            plan = self._wide_plans.get(key)
+            if plan is None:
+                require_dtype(b, a.dtype, "b", "a")
+                plan = self._wide_plans[key] = _plan_wide(
+                    a, b, shape_a, shape_b, trans_a, trans_b, wanted, compute_type
+                )
+            factor, scale = _factors(a, alpha, beta, plan.compute)
+            fresh = scales_nothing(scale, out)
+            result = room.empty(plan.shape, plan.dtype_c) if out is None else out
+            block = writable(result, memory, "out")
+            require_shape(result, plan.shape, "out")
+            if result.dtype is not plan.dtype_c:
+                raise TypeError(
+                    f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
+                )
+            require_apart(block, [("a", block_a), ("b", block_b)], name)
+            writes: tuple[Block, ...] = (block,)
+            pointers = 0
+            if plan.pointer_bytes:
+                scratch = room.empty((plan.pointer_bytes,), UINT8)._block
+                pointers = scratch.address
+                writes = (block, scratch)
+            message = GemmEx(
+                block_a.address,
+                block_b.address,
+                block.address,
+                plan.m,
+                plan.n,
+                plan.k,
+                plan.batch,
+                plan.strides_a,
+                plan.strides_b,
+                a.dtype.name,
+                plan.dtype_c.name,
+                plan.compute,
+                plan.op_a,
+                plan.op_b,
+                factor,
+                scale,
+                pointers,
+            )
+            reads = (block_a, block_b) if fresh else (block_a, block_b, block)
+            return Prepared(message, reads, writes, result)
+
+        ref: GpuRef = await self._perform(name, prepare)
+        return ref
+
+    async def _list(
+        self,
+        name: str,
+        a: Sequence[GpuRef],
+        b: Sequence[GpuRef],
+        out: Sequence[GpuRef] | None,
+        alpha: Number,
+        beta: Number,
+        trans_a: Trans,
+        trans_b: Trans,
+        dtype: Any,
+        compute_type: str | None,
+    ) -> list[GpuRef]:
+        if not a or len(a) != len(b) or (out is not None and len(out) != len(a)):
+            outs = "" if out is None else f" and {len(out)} outputs"
+            raise ValueError(f"{name} of {len(a)} matrices a, {len(b)} matrices b{outs}")
+        grouped = name == "gemm_grouped_batched"
+
+        def prepare(room: Room) -> Prepared:
+            memory = self._device.memory
+            blocks = [
+                (usable(left, memory, f"a[{i}]"), usable(right, memory, f"b[{i}]"))
+                for i, (left, right) in enumerate(zip(a, b, strict=True))
+            ]
+            first = a[0].dtype
+            if grouped and first.name not in GROUPED:
+                raise TypeError(
+                    f"{name} does not take dtype {first.name}; expected one of {', '.join(GROUPED)}"
+                )
+            wanted = dtype if dtype is not None or out is None else getattr(out[0], "dtype", None)
+            op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
+            shapes = []
+            for i, (left, right) in enumerate(zip(a, b, strict=True)):
+                require_rank(left, 2, f"a[{i}]")
+                require_rank(right, 2, f"b[{i}]")
+                require_dtype(left, first, f"a[{i}]", "a[0]")
+                require_dtype(right, first, f"b[{i}]", "a[0]")
+                shapes.append(_inner(left.shape, right.shape, op_a, op_b, f"[{i}]"))
+                if not grouped and shapes[i] != shapes[0]:
+                    raise ValueError(
+                        f"product {i} has (m, n, k) = {shapes[i]}, but product 0 has {shapes[0]}; "
+                        f"for unequal shapes there is gemm_grouped_batched"
+                    )
+                _require_aligned(left, right, op_a, op_b, shapes[i])
+            dtype_c, compute = _types(first, wanted, compute_type, name)
+            if grouped and dtype_c is not first:
+                raise TypeError(f"{name} gives {first.name} for {first.name}, not {dtype_c.name}")
+            factor, scale = _factors(a[0], alpha, beta, compute)
+            fresh = scales_nothing(scale, a[0] if out is not None else None)
+            results = []
+            written: dict[Block, int] = {}
+            for i, (m, n, _) in enumerate(shapes):
+                result = room.empty((m, n), dtype_c) if out is None else out[i]
+                block = writable(result, memory, f"out[{i}]")
+                require_shape(result, (m, n), f"out[{i}]")
+                require_dtype(result, dtype_c, f"out[{i}]", "the result")
+                if block in written:
+                    raise ValueError(f"out[{i}] and out[{written[block]}] are the same buffer")
+                written[block] = i
+                results.append(result)
+            for i, pair in enumerate(blocks):
+                for block, which in zip(pair, "ab", strict=True):
+                    if block in written:
+                        raise ValueError(
+                            f"out[{written[block]}] shares memory with {which}[{i}], "
+                            f"which {name} reads while it writes"
+                        )
+            pointers = room.empty((3 * _POINTER_BYTES * len(a),), UINT8)._block
+            message = GemmList(
+                tuple(pair[0].address for pair in blocks),
+                tuple(pair[1].address for pair in blocks),
+                tuple(block.address for block in written),
+                tuple(shapes),
+                first.name,
+                dtype_c.name,
+                compute,
+                op_a,
+                op_b,
+                factor,
+                scale,
+                pointers.address,
+            )
+            reads = [block for pair in blocks for block in pair]
+            return Prepared(
+                message, reads if fresh else [*reads, *written], [*written, pointers], results
+            )
+
+        refs: list[GpuRef] = await self._perform(name, prepare)
+        return refs
+
+
+def _is_plain(a: GpuRef, b: GpuRef) -> bool:
+    """Whether the shortest way will do: two matrices of a real floating dtype."""
+    return len(a.shape) == 2 and len(b.shape) == 2 and a.dtype.name in _PLAIN
+
+
+def _real(value: Number, like: GpuRef, name: str) -> Any:
+    """A scalar as a float, where the dtype is real; as it is otherwise."""
+    if like.dtype.kind == "c":
+        return value
+    return scalar(value, like.dtype, name)
+
+
+def _plan_gemm(a: GpuRef, b: GpuRef, *, trans_a: Trans, trans_b: Trans) -> _Plan:
+    require_dtype(b, a.dtype, "b", "a")
+    op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
+    m, n, k = _inner(a.shape, b.shape, op_a, op_b)
+    return m, n, k, (m, n), m * n * a.dtype.itemsize, a.dtype.name, op_a, op_b
+
+
+def _inner(
+    shape_a: tuple[int, ...], shape_b: tuple[int, ...], op_a: int, op_b: int, which: str = ""
+) -> tuple[int, int, int]:
+    """m, n and k of a product of matrices of these shapes."""
+    m, k = shape_a[:-3:-1] if op_a else shape_a[-2:]
+    k_b, n = shape_b[:-3:-1] if op_b else shape_b[-2:]
+    if k != k_b:
+        raise ValueError(
+            f"the inner dimensions differ: op(a) is {(m, k)} (a{which} has shape {shape_a}, "
+            f"trans_a={op_a}), op(b) is {(k_b, n)} (b{which} has shape {shape_b}, trans_b={op_b})"
+        )
+    return m, n, k
+
+
+def _types(
+    dtype: np.dtype[Any], wanted: Any, compute_type: str | None, name: str
+) -> tuple[np.dtype[Any], str]:
+    """The dtype of the result, and how to compute it."""
+    outputs = [output for given, output in COMPUTE if given == dtype.name]
+    if not outputs:
+        inputs = dict.fromkeys(given for given, _ in COMPUTE)
+        raise TypeError(
+            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(inputs)}"
+        )
+    if wanted is None:
+        wanted = _DEFAULT_OUTPUT.get(dtype.name, dtype.name)
+    result = as_dtype(wanted)
+    if result.name not in outputs:
+        raise TypeError(f"{name} of {dtype.name} gives {' or '.join(outputs)}, not {result.name}")
+    types = COMPUTE[dtype.name, result.name]
+    if compute_type is None:
+        return result, types[0]
+    if compute_type not in types:
+        raise ValueError(
+            f"compute_type {compute_type!r} is none of those for {dtype.name} to {result.name}: "
+            f"{', '.join(types)}"
+        )
+    return result, compute_type
+
+
+def _factors(like: GpuRef, alpha: Any, beta: Any, compute: str) -> tuple[Scalar, Scalar]:
+    """Both scalars as messages carry them."""
+    scalars = scalar(alpha, like.dtype, "alpha"), scalar(beta, like.dtype, "beta")
+    if compute.startswith("32I") and not {*scalars} <= {0.0, 1.0}:
+        raise ValueError(f"with an int32 result alpha and beta are 0 or 1, not {alpha} and {beta}")
+    return scalars
+
+
+def _require_aligned(
+    a: GpuRef, b: GpuRef, op_a: int, op_b: int, sizes: tuple[int, int, int]
+) -> None:
+    """int8 rows begin at multiples of four bytes."""
+    if a.dtype.name != "int8":
+        return
+    m, n, k = sizes
+    for name, ref, row in (("a", a, m if op_a else k), ("b", b, k if op_b else n)):
+        if row % 4 and ref.size:
+            raise ValueError(
+                f"{name} has shape {ref.shape}: int8 needs rows of a multiple of 4 elements, "
+                f"not {row}"
+            )
+
+
+def _plan_wide(
+    a: GpuRef,
+    b: GpuRef,
+    shape_a: tuple[int, ...],
+    shape_b: tuple[int, ...],
+    trans_a: Trans,
+    trans_b: Trans,
+    wanted: Any,
+    compute_type: str | None,
+) -> _Wide:
+    dtype_c, compute = _types(a.dtype, wanted, compute_type, "gemm")
+    for name, shape in (("a", shape_a), ("b", shape_b)):
+        if len(shape) < 2:
+            raise ValueError(f"{name} must have at least 2 dimensions, not shape {shape}")
+    op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
+    m, n, k = _inner(shape_a, shape_b, op_a, op_b)
+    _require_aligned(a, b, op_a, op_b, (m, n, k))
+    try:
+        batch = np.broadcast_shapes(shape_a[:-2], shape_b[:-2])
+    except ValueError:
+        raise ValueError(
+            f"the leading dimensions do not broadcast: a has shape {shape_a}, b has {shape_b}"
+        ) from None
+    shape = (
+        *batch,
+        *((m,) if len(a.shape) > 1 else ()),
+        *((n,) if len(b.shape) > 1 else ()),
+    )
+    if not any(size != 1 for size in shape_b[:-2]) and not op_a and batch == shape_a[:-2]:
+        # One b for all of a: its matrices are the rows of one tall matrix.
+        m, batch = m * math.prod(batch), ()
+    sizes, steps_a, steps_b = _merge(batch, _steps(shape_a, batch), _steps(shape_b, batch))
+    pointer_bytes = 3 * _POINTER_BYTES * math.prod(sizes) if len(sizes) > 1 else 0
+    return _Wide(
+        m, n, k, sizes, steps_a, steps_b, shape, dtype_c, compute, op_a, op_b, pointer_bytes
+    )
+
+
+def _steps(shape: tuple[int, ...], batch: tuple[int, ...]) -> list[int]:
+    """Elements from one matrix to the next along each dimension of a batch."""
+    own = shape[:-2] if batch else ()
+    step = shape[-2] * shape[-1]
+    steps = []
+    for size in reversed(own):
+        steps.append(0 if size == 1 else step)
+        step *= size
+    return [0] * (len(batch) - len(own)) + steps[::-1]
+
+
+def _merge(
+    sizes: tuple[int, ...], steps_a: list[int], steps_b: list[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The same batch with as few dimensions as possible."""
+    merged: list[tuple[int, int, int]] = []
+    for size, step_a, step_b in zip(sizes, steps_a, steps_b, strict=True):
+        if size == 1:
+            continue
+        if merged:
+            before, before_a, before_b = merged[-1]
+            if before_a == size * step_a and before_b == size * step_b:
+                merged[-1] = (before * size, step_a, step_b)
+                continue
+        merged.append((size, step_a, step_b))
+    return (
+        tuple(size for size, _, _ in merged),
+        tuple(step for _, step, _ in merged),
+        tuple(step for _, _, step in merged),
+    )
