@@ -134,7 +134,7 @@ def pack_exception(seq: int, error: BaseException) -> Failure:
     if not _is_plain(error):
         try:
             pickled = cloudpickle.dumps(error)
-        except Exception:  # it cannot travel
+        except Exception:  # noqa: BLE001 - it cannot travel
             kind, message, fields = "RemoteError", f"{kind}: {message}", {"type_name": kind}
     elif isinstance(error, AccelError):
         fields = error.fields()
