@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -17,7 +17,7 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
-from ..host import CreateSlab, StickyFault, StreamPlan, UnmapSlabs
+from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
 from ..lanes import HostDied, Op, Port, Staging
 from ..memory import GpuRef, MemoryMap, Slab
 
@@ -104,6 +104,7 @@ class DeviceCore:
         self._bumped = trio.Event()
         self._end: DeviceLost | None = None
         self._growing = trio.Lock()
+        self.sealing: Final = trio.Lock()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
 
     @property
@@ -154,7 +155,8 @@ class DeviceCore:
         self._bumped.set()
         self._bumped = trio.Event()
         for watcher in self._watchers:
-            watcher.send_nowait(generation)
+            with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+                watcher.send_nowait(generation)
         for port in ports.values():
             port.fail_all(lambda op: _taken_down(op, fault))
 
@@ -235,6 +237,8 @@ class DeviceCore:
         """A channel of the generations from now on."""
         send, receive = trio.open_memory_channel[int](math.inf)
         self._watchers.add(send)
+        if self._end is not None:
+            send.close()
         try:
             with send, receive:
                 yield receive
@@ -310,13 +314,17 @@ class DeviceCore:
             if block is not None:  # somebody else has grown it while we waited
                 return
             size = self.memory.growth(nbytes)
+            if size > OFFSET_MASK:
+                raise self._out_of_memory(nbytes)
             try:
                 try:
                     await self._add_slab(context, size, sealed=sealed)
                 except OutOfMemory:
                     trimmed = self.memory.trim()
                     if trimmed:
-                        await context.host.request(UnmapSlabs(trimmed))
+                        # They are off the map: the host must hear of it, whoever is cancelled.
+                        with trio.CancelScope(shield=True):
+                            await context.host.request(UnmapSlabs(trimmed))
                     await self._add_slab(context, size, sealed=sealed)
             except OutOfMemory as error:
                 raise self._out_of_memory(nbytes) from error

@@ -242,7 +242,7 @@ class Device(Libraries):
         usable(ref, self._core.memory, "ref")
         await self._core.ready()
         usable(ref, self._core.memory, "ref")
-        if not ref.sealed:
+        if ref._block.epoch is not self._core.memory.sealed_epoch:
             await seal(self._core, ref)
         return ref
 

@@ -16,8 +16,8 @@ import trio
 from .._dtypes import as_dtype
 from ..host import Copy, Download, Protect, Unprotect, Upload
 from ..lanes import CHUNK, Op
-from ..libraries import usable, writable
-from ..memory import GpuRef
+from ..libraries import usable
+from ..memory import GpuRef, refuse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -134,12 +134,15 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
             if piece is None:
                 piece = await core.staging.acquire(len(part))
             try:
+                # A rebuild may have come between the pieces; a sealed buffer survives it.
+                while (port := core.ports.get("memory")) is None:
+                    await core.ready()
                 block = usable(ref, core.memory, "ref")
             except BaseException:
                 piece.release()
                 raise
             message = Download(block.address + start, piece.offset, len(part))
-            op = core.submit(core.ports["memory"], "get", message, (block,), ())
+            op = core.submit(port, "get", message, (block,), ())
             pending.append((op, piece, part))
             if len(pending) >= _DEPTH:
                 await _receive(pending)
@@ -160,15 +163,23 @@ async def _receive(pending: deque[tuple[Op, Piece, _Bytes]]) -> None:
 
 async def seal(core: DeviceCore, ref: GpuRef) -> None:
     """Move a buffer into a sealed slab; its handle and all views of it stay the same."""
-    source = writable(ref, core.memory, "ref")
-    target = (await core.empty(ref.nbytes, np.uint8, sealed=True))._block
-    usable(ref, core.memory, "ref")
-    source.sealed = True  # refuses writers from here on; what is in flight comes first
-    try:
-        async with filling(core, target):
-            message = Copy(target.address, source.address, ref.nbytes)
-            await core.submit(core.ports["memory"], "seal", message, (source,), (target,)).wait()
-    except BaseException:
-        source.sealed = False
-        raise
-    core.memory.rebind(source, target)
+    # One at a time: two that seal the same buffer would undo each other's work.
+    async with core.sealing:
+        source = usable(ref, core.memory, "ref")
+        if source.epoch is core.memory.sealed_epoch:
+            return
+        target = (await core.empty(ref.nbytes, np.uint8, sealed=True))._block
+        usable(ref, core.memory, "ref")
+        source.sealed = True  # refuses writers from here on; what is in flight comes first
+        try:
+            async with filling(core, target):
+                message = Copy(target.address, source.address, ref.nbytes)
+                port = core.ports["memory"]
+                await core.submit(port, "seal", message, (source,), (target,)).wait()
+            usable(ref, core.memory, "ref")  # not freed meanwhile
+        except BaseException as error:
+            source.sealed = False
+            if isinstance(error, Rebuilt):
+                raise refuse(ref, core.memory, "ref") from None
+            raise
+        core.memory.rebind(source, target)

@@ -116,9 +116,9 @@ class Host:
             case OpenLane():
                 self._open_lane(request, socket.socket(fileno=fd))
             case CreateSlab():
-                fds.append(
-                    self._context.create_slab(request.id, request.nbytes, sealed=request.sealed)
-                )
+                slab = self._context.create_slab(request.id, request.nbytes, sealed=request.sealed)
+                if slab >= 0:  # else the platform exports no memory
+                    fds.append(slab)
             case MapSlab():
                 try:
                     self._context.map_slab(request.id, fd, request.nbytes, sealed=request.sealed)
@@ -131,7 +131,6 @@ class Host:
 
     def _open_lane(self, request: OpenLane, sock: socket.socket) -> None:
         completion = self._plan.completion
-        lane = Lane(request.index, sock, self._lanes, completion=completion, linger=self._spin)
         started = threading.Event()
         failed: list[BaseException] = []
 
@@ -143,6 +142,10 @@ class Host:
         def run() -> None:
             try:
                 first = new_way()
+                lane = Lane(
+                    request.index, sock, self._lanes, completion=completion, linger=self._spin
+                )
+                self._lanes[request.index] = lane
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
                 failed.append(error)
                 sock.close()
@@ -152,11 +155,9 @@ class Host:
             lane.run(self._context, new_way, first, request.ways)
 
         thread = threading.Thread(target=run, name=f"lane {request.name}", daemon=True)
-        self._lanes[request.index] = lane
         thread.start()
         started.wait()
         if failed:
-            del self._lanes[request.index]
             raise failed[0]
         self._threads.append(thread)
 

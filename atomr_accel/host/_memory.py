@@ -5,6 +5,8 @@ Sizes and addresses are in bytes; ``offset`` is into the staging memory.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ._wire import Message
 
 
@@ -51,6 +53,8 @@ class Unprotect(Message, frozen=True):
 
 class Protect(Message, frozen=True):
     """End what ``Unprotect`` began, after all copies before it are done."""
+
+    required: ClassVar[bool] = True
 
     slab: int
 

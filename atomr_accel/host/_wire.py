@@ -13,7 +13,7 @@ from __future__ import annotations
 import builtins
 import operator
 import traceback
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import cloudpickle
 import msgspec
@@ -44,6 +44,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Buffers are addresses in the device's address space; the host alone knows pointers.
     """
+
+    required: ClassVar[bool] = False
+    """Whether it is executed even if nobody waits for it any more."""
 
 
 class Withdrawn(Message, frozen=True):
@@ -100,7 +103,11 @@ def append_frame(buffer: bytearray, payload: object) -> None:
     """Encode ``payload`` at the end of ``buffer``."""
     start = len(buffer)
     buffer += b"\0\0\0\0"
-    encoder.encode_into(payload, buffer, start + HEADER)
+    try:
+        encoder.encode_into(payload, buffer, start + HEADER)
+    except BaseException:
+        del buffer[start:]
+        raise
     buffer[start : start + HEADER] = (len(buffer) - start - HEADER).to_bytes(HEADER, "little")
 
 

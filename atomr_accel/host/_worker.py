@@ -25,6 +25,7 @@ import msgspec
 from ._protocol import StickyFault
 from ._wire import (
     Elapsed,
+    Failure,
     Fault,
     Frames,
     Message,
@@ -77,6 +78,7 @@ class Way:
         self.fusions: Mapping[type, Fusion] = getattr(executor, "fusions", {})
         self.handlers = {
             Withdrawn: _nothing,
+            _Malformed: _refuse,
             RecordEvent: lambda message: stream.timestamp(message.event),
             Elapsed: lambda message: context.elapsed(message.start, message.end),
             **executor.handlers,
@@ -160,13 +162,17 @@ class Lane:
         except ConnectionError:
             pass  # the program is gone, or has given this context up
         finally:
-            with contextlib.suppress(StickyFault):
-                for way in self._ways:
-                    way.executor.close()
-                    way.stream.close()
+            # A context that has failed may answer anything to being closed, and the program
+            # waits for the end of this socket.
+            for way in self._ways:
+                for part in (way.executor, way.stream):
+                    with contextlib.suppress(Exception):
+                        part.close()
             self._notify()
-            os.close(self._wake_reader)
-            os.close(self._wake_writer)
+            # Other lanes may still want to wake this one; the number may soon be another file's.
+            writer, self._wake_writer = self._wake_writer, -1
+            for fd in (writer, self._wake_reader, *self._signals.values()):
+                os.close(fd)
             self._sock.close()
 
     def _serve(self) -> None:
@@ -176,7 +182,12 @@ class Lane:
             if data is None:
                 return
             for frame in self._frames.feed(data):
-                self._accept(self._decode(frame))
+                try:
+                    request = self._decode(frame)
+                except msgspec.ValidationError as error:
+                    seq, dependencies, _ = msgspec.msgpack.decode(frame)
+                    request = seq, tuple(map(tuple, dependencies)), _Malformed(str(error))
+                self._accept(request)
             if self._together:
                 self._launch_together()
             if self._aside:
@@ -273,7 +284,7 @@ class Lane:
 
     def _notify(self) -> None:
         watchers, self._watchers = self._watchers, set()
-        for lane in watchers:
+        for lane in list(watchers):  # another thread may be adding itself just now
             with contextlib.suppress(OSError):
                 os.write(lane._wake_writer, b"w")
 
@@ -324,8 +335,11 @@ class Lane:
             except StickyFault:
                 way.unmarked[:0] = [(seq, None) for seq in seqs]
                 raise
+            # Its answer comes when that of a success would have come: after the ops that it
+            # follows, in whose place its buffers name it.
             for seq in seqs:
-                append_frame(self._out, pack_exception(seq, error))
+                way.unmarked.append((seq, pack_exception(seq, error)))
+                self._way_of[seq] = way
             return _FAILED
 
     def _settle(self, way: Way) -> None:
@@ -405,8 +419,14 @@ class Lane:
             del self._way_of[seq]
             if value is None:
                 self._done.append(seq)
+            elif type(value) is Failure:
+                append_frame(self._out, value)
             else:
-                append_frame(self._out, Value(seq, msgspec.Raw(encoder.encode(value))))
+                try:
+                    reply: Value | Failure = Value(seq, msgspec.Raw(encoder.encode(value)))
+                except Exception as error:  # noqa: BLE001 (any value may come from a program)
+                    reply = pack_exception(seq, error)
+                append_frame(self._out, reply)
 
     def _flush(self) -> None:
         if self._done:
@@ -428,6 +448,16 @@ class Lane:
         append_frame(self._out, reply)
         with contextlib.suppress(OSError):
             self._flush()
+
+
+class _Malformed(Message, frozen=True):
+    """What is executed in the place of a message that no executor can read."""
+
+    why: str
+
+
+def _refuse(message: _Malformed) -> None:
+    raise TypeError(message.why)
 
 
 def _nothing(_message: object) -> None:

@@ -116,7 +116,7 @@ class Op:
 
     def withdraw(self) -> None:
         """Let the host do nothing for it, if it is not on its way there yet."""
-        if not self.sent:
+        if not self.sent and not self.message.required:
             self.message = WITHDRAWN
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
@@ -222,7 +222,8 @@ class Port:
             self._writer = None
 
     def fail_all(self, make_error: Callable[[Op], Exception]) -> None:
-        """Answer everything that is in flight here with an error."""
+        """Answer everything that is in flight here with an error; nothing comes after that."""
+        self._ended = True
         self._outbox.clear()
         self._buffer.clear()
         for op in [op for op in self._in_flight.values() if op.port is self]:
@@ -298,7 +299,12 @@ class Port:
             room -= 1
             op = outbox.popleft()
             op.sent = True
-            append_frame(buffer, (op.seq, op.dependencies, op.message))
+            try:
+                append_frame(buffer, (op.seq, op.dependencies, op.message))
+            except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
+                # Its place is kept: others may be ordered after it.
+                op.error = error
+                append_frame(buffer, (op.seq, op.dependencies, WITHDRAWN))
         if not buffer:
             return
         try:

@@ -139,7 +139,10 @@ def describe_exit(code: int | None) -> str:
     if code is None:
         return "its lane ended"
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:  # most real-time signals have no name
+            return f"killed by signal {-code}"
     return f"ended with exit code {code}"
 
 

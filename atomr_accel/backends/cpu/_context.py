@@ -100,13 +100,23 @@ class CpuContext:
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Make a shared file; the system gives it pages as they are touched."""
+        # The system promises more than it has, and ends who believes it.
+        room = physical_memory() - sum(map(len, self._slabs.values()))
+        if nbytes > room:
+            raise OutOfMemory(
+                f"no room for a slab of {nbytes} bytes: {room} are left", requested=nbytes
+            )
         try:
             fd = shared_fd(nbytes, f"atomr-slab-{slab}")
+            try:
+                self.map_slab(slab, fd, nbytes, sealed=sealed)
+            except BaseException:
+                os.close(fd)
+                raise
         except OSError as error:
             raise OutOfMemory(
                 f"no room for a slab of {nbytes} bytes: {error}", requested=nbytes
             ) from error
-        self.map_slab(slab, fd, nbytes, sealed=sealed)
         return fd
 
     def map_slab(self, slab: int, fd: int, nbytes: int, *, sealed: bool) -> None:

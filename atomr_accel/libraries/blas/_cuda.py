@@ -15,8 +15,9 @@ from ..._dtypes import DTYPES
 from ._cuda_factor import CudaFactorizations
 from ._cuda_handle import Handle, load_cublas
 from ._cuda_routines import CudaRoutines
+from ._fused import FusedGemm
 from ._messages import Gemm, GemmEx, GemmList
-from ._prototypes import COMPUTE_TYPES, CUDA_TYPES, GEMM_DEFAULT
+from ._prototypes import COMPUTE_TYPES, COMPUTES, CUDA_TYPES, GEMM_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,13 +29,13 @@ _SHALLOW: Final = 512
 """Products of at most this m * n * k and k take less time on the device than launching the
 two kernels of a split-K product (at 256 cubed 14.4 us against 9.7 us for one kernel)."""
 
-_PLAIN: Final[dict[str, tuple[int, int, str]]] = {
-    # dtype: (its CUDA type, compute type, type of the scalars)
-    "float16": (CUDA_TYPES["float16"], COMPUTE_TYPES["32F"], "float32"),
-    "bfloat16": (CUDA_TYPES["bfloat16"], COMPUTE_TYPES["32F"], "float32"),
-    "float32": (CUDA_TYPES["float32"], COMPUTE_TYPES["32F"], "float32"),
-    "float64": (CUDA_TYPES["float64"], COMPUTE_TYPES["64F"], "float64"),
+_COMPUTED: Final = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "float32": "float32",
+    "float64": "float64",
 }
+"""The type of alpha and beta of plain products."""
 
 _SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
 """The type of alpha and beta, by the beginning of the compute type."""
@@ -48,6 +49,10 @@ class CudaBlas:
         self._handle: Final = Handle(context, stream)
         self._pointer: Final = context.pointer
         self._gemm_ex: Final = self._handle.functions["cublasGemmEx_64"]
+        self._fused: Final = FusedGemm(
+            context, stream, load_cublas(), self._handle.value, self._scalar
+        )
+        self.fusions: Final = {Gemm: self._fused.fusion}
         self.handlers: Final[dict[type, Callable[[Any], None]]] = {
             Gemm: self._gemm,
             GemmEx: self._gemm_strided,
@@ -63,6 +68,7 @@ class CudaBlas:
 
     def close(self) -> None:
         """Destroy the handles."""
+        self._fused.close()
         self._handle.close()
 
     def _gemm(self, message: Gemm) -> None:
@@ -74,7 +80,7 @@ class CudaBlas:
         if not k:
             handle.scale(pointer(message.c), m * n, 1, dtype, message.beta)
             return
-        cuda_type, compute, scalars = _PLAIN[dtype]
+        cuda_type, scalars = CUDA_TYPES[dtype], _COMPUTED[dtype]
         arguments = (
             message.trans_b,
             message.trans_a,
@@ -92,7 +98,7 @@ class CudaBlas:
             pointer(message.c),
             cuda_type,
             n,
-            compute,
+            COMPUTE_TYPES[dtype],
             GEMM_DEFAULT,
         )
         status = 1
@@ -115,7 +121,7 @@ class CudaBlas:
             return
         alpha, beta = self._scalars(message)
         a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
-        compute = COMPUTE_TYPES[message.compute]
+        compute = COMPUTES[message.compute]
         sizes = (message.trans_b, message.trans_a, n, m, k)
         row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
         if len(message.batch) > 1:
@@ -183,7 +189,7 @@ class CudaBlas:
             *(table + step, a_type, rows[1]),
             beta,
             *(table + 2 * step, c_type, rows[2]),
-            *(count, COMPUTE_TYPES[message.compute], GEMM_DEFAULT),
+            *(count, COMPUTES[message.compute], GEMM_DEFAULT),
         )
 
     def _grouped(
@@ -231,8 +237,12 @@ class CudaBlas:
             *(table + step, a_type, row_a),
             beta,
             *(table + 2 * step, c_type, columns),
-            *(number, sizes, COMPUTE_TYPES[message.compute]),
+            *(number, sizes, COMPUTES[message.compute]),
         )
+
+    def _scalar(self, dtype: str, value: float) -> Any:
+        """A pointer to a scalar of a plain product."""
+        return self._handle.scalar(_COMPUTED[dtype], value)
 
     def _scalars(self, message: GemmEx | GemmList) -> tuple[Any, Any]:
         kind = _scalar_type(message.compute, message.dtype)

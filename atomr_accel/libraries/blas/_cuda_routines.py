@@ -14,7 +14,7 @@ from ..._dtypes import DTYPES
 from ._messages import MatrixMatrix, MatrixVector, Scalar, Vectors
 from ._prototypes import (
     COMPLEX_ROUTINES,
-    COMPUTE_TYPES,
+    COMPUTES,
     CUDA_TYPES,
     ENUMS,
     GEMM_DEFAULT,
@@ -360,7 +360,7 @@ class CudaRoutines:
             *(a[0], kind, a[1]),
             handle.scalar(dtype, beta),
             *(c[0], kind, c[1]),
-            *(COMPUTE_TYPES["32F" if dtype == "complex64" else "64F"], GEMM_DEFAULT),
+            *(COMPUTES["32F" if dtype == "complex64" else "64F"], GEMM_DEFAULT),
         )
 
     def transpose(self, dtype: str, to: int, source: int, rows: int, columns: int) -> None:

@@ -100,9 +100,7 @@ class FusedGemm:
         device = self._device + offset
         check(
             "cuMemcpyHtoDAsync",
-            driver.cuMemcpyHtoDAsync(
-                device, self._host + offset, 24 * count, self._stream.handle
-            ),
+            driver.cuMemcpyHtoDAsync(device, self._host + offset, 24 * count, self._stream.handle),
         )
         first = messages[0]
         m, n, k, dtype = first.m, first.n, first.k, first.dtype

@@ -66,12 +66,20 @@ CUDA_TYPES: Final = {
 }
 """``cudaDataType_t`` of a dtype."""
 
-COMPUTE_TYPES: Final = {
+COMPUTES: Final = {
     name.removeprefix("CUBLAS_COMPUTE_"): value
     for name, value in ENUMS.items()
     if name.startswith("CUBLAS_COMPUTE_")
 }
 """``cublasComputeType_t`` by name."""
+
+COMPUTE_TYPES: Final = {
+    "float16": COMPUTES["32F"],
+    "bfloat16": COMPUTES["32F"],
+    "float32": COMPUTES["32F"],
+    "float64": COMPUTES["64F"],
+}
+"""How plain products of a dtype are computed; those of 16 bits accumulate in float32."""
 
 WORDS: Final = {
     word: kind
