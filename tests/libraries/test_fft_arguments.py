@@ -206,3 +206,32 @@ async def test_the_work_area_is_the_devices_own(device: Device) -> None:
     assert device.fft.statistics().workspace >= a.nbytes
     device.fft.clear()
     assert device.fft.statistics().workspace == 0
+
+
+async def test_in_a_batch(device: Device) -> None:
+    host = noise(4, 12)
+    a = await device.put(host)
+    async with device.batch() as batch:  # the lane and the plans are new to it
+        spectrum = batch.fft.fft(a)
+        back = batch.fft.ifft(spectrum)
+        real = batch.fft.irfft(batch.fft.fftshift(back, axes=1))
+    np.testing.assert_allclose(await device.get(back), host, atol=1e-5)
+    expected = np.fft.irfft(np.fft.fftshift(host, axes=1))
+    np.testing.assert_allclose(await device.get(real), expected, atol=1e-5)
+    again = await device.get(await device.fft.fft(a))
+    np.testing.assert_allclose(again, await device.get(spectrum), atol=1e-5)
+
+
+async def test_recorded(device: Device) -> None:
+    host = noise(18, 4, 18, dtype="float32")
+    a = await device.put(host)
+    async with device.record(a) as program:
+        spectrum = program.fft.rfft(a, axis=1)
+        back = program.fft.irfft(spectrum, 4, axis=1, norm="forward")
+    for _ in range(2):
+        await program.replay(a)
+        np.testing.assert_allclose(await device.get(back), 4 * host, atol=1e-5)
+        a = await device.put(host := noise(*host.shape, dtype="float32"))
+    await program.replay(a)
+    expected = np.fft.rfft(host, axis=1)
+    np.testing.assert_allclose(await device.get(spectrum), expected, atol=1e-4)

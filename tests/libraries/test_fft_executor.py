@@ -246,12 +246,38 @@ def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
 
 
 @needs_compiler
-def test_too_small_a_work_area_is_refused(library: StandIn) -> None:
+def test_a_plan_whose_work_area_is_not_known_has_its_own(
+    library: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atomr_accel.libraries.fft import _cuda
+
+    given: list[int] = []
+    freed: list[int] = []
+    success = SimpleNamespace(value=0)
+
+    def allocate(nbytes: int) -> tuple[Any, int]:
+        given.append(nbytes)
+        return success, 0xBEEF
+
+    def free(pointer: int) -> tuple[Any, None]:
+        freed.append(pointer)
+        return success, None
+
+    driver = SimpleNamespace(cuMemAlloc=allocate, cuMemFree=free)
+    monkeypatch.setattr(_cuda, "driver", driver)
+    monkeypatch.setattr(_cuda, "check", lambda _call, answer: answer[1])
     fft = executor()
     call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
-    with pytest.raises(LibraryError) as caught:
-        fft.handlers[Transform](Transform(1, call.spec, 1, 2, 3, 512))
-    assert caught.value.status_name == "CUFFT_NO_WORKSPACE"
+    source, target, work = room(32), room(32), room(1024)
+    source[:32] = 0
+    at = source.ctypes.data, target.ctypes.data
+    for _ in range(2):
+        fft.handlers[Transform](Transform(1, call.spec, *at, 0, 0))
+        assert [*library.work.values()] == [0xBEEF]
+    fft.handlers[Transform](Transform(1, call.spec, *at, work.ctypes.data, 1024))
+    assert [*library.work.values()] == [work.ctypes.data]
+    fft.close()
+    assert (given, freed) == ([1024], [0xBEEF])
 
 
 @needs_compiler

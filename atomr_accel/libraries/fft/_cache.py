@@ -6,6 +6,7 @@ import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
 
 from ..._dtypes import DTYPES
 from .._library import LaneSpec
@@ -56,7 +57,7 @@ class Plan:
 
     Attributes:
         number: its name in the host.
-        epoch: the generation whose host has it.
+        epoch: the generation whose host has told ``work``.
         work: bytes of work area it needs.
     """
 
@@ -67,11 +68,17 @@ class Plan:
 
 @final
 class PlanCache:
-    """Plans by what they are for, the last used ones last."""
+    """Plans by what they are for, the last used ones last.
+
+    Batches and recordings use it with themselves in the place of the device. They have no
+    answer before they end, so plans that are new to them bring their own work area, and
+    they do not share the device's.
+    """
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
         self._plans: OrderedDict[Spec, Plan] = OrderedDict()
+        self._collected: WeakKeyDictionary[Submitter, set[Spec]] = WeakKeyDictionary()
         self._numbers = itertools.count(1)
         self._workspace: GpuRef | None = None
         self._hits = self._misses = self._evictions = 0
@@ -87,37 +94,46 @@ class PlanCache:
         self._limit = limit
         self._evict(limit)
 
-    async def get(self, spec: Spec) -> Plan:
-        """The plan for a transform, made by the host if need be."""
+    async def get(self, device: Submitter, spec: Spec) -> tuple[int, int]:
+        """The plan for a transform, made by the host if need be.
+
+        Args:
+            device: the device, or what collects ops in its place.
+            spec: the transform.
+
+        Returns:
+            The plan's number, and how much work area to bring; 0 too if that is not known.
+        """
         plan = self._plans.get(spec)
-        if plan is not None and plan.epoch is self._device.memory.epoch:
+        known = plan is not None and plan.epoch is device.memory.epoch
+        if known:
             self._hits += 1
             self._plans.move_to_end(spec)
-            return plan
-        self._misses += 1
+        else:
+            self._misses += 1
         if plan is None:
             # Kept from now on, so that whoever wants the same meanwhile asks for the same.
             plan = self._plans[spec] = Plan(next(self._numbers))
             self._evict(self._limit)
         request = Prepared(Prepare(plan.number, spec), (), ())
-        try:
+        if device is not self._device:
+            collected = self._collected.setdefault(device, set())
+            if spec not in collected:
+                await perform(device, LANE, "fft.plan", lambda _room: request)
+                collected.add(spec)
+        elif not known:
             # Only the host can tell how much work area a plan needs.
-            plan.work = await perform(self._device, LANE, "fft.plan", lambda _room: request)
-        except BaseException:
-            if plan.epoch is None and self._plans.get(spec) is plan:
-                del self._plans[spec]
-            raise
-        plan.epoch = self._device.memory.epoch
-        return plan
+            plan.work = await perform(device, LANE, "fft.plan", lambda _room: request)
+            plan.epoch = device.memory.epoch
+            known = True
+        return plan.number, plan.work if known else 0
 
-    def workspace(self, room: Room, nbytes: int) -> Block:
+    def workspace(self, device: Submitter, room: Room, nbytes: int) -> Block:
         """The work area, which transforms write and which therefore orders them."""
+        if device is not self._device:
+            return room.empty((nbytes,), _UINT8)._block
         work = self._workspace
-        if (
-            work is None
-            or work.nbytes < nbytes
-            or work._block.epoch is not self._device.memory.epoch
-        ):
+        if work is None or work.nbytes < nbytes or work._block.epoch is not device.memory.epoch:
             self._workspace = None  # first, so that the new one may take its place
             work = self._workspace = room.empty((nbytes,), _UINT8)
         return work._block

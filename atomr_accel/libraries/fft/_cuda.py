@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections import OrderedDict
 from ctypes import byref, c_int, c_int64, c_size_t
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._errors import LibraryError
+from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import Arguments, Kernels
 from .._vendor import VendorLibrary
 from ._messages import Forget, Frequencies, Prepare, Roll, Transform
@@ -19,7 +19,6 @@ from ._prototypes import (
     CUDA_TYPES,
     FORWARD,
     INVERSE,
-    NO_WORKSPACE,
     PROTOTYPES,
     STATUS_NAMES,
 )
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from ...backends.cuda._context import CudaContext, CudaStream
     from ._messages import Spec
     from ._plan import Layout, Program
-
-_MOST_PLANS: Final = 512
-"""The program keeps fewer, and says which to drop; this bounds what may slip through."""
 
 
 @cache
@@ -50,7 +46,7 @@ class CudaFft:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
-        self._plans: OrderedDict[int, _Plan] = OrderedDict()
+        self._plans: dict[int, _Plan] = {}
         self.handlers: Final = {
             Transform: self._transform,
             Prepare: self._prepare,
@@ -77,8 +73,6 @@ class CudaFft:
     def _plan(self, number: int, spec: Spec) -> _Plan:
         made = self._plans.get(number)
         if made is None:
-            while len(self._plans) >= _MOST_PLANS:
-                self._plans.popitem(last=False)[1].close()
             made = self._plans[number] = _Plan(
                 self._library, self._kernels, self._stream.pointer, plan(spec)
             )
@@ -86,13 +80,11 @@ class CudaFft:
 
     def _transform(self, message: Transform) -> None:
         made = self._plan(message.number, message.spec)
-        if made.work > message.work:
-            raise self._library.error("cufftXtExec", NO_WORKSPACE)
         if not made.steps:
             return
         pointer = self._pointer
         scratch = pointer(message.workspace) if message.workspace else 0
-        made.run((pointer(message.source), pointer(message.target), scratch))
+        made.run((pointer(message.source), pointer(message.target), scratch), message.work)
 
     def _forget(self, message: Forget) -> None:
         made = self._plans.pop(message.number, None)
@@ -136,6 +128,7 @@ class _Plan:
         self._handles: list[int] = []
         self._work_at: dict[int, int] = {}
         self._scratch = program.scratch
+        self._own = 0
         self.work = 0
         self.steps: list[Callable[[tuple[int, int, int]], None]] = []
         try:
@@ -147,14 +140,21 @@ class _Plan:
             self.close()
             raise
 
-    def run(self, bases: tuple[int, int, int]) -> None:
+    def run(self, bases: tuple[int, int, int], brought: int) -> None:
         """Queue all steps.
 
         Args:
             bases: pointers to the input, the output, and scratch with the work area.
+            brought: bytes of the work area.
         """
         if self.work:
-            work = bases[2] + self._scratch
+            if brought >= self.work:
+                work = bases[2] + self._scratch
+            else:
+                # A batch or a recording did not know; this lives as long as the plan,
+                # because a graph may have it.
+                self._own = self._own or int(check("cuMemAlloc", driver.cuMemAlloc(self.work)))
+                work = self._own
             for handle in self._handles:
                 if self._work_at.get(handle) != work:
                     self._library.call("cufftSetWorkArea", handle, work)
@@ -168,6 +168,9 @@ class _Plan:
             with contextlib.suppress(LibraryError):  # nothing to be done about it
                 self._library.call("cufftDestroy", handle)
         self._handles.clear()
+        if self._own:
+            check("cuMemFree", driver.cuMemFree(self._own))
+            self._own = 0
 
     def _move(self, step: Move) -> Callable[[tuple[int, int, int]], None]:
         count = math.prod(dim.size for dim in step.dims)

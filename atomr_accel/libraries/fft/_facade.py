@@ -12,14 +12,14 @@ from ..._errors import Unsupported
 from .._arguments import require_shape, usable, writable
 from .._perform import Prepared, Room, perform
 from ._arguments import FAMILIES, Call, one_axis, resolve, several_axes, stages
-from ._cache import LANE, FftStatistics, Plan, PlanCache
+from ._cache import LANE, FftStatistics, PlanCache
 from ._messages import Frequencies, Roll, Transform
 from ._plan import HALF, MOST_DIMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...memory import Block, GpuRef
+    from ...memory import Block, Epoch, GpuRef
     from .._library import Submitter
 
 _MOST_CALLS: Final = 1024
@@ -63,6 +63,7 @@ class Fft:
 
     Plans are kept, the last used ones up to ``plan_limit``. They share one work area,
     which lies in the device's memory and grows as needed; ``clear`` gives all of it back.
+    In batches and recordings each transform has a work area of its own.
     """
 
     def __init__(self, device: Submitter) -> None:
@@ -480,34 +481,45 @@ class Fft:
 
     async def _run(self, name: str, call: Call, a: GpuRef, out: GpuRef | None) -> GpuRef:
         self._check(name, call, a, out)
+        device = self._device
         while True:
-            plan = await self._plans.get(call.spec)
+            number, work = await self._plans.get(device, call.spec)
+            epoch = device.memory.epoch
 
-            def prepare(room: Room, plan: Plan = plan) -> Prepared:
-                return self._prepare(room, name, call, plan, a, out)
+            def prepare(
+                room: Room, number: int = number, work: int = work, epoch: Epoch = epoch
+            ) -> Prepared:
+                if epoch is not device.memory.epoch:
+                    raise _Rebuilt
+                return self._prepare(room, name, call, number, work, a, out)
 
             try:
-                result: GpuRef = await perform(self._device, LANE, f"fft.{name}", prepare)
+                result: GpuRef = await perform(device, LANE, f"fft.{name}", prepare)
             except _Rebuilt:
                 continue
             return result
 
     def _prepare(
-        self, room: Room, name: str, call: Call, plan: Plan, a: GpuRef, out: GpuRef | None
+        self,
+        room: Room,
+        name: str,
+        call: Call,
+        number: int,
+        work: int,
+        a: GpuRef,
+        out: GpuRef | None,
     ) -> Prepared:
         self._check(name, call, a, out)
-        if plan.epoch is not self._device.memory.epoch:
-            raise _Rebuilt
         if out is None:
             out = room.empty(call.shape, call.dtype)
         writes: tuple[Block, ...] = (out._block,)
         workspace = 0
-        if call.scratch + plan.work:
-            shared = self._plans.workspace(room, call.scratch + plan.work)
+        if call.scratch + work:
+            shared = self._plans.workspace(self._device, room, call.scratch + work)
             writes = (out._block, shared)
             workspace = shared.address
         message = Transform(
-            plan.number, call.spec, a._block.address, out._block.address, workspace, plan.work
+            number, call.spec, a._block.address, out._block.address, workspace, work
         )
         return Prepared(message, (a._block,), writes, out)
 

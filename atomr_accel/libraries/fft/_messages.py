@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ...host import Message
 
@@ -40,6 +40,8 @@ class Spec(Message, frozen=True):
 class Prepare(Message, frozen=True):
     """Make a plan under a number; the result is the bytes of work area it needs."""
 
+    prepares: ClassVar[bool] = True
+
     number: int
     spec: Spec
 
@@ -52,7 +54,7 @@ class Transform(Message, frozen=True):
         spec: what the plan is for.
         source, target: addresses.
         workspace: address of the plan's scratch memory and, behind it, its work area.
-        work: bytes of the work area.
+        work: bytes of the work area; a plan that needs more has one of its own.
     """
 
     number: int
