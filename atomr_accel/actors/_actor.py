@@ -110,8 +110,8 @@ class Actor:
     def nursery(self) -> trio.Nursery:
         """A nursery for tasks that work for the actor beside its handlers.
 
-        They are cancelled at the end of the actor's life, after its children have been
-        stopped and before ``stopping``. If one fails, that is a failure of the actor.
+        They are cancelled when this life of the actor ends, before ``stopping``. If one
+        fails, that is a failure of the actor.
         """
         return self._cell.nursery
 

@@ -87,8 +87,7 @@ class Node:
                 "write `await system.spawn(Counter, start=3)`"
             )
         if name is None:
-            self._serial += 1
-            name = f"{actor_type.__name__.lower()}-{self._serial}"
+            name = self._next_name(actor_type)
         elif not name or "/" in name:
             raise ValueError(f"an actor's name must not be empty nor contain '/', got {name!r}")
         if name in self.children:
@@ -122,6 +121,13 @@ class Node:
             cell.end()  # unless the supervisor has told us so already
             raise
         return cell.ref
+
+    def _next_name(self, actor_type: type[Actor]) -> str:
+        while True:
+            self._serial += 1
+            name = f"{actor_type.__name__.lower()}-{self._serial}"
+            if name not in self.children:
+                return name
 
     # --- what the supervisor tells
 
@@ -349,7 +355,7 @@ class Cell(Node):
             # If nobody halted it and nothing failed, its significant children ended this life.
             ended = not self._halted and not failures
             restarting = ended and self._restart is RestartType.PERMANENT
-            current.fail(failure or self._interrupted(restarting=restarting))
+            current.fail(self._interrupted(restarting=restarting) if failure is None else failure)
         if self._leaving and self.parent.supervisor is not None:
             self.parent.supervisor._stop_soon(self.name)
         self.inbox.task = None

@@ -375,14 +375,14 @@ class _Mark(enum.Enum):
 class Child:
     """What the machine knows of one child."""
 
-    __slots__ = ("cause", "due", "last_failure", "mark", "restarting", "restarts", "spec", "state")
+    __slots__ = ("cause", "due", "last_failure", "mark", "restarts", "spec", "state", "was_up")
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
         self.state = ChildState.WAITING
         self.mark: _Mark | None = None
-        self.restarting = False
-        """False until its first start is complete: a failure is then its starter's."""
+        self.was_up = False
+        """Whether its first start is complete. Until then, a failure is its starter's."""
         self.due = 0.0
         self.cause: BaseException | None = None
         self.restarts = 0
@@ -442,7 +442,7 @@ class SupervisionMachine:
         if child.state is not ChildState.STARTING:
             return []  # it was cancelled a moment earlier, and is on its way out
         child.state = ChildState.RUNNING
-        child.restarting = True
+        child.was_up = True
         return self._settle(now)
 
     def exited(self, name: str, failure: BaseException | None, now: float) -> list[Action]:
@@ -490,7 +490,7 @@ class SupervisionMachine:
 
     def _failed(self, child: Child, failure: BaseException, now: float) -> list[Action]:
         name = child.spec.name
-        if not child.restarting:
+        if not child.was_up:
             return self._remove(child, failure)  # raised by start_child, whoever stopped it
         try:
             directive = judge(self.decider, failure)
@@ -520,7 +520,7 @@ class SupervisionMachine:
             return self._remove(child)
         if child.mark is _Mark.RESTART:
             # A temporary child whose first start this cuts short still has a starter.
-            if child.spec.restart is RestartType.TEMPORARY and child.restarting:
+            if child.spec.restart is RestartType.TEMPORARY and child.was_up:
                 return self._remove(child)
             self._wait(child, child.due, child.cause)
             return []
@@ -609,7 +609,7 @@ class SupervisionMachine:
 
     def _start(self, child: Child) -> list[Action]:
         child.state = ChildState.STARTING
-        if child.restarting:
+        if child.was_up:
             child.restarts += 1
         del self._waiting[child.spec.name]
         cause, child.cause = child.cause, None
@@ -660,13 +660,13 @@ class SupervisionMachine:
                 return self._stop(child)
         actions: list[Action] = []
         for child in self.children.values():
-            if child.state is ChildState.STARTING and child.restarting:
+            if child.state is ChildState.STARTING and child.was_up:
                 return actions
             if child.state is ChildState.WAITING:
                 if child.due > now:
                     return [*actions, Wake(child.due)]
                 actions += self._start(child)
-                if child.restarting:
+                if child.was_up:
                     return actions
         self._wave = False
         return actions
@@ -684,8 +684,8 @@ class SupervisionMachine:
             else:
                 actions += self._remove(child)
         self.state = SupervisorState.STOPPED
-        actions.append(self._escalation or Finished())
-        return actions
+        end, self._escalation = self._escalation or Finished(), None
+        return [*actions, end]
 
     def _check(self, now: float) -> None:
         """The invariants, which hold between any two events."""

@@ -116,21 +116,27 @@ class _Slot:
 class _TaskStatus:
     """What a child's ``run`` gets as ``task_status``."""
 
-    __slots__ = ("_called", "_slot", "_supervisor")
+    __slots__ = ("_scope", "_slot", "_supervisor", "called")
 
-    def __init__(self, supervisor: Supervisor, slot: _Slot) -> None:
+    def __init__(self, supervisor: Supervisor, slot: _Slot, scope: trio.CancelScope) -> None:
         self._supervisor = supervisor
         self._slot = slot
-        self._called = False
+        self._scope = scope
+        self.called = False
 
     @trio.lowlevel.enable_ki_protection
     def started(self, value: Any = None) -> None:
-        if self._called:
+        name = self._slot.spec.name
+        if self.called:
             raise RuntimeError(
-                f"child {self._slot.spec.name!r} called task_status.started() twice; "
-                "it is to be called once each time run is called"
+                f"child {name!r} called task_status.started() twice; it is to be called once "
+                "each time run is called"
             )
-        self._called = True
+        if self._slot.scope is not self._scope:
+            raise RuntimeError(
+                f"child {name!r} called task_status.started() after its run had ended"
+            )
+        self.called = True
         self._supervisor._child_started(self._slot, value)
 
 
@@ -212,7 +218,7 @@ class Supervisor(metaclass=NoPublicConstructor):
                 gone = self._stop(slot)
                 with trio.CancelScope(shield=True):
                     await gone.wait()
-            failure = slot.not_started or slot.failure
+            failure = slot.failure if slot.not_started is None else slot.not_started
             if failure is not None and not isinstance(failure, ChildStopped):
                 raise failure  # noqa: B904 (the Cancelled is its context, not its cause)
             raise
@@ -315,13 +321,13 @@ class Supervisor(metaclass=NoPublicConstructor):
     async def _run(self, slot: _Slot, scope: trio.CancelScope) -> None:
         """The task of a child, from one start to the exit that belongs to it."""
         failure: BaseException | None = None
-        status = _TaskStatus(self, slot)
+        status = _TaskStatus(self, slot, scope)
         # Actors look after their own protection, and there are many of them: spare a frame.
         run = slot.spec.run if self._family is not None else partial(_unprotected, slot.spec.run)
         try:
             with scope:
                 await run(task_status=status)
-            if not status._called and not scope.cancel_called:
+            if not status.called and not scope.cancel_called:
                 name = slot.spec.name
                 raise ChildExited(
                     f"child {name!r} returned before it called task_status.started()", child=name
@@ -333,7 +339,7 @@ class Supervisor(metaclass=NoPublicConstructor):
         try:
             slot.scope = slot.leave_by = None
             if self._family is not None:
-                failure = failure and unwrap(failure)
+                failure = None if failure is None else unwrap(failure)
                 self._family.child_exited(slot.spec.name, failure)
             self._perform(self._machine.exited(slot.spec.name, failure, trio.current_time()))
         finally:
@@ -373,23 +379,32 @@ class Supervisor(metaclass=NoPublicConstructor):
                     self._nursery.start_soon(_raise, failure)
                 case Escalate(name, cause, reason):
                     self._nursery.start_soon(_raise, self._escalate(name, cause, reason))
-                    self._stopped.set()
+                    self._end()
                 case Finished():
                     # Also the end of the body, where it is the children who ended this.
                     self._nursery.cancel_scope.cancel()
-                    self._stopped.set()
+                    self._end()
 
     def _removed(self, slot: _Slot, failure: BaseException | None) -> None:
         name = slot.spec.name
         if slot.starter is not None:
-            slot.not_started = failure or ChildStopped(f"child {name!r} was stopped as it started")
+            if failure is None:
+                failure = ChildStopped(f"child {name!r} was stopped as it started")
+            slot.not_started = failure
             slot.starter.set()
-        else:
-            slot.failure = failure
-            if failure is not None and slot.gone is None:
+        elif failure is not None:
+            if slot.gone is not None and slot.gone.statistics().tasks_waiting:
+                slot.failure = failure
+            else:  # whoever stopped it did not stay to see this
                 self._report(name, failure, Verdict.GONE)
         if slot.gone is not None:
             slot.gone.set()
+
+    def _end(self) -> None:
+        self._stopped.set()
+        if self._alarm is not None:
+            self._wake_at = math.inf
+            self._alarm.cancel()
 
     def _report(self, name: str, failure: BaseException, verdict: Verdict) -> None:
         if verdict is Verdict.RESTARTING:
@@ -407,6 +422,10 @@ class Supervisor(metaclass=NoPublicConstructor):
         else:
             try:
                 failure = self._escalation(self._name, cause)
+                if not isinstance(failure, BaseException):
+                    raise TypeError(
+                        f"{self._escalation!r} must return an exception, got {failure!r}"
+                    )
             except BaseException as broken:  # noqa: BLE001 (raised in the nursery instead)
                 failure = broken
         if failure is not cause and failure.__cause__ is None:
@@ -427,7 +446,8 @@ class Supervisor(metaclass=NoPublicConstructor):
     @trio.lowlevel.enable_ki_protection
     async def _sleep(self) -> None:
         while self._wake_at < math.inf:
-            self._alarm = trio.CancelScope(deadline=self._wake_at)
+            # Shielded like the children, whose time it keeps; `_end` is its end, too.
+            self._alarm = trio.CancelScope(deadline=self._wake_at, shield=True)
             with self._alarm:
                 await trio.sleep_forever()
             now = trio.current_time()

@@ -131,6 +131,12 @@ class ActorSystem(metaclass=NoPublicConstructor):
             ChildStopped: it was stopped before it had started.
             Exception: what its constructor or ``started`` raised. It is then not kept.
         """
+        given: object = supervisor
+        if given is not None and not isinstance(given, ActorRef):
+            raise TypeError(
+                f"supervisor is the ref of the actor that is to be the parent, got {given!r}; how "
+                "an actor supervises its own children is its `supervision`"
+            )
         parent = self._root if supervisor is None else supervisor._cell
         return await parent.spawn(
             actor_type,

@@ -341,6 +341,12 @@ async def test_misuse() -> None:
             await system.spawn(Counter, name="a/b")
         with pytest.raises(NameTaken, match="an actor /c already"):
             await system.spawn(Counter, name="c")
+        with pytest.raises(
+            TypeError, match="the ref of the actor that is to be the parent, got Su"
+        ):
+            await system.spawn(Counter, supervisor=Supervision())  # type: ignore[arg-type]
+        await system.spawn(Counter, name="counter-1")
+        assert (await system.spawn(Counter)).name == "counter-2"
         with pytest.raises(TypeError, match=r"use what system.spawn\(...\) returns"):
             ActorRef()  # type: ignore[call-arg]
         with pytest.raises(TypeError, match=r"use open_system\(name\)"):

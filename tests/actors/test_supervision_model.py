@@ -495,7 +495,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def every_failure_is_accounted_for_once(self) -> None:
         escalating = getattr(self, "machine", None) and self.machine._escalation
-        pending = [escalating.cause] if escalating and not self.ends else []
+        pending = [escalating.cause] if escalating else []
         missing = [f for f in getattr(self, "raised", []) if f not in self.accounted + pending]
         assert missing == []
         assert len(set(map(id, getattr(self, "accounted", [])))) == len(

@@ -310,6 +310,17 @@ async def test_an_escalation_that_raises_is_raised() -> None:
     assert isinstance(info.value.exceptions[0].__cause__, Boom)
 
 
+async def test_an_escalation_makes_an_exception() -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(TypeError, match="must return an exception, got None")
+    ):
+        async with family(
+            "a", intensity=Intensity(restarts=0), escalation=lambda _name, _cause: None
+        ) as (_, children, _):
+            children["a"].fail()
+            await trio.sleep_forever()
+
+
 async def test_a_decider_that_fails_is_escalated() -> None:
     def decider(failure: BaseException) -> Directive:
         raise ZeroDivisionError
@@ -397,6 +408,40 @@ async def test_started_twice_is_an_error() -> None:
     assert "twice" in str(info.value.exceptions[0].__cause__)
 
 
+async def test_started_by_somebody_left_behind_is_an_error() -> None:
+    left_behind: list[trio.TaskStatus[None]] = []
+
+    async def run(*, task_status: trio.TaskStatus[None]) -> None:
+        left_behind.append(task_status)
+        if len(left_behind) == 1:
+            raise Boom
+        task_status.started()
+        await trio.sleep_forever()
+
+    async with open_supervisor("top") as supervisor:
+        with pytest.raises(Boom):
+            await supervisor.start_child(ChildSpec("a", run))
+        with pytest.raises(RuntimeError, match=r"'a' called .* after its run had ended"):
+            left_behind[0].started()
+        await supervisor.start_child(ChildSpec("a", run))
+
+
+async def test_a_failure_may_be_falsy() -> None:
+    class Empty(Exception):
+        def __len__(self) -> int:
+            return 0
+
+    child = Child([], "a")
+    child.fail_next_start = Empty()
+    async with open_supervisor("top", backoff=AT_ONCE) as supervisor:
+        with pytest.raises(Empty):
+            await supervisor.start_child(ChildSpec("a", child.run))
+        await supervisor.start_child(ChildSpec("a", child.run))
+        child.fail(Empty())
+        await trio.testing.wait_all_tasks_blocked()
+        assert supervisor.statistics().restarts == 1
+
+
 async def test_cancelling_start_child_stops_the_child(autojump_clock: Any) -> None:
     async with family("a") as (supervisor, _, log):
         child = Child(log, "b")
@@ -462,6 +507,18 @@ async def test_a_stop_goes_on_when_its_caller_is_cancelled(
         assert states(supervisor) == {}
 
 
+async def test_a_failure_that_nobody_waits_for_any_more_is_logged(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with family("a") as (supervisor, children, _):
+        children["a"].slow_stop = 10
+        children["a"].fail_stop = Boom("too late")
+        with trio.move_on_after(1):
+            await supervisor.stop_child("a")
+        await trio.sleep(20)
+    assert "Boom: too late" in caplog.text
+
+
 async def test_a_child_may_stop_itself() -> None:
     async def run(*, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
@@ -514,6 +571,17 @@ async def test_grace_is_reported_and_waited_out(
     assert [record.getMessage() for record in caplog.records] == [
         "top: child 'a' has not left 2 s after it was cancelled; still waiting"
     ]
+
+
+async def test_grace_is_reported_also_when_cancelled_from_outside(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.move_on_after(1):
+        async with family("a", spec={"grace": 2.0}) as (_, children, _):
+            children["a"].slow_stop = 7
+            await trio.sleep_forever()
+    assert trio.current_time() == 8
+    assert "'a' has not left 2 s" in caplog.text
 
 
 async def test_failures_on_the_way_out_are_raised() -> None:
