@@ -141,7 +141,7 @@ def square_inputs(sample: Sample, n: int, **case: Any) -> tuple[Array, ...]:
 
 
 def triangle_inputs(sample: Sample, n: int, offx: int = 0, incx: int = 1, **case: Any) -> Any:
-    a = hide(sample.regular(n, n), **case)
+    a = hide(sample.triangular(n, unit=case["diag"] == 1), **case)
     return a, sample.array(room(n, offx, incx))
 
 

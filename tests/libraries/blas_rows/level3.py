@@ -34,7 +34,11 @@ BESIDE = product(m=[0, 1, 5, 33], n=[0, 1, 7], side=[0, 1], lower=[False, True])
 
 def beside_inputs(sample: Sample, m: int, n: int, side: int, **case: Any) -> tuple[Array, ...]:
     size = n if side else m
-    return hide(sample.regular(size, size), **case), sample.array(m, n), sample.array(m, n)
+    return (
+        hide(sample.triangular(size, unit=case.get("diag") == 1), **case),
+        sample.array(m, n),
+        sample.array(m, n),
+    )
 
 
 def beside(*, hermitian: bool) -> Callable[..., Near]:
