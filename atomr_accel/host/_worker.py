@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import random
 import select
 import socket
 import time
@@ -137,6 +138,7 @@ class Lane:
         self._way_of: dict[int, Way] = {}
         self._watchers: set[Lane] = set()
         self._ways: list[Way] = []
+        self._delay = _delay_of(index)
 
     def run(self, context: HostContext, new_way: Callable[[], Way], first: Way, ways: int) -> None:
         """Serve until the program closes the socket or the context fails.
@@ -323,6 +325,8 @@ class Lane:
 
     def _try(self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any) -> Any:
         """Call a handler; report its failure for all ``seqs``, unless the context failed."""
+        if self._delay is not None:
+            self._delay()
         try:
             return handler(argument)
         except StickyFault:
@@ -458,6 +462,23 @@ class _Malformed(Message, frozen=True):
 
 def _refuse(message: _Malformed) -> None:
     raise TypeError(message.why)
+
+
+def _delay_of(index: int) -> Callable[[], None] | None:
+    """What a lane does before each launch where tests have asked for delays, see
+    ``atomr_accel.testing.lane_delays``."""
+    wanted = os.environ.get("ATOMR_LANE_DELAY")
+    if not wanted:
+        return None
+    seed, most = wanted.split(":")
+    seconds = int(most) * 1e-6
+    numbers = random.Random(f"{seed}:{index}")  # noqa: S311 (not for secrets)
+
+    def delay() -> None:
+        if numbers.random() < 0.5:
+            time.sleep(numbers.random() * seconds)
+
+    return delay
 
 
 def _nothing(_message: object) -> None:

@@ -8,6 +8,7 @@ await kill_host(device)                          # as the OOM killer would
 await hang(device)                               # an op that never ends
 """
 
+from ._delays import lane_delays
 from ._faults import FAULTS, FaultName, hang, kill_host, poison
 
-__all__ = ["FAULTS", "FaultName", "hang", "kill_host", "poison"]
+__all__ = ["FAULTS", "FaultName", "hang", "kill_host", "lane_delays", "poison"]

@@ -1,0 +1,115 @@
+"""Random programs give what NumPy gives when it runs them one op after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel.lanes import Op
+from atomr_accel.testing import lane_delays
+
+from ..harness import Shared, opened, program, settled, used_by
+from .programs import FAULTS, KINDS, SOURCE, Run, twin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atomr_accel import Device
+    from atomr_accel.libraries.nvrtc import Kernel
+
+LONGEST = 200
+
+
+@st.composite
+def programs(draw: st.DrawFn, most: int = LONGEST, faults: int = 0) -> list[tuple[str, int]]:
+    count = draw(st.integers(1, most))
+    op = st.tuples(st.sampled_from(KINDS), st.integers(0, 2**16 - 1))
+    ops = draw(st.lists(op, min_size=count, max_size=count))
+    for _ in range(faults):
+        ops.insert(draw(st.integers(0, len(ops))), (draw(st.sampled_from(FAULTS)), 0))
+    return ops
+
+
+class Delayed(Shared):
+    """A device whose lanes dawdle, and the kernel of the programs."""
+
+    kernel: Kernel | None = None
+
+    async def check(self, ops: list[tuple[str, int]]) -> None:
+        """Run a program, and see that nothing of it is left."""
+        device = self.device
+        used = used_by(device)
+        if self.kernel is None or self.kernel._device is not device._core:
+            self.kernel = await compiled(device)
+        await Run(device, self.kernel).run(ops)
+        await settled(device)
+        assert device.statistics().in_flight == 0
+        assert used_by(device) <= used
+
+
+async def compiled(device: Device) -> Kernel:
+    return await device.nvrtc.compile(SOURCE, "mix", cpu=twin)
+
+
+@pytest.fixture(scope="module")
+def delayed() -> Iterator[Delayed]:
+    with lane_delays(150), contextlib.closing(Delayed(isolation="thread")) as device:
+        yield device
+
+
+@pytest.fixture(scope="module")
+def delayed_process() -> Iterator[Delayed]:
+    options = {"isolation": "process", "max_restarts": 10**6}
+    with lane_delays(150), contextlib.closing(Delayed(**options)) as device:
+        yield device
+
+
+@settings(max_examples=200)
+@given(ops=programs())
+def test_ops_behave_as_if_run_one_after_the_other(
+    delayed: Delayed, ops: list[tuple[str, int]]
+) -> None:
+    delayed.run(lambda: delayed.check(ops))
+
+
+@settings(max_examples=30)
+@given(ops=programs())
+def test_so_they_do_in_another_process(
+    delayed_process: Delayed, ops: list[tuple[str, int]]
+) -> None:
+    delayed_process.run(lambda: delayed_process.check(ops))
+
+
+@settings(max_examples=15)
+@given(ops=st.integers(1, 2).flatmap(lambda faults: programs(60, faults)))
+def test_so_they_do_when_contexts_fail(
+    delayed_process: Delayed, ops: list[tuple[str, int]]
+) -> None:
+    delayed_process.run(lambda: delayed_process.check(ops))
+
+
+def without_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the ports send every op as if it depended on no other."""
+    nothing = property(lambda op: (), lambda op, dependencies: None)
+    monkeypatch.setattr(Op, "dependencies", nothing)
+
+
+@program
+async def test_without_dependencies_the_model_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the tests above would prove nothing."""
+    without_dependencies(monkeypatch)
+    with lane_delays(150):
+        async with opened(isolation="thread") as device:
+            kernel = await compiled(device)
+            wrong = 0
+            for seed in range(10):
+                ops = [(kind, seed * 100 + at) for at, kind in enumerate(KINDS * 3)]
+                try:
+                    await Run(device, kernel).run(ops)
+                except AssertionError:
+                    wrong += 1
+            assert wrong >= 3
