@@ -33,7 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The contract counts as a test of the GPU when it is held against one."""
     here = Path(__file__).parent
     for item in items:
-        if ON_CUDA and item.path.is_relative_to(here / "contract"):
+        if ON_CUDA and any(
+            item.path.is_relative_to(here / part) for part in ("contract", "ordering")
+        ):
             item.add_marker("gpu")
         elif not ON_CUDA and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU; the backend is {BACKEND!r}"))

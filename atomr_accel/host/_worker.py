@@ -465,8 +465,7 @@ def _refuse(message: _Malformed) -> None:
 
 
 def _delay_of(index: int) -> Callable[[], None] | None:
-    """What a lane does before each launch where tests have asked for delays, see
-    ``atomr_accel.testing.lane_delays``."""
+    """What a lane does before each launch where ``testing.lane_delays`` is in force."""
     wanted = os.environ.get("ATOMR_LANE_DELAY")
     if not wanted:
         return None

@@ -14,7 +14,8 @@ import random
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import cloudpickle
 import numpy as np
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device
+    from atomr_accel.device._batch import Batch
     from atomr_accel.libraries.nvrtc import Kernel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
@@ -114,6 +116,9 @@ def twin(a: Any, b: Any, out: Any, n: Any, microseconds: Any, early: Any, fail: 
     out[...] = mixed(a, b, now if early else out)
 
 
+Step: TypeAlias = "Callable[[Batch, list[GpuRef], list[Array]], None]"
+"""An op of a batch, given the refs that the batch has made and the arrays that it has got."""
+
 REFUSED: Final[type[Exception]] = LibraryError if ON_CUDA else LookupError
 """What a launch raises that was made to fail."""
 
@@ -125,7 +130,7 @@ class Request:
     Attributes:
         name: what was called.
         expected: the error that it must raise, or None if it must succeed.
-        may_fault: whether a fault came while it was under way.
+        may_raise: what else it may raise, because of what came while it was under way.
         answers: how often it came to an end.
     """
 
@@ -135,7 +140,7 @@ class Request:
         self.name = name
         self.call = call
         self.expected = expected
-        self.may_fault = False
+        self.may_raise: tuple[type[Exception], ...] = ()
         self.answers = 0
         self.finished = False
         self.error: Exception | None = None
@@ -161,11 +166,8 @@ class Request:
             self.check(self.result)
         elif self.error is None:
             assert self.scope.cancel_called, f"{self.name} was cancelled by nobody"
-        elif self.may_fault and isinstance(self.error, (ContextPoisoned, GpuRefStale)):
-            pass
-        else:
-            if self.expected is None or type(self.error) is not self.expected:
-                raise AssertionError(f"{self.name} should not raise this") from self.error
+        elif type(self.error) is not self.expected and not isinstance(self.error, self.may_raise):
+            raise AssertionError(f"{self.name} should not raise this") from self.error
 
 
 @dataclass
@@ -186,6 +188,7 @@ class Run:
     slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(SLOTS)])
     requests: list[Request] = field(default_factory=list)
     cancel_at: dict[int, list[Request]] = field(default_factory=dict)
+    sealing: dict[GpuRef, list[Request]] = field(default_factory=dict)
     step: int = 0
 
     async def run(self, ops: list[Op]) -> None:
@@ -361,9 +364,16 @@ class Run:
         if kind == "drop":
             slot.ref = None
             return
+        if kind == "free":
+            for sealing in self.sealing.pop(ref, ()):
+                sealing.may_raise = (GpuRefStale,)
         call = self.device.seal if kind == "seal" else self.device.free
         # Whether one that is cancelled took place is looked up, so it must be over.
         request = await self._start(kind, lambda: call(ref), refusal([ref]), cancel and -1)
+        if kind == "seal":
+            self.sealing.setdefault(ref, []).append(request)
+            if not ref.sealed:  # it waits for another seal, and refuses no writer until its turn
+                await request.done.wait()
         if cancel is not None:
             request.scope.cancel()
             await request.done.wait()
@@ -377,7 +387,7 @@ class Run:
 
     async def _batch(self, rng: random.Random, cancel: int | None, *, waits: bool) -> None:
         """A few ops of one batch; one that puts and gets is waited for, as they go at its end."""
-        steps: list[Callable[[Any, list[GpuRef], list[Array]], None]] = []
+        steps: list[Step] = []
         results: list[Contents] = []
         local: list[Contents] = []
         expected: type[Exception] | None = None
@@ -392,17 +402,15 @@ class Run:
             if kind == "put":
                 array = some_array(rng)
                 local.append([array])
-                steps.append(lambda batch, made, _, array=array: made.append(batch.put(array)))
+                steps.append(partial(_put, array))
             elif kind == "get":
                 if refusal([a]) is None:
                     results.append(slots[0].contents)
-                    steps.append(lambda batch, _, found, a=a: found.append(batch.get(a)))
+                    steps.append(partial(_get, a))
             elif kind == "gemm new":
                 if refusal([a, b]) is None and fits(slots[0].contents, slots[1].contents):
                     local.append(combine(np.matmul, slots[0].contents, slots[1].contents))
-                    steps.append(
-                        lambda batch, made, _, a=a, b=b: made.append(batch.blas.gemm(a, b))
-                    )
+                    steps.append(partial(_multiply, a, b))
             elif refusal([a, b], out) is None:
                 wait = rng.randrange(LONGEST) if kind == "slow" else 0
                 flags = (int(rng.random() < 0.5), int(kind == "fail"))
@@ -413,9 +421,7 @@ class Run:
                 else:
                     first = slots[0].contents if which is None else local[which]
                     after = combine(mixed, first, slots[1].contents, slots[2].contents)
-                    slots[2].contents = either(
-                        after, slots[2].contents, both=cancel is not None
-                    )
+                    slots[2].contents = either(after, slots[2].contents, both=cancel is not None)
         device = self.device
 
         async def call() -> list[Array]:
@@ -447,10 +453,10 @@ class Run:
         wait: int,
         flags: tuple[int, int],
         which: int | None,
-    ) -> Callable[[Any, list[GpuRef], list[Array]], None]:
+    ) -> Step:
         shared = TOO_MUCH_SHARED if flags[1] else 0
 
-        def step(batch: Any, made: list[GpuRef], _found: list[Array]) -> None:
+        def step(batch: Batch, made: list[GpuRef], _found: list[Array]) -> None:
             first = a if which is None else made[which]
             arguments = (first, b, out, SIDE * SIDE, wait, *flags)
             batch.launch(self.kernel, 1, SIDE * SIDE, *arguments, shared=shared)
@@ -460,7 +466,8 @@ class Run:
     async def _fault(self, kind: str) -> None:
         """A fault while ops are in flight: plain buffers are gone, sealed ones are not."""
         for request in self.requests:
-            request.may_fault |= not request.done.is_set()
+            if not request.done.is_set():
+                request.may_raise = (ContextPoisoned, GpuRefStale)
         generation = self.device.generation
         await (poison(self.device) if kind == "poison" else kill_host(self.device))
         assert self.device.generation == generation + 1
@@ -470,6 +477,18 @@ class Run:
             if ref is not None:
                 assert ref.is_stale or ref.sealed
         await self._warm()
+
+
+def _put(array: Array, batch: Batch, made: list[GpuRef], _found: list[Array]) -> None:
+    made.append(batch.put(array))
+
+
+def _get(ref: GpuRef, batch: Batch, _made: list[GpuRef], found: list[Array]) -> None:
+    found.append(batch.get(ref))
+
+
+def _multiply(a: GpuRef, b: GpuRef, batch: Batch, made: list[GpuRef], _found: list[Array]) -> None:
+    made.append(batch.blas.gemm(a, b))
 
 
 # --- the model -----------------------------------------------------------------------------
@@ -495,7 +514,9 @@ def refusal(
 
 def fits(*contents: Contents) -> bool:
     """Whether the product of two, plus the third, is exact."""
-    peaks = [max((float(np.abs(array).max()) for array in c), default=0) for c in map(known, contents)]
+    peaks = [
+        max((float(np.abs(array).max()) for array in c), default=0) for c in map(known, contents)
+    ]
     return SIDE * peaks[0] * peaks[1] + sum(peaks[2:]) < EXACT
 
 

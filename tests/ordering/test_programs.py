@@ -76,7 +76,7 @@ def test_ops_behave_as_if_run_one_after_the_other(
     delayed.run(lambda: delayed.check(ops))
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(ops=programs())
 def test_so_they_do_in_another_process(
     delayed_process: Delayed, ops: list[tuple[str, int]]
