@@ -173,6 +173,7 @@ class Batch(Collector):
         ref = self.empty(host.shape, host.dtype)
 
         async def transfer() -> None:
+            await self._provide()
             await self._device._upload(host, ref)
 
         self._later.append(transfer)
@@ -184,6 +185,7 @@ class Batch(Collector):
         host = np.empty(ref.shape, ref.dtype)
 
         async def transfer() -> None:
+            await self._provide()
             await self._device.get(ref, out=host)
 
         self._later.append(transfer)

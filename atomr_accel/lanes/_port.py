@@ -338,6 +338,11 @@ class Port:
                 self._completed += len(reply)
                 for seq in reply:
                     op = in_flight[seq]
+                    if op.error is not None:  # it could not be encoded; its place was kept
+                        self._completed -= 1
+                        self._failed += 1
+                        self._answer(op, None, op.error)
+                        continue
                     self._settle(op)
                     if op.task is not None:
                         trio.lowlevel.reschedule(op.task)
