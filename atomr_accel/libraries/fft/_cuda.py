@@ -105,7 +105,7 @@ class CudaFft:
         count = message.n // 2 + 1 if message.half else message.n
         target = self._pointer(message.target)
         arguments = Arguments(
-            struct.pack("<QQqdi4x", target, count, message.n, message.step, message.half)
+            struct.pack("<QQqdi", target, count, message.n, message.step, message.half)
         )
         self._kernels.launch(self._kernels.function("frequencies"), count, arguments)
 
