@@ -15,6 +15,7 @@ from ..host import SLAB_SHIFT
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._ref import Block, Epoch
+from ._scope import note
 
 SLAB_BYTES: Final = 64 << 20
 """Size of an ordinary slab; larger requests get a slab of their own size."""
@@ -69,6 +70,13 @@ class MemoryMap:
 
     After a rebuild, plain slabs of older generations stay for as long as stale refs hold
     blocks in them, but nobody maps them; they are given up at once when memory is short.
+
+    Attributes:
+        device: the device's name.
+        dropped: pieces whose last handle is gone, noted by whichever thread dropped it.
+        epoch: the present generation's epoch.
+        sealed_epoch: the epoch of sealed blocks, which is always present.
+        scopes: how many memory scopes are open.
     """
 
     def __init__(self, device: str) -> None:
@@ -76,6 +84,7 @@ class MemoryMap:
         self.dropped: deque[tuple[int, int]] = deque()
         self.epoch = Epoch(0)
         self.sealed_epoch = Epoch(0)
+        self.scopes = 0
         self._slabs: dict[int, Slab] = {}
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()
@@ -110,12 +119,16 @@ class MemoryMap:
             return None
         block = Block(self, address, size, self.epoch)
         block.sealed = sealed
+        if self.scopes:
+            note(self, block)
         return block
 
     def promise(self) -> Block:
         """A block without memory, whose address is known late; see ``provide``."""
         block = Block(self, 0, 0, self.epoch)
         block.address = LateAddress(block)
+        if self.scopes:
+            note(self, block)
         return block
 
     def provide(self, block: Block, nbytes: int) -> bool:
