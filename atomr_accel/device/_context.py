@@ -70,6 +70,8 @@ class Context:
                     task_status.started()
             except BaseExceptionGroup as group:
                 failures, rest = group.split((AccelError, StickyFault))
+                if rest is not None and self._core.closing:
+                    raise rest  # cancelled; that it failed too no longer matters
                 if failures is None or rest is not None:
                     raise
             code = None
@@ -150,8 +152,9 @@ class Context:
         core = self._core
         begun = self._begun
         context = core.backend_description.context
-        request = Open(context, core.index, core.staging.nbytes, core.plan)
-        reply, _ = await self.host.request(request, core.staging.fd)
+        staging = core.staging.reserve()
+        request = Open(context, core.index, staging.nbytes, core.plan)
+        reply, _ = await self.host.request(request, staging.fd)
         assert isinstance(reply, Opened)
         opened = trio.current_time()
         sealed = core.memory.sealed_slabs()

@@ -18,11 +18,11 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
-from ..lanes import HostDied, Op, Port, Staging
+from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port
 from ..memory import GpuRef, MemoryMap, Slab
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from ..lanes import HostHandle, Isolation
     from ..libraries import LaneSpec
     from ._context import Context
+    from ._pinned import Pinned
     from ._standby import Standby
+    from ._transfer import Transfer
 
 Shape = int | tuple[int, ...]
 
@@ -61,7 +63,11 @@ class DeviceCore:
 
     Attributes:
         memory: the map of its memory.
-        staging: the memory through which arrays travel.
+        staging: the memory through which ordinary arrays travel.
+        pinned: page-locked arrays.
+        transfers: the long transfers that are under way.
+        quarantined: what may be done once a host has ended, which may still be moving data
+            when its ops are answered.
         ports: the open lanes by name; empty while there is no good context.
         in_flight: every op that is not answered, by sequence number.
         info: what the device said of itself when it was opened last.
@@ -69,6 +75,8 @@ class DeviceCore:
         standby: keeps a host warm for the next rebuild, if there is one.
         dying: hosts that were killed and may not have ended yet; see ``bury``.
     """
+
+    pinned: Pinned
 
     def __init__(
         self,
@@ -85,7 +93,9 @@ class DeviceCore:
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
         self.memory: Final = MemoryMap(self.name)
-        self.staging: Final = Staging()
+        self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
+        self.transfers: Final[set[Transfer]] = set()
+        self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []
         self.ports: Mapping[str, Port] = {}
         self.in_flight: Final[dict[int, Op]] = {}
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
@@ -158,7 +168,7 @@ class DeviceCore:
             with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
                 watcher.send_nowait(generation)
         for port in ports.values():
-            port.fail_all(lambda op: _taken_down(op, fault))
+            port.fail_all(lambda op: taken_down(op.name, fault))
 
     def lose(self, _name: str, cause: BaseException) -> BaseException:
         """Give the device up for good; the error that says so."""
@@ -190,12 +200,18 @@ class DeviceCore:
         self.memory.bump()
         self.memory.close()
         self.staging.close()
+        self.pinned.close()
 
     async def bury(self) -> None:
         """Wait until the hosts that were killed have ended."""
         while self.dying:
-            await self.dying[-1].close()
-            self.dying.pop()
+            host = self.dying[-1]
+            await host.close()
+            self.dying.remove(host)
+            over = [callback for dead, callback in self.quarantined if dead is host]
+            self.quarantined = [entry for entry in self.quarantined if entry[0] is not host]
+            for callback in over:
+                callback()
 
     async def ready(self) -> Context:
         """Wait until there is a good context.
@@ -366,11 +382,12 @@ def as_shape(shape: Shape) -> tuple[int, ...]:
     return result
 
 
-def _taken_down(op: Op, fault: ContextPoisoned) -> ContextPoisoned:
-    # An error of its own for each op, because a traceback belongs to one task; the fault
-    # they share is the cause of all.
+def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
+    """The error for an op that was in flight when its context failed."""
+    # One of its own for each op, because a traceback belongs to one task; the fault they
+    # share is the cause of all.
     error = type(fault)(
-        f"{op.name} did not finish: {fault}",
+        f"{name} did not finish: {fault}",
         generation=fault.generation,
         status=fault.status,
         status_name=fault.status_name,
