@@ -30,8 +30,19 @@ class Batch(NamedTuple):
         return math.prod(self.sizes)
 
 
-def broadcast(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> Batch:
-    """The batch of a product of contiguous arrays of these shapes.
+def broadcast(
+    shape_a: tuple[int, ...],
+    shape_b: tuple[int, ...],
+    step_a: int | None = None,
+    step_b: int | None = None,
+) -> Batch:
+    """The batch of a product of arrays of these shapes.
+
+    Args:
+        shape_a: shape of a; its last two dimensions are the matrices.
+        shape_b: shape of b.
+        step_a: elements from one matrix to the next, where they are not contiguous.
+        step_b: the same of b.
 
     Raises:
         ValueError: the leading dimensions do not broadcast.
@@ -43,17 +54,18 @@ def broadcast(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> Batch:
             f"the leading dimensions do not broadcast: a has shape {shape_a}, b has {shape_b}"
         ) from None
     merged: list[tuple[int, int, int]] = []
-    for size, step_a, step_b in zip(
-        shape, _steps(shape_a, len(shape)), _steps(shape_b, len(shape)), strict=True
-    ):
+    steps = zip(
+        _steps(shape_a, len(shape), step_a), _steps(shape_b, len(shape), step_b), strict=True
+    )
+    for size, (left, right) in zip(shape, steps, strict=True):
         if size == 1:
             continue
         if merged:
-            before, before_a, before_b = merged[-1]
-            if before_a == size * step_a and before_b == size * step_b:
-                merged[-1] = (before * size, step_a, step_b)
+            before, before_left, before_right = merged[-1]
+            if before_left == size * left and before_right == size * right:
+                merged[-1] = (before * size, left, right)
                 continue
-        merged.append((size, step_a, step_b))
+        merged.append((size, left, right))
     return Batch(
         shape,
         tuple(size for size, _, _ in merged),
@@ -62,9 +74,10 @@ def broadcast(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> Batch:
     )
 
 
-def _steps(shape: tuple[int, ...], ndim: int) -> list[int]:
+def _steps(shape: tuple[int, ...], ndim: int, step: int | None) -> list[int]:
     """Elements from one matrix to the next along each of ``ndim`` leading dimensions."""
-    step = shape[-2] * shape[-1]
+    if step is None:
+        step = shape[-2] * shape[-1]
     steps = []
     for size in reversed(shape[:-2]):
         steps.append(0 if size == 1 else step)
