@@ -170,6 +170,14 @@ class DeviceCore:
         for port in ports.values():
             port.fail_all(lambda op: taken_down(op.name, fault))
 
+    def forget(self, context: Context) -> None:
+        """A context is over, with or without a fault."""
+        if self._context is context:
+            self._context = None
+            self.ports = {}
+            if self._end is None:
+                self._opened = trio.Event()
+
     def lose(self, _name: str, cause: BaseException) -> BaseException:
         """Give the device up for good; the error that says so."""
         if self._end is None:
@@ -223,12 +231,15 @@ class DeviceCore:
             if self._end is not None:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 raise DeviceLost(str(self._end)) from self._end.__cause__
-            if self._context is not None:
-                await trio.lowlevel.checkpoint()
-                if self._context is not None:
-                    return self._context
-            else:
+            context = self._context
+            if context is None:
                 await self._opened.wait()
+            elif context.dying:
+                await context.wait_ended()
+            else:
+                await trio.lowlevel.checkpoint()
+                if self._context is context and not context.dying:
+                    return context
 
     async def generation_after(self, generation: int) -> int:
         """Wait until the generation is a later one."""
