@@ -86,13 +86,14 @@ class DeviceCore:
         *,
         op_deadline: float | None = None,
         plan: StreamPlan | None = None,
+        memory_limit: int | None = None,
     ) -> None:
         self.index: Final = index
         self.name: Final = f"{backend.name}:{index}"
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
-        self.memory: Final = MemoryMap(self.name)
+        self.memory: Final = MemoryMap(self.name, memory_limit)
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
         self.transfers: Final[set[Transfer]] = set()
         self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []
@@ -340,40 +341,63 @@ class DeviceCore:
             block = self.memory.allocate(nbytes, sealed=sealed)
             if block is not None:  # somebody else has grown it while we waited
                 return
-            size = self.memory.growth(nbytes)
-            if size > OFFSET_MASK:
+            if nbytes > OFFSET_MASK:
                 raise self._out_of_memory(nbytes)
             try:
                 try:
-                    await self._add_slab(context, size, sealed=sealed)
+                    await self._add_slab(context, nbytes, sealed=sealed)
                 except OutOfMemory:
-                    trimmed = self.memory.trim()
-                    if trimmed:
-                        # They are off the map: the host must hear of it, whoever is cancelled.
-                        with trio.CancelScope(shield=True):
-                            await context.host.request(UnmapSlabs(trimmed))
-                    await self._add_slab(context, size, sealed=sealed)
+                    await self._trim(context)
+                    await self._add_slab(context, nbytes, sealed=sealed)
             except OutOfMemory as error:
                 raise self._out_of_memory(nbytes) from error
             except (HostDied, StickyFault):
                 # Its lanes notice by themselves, and the caller waits for the next one.
                 context.report_dead()
 
+    async def trim(self) -> None:
+        """Give memory that nothing uses back to the device."""
+        context = await self.ready()
+        async with self._growing:
+            if context is self._context:
+                try:
+                    await self._trim(context)
+                except (HostDied, StickyFault):
+                    context.report_dead()
+
+    async def _trim(self, context: Context) -> None:
+        trimmed = self.memory.trim()
+        if trimmed:
+            # They are off the map: the host must hear of it, whoever is cancelled.
+            with trio.CancelScope(shield=True):
+                await context.host.request(UnmapSlabs(trimmed))
+
     async def _add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
         if sealed and self.info is not None and not self.info.exports_memory:
             raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
-        slab = self.memory.new_slab_id()
-        _, fd = await context.host.request(CreateSlab(slab, nbytes, sealed))
-        if context is self._context:
-            self.memory.add_slab(Slab(slab, nbytes, fd, sealed))
-        elif fd >= 0:
-            os.close(fd)
+        refusal = None
+        for size in self.memory.growth(nbytes):
+            slab = self.memory.new_slab_id()
+            try:
+                _, fd = await context.host.request(CreateSlab(slab, size, sealed))
+            except OutOfMemory as error:
+                refusal = error
+                continue
+            if context is self._context:
+                self.memory.add_slab(Slab(slab, size, fd, sealed))
+            elif fd >= 0:
+                os.close(fd)
+            return
+        raise refusal or OutOfMemory(
+            f"the memory_limit of {self.memory.limit} bytes is reached", requested=nbytes
+        )
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
         found = self.memory.statistics()
         return OutOfMemory(
             f"no room for {nbytes} bytes on {self.name}: {found.used} bytes are in use, "
-            f"{found.free} are free in slabs, at most {found.largest_free} in one piece",
+            f"{found.free} are free in slabs, at most {found.largest_free} in one piece"
+            + (f"; its memory_limit is {found.limit}" if found.limit is not None else ""),
             requested=nbytes,
             free=found.free,
             in_use=found.used,

@@ -221,6 +221,13 @@ class Data:
         await core.ready()
         core.memory.free(usable(ref, core.memory, "ref"))
 
+    async def trim(self) -> None:
+        """Give memory that no buffer uses back to the device, for other programs.
+
+        That happens by itself when memory is short.
+        """
+        await self._core.trim()
+
     def scope(self) -> AbstractAsyncContextManager[MemoryScope]:
         """Free what is made inside: ``async with device.scope() as scope:``.
 

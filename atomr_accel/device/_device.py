@@ -197,6 +197,7 @@ async def open_device(
     backoff: Backoff = _RESTART_BACKOFF,
     standby: bool | None = None,
     op_deadline: float | None = None,
+    memory_limit: int | None = None,
     pinned_limit: int = 1 << 30,
     streams: StreamStrategy = "per_actor",
     stream_pool: int = 4,
@@ -227,6 +228,8 @@ async def open_device(
             host is killed, the op and what was in flight with it fail with
             ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
             kernel that never finishes. Needs ``isolation="process"``.
+        memory_limit: bytes of device memory to take at most; by default all there is. Whoever
+            wants more gets ``OutOfMemory``.
         pinned_limit: bytes that arrays of ``device.pinned`` may take together.
         streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
             ``stream_pool`` of them, ``"single"`` runs everything on one.
@@ -250,6 +253,10 @@ async def open_device(
             raise ValueError("op_deadline kills the host, so it needs isolation='process'")
         if op_deadline <= 0:
             raise ValueError(f"op_deadline must be positive, not {op_deadline}")
+    if memory_limit is not None and memory_limit <= 0:
+        raise ValueError(f"memory_limit must be positive, not {memory_limit}")
+    if pinned_limit <= 0:
+        raise ValueError(f"pinned_limit must be positive, not {pinned_limit}")
     if streams not in get_args(StreamStrategy):
         raise ValueError(f"streams must be one of {get_args(StreamStrategy)}, not {streams!r}")
     if completion is None:
@@ -267,7 +274,14 @@ async def open_device(
             continue
         if unavailable is not None:
             warnings.warn(CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=3)
-        core = DeviceCore(candidate, index, isolation, op_deadline=op_deadline, plan=plan)
+        core = DeviceCore(
+            candidate,
+            index,
+            isolation,
+            op_deadline=op_deadline,
+            plan=plan,
+            memory_limit=memory_limit,
+        )
         core.pinned = Pinned(core, pinned_limit)
         try:
             async with open_supervisor(
