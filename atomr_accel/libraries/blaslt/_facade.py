@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ..._dtypes import DTYPES
-from .._arguments import usable, writable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
-from ..blas._checks import Number, Trans, operation, scalar
+from ..blas._checks import Number, Trans, operation
+from ._call import Call
 from ._messages import Heuristic, Matmul, Tune
-from ._plan import FP8, Given, Plan, Question, make_plan
 
 if TYPE_CHECKING:
-    from ...memory import Block, GpuRef
+    from ...memory import GpuRef
     from .._library import Submitter
     from .._perform import Room
     from ._layout import Layout
+    from ._plan import Plan, Question
 
 LANE: Final = LaneSpec(
     "blaslt",
@@ -34,9 +33,6 @@ _UNKNOWN: Final = 4 << 20
 """What an algorithm gets that the lane has to choose by itself, in a batch."""
 
 _CANDIDATES: Final = 8
-_MOST_PLANS: Final = 4096
-_UINT8: Final = DTYPES["uint8"]
-_FLOAT32: Final = DTYPES["float32"]
 
 _Choice = tuple[bytes, int]
 
@@ -159,134 +155,52 @@ class BlasLt:
             GpuRefSealed: a sealed ref to be written.
             OutOfMemory: no room for the result.
         """
-        name = epilogue if epilogue is not None else "bias" if bias is not None else ""
-        ops = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
-        inputs = {"a": a, "b": b, "c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-        inputs["scale_out"] = scale_out
-
-        def plan_now() -> Plan:
-            memory = self._device.memory
-            for argument, ref in (*inputs.items(), ("out", out), ("aux", aux)):
-                if ref is not None or argument in ("a", "b"):
-                    usable(ref, memory, argument)  # type: ignore[arg-type]
-            question = Question(
-                _given(a),
-                _given(b),
-                _given(c),
-                _given(out),
-                _given(bias),
-                _given(aux),
-                _given(scale_a),
-                _given(scale_b),
-                _given(scale_out),
-                layout_a,
-                layout_b,
-                layout_out,
-                *ops,
-                dtype,
-                compute_type,
-                name,
-                bool(fast_accum),
-                bool(amax),
-            )
-            plan = self._plans.get(question)
-            if plan is None:
-                if len(self._plans) >= _MOST_PLANS:
-                    self._plans.clear()
-                plan = self._plans[question] = make_plan(question)
-            return plan
-
-        def prepare(room: Room, choice: _Choice, *, scratch: bool = False) -> Prepared:
-            memory = self._device.memory
-            plan = plan_now()
-            epilogue = plan.epilogue
-            factor = scalar(alpha, DTYPES[plan.spec.scale_type], "alpha")
-            scale = scalar(beta, DTYPES[plan.spec.scale_type], "beta")
-            adds = scale not in (0.0, (0.0, 0.0))
-            added = c
-            if plan.spec.scale_type == "int32" and not {factor, scale} <= {0.0, 1.0}:
-                raise ValueError(f"for int8 alpha and beta are 0 or 1, not {alpha} and {beta}")
-            if adds and c is None:
-                if out is None or plan.spec.d.dtype in FP8:
-                    what = (
-                        "an fp8 result cannot be added to" if out is not None else "no out either"
-                    )
-                    raise ValueError(f"beta={beta} scales c, but there is no c, and {what}")
-                added = out
-            if out is None or scratch:
-                result = room.empty(out.shape if out is not None else plan.shape, plan.dtype)
-            else:
-                result = out
-            written = [("out", writable(result, memory, "out"))]
-            results = [result]
-            kept, gradient, largest = aux, None, None
-            if epilogue.makes_aux:
-                kept = room.empty(plan.aux_shape, plan.aux_dtype) if aux is None or scratch else aux
-                written.append(("aux", writable(kept, memory, "aux")))
-                results.append(kept)
-            if epilogue.bias_gradient:
-                gradient = room.empty(plan.gradient_shape, DTYPES[plan.bias_dtype])
-                written.append(("the gradient", gradient._block))
-                results.append(gradient)
-            if amax:
-                largest = room.empty((), _FLOAT32)
-                written.append(("amax", largest._block))
-                results.append(largest)
-            reads = [(key, ref._block) for key, ref in inputs.items() if ref is not None]
-            if epilogue.takes_aux and aux is not None:
-                reads.append(("aux", aux._block))
-            _require_apart(written, reads, in_place=c is out or c is None)
-            algorithm, nbytes = choice
-            temporary = [
-                room.empty((size,), _UINT8)._block if size else None
-                for size in (nbytes, plan.zeros, *plan.packed)
-            ]
-            workspace, zeros, packed_a, packed_b, packed_scales = (
-                block.address if block else 0 for block in temporary
-            )
-            side = gradient if gradient is not None else bias
-            message = Matmul(
-                plan.encoded,
-                algorithm,
-                zeros or a._block.address + plan.offset_a,
-                zeros or b._block.address + plan.offset_b,
-                _address(added) + (plan.offset_d if added is out and added is not None else 0),
-                result._block.address + plan.offset_d,
-                _address(side),
-                _address(kept),
-                _address(scale_a),
-                _address(scale_b),
-                _address(scale_out),
-                _address(largest),
-                workspace,
-                nbytes,
-                packed_a,
-                packed_b,
-                packed_scales,
-                plan.zeros,
-                factor,
-                scale,
-            )
-            if adds and added is not None:
-                reads.append(("c", added._block))
-            return Prepared(
-                message,
-                [block for _, block in reads],
-                [*(block for _, block in written), *(block for block in temporary if block)],
-                results[0] if len(results) == 1 else tuple(results),
-            )
-
-        key = (plan_now().encoded, autotune)
+        call = Call(
+            self._device.memory,
+            self._plans,
+            a,
+            b,
+            out,
+            c,
+            alpha,
+            beta,
+            operation(trans_a, "trans_a"),
+            operation(trans_b, "trans_b"),
+            dtype,
+            compute_type,
+            epilogue if epilogue is not None else "bias" if bias is not None else "",
+            bias,
+            aux,
+            scale_a,
+            scale_b,
+            scale_out,
+            bool(amax),
+            bool(fast_accum),
+            layout_a,
+            layout_b,
+            layout_out,
+        )
+        key = (call.check().plan.encoded, autotune)
         choice = self._choices.get(key)
         if choice is None:
-            candidates = await self._candidates(key[0], _CANDIDATES if autotune else 1)
-            if autotune and len(candidates) > 1:
-                candidates = await self._tune(prepare, candidates)
-            choice = candidates[0]
-            if choice[0]:
-                self._choices[key] = choice
-        found = choice
-        return await perform(self._device, LANE, "blaslt.matmul", lambda room: prepare(room, found))
+            choice = await self._choose(call, *key)
+        algorithm, nbytes = choice
+        return await perform(
+            self._device,
+            LANE,
+            "blaslt.matmul",
+            lambda room: call.prepare(room, algorithm, nbytes),
+        )
+
+    async def _choose(self, call: Call, spec: bytes, autotune: bool) -> _Choice:
+        """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
+        candidates = await self._candidates(spec, _CANDIDATES if autotune else 1)
+        if autotune and len(candidates) > 1:
+            candidates = await self._tune(call, candidates)
+        choice = candidates[0]
+        if choice[0]:
+            self._choices[spec, autotune] = choice
+        return choice
 
     async def _candidates(self, spec: bytes, most: int) -> list[_Choice]:
         """Ask the lane for algorithms, best guess first."""
@@ -298,31 +212,14 @@ class BlasLt:
             return [(b"", _UNKNOWN)]
         return [(algorithm, nbytes) for algorithm, nbytes in answer]
 
-    async def _tune(self, prepare: Any, candidates: list[_Choice]) -> list[_Choice]:
+    async def _tune(self, call: Call, candidates: list[_Choice]) -> list[_Choice]:
         """Put the fastest of the candidates first."""
         most = max(nbytes for _, nbytes in candidates)
 
-        def prepare_tuning(room: Room) -> Prepared:
-            message, reads, writes, _ = prepare(room, (b"", most), scratch=True)
+        def prepare(room: Room) -> Prepared:
+            message, reads, writes, _ = call.prepare(room, b"", most, scratch=True)
+            assert isinstance(message, Matmul)
             return Prepared(Tune(message, tuple(candidates)), reads, writes)
 
-        best = await perform(self._device, LANE, "blaslt.tune", prepare_tuning)
+        best = await perform(self._device, LANE, "blaslt.tune", prepare)
         return candidates if best is None else [candidates[best]]
-
-
-def _given(ref: GpuRef | None) -> Any:
-    return None if ref is None else Given(ref.shape, ref.dtype.name, ref.size)
-
-
-def _address(ref: GpuRef | None) -> int:
-    return 0 if ref is None else ref._block.address
-
-
-def _require_apart(
-    written: list[tuple[str, Block]], reads: list[tuple[str, Block]], *, in_place: bool
-) -> None:
-    """Nothing that is written is anything else, except that ``out`` may be ``c``."""
-    for position, (name, block) in enumerate(written):
-        for other, another in (*reads, *written[:position]):
-            if block is another and not (in_place and (name, other) == ("out", "c")):
-                raise ValueError(f"{name} and {other} share memory, which matmul cannot take")
