@@ -86,12 +86,14 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests on the CPU backend and show their branch coverage.
 
+    Without the vendor's wheels, which are large; ``headers`` is for those.
+
     Coverage starts before pytest does: the package brings a pytest plugin, so pytest imports it
     long before pytest-cov would begin to look.
     """
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
-    cpu = {"ATOMR_TEST_BACKEND": "cpu"}
-    _python(session, "-m", "coverage", "run", "-m", "pytest", *session.posargs, env=cpu)
+    pytest = ("-m", "pytest", "-m", "not headers", *session.posargs)
+    _python(session, "-m", "coverage", "run", *pytest, env={"ATOMR_TEST_BACKEND": "cpu"})
     _python(session, "-m", "coverage", "report")
 
 
@@ -99,15 +101,19 @@ def tests(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a CUDA device; ``--no-venv`` takes this interpreter as it is."""
     _install(session, "-e", ".[cuda12]", *dependency_groups(PYPROJECT, "test"))
-    cuda = {"ATOMR_TEST_BACKEND": "cuda"}
-    _python(session, "-m", "pytest", "-m", "gpu", *session.posargs, env=cuda)
+    pytest = ("-m", "pytest", "-m", "gpu", *session.posargs)
+    _python(session, *pytest, env={"ATOMR_TEST_BACKEND": "cuda"})
 
 
 @nox.session
 def headers(session: nox.Session) -> None:
-    """Check prototypes against the vendor's headers and compile every kernel; needs no GPU."""
+    """Run the tests where the vendor's wheels are: headers and NVRTC, but no GPU needed.
+
+    All of them, since some check more once ``cuda-bindings`` is there; ``headers -m headers``
+    is just prototypes and kernels.
+    """
     _install(session, "-e", ".[cuda12]", *dependency_groups(PYPROJECT, "test", "headers"))
-    _python(session, "-m", "pytest", "-m", "headers", *session.posargs)
+    _python(session, "-m", "pytest", *session.posargs, env={"ATOMR_TEST_BACKEND": "cpu"})
 
 
 @nox.session

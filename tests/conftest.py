@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from atomr_accel.lanes import Isolation
+
+PLUGIN = "atomr_accel.testing.pytest_plugin"
+
+# An installed package brings its plugin along; one that is only on the path does not.
+if all(entry.value != PLUGIN for entry in entry_points(group="pytest11")):
+    pytest_plugins = [PLUGIN]
 
 # The same examples in every run. To look for new ones: pytest --hypothesis-profile=explore
 settings.register_profile(

@@ -69,6 +69,12 @@ class Actor:
                     f"{cls.__qualname__}.{hook} must be an async function: write "
                     f"`async def {hook}(...)`"
                 )
+        for name, attribute in vars(cls).items():
+            if hasattr(attribute, "__handles__") and hasattr(Actor, name):
+                raise TypeError(
+                    f"{cls.__qualname__}.{name} is a handler, but every actor has a {name!r} of "
+                    "its own; choose another name"
+                )
         cls._handlers = dict(collect_handlers(cls))
 
     # --- hooks

@@ -158,7 +158,6 @@ class Cell(Node):
         "_halted",
         "_handled",
         "_leaving",
-        "_lives",
         "_restart",
         "_restarting",
         "_type",
@@ -171,6 +170,7 @@ class Cell(Node):
         "name",
         "parent",
         "ref",
+        "restarts",
     )
 
     def __init__(
@@ -200,9 +200,10 @@ class Cell(Node):
         self._ended: trio.Event | None = None
         # What was asked and is being handled, so that it is answered come what may.
         self._current: Ask | None = None
-        # How often it was started, and the failure that the present life is owed to.
-        self._lives = 0
+        # Whether it ever started completely, how often it did so again, and the failure
+        # that the present life is owed to.
         self._was_up = False
+        self.restarts = 0
         self._cause: BaseException | None = None
         # The failure that the last life ended with, if it was one.
         self._failure: BaseException | None = None
@@ -219,10 +220,6 @@ class Cell(Node):
     @property
     def kind(self) -> str:
         return self._type.__name__
-
-    @property
-    def restarts(self) -> int:
-        return max(0, self._lives - 1)
 
     @property
     def state(self) -> ChildState:
@@ -276,9 +273,10 @@ class Cell(Node):
     # --- what the parent's supervisor tells
 
     def starting(self, cause: BaseException | None) -> None:
-        if self._lives and self.system._instruments is not None:
-            self.system._instruments("actor_restarting", self.ref, cause)
-        self._lives += 1
+        if self._was_up:
+            self.restarts += 1
+            if self.system._instruments is not None:
+                self.system._instruments("actor_restarting", self.ref, cause)
         self._cause = cause
         self._failure = None
         self._halted = self._restarting = self._leaving = False

@@ -46,6 +46,8 @@ class Context:
         self._ports: dict[str, Port] = {}
         self._opening = trio.Lock()
         self._fault: ContextPoisoned | None = None
+        self._dead = trio.Event()
+        self._ended = trio.Event()
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -62,6 +64,7 @@ class Context:
             try:
                 async with trio.open_nursery() as self._nursery:
                     self._nursery.start_soon(self._core.bury)
+                    self._nursery.start_soon(self._end_when_dead)
                     info = await self._bring_up()
                     self._core.attach(self, self._ports, info)
                     if self._core.op_deadline is not None:
@@ -70,6 +73,8 @@ class Context:
                     task_status.started()
             except BaseExceptionGroup as group:
                 failures, rest = group.split((AccelError, StickyFault))
+                if rest is not None and self._core.closing:
+                    raise rest  # cancelled; that it failed too no longer matters
                 if failures is None or rest is not None:
                     raise
             code = None
@@ -86,6 +91,8 @@ class Context:
             fault = self._fault
             for port in self._ports.values():
                 port.fail_all(lambda op: fault or HostDied(f"{op.name} did not finish"))
+            self._core.forget(self)
+            self._ended.set()
 
     def _conclude(
         self, failures: BaseExceptionGroup[Any], code: int | None, *, up: bool
@@ -150,8 +157,9 @@ class Context:
         core = self._core
         begun = self._begun
         context = core.backend_description.context
-        request = Open(context, core.index, core.staging.nbytes, core.plan)
-        reply, _ = await self.host.request(request, core.staging.fd)
+        staging = core.staging.reserve()
+        request = Open(context, core.index, staging.nbytes, core.plan)
+        reply, _ = await self.host.request(request, staging.fd)
         assert isinstance(reply, Opened)
         opened = trio.current_time()
         sealed = core.memory.sealed_slabs()
@@ -187,7 +195,7 @@ class Context:
                 except StickyFault as fault:
                     where = f"opening {spec.name}"
                     self._poison(fault.status, fault.status_name, str(fault), where)
-                    self._nursery.start_soon(self._raise_fault)
+                    self.report_dead()
         return self._core.ports.get(spec.name)
 
     async def _start_lane(self, spec: LaneSpec) -> None:
@@ -211,19 +219,27 @@ class Context:
 
     async def _run_lane(self, port: Port) -> None:
         await port.run(self._on_fault)
-        await self._raise_fault()
+        self.report_dead()
 
     def _on_fault(self, fault: Fault, op: str) -> None:
         self._poison(fault.status, fault.status_name, fault.message, op)
 
     def report_dead(self) -> None:
-        """A control request found the host gone: end, even if no lane has noticed."""
-        if self._core.context is self:
-            self._nursery.start_soon(self._raise_fault)
+        """Somebody found the host gone: end, whoever else has noticed."""
+        self._dead.set()
 
-    async def _raise_fault(self) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        raise self._fault or HostDied(f"a lane of {self._core.name} ended")
+    async def wait_ended(self) -> None:
+        """Wait until the context is over, once it was reported dead."""
+        await self._ended.wait()
+
+    @property
+    def dying(self) -> bool:
+        """Whether it was reported dead."""
+        return self._dead.is_set()
+
+    async def _end_when_dead(self) -> None:
+        await self._dead.wait()
+        raise self._fault or HostDied(f"the host of {self._core.name} is gone")
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[Exception]:

@@ -18,11 +18,11 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
-from ..lanes import HostDied, Op, Port, Staging
+from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port
 from ..memory import GpuRef, MemoryMap, Slab
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from ..lanes import HostHandle, Isolation
     from ..libraries import LaneSpec
     from ._context import Context
+    from ._pinned import Pinned
     from ._standby import Standby
+    from ._transfer import Transfer
 
 Shape = int | tuple[int, ...]
 
@@ -61,7 +63,11 @@ class DeviceCore:
 
     Attributes:
         memory: the map of its memory.
-        staging: the memory through which arrays travel.
+        staging: the memory through which ordinary arrays travel.
+        pinned: page-locked arrays.
+        transfers: the long transfers that are under way.
+        quarantined: what may be done once a host has ended, which may still be moving data
+            when its ops are answered.
         ports: the open lanes by name; empty while there is no good context.
         in_flight: every op that is not answered, by sequence number.
         info: what the device said of itself when it was opened last.
@@ -69,6 +75,8 @@ class DeviceCore:
         standby: keeps a host warm for the next rebuild, if there is one.
         dying: hosts that were killed and may not have ended yet; see ``bury``.
     """
+
+    pinned: Pinned
 
     def __init__(
         self,
@@ -78,14 +86,17 @@ class DeviceCore:
         *,
         op_deadline: float | None = None,
         plan: StreamPlan | None = None,
+        memory_limit: int | None = None,
     ) -> None:
         self.index: Final = index
         self.name: Final = f"{backend.name}:{index}"
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
-        self.memory: Final = MemoryMap(self.name)
-        self.staging: Final = Staging()
+        self.memory: Final = MemoryMap(self.name, memory_limit)
+        self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
+        self.transfers: Final[set[Transfer]] = set()
+        self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []
         self.ports: Mapping[str, Port] = {}
         self.in_flight: Final[dict[int, Op]] = {}
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
@@ -158,7 +169,15 @@ class DeviceCore:
             with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
                 watcher.send_nowait(generation)
         for port in ports.values():
-            port.fail_all(lambda op: _taken_down(op, fault))
+            port.fail_all(lambda op: taken_down(op.name, fault))
+
+    def forget(self, context: Context) -> None:
+        """A context is over, with or without a fault."""
+        if self._context is context:
+            self._context = None
+            self.ports = {}
+            if self._end is None:
+                self._opened = trio.Event()
 
     def lose(self, _name: str, cause: BaseException) -> BaseException:
         """Give the device up for good; the error that says so."""
@@ -190,12 +209,18 @@ class DeviceCore:
         self.memory.bump()
         self.memory.close()
         self.staging.close()
+        self.pinned.close()
 
     async def bury(self) -> None:
         """Wait until the hosts that were killed have ended."""
         while self.dying:
-            await self.dying[-1].close()
-            self.dying.pop()
+            host = self.dying[-1]
+            await host.close()
+            self.dying.remove(host)
+            over = [callback for dead, callback in self.quarantined if dead is host]
+            self.quarantined = [entry for entry in self.quarantined if entry[0] is not host]
+            for callback in over:
+                callback()
 
     async def ready(self) -> Context:
         """Wait until there is a good context.
@@ -207,12 +232,15 @@ class DeviceCore:
             if self._end is not None:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 raise DeviceLost(str(self._end)) from self._end.__cause__
-            if self._context is not None:
-                await trio.lowlevel.checkpoint()
-                if self._context is not None:
-                    return self._context
-            else:
+            context = self._context
+            if context is None:
                 await self._opened.wait()
+            elif context.dying:
+                await context.wait_ended()
+            else:
+                await trio.lowlevel.checkpoint()
+                if self._context is context and not context.dying:
+                    return context
 
     async def generation_after(self, generation: int) -> int:
         """Wait until the generation is a later one."""
@@ -313,40 +341,63 @@ class DeviceCore:
             block = self.memory.allocate(nbytes, sealed=sealed)
             if block is not None:  # somebody else has grown it while we waited
                 return
-            size = self.memory.growth(nbytes)
-            if size > OFFSET_MASK:
+            if nbytes > OFFSET_MASK:
                 raise self._out_of_memory(nbytes)
             try:
                 try:
-                    await self._add_slab(context, size, sealed=sealed)
+                    await self._add_slab(context, nbytes, sealed=sealed)
                 except OutOfMemory:
-                    trimmed = self.memory.trim()
-                    if trimmed:
-                        # They are off the map: the host must hear of it, whoever is cancelled.
-                        with trio.CancelScope(shield=True):
-                            await context.host.request(UnmapSlabs(trimmed))
-                    await self._add_slab(context, size, sealed=sealed)
+                    await self._trim(context)
+                    await self._add_slab(context, nbytes, sealed=sealed)
             except OutOfMemory as error:
                 raise self._out_of_memory(nbytes) from error
             except (HostDied, StickyFault):
                 # Its lanes notice by themselves, and the caller waits for the next one.
                 context.report_dead()
 
+    async def trim(self) -> None:
+        """Give memory that nothing uses back to the device."""
+        context = await self.ready()
+        async with self._growing:
+            if context is self._context:
+                try:
+                    await self._trim(context)
+                except (HostDied, StickyFault):
+                    context.report_dead()
+
+    async def _trim(self, context: Context) -> None:
+        trimmed = self.memory.trim()
+        if trimmed:
+            # They are off the map: the host must hear of it, whoever is cancelled.
+            with trio.CancelScope(shield=True):
+                await context.host.request(UnmapSlabs(trimmed))
+
     async def _add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
         if sealed and self.info is not None and not self.info.exports_memory:
             raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
-        slab = self.memory.new_slab_id()
-        _, fd = await context.host.request(CreateSlab(slab, nbytes, sealed))
-        if context is self._context:
-            self.memory.add_slab(Slab(slab, nbytes, fd, sealed))
-        elif fd >= 0:
-            os.close(fd)
+        refusal = None
+        for size in self.memory.growth(nbytes):
+            slab = self.memory.new_slab_id()
+            try:
+                _, fd = await context.host.request(CreateSlab(slab, size, sealed))
+            except OutOfMemory as error:
+                refusal = error
+                continue
+            if context is self._context:
+                self.memory.add_slab(Slab(slab, size, fd, sealed))
+            elif fd >= 0:
+                os.close(fd)
+            return
+        raise refusal or OutOfMemory(
+            f"the memory_limit of {self.memory.limit} bytes is reached", requested=nbytes
+        )
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
         found = self.memory.statistics()
         return OutOfMemory(
             f"no room for {nbytes} bytes on {self.name}: {found.used} bytes are in use, "
-            f"{found.free} are free in slabs, at most {found.largest_free} in one piece",
+            f"{found.free} are free in slabs, at most {found.largest_free} in one piece"
+            + (f"; its memory_limit is {found.limit}" if found.limit is not None else ""),
             requested=nbytes,
             free=found.free,
             in_use=found.used,
@@ -366,11 +417,12 @@ def as_shape(shape: Shape) -> tuple[int, ...]:
     return result
 
 
-def _taken_down(op: Op, fault: ContextPoisoned) -> ContextPoisoned:
-    # An error of its own for each op, because a traceback belongs to one task; the fault
-    # they share is the cause of all.
+def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
+    """The error for an op that was in flight when its context failed."""
+    # One of its own for each op, because a traceback belongs to one task; the fault they
+    # share is the cause of all.
     error = type(fault)(
-        f"{op.name} did not finish: {fault}",
+        f"{name} did not finish: {fault}",
         generation=fault.generation,
         status=fault.status,
         status_name=fault.status_name,

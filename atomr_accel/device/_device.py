@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
-import numpy as np
 import trio
 
-from .._dtypes import as_dtype
 from .._errors import (
     ContextPoisoned,
     CpuFallbackWarning,
@@ -20,16 +18,17 @@ from .._errors import (
 )
 from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends import find_backend
-from ..host import Fill, StreamPlan
-from ..libraries import Libraries, usable
-from ..memory import refuse
+from ..host import StreamPlan
+from ..libraries import Libraries
 from ._batch import Batch
-from ._context import MEMORY_LANE, Context
-from ._core import DeviceCore, Shape, Startup, as_shape
+from ._context import Context
+from ._core import DeviceCore, Startup
+from ._data import Data
 from ._event import Event
+from ._pinned import Pinned
 from ._record import Program
 from ._standby import Standby
-from ._transfer import Rebuilt, as_host_array, download, filling, seal, upload
+from ._transfer import TransferStatistics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from ..actors import SupervisorStatistics
     from ..backends import Backend, BackendName
     from ..host import DeviceInfo
-    from ..lanes import Isolation, LaneStatistics
+    from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import GpuRef, MemoryStatistics
 
 StreamStrategy = Literal["per_actor", "pooled", "single"]
@@ -59,6 +58,8 @@ class DeviceStatistics:
         host_pid: the host's process id; None without one.
         in_flight: ops that are not answered yet.
         memory: where the device's memory is.
+        transfers: the long transfers that are under way.
+        pinned: the pool of page-locked arrays.
         lanes: the open lanes.
         startup: how long the present context took to come up.
         standby: whether a warm host is ready for the next rebuild.
@@ -72,6 +73,8 @@ class DeviceStatistics:
     host_pid: int | None
     in_flight: int
     memory: MemoryStatistics
+    transfers: tuple[TransferStatistics, ...]
+    pinned: PinnedStatistics
     lanes: tuple[LaneStatistics, ...]
     startup: Startup | None
     standby: bool
@@ -79,7 +82,7 @@ class DeviceStatistics:
 
 
 @final
-class Device(Libraries):
+class Device(Data, Libraries):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
     Its methods may be called from any task. Ops that share no buffer run concurrently;
@@ -121,130 +124,7 @@ class Device(Libraries):
         """Starts at 1 and grows by one whenever a context fails."""
         return self._core.memory.generation
 
-    # --- data ----------------------------------------------------------------------------
-
-    async def put(self, array: Any, *, sealed: bool = False) -> GpuRef:
-        """Copy an array to the device.
-
-        Args:
-            array: a NumPy array or what ``numpy.asarray`` takes; a copy is made where it
-                is not C-contiguous. Do not change it before ``put`` returns.
-            sealed: make the buffer read-only for good; it then survives rebuilds.
-
-        Returns:
-            A ref with the array's shape and dtype.
-
-        Raises:
-            TypeError: a dtype that device memory cannot hold, such as objects.
-            OutOfMemory: no room.
-            Unsupported: sealing, where the platform cannot export device memory.
-        """
-        host = as_host_array(array)
-        core = self._core
-        while True:
-            ref = await core.empty(host.shape, host.dtype, sealed=sealed)
-            try:
-                async with filling(core, ref._block):
-                    await upload(core, host, ref._block)
-            except Rebuilt:
-                continue
-            return ref
-
-    async def get(
-        self, ref: GpuRef, out: np.ndarray[Any, Any] | None = None
-    ) -> np.ndarray[Any, Any]:
-        """Copy a buffer from the device.
-
-        Args:
-            ref: the buffer.
-            out: an array to fill, of the same shape and dtype.
-
-        Returns:
-            ``out``, or a new array.
-
-        Raises:
-            GpuRefStale: of an older generation, or freed.
-            ValueError: a ref of another device, ``out`` of another shape or read-only.
-            TypeError: ``out`` of another dtype.
-        """
-        core = self._core
-        usable(ref, core.memory, "ref")
-        if out is None:
-            host = np.empty(ref.shape, ref.dtype)
-        else:
-            _check_out(out, ref)
-            host = out if out.flags.c_contiguous else np.empty(ref.shape, ref.dtype)
-        await core.ready()
-        usable(ref, core.memory, "ref")
-        await download(core, ref, host)
-        if out is not None and host is not out:
-            np.copyto(out, host)
-        return host if out is None else out
-
-    async def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer whose content is undefined; as ``numpy.empty``."""
-        return await self._core.empty(shape, dtype)
-
-    async def zeros(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer of zeros; as ``numpy.zeros``."""
-        return await self.full(shape, 0, dtype)
-
-    async def full(self, shape: Shape, fill_value: Any, dtype: Any = None) -> GpuRef:
-        """A buffer with one value everywhere; as ``numpy.full``.
-
-        Args:
-            shape: its shape.
-            fill_value: a scalar.
-            dtype: its dtype; by default that of ``numpy.array(fill_value)``.
-        """
-        value = np.asarray(fill_value)
-        if value.ndim:
-            raise ValueError(f"fill_value must be a scalar, not of shape {value.shape}")
-        element = value.astype(as_dtype(value.dtype if dtype is None else dtype)).tobytes()
-        kind = as_dtype(value.dtype if dtype is None else dtype)
-        core = self._core
-        while True:
-            ref = await core.empty(as_shape(shape), kind)
-            port = core.ports.get(MEMORY_LANE)
-            if port is None or ref.is_stale:
-                continue
-            if ref.nbytes:
-                message = Fill(ref._block.address, ref.nbytes, element)
-                await core.submit(port, "fill", message, (), (ref._block,)).wait()
-            return ref
-
-    async def free(self, ref: GpuRef) -> None:
-        """Give a buffer back now; its memory is reused after its last op.
-
-        Dropping the last ref does the same. Every view of the buffer is refused from now
-        on; a second ``free`` raises ``GpuRefStale``.
-        """
-        core = self._core
-        usable(ref, core.memory, "ref")
-        await core.ready()
-        core.memory.free(usable(ref, core.memory, "ref"))
-
-    async def seal(self, ref: GpuRef) -> GpuRef:
-        """Make a buffer read-only for good, so that it survives rebuilds.
-
-        Read-only is a matter of the mapping: on CUDA the hardware faults a kernel that
-        writes there. The content moves to another place; the ref stays valid. A sealed
-        buffer can be sealed again, which does nothing.
-
-        Returns:
-            ``ref``.
-
-        Raises:
-            GpuRefStale: of an older generation, or freed.
-            OutOfMemory: no room for the second copy that sealing needs.
-            Unsupported: the platform cannot export device memory.
-        """
-        usable(ref, self._core.memory, "ref")
-        await self._core.ready()
-        usable(ref, self._core.memory, "ref")
-        if ref._block.epoch is not self._core.memory.sealed_epoch:
-            await seal(self._core, ref)
-        return ref
+    # --- programs ------------------------------------------------------------------------
 
     def event(self) -> Event:
         """A point in a lane's work, to wait for and to measure time between."""
@@ -266,12 +146,6 @@ class Device(Libraries):
         as one graph launch.
         """
         return Program(self, inputs)
-
-    async def _upload(self, host: np.ndarray[Any, Any], ref: GpuRef) -> None:
-        try:
-            await upload(self._core, as_host_array(host), ref._block)
-        except Rebuilt:
-            raise refuse(ref, self._core.memory, "ref") from None
 
     # --- watching ------------------------------------------------------------------------
 
@@ -300,6 +174,11 @@ class Device(Libraries):
             host_pid=core.context.host.pid if core.context else None,
             in_flight=len(core.in_flight),
             memory=core.memory.statistics(),
+            transfers=tuple(
+                TransferStatistics(transfer.name, transfer.nbytes, transfer.done)
+                for transfer in core.transfers
+            ),
+            pinned=core.pinned.statistics(),
             lanes=tuple(port.statistics() for port in core.ports.values()),
             startup=core.startup,
             standby=core.standby is not None and core.standby.warm,
@@ -318,6 +197,8 @@ async def open_device(
     backoff: Backoff = _RESTART_BACKOFF,
     standby: bool | None = None,
     op_deadline: float | None = None,
+    memory_limit: int | None = None,
+    pinned_limit: int = 1 << 30,
     streams: StreamStrategy = "per_actor",
     stream_pool: int = 4,
     priorities: Mapping[str, int] | None = None,
@@ -347,6 +228,9 @@ async def open_device(
             host is killed, the op and what was in flight with it fail with
             ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
             kernel that never finishes. Needs ``isolation="process"``.
+        memory_limit: bytes of device memory to take at most; by default all there is. Whoever
+            wants more gets ``OutOfMemory``.
+        pinned_limit: bytes that arrays of ``device.pinned`` may take together.
         streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
             ``stream_pool`` of them, ``"single"`` runs everything on one.
         stream_pool: how many streams ``"pooled"`` shares.
@@ -369,6 +253,10 @@ async def open_device(
             raise ValueError("op_deadline kills the host, so it needs isolation='process'")
         if op_deadline <= 0:
             raise ValueError(f"op_deadline must be positive, not {op_deadline}")
+    if memory_limit is not None and memory_limit <= 0:
+        raise ValueError(f"memory_limit must be positive, not {memory_limit}")
+    if pinned_limit <= 0:
+        raise ValueError(f"pinned_limit must be positive, not {pinned_limit}")
     if streams not in get_args(StreamStrategy):
         raise ValueError(f"streams must be one of {get_args(StreamStrategy)}, not {streams!r}")
     if completion is None:
@@ -386,7 +274,15 @@ async def open_device(
             continue
         if unavailable is not None:
             warnings.warn(CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=3)
-        core = DeviceCore(candidate, index, isolation, op_deadline=op_deadline, plan=plan)
+        core = DeviceCore(
+            candidate,
+            index,
+            isolation,
+            op_deadline=op_deadline,
+            plan=plan,
+            memory_limit=memory_limit,
+        )
+        core.pinned = Pinned(core, pinned_limit)
         try:
             async with open_supervisor(
                 core.name,
@@ -440,14 +336,3 @@ def _decide(error: BaseException) -> Directive:
 
 def _decide_final(_error: BaseException) -> Directive:
     return Directive.ESCALATE
-
-
-def _check_out(out: object, ref: GpuRef) -> None:
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
-    if out.shape != ref.shape:
-        raise ValueError(f"out has shape {out.shape}, but the buffer has shape {ref.shape}")
-    if out.dtype != ref.dtype:
-        raise TypeError(f"out has dtype {out.dtype}, but the buffer has dtype {ref.dtype}")
-    if not out.flags.writeable:
-        raise ValueError("out is read-only")

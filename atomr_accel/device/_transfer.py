@@ -1,42 +1,80 @@
-"""Moving arrays between the program and the device, through staging memory.
+"""Moving arrays between the program and the device.
 
-Large arrays go in pieces: while one is on the bus the next is being copied, in a worker
-thread where the copy is long enough to hold the trio thread up.
+Ordinary memory goes through staging memory, in chunks: worker threads copy some while
+others are on the bus. Arrays of ``device.pinned`` are on the bus themselves.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+import os
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import numpy as np
 import trio
 
 from .._dtypes import as_dtype
-from ..host import Copy, Download, Protect, Unprotect, Upload
-from ..lanes import CHUNK, Op
-from ..libraries import usable
-from ..memory import GpuRef, refuse
+from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale
+from ..host import Copy, Protect, Unprotect
+from ..lanes import CHUNK, HostDied
+from ..libraries import usable, writable
+from ..memory import refuse
+from ._context import MEMORY_LANE
+from ._core import taken_down
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-    from ..lanes import Piece
-    from ..memory import Block
+    from ..lanes import Bytes, HostHandle, Op, Piece
+    from ..memory import Block, GpuRef
     from ._core import DeviceCore
 
-_DEPTH: Final = 4
-"""Pieces in flight for one transfer."""
-
-_INLINE: Final = 1 << 19
+SMALL: Final = 1 << 19
 """Copies up to this many bytes (some 50 us) are done in the trio thread."""
 
-_Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+_LEAST_CHUNK: Final = 1 << 20
+_DIRECT_CHUNK: Final = 32 << 20
+"""Bytes of a page-locked array that one op moves: a cancelled caller waits for no more."""
+
+_DIRECT_DEPTH: Final = 4
+_COPIERS: Final = min(8, os.cpu_count() or 1)
+"""Threads that copy at once. Eight saturate the memory of the machines we know."""
+
+_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("atomr_accel copiers")
+_T = TypeVar("_T")
 
 
 class Rebuilt(Exception):
-    """The context was rebuilt before anything was sent: start over."""
+    """The context was rebuilt before anything was lost: start over."""
+
+
+@final
+class Transfer:
+    """A long transfer that is under way."""
+
+    __slots__ = ("done", "name", "nbytes")
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.done = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStatistics:
+    """How far a long transfer is.
+
+    Attributes:
+        name: ``"put"`` or ``"get"``.
+        nbytes: how many bytes it moves in all.
+        done: how many of them have arrived.
+    """
+
+    name: str
+    nbytes: int
+    done: int
 
 
 def as_host_array(array: Any) -> np.ndarray[Any, Any]:
@@ -52,15 +90,281 @@ def as_host_array(array: Any) -> np.ndarray[Any, Any]:
     return np.asarray(host, dtype=dtype, order="C")
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> _Bytes:
+async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
+    """Do something that takes long with memory in a worker thread, to its end."""
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(_COPIERS)
+        _limiter.set(limiter)
+    return await trio.to_thread.run_sync(partial(function, *args), limiter=limiter)
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+    """The data of a C-contiguous array."""
     return np.asarray(array).reshape(-1).view(np.uint8)  # a matrix would stay 2-d
 
 
-async def _copy(target: _Bytes, source: _Bytes) -> None:
-    if len(source) <= _INLINE:
-        np.copyto(target, source)
-    else:
-        await trio.to_thread.run_sync(np.copyto, target, source)
+# --- one way and the other -----------------------------------------------------------
+
+
+async def upload(core: DeviceCore, host: np.ndarray[Any, Any], ref: GpuRef, *, new: bool) -> None:
+    """Copy an array into a buffer.
+
+    Args:
+        core: the device.
+        host: the array, C-contiguous.
+        ref: the buffer.
+        new: nobody has it yet, so if it becomes stale it is nobody's loss.
+
+    Raises:
+        Rebuilt: a new buffer became stale before anything had arrived.
+        GpuRefStale, GpuRefSealed: the buffer became so before anything had arrived.
+    """
+    data = bytes_of(host)
+    block = ref._block
+
+    def check() -> None:
+        if not new:
+            writable(ref, core.memory, "out")
+        elif block.epoch is not core.memory.epoch:
+            raise Rebuilt
+
+    if len(data) <= SMALL:
+        piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
+        await _send(core, piece, data, ref, 0, check)
+        return
+    with _observed(core, "put", len(data)) as transfer:
+        address = core.pinned.find(data)
+        if address is not None:
+            await _upload_directly(core, address, ref, check, transfer)
+            return
+
+        async def move(start: int, length: int) -> None:
+            piece = await core.staging.acquire(length)
+            try:
+                part = data[start : start + length]
+                await in_worker(np.copyto, piece.view(length), part)
+            except BaseException:
+                piece.release()
+                raise
+            await _send(core, piece, None, ref, start, check, length)
+            transfer.done += length
+
+        await _in_chunks(len(data), move)
+
+
+async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
+    """Copy a buffer into an array, which is C-contiguous.
+
+    Raises:
+        GpuRefStale: the buffer became stale before anything had arrived.
+    """
+    data = bytes_of(host)
+    if len(data) <= SMALL:
+        piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
+        await _receive(core, piece, ref, 0, len(data))
+        np.copyto(data, piece.view(len(data)))
+        piece.release()
+        return
+    with _observed(core, "get", len(data)) as transfer:
+        address = core.pinned.find(data)
+        if address is not None:
+            await _download_directly(core, address, ref, transfer)
+            return
+
+        async def move(start: int, length: int) -> None:
+            piece = await core.staging.acquire(length)
+            await _receive(core, piece, ref, start, length)
+            try:
+                await in_worker(np.copyto, data[start : start + length], piece.view(length))
+            finally:
+                piece.release()
+            transfer.done += length
+
+        await _in_chunks(len(data), move)
+
+
+async def _send(
+    core: DeviceCore,
+    piece: Piece,
+    data: Bytes | None,
+    ref: GpuRef,
+    start: int,
+    check: Callable[[], None],
+    length: int = 0,
+) -> None:
+    """Send a piece, filled with ``data`` if that is given, and give it back."""
+    try:
+        if data is not None:
+            length = len(data)
+            np.copyto(piece.view(length), data)
+        check()
+        while (context := core.context) is None:
+            await core.ready()
+            check()
+        message = Copy(ref._block.address + start, piece.address, length)
+        op = core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref._block,))
+    except BaseException:
+        piece.release()
+        raise
+    try:
+        await op.wait()
+    except BaseException:
+        after(core, context.host, op, piece.release)
+        raise
+    piece.release()
+
+
+async def _receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, length: int) -> None:
+    """Fill a piece, which stays the caller's unless this raises."""
+    try:
+        block = usable(ref, core.memory, "ref")
+        while (context := core.context) is None:  # sealed buffers are good without one, too
+            await core.ready()
+            block = usable(ref, core.memory, "ref")
+        message = Copy(piece.address, ref._block.address + start, length)
+        op = core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
+    except BaseException:
+        piece.release()
+        raise
+    try:
+        await op.wait()
+    except BaseException:
+        after(core, context.host, op, piece.release)
+        raise
+
+
+def after(core: DeviceCore, host: HostHandle, op: Op, callback: Callable[[], None]) -> None:
+    """Call back once nothing touches the memory of ``op`` any more.
+
+    A host that is being killed may still be moving data when its ops are answered.
+    """
+
+    def answered() -> None:
+        if isinstance(op.error, (ContextPoisoned, HostDied, DeviceLost)):
+            core.quarantined.append((host, callback))
+        else:
+            callback()
+
+    op.when_answered(answered)
+
+
+async def _in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) -> None:
+    """Call ``move(start, length)`` for all chunks, several at a time.
+
+    There are twice as many as threads that copy: while one half copies, the other half is
+    on the bus.
+    """
+    size = min(CHUNK, max(_LEAST_CHUNK, -(-nbytes // (2 * _COPIERS))))
+    starts = iter(range(0, nbytes, size))
+    failures: list[Exception] = []
+
+    async def mover() -> None:
+        for start in starts:
+            try:
+                await move(start, min(size, nbytes - start))
+            except (AccelError, Rebuilt) as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(2 * _COPIERS, -(-nbytes // size))):
+            nursery.start_soon(mover)
+    if failures:
+        # What was in flight tells more than what came after it.
+        raise min(failures, key=lambda error: not isinstance(error, ContextPoisoned))
+
+
+@contextmanager
+def _observed(core: DeviceCore, name: str, nbytes: int) -> Iterator[Transfer]:
+    """Show how far a transfer is, and make a fault fail it as a whole."""
+    transfer = Transfer(name, nbytes)
+    core.transfers.add(transfer)
+    generation = core.memory.generation
+    try:
+        yield transfer
+    except (GpuRefStale, Rebuilt):
+        # It was in flight all the time, if perhaps none of its pieces was.
+        fault = core.last_fault
+        if transfer.done and fault is not None and core.memory.generation > generation:
+            raise taken_down(name, fault) from fault
+        raise
+    finally:
+        core.transfers.discard(transfer)
+
+
+# --- page-locked arrays ----------------------------------------------------------------
+
+
+async def _upload_directly(
+    core: DeviceCore, address: int, ref: GpuRef, check: Callable[[], None], transfer: Transfer
+) -> None:
+    def submit(start: int, length: int) -> Op:
+        check()
+        message = Copy(ref._block.address + start, address + start, length)
+        return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref._block,))
+
+    await _directly(core, address, submit, transfer)
+
+
+async def _download_directly(
+    core: DeviceCore, address: int, ref: GpuRef, transfer: Transfer
+) -> None:
+    def submit(start: int, length: int) -> Op:
+        block = usable(ref, core.memory, "ref")
+        message = Copy(address + start, ref._block.address + start, length)
+        return core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
+
+    ops: list[tuple[HostHandle, Op]] = []
+    try:
+        await _directly(core, address, submit, transfer, ops)
+    except BaseException:
+        # The array is the caller's, who may do with it what he likes once this returns:
+        # nothing may write to it then, neither this host nor one that is being killed.
+        with trio.CancelScope(shield=True):
+            for host, op in ops:
+                try:
+                    await op.wait()
+                except (ContextPoisoned, HostDied, DeviceLost):
+                    await host.close(dying=True)
+                except AccelError:
+                    pass  # what is raised came before it
+        raise
+
+
+async def _directly(
+    core: DeviceCore,
+    address: int,
+    submit: Callable[[int, int], Op],
+    transfer: Transfer,
+    ops: list[tuple[HostHandle, Op]] | None = None,
+) -> None:
+    """Move a page-locked array by ops that are a few at a time in flight."""
+    ops = [] if ops is None else ops
+    lengths: list[int] = []
+    for start in range(0, transfer.nbytes, _DIRECT_CHUNK):
+        length = min(_DIRECT_CHUNK, transfer.nbytes - start)
+        host = await core.pinned.mapped(address)
+        piece = core.pinned.piece_at(address)
+        op = submit(start, length)
+        piece.hold()
+        after(core, host, op, piece.drop)
+        ops.append((host, op))
+        lengths.append(length)
+        if len(ops) == _DIRECT_DEPTH:
+            await _first(ops, lengths, transfer)
+    while ops:
+        await _first(ops, lengths, transfer)
+
+
+async def _first(ops: list[tuple[HostHandle, Op]], lengths: list[int], transfer: Transfer) -> None:
+    await ops[0][1].wait()
+    ops.pop(0)
+    transfer.done += lengths.pop(0)
+
+
+# --- sealing ---------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -77,104 +381,33 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
         raise Rebuilt
     slab = core.memory.slab_of(block).id
     # All of these write the block, so none overtakes another, whatever happens.
-    core.submit(core.ports["memory"], "unprotect", Unprotect(slab), (), (block,))
+    core.submit(core.ports[MEMORY_LANE], "unprotect", Unprotect(slab), (), (block,))
     try:
         yield
     except BaseException:
         if core.memory.epoch is block.epoch:
-            core.submit(core.ports["memory"], "protect", Protect(slab), (), (block,))
+            core.submit(core.ports[MEMORY_LANE], "protect", Protect(slab), (), (block,))
         raise
     if core.memory.epoch is not block.epoch:
         raise Rebuilt
-    await core.submit(core.ports["memory"], "protect", Protect(slab), (), (block,)).wait()
+    await core.submit(core.ports[MEMORY_LANE], "protect", Protect(slab), (), (block,)).wait()
     core.memory.seal(block)
 
 
-async def upload(core: DeviceCore, host: np.ndarray[Any, Any], block: Block) -> None:
-    """Copy an array into a block, piece by piece.
-
-    Raises:
-        Rebuilt: the block became stale before anything was sent.
-    """
-    data = _bytes_of(host)
-    ops: deque[Op] = deque()
-    for start in range(0, len(data), CHUNK):
-        part = data[start : start + CHUNK]
-        piece = await core.staging.acquire(len(part))
-        try:
-            await _copy(piece.view(len(part)), part)
-            if core.memory.epoch is not block.epoch:
-                raise Rebuilt
-        except BaseException:
-            piece.release()
-            raise
-        port = core.ports["memory"]
-        message = Upload(block.address + start, piece.offset, len(part))
-        op = core.submit(port, "put", message, (), (block,))
-        op.when_answered(piece.release)
-        ops.append(op)
-        if len(ops) >= _DEPTH:
-            await ops.popleft().wait()
-    while ops:
-        await ops.popleft().wait()
-
-
-async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
-    """Copy a buffer into an array, piece by piece."""
-    data = _bytes_of(host)
-    pending: deque[tuple[Op, Piece, _Bytes]] = deque()
-    try:
-        for start in range(0, len(data), CHUNK):
-            part = data[start : start + CHUNK]
-            piece = core.staging.try_acquire(len(part))
-            while piece is None and pending:
-                # Never wait for a piece while holding one: so do others.
-                await _receive(pending)
-                piece = core.staging.try_acquire(len(part))
-            if piece is None:
-                piece = await core.staging.acquire(len(part))
-            try:
-                # A rebuild may have come between the pieces; a sealed buffer survives it.
-                while (port := core.ports.get("memory")) is None:
-                    await core.ready()
-                block = usable(ref, core.memory, "ref")
-            except BaseException:
-                piece.release()
-                raise
-            message = Download(block.address + start, piece.offset, len(part))
-            op = core.submit(port, "get", message, (block,), ())
-            pending.append((op, piece, part))
-            if len(pending) >= _DEPTH:
-                await _receive(pending)
-        while pending:
-            await _receive(pending)
-    finally:
-        for op, piece, _ in pending:
-            op.when_answered(piece.release)
-
-
-async def _receive(pending: deque[tuple[Op, Piece, _Bytes]]) -> None:
-    op, piece, part = pending[0]
-    await op.wait()
-    await _copy(part, piece.view(len(part)))
-    pending.popleft()
-    piece.release()
-
-
 async def seal(core: DeviceCore, ref: GpuRef) -> None:
-    """Move a buffer into a sealed slab; its handle and all views of it stay the same."""
+    """Move a block into a sealed slab; its handles and all views of it stay the same."""
     # One at a time: two that seal the same buffer would undo each other's work.
     async with core.sealing:
-        source = usable(ref, core.memory, "ref")
+        source = usable(ref, core.memory, "ref").base
         if source.epoch is core.memory.sealed_epoch:
             return
-        target = (await core.empty(ref.nbytes, np.uint8, sealed=True))._block
+        target = (await core.empty(source.size, np.uint8, sealed=True))._block
         usable(ref, core.memory, "ref")
         source.sealed = True  # refuses writers from here on; what is in flight comes first
         try:
             async with filling(core, target):
-                message = Copy(target.address, source.address, ref.nbytes)
-                port = core.ports["memory"]
+                message = Copy(target.address, source.address, source.size)
+                port = core.ports[MEMORY_LANE]
                 await core.submit(port, "seal", message, (source,), (target,)).wait()
             usable(ref, core.memory, "ref")  # not freed meanwhile
         except BaseException as error:

@@ -6,7 +6,7 @@ streams, a library the executors; a host loads them by name.
 
 from ._address import OFFSET_MASK, SLAB_SHIFT, shared_fd
 from ._load import load
-from ._memory import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
+from ._memory import Copy, Fill, Probe, Protect, Unprotect
 from ._protocol import Executor, Fusion, HostContext, StickyFault, Stream
 from ._wire import (
     WITHDRAWN,
@@ -18,6 +18,7 @@ from ._wire import (
     Failure,
     Fault,
     Frames,
+    MapPinned,
     MapSlab,
     Message,
     Open,
@@ -43,7 +44,6 @@ __all__ = [
     "Copy",
     "CreateSlab",
     "DeviceInfo",
-    "Download",
     "Elapsed",
     "Executor",
     "Failure",
@@ -52,6 +52,7 @@ __all__ = [
     "Frames",
     "Fusion",
     "HostContext",
+    "MapPinned",
     "MapSlab",
     "Message",
     "Open",
@@ -67,7 +68,6 @@ __all__ = [
     "StreamPlan",
     "UnmapSlabs",
     "Unprotect",
-    "Upload",
     "Value",
     "append_frame",
     "encoder",

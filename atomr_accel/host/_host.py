@@ -23,6 +23,7 @@ from ._wire import (
     CreateSlab,
     Done,
     Fault,
+    MapPinned,
     MapSlab,
     Open,
     Opened,
@@ -104,7 +105,7 @@ class Host:
                 self._plan = request.plan
                 self._context = load(request.backend)(request.index, request.plan)
                 try:
-                    self._context.map_staging(fd, request.staging_bytes)
+                    self._context.map_pinned(0, fd, request.staging_bytes)
                 finally:
                     os.close(fd)
                 return Opened(self._context.info)
@@ -122,6 +123,11 @@ class Host:
             case MapSlab():
                 try:
                     self._context.map_slab(request.id, fd, request.nbytes, sealed=request.sealed)
+                finally:
+                    os.close(fd)
+            case MapPinned():
+                try:
+                    self._context.map_pinned(request.id, fd, request.nbytes)
                 finally:
                     os.close(fd)
             case UnmapSlabs():

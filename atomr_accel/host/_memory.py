@@ -1,6 +1,7 @@
 """The messages of the memory lane, which every host has.
 
-Sizes and addresses are in bytes; ``offset`` is into the staging memory.
+Sizes and addresses are in bytes. Page-locked memory that the program shares with the host
+has addresses too, so a copy is an upload, a download or neither by where its ends are.
 """
 
 from __future__ import annotations
@@ -10,24 +11,8 @@ from typing import ClassVar
 from ._wire import Message
 
 
-class Upload(Message, frozen=True):
-    """Copy from staging memory to the device."""
-
-    address: int
-    offset: int
-    nbytes: int
-
-
-class Download(Message, frozen=True):
-    """Copy from the device to staging memory."""
-
-    address: int
-    offset: int
-    nbytes: int
-
-
 class Copy(Message, frozen=True):
-    """Copy inside the device."""
+    """Copy from one address to another."""
 
     to: int
     source: int

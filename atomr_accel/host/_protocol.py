@@ -74,8 +74,8 @@ class HostContext(Protocol):
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps that have both happened."""
 
-    def map_staging(self, fd: int, nbytes: int) -> None:
-        """Map the memory shared with the program, page-locked for the device."""
+    def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
+        """Map memory shared with the program, page-locked for the device, unless it is mapped."""
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Allocate device memory, map it, and return its descriptor."""
@@ -84,7 +84,7 @@ class HostContext(Protocol):
         """Map memory that an earlier host allocated; read-only if ``sealed``."""
 
     def unmap_slab(self, slab: int) -> None:
-        """Unmap a slab."""
+        """Unmap a slab, or memory shared with the program."""
 
     def check(self) -> None:
         """Raise StickyFault if the context has failed."""

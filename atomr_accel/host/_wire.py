@@ -206,7 +206,10 @@ def _unpickle(failure: Failure) -> Exception:
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """First request: take the device. A staging descriptor comes along."""
+    """First request: take the device. The descriptor of the staging memory comes along.
+
+    Its address begins at 0: no slab has that number.
+    """
 
     backend: str
     index: int
@@ -275,8 +278,18 @@ class MapSlab(msgspec.Struct, frozen=True, tag=True):
     sealed: bool
 
 
+class MapPinned(msgspec.Struct, frozen=True, tag=True):
+    """Page-lock and map memory of the program whose descriptor comes along.
+
+    It has an address like a slab; one that is mapped already stays as it is.
+    """
+
+    id: int
+    nbytes: int
+
+
 class UnmapSlabs(msgspec.Struct, frozen=True, tag=True):
-    """Unmap slabs that the program has given up."""
+    """Unmap slabs, and page-locked memory, that the program has given up."""
 
     ids: list[int]
 
@@ -309,5 +322,5 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     exports_memory: bool = True
 
 
-ControlRequest = Open | Preload | OpenLane | CreateSlab | MapSlab | UnmapSlabs
+ControlRequest = Open | Preload | OpenLane | CreateSlab | MapSlab | MapPinned | UnmapSlabs
 ControlReply = Opened | Done | Failure | Fault

@@ -99,7 +99,8 @@ class Op:
             await trio.lowlevel.checkpoint()
             return self.result()
         self.task = trio.lowlevel.current_task()
-        return await trio.lowlevel.wait_task_rescheduled(self._abort)
+        answer = await trio.lowlevel.wait_task_rescheduled(self._abort)
+        return answer if self.error is None else self.result()
 
     def result(self) -> Any:
         """The result of an op that is answered; raises if that is an error."""

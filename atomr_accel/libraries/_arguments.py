@@ -38,6 +38,16 @@ def writable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
     return block
 
 
+def overlap(one: GpuRef, other: GpuRef) -> bool:
+    """Whether two refs share memory: they may be views of one buffer, and of the same part."""
+    first, second = one._block, other._block
+    return (
+        first.base is second.base
+        and first.offset < second.offset + other.nbytes
+        and second.offset < first.offset + one.nbytes
+    )
+
+
 def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> None:
     """``ref`` has ``dtype``, that of the argument ``like``."""
     if ref.dtype is not dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .blas import Blas
+from .blaslt import BlasLt
 from .fft import Fft
 from .nvrtc import Nvrtc
 
@@ -17,15 +18,18 @@ class Libraries:
 
     Attributes:
         blas: linear algebra (cuBLAS).
+        blaslt: products with epilogues, scales and narrow types (cuBLASLt).
         fft: Fourier transforms (cuFFT).
         nvrtc: kernels compiled at run time (NVRTC).
     """
 
     blas: Blas
+    blaslt: BlasLt
     fft: Fft
     nvrtc: Nvrtc
 
     def _add_libraries(self, device: Submitter) -> None:
         self.blas = Blas(device)
+        self.blaslt = BlasLt(device)
         self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)

@@ -7,6 +7,7 @@ from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._map import MemoryMap, MemoryStatistics, Slab
 from ._ref import Block, Epoch, GpuRef, refuse, refuse_write
+from ._scope import MemoryScope
 
 __all__ = [
     "Allocator",
@@ -15,6 +16,7 @@ __all__ = [
     "GpuRef",
     "LateAddress",
     "MemoryMap",
+    "MemoryScope",
     "MemoryStatistics",
     "Slab",
     "refuse",

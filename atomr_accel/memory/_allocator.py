@@ -9,6 +9,7 @@ neither a bin nor a fitting hole, or when the bins have grown large.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, final
 
 from sortedcontainers import SortedList
@@ -18,10 +19,14 @@ from ..host import SLAB_SHIFT
 ALIGNMENT: Final = 256
 """What ``cudaMalloc`` promises, and what vendor libraries assume."""
 
-_BINNED_SHARE: Final = 8
-"""Bins are emptied once they hold more than 1/8 of all memory: they fragment it."""
+_BINNED_SHARE: Final = 64
+_BINNED_BYTES: Final = 32 << 20
+_BINNED_MOST: Final = 8
+"""Bins fragment memory. They are emptied once they hold more than 1/64 of it, but what a
+loop makes and drops at a time, 32 MiB or 1/8 of a small memory, stays in them."""
 
 
+@lru_cache(maxsize=4096)  # programs ask for the same sizes again and again
 def round_size(nbytes: int) -> int:
     """``nbytes`` as the size of a block: a multiple of 256, at most 1/16 larger.
 
@@ -45,20 +50,21 @@ class Allocator:
         self._hole_at: dict[int, int] = {}  # address -> nbytes
         self._hole_ending: dict[int, int] = {}  # end -> address
         self._binned = 0
+        self._binned_limit = 0
         self.capacity = 0
         self.in_use = 0
 
     def add_slab(self, slab: int, nbytes: int) -> None:
         """Take a slab of ``nbytes`` (a multiple of 256) into use."""
         self._slabs[slab] = nbytes
-        self.capacity += nbytes
+        self._set_capacity(self.capacity + nbytes)
         self._add_hole(slab << SLAB_SHIFT, nbytes)
 
     def remove_slab(self, slab: int) -> None:
         """Forget a slab that ``empty_slabs`` named."""
         nbytes = self._slabs.pop(slab)
         self._remove_hole(slab << SLAB_SHIFT, nbytes)
-        self.capacity -= nbytes
+        self._set_capacity(self.capacity - nbytes)
 
     def empty_slabs(self) -> list[int]:
         """The slabs of which nothing is in use."""
@@ -94,7 +100,7 @@ class Allocator:
             self._bins[size] = [address]
         else:
             fitting.append(address)
-        if self._binned * _BINNED_SHARE > self.capacity:
+        if self._binned > self._binned_limit:
             self._coalesce()
 
     @property
@@ -107,6 +113,20 @@ class Allocator:
         """The largest size that ``allocate`` can serve now."""
         self._coalesce()
         return self._holes[-1][0] if self._holes else 0
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of free memory that lies outside the largest hole of its slab."""
+        self._coalesce()
+        largest: dict[int, int] = {}
+        for nbytes, address in self._holes:  # the largest come last
+            largest[address >> SLAB_SHIFT] = nbytes
+        return 1 - sum(largest.values()) / self.free_bytes if self.free_bytes else 0.0
+
+    def _set_capacity(self, nbytes: int) -> None:
+        self.capacity = nbytes
+        few = min(nbytes // _BINNED_MOST, _BINNED_BYTES)
+        self._binned_limit = max(nbytes // _BINNED_SHARE, few)
 
     def _best_fit(self, size: int) -> tuple[int, int] | None:
         index = self._holes.bisect_left((size, -1))

@@ -15,9 +15,14 @@ from ..host import SLAB_SHIFT
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._ref import Block, Epoch
+from ._scope import note
 
 SLAB_BYTES: Final = 64 << 20
-"""Size of an ordinary slab; larger requests get a slab of their own size."""
+"""Least size of a slab that requests share."""
+
+_LARGEST_SLAB: Final = 1 << 30
+_GROWTH_SHARE: Final = 64
+"""Slabs grow with the memory in use, to 1/64 of it: each is a descriptor, and those are few."""
 
 GRANULARITY: Final = 2 << 20
 """What ``cuMemCreate`` allocates in on every device so far."""
@@ -52,6 +57,9 @@ class MemoryStatistics:
         largest_free: the largest plain buffer that fits without a new slab.
         slabs: number of slabs, hence of descriptors.
         stale: used by refs of older generations that are still held.
+        fragmentation: the share of plain free memory that lies outside the largest free
+            piece of its slab; 0.0 where each slab's free memory is in one piece.
+        limit: what capacity may be at most; None without a ``memory_limit``.
     """
 
     capacity: int
@@ -61,6 +69,8 @@ class MemoryStatistics:
     largest_free: int
     slabs: int
     stale: int
+    fragmentation: float
+    limit: int | None
 
 
 @final
@@ -69,13 +79,23 @@ class MemoryMap:
 
     After a rebuild, plain slabs of older generations stay for as long as stale refs hold
     blocks in them, but nobody maps them; they are given up at once when memory is short.
+
+    Attributes:
+        device: the device's name.
+        dropped: pieces whose last handle is gone, noted by whichever thread dropped it.
+        epoch: the present generation's epoch.
+        sealed_epoch: the epoch of sealed blocks, which is always present.
+        scopes: how many memory scopes are open.
+        limit: bytes that all slabs together may have, if there is a limit.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, limit: int | None = None) -> None:
         self.device = device
+        self.limit: Final = limit
         self.dropped: deque[tuple[int, int]] = deque()
         self.epoch = Epoch(0)
         self.sealed_epoch = Epoch(0)
+        self.scopes = 0
         self._slabs: dict[int, Slab] = {}
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()
@@ -110,12 +130,16 @@ class MemoryMap:
             return None
         block = Block(self, address, size, self.epoch)
         block.sealed = sealed
+        if self.scopes:
+            note(self, block)
         return block
 
     def promise(self) -> Block:
         """A block without memory, whose address is known late; see ``provide``."""
         block = Block(self, 0, 0, self.epoch)
         block.address = LateAddress(block)
+        if self.scopes:
+            note(self, block)
         return block
 
     def provide(self, block: Block, nbytes: int) -> bool:
@@ -165,10 +189,24 @@ class MemoryMap:
                 self._stale.remove(pool)
                 self._give_up(pool)
 
-    def growth(self, nbytes: int) -> int:
-        """How large a slab to make for a request that found no room."""
-        size = round_size(nbytes)
-        return SLAB_BYTES if size <= SLAB_BYTES // 2 else -(-size // GRANULARITY) * GRANULARITY
+    @property
+    def capacity(self) -> int:
+        """Bytes of all slabs together."""
+        return sum(slab.nbytes for slab in self._slabs.values())
+
+    def growth(self, nbytes: int) -> list[int]:
+        """How large a slab to make for a request that found no room: what to try, in order.
+
+        Large requests have slabs of their own, others share one. Where there is no room
+        for that, a slab for this request alone will do.
+        """
+        least = -(-round_size(nbytes) // GRANULARITY) * GRANULARITY
+        capacity = self.capacity
+        shared = min(_LARGEST_SLAB, 1 << (capacity // _GROWTH_SHARE).bit_length())
+        shared = max(SLAB_BYTES, shared)
+        sizes = [shared, least] if least <= shared // 2 else [least]
+        room = self.limit - capacity if self.limit is not None else least + shared
+        return [size for size in sizes if size <= room]
 
     def new_slab_id(self) -> int:
         """A number no slab of this device has had."""
@@ -214,7 +252,7 @@ class MemoryMap:
         self.collect()
         plain, sealed = self._plain, self._sealed
         stale = sum(pool.in_use for pool in self._stale)
-        capacity = sum(slab.nbytes for slab in self._slabs.values())
+        capacity = self.capacity
         used = plain.in_use + sealed.in_use + stale
         return MemoryStatistics(
             capacity=capacity,
@@ -224,6 +262,8 @@ class MemoryMap:
             largest_free=plain.largest_free,
             slabs=len(self._slabs),
             stale=stale,
+            fragmentation=plain.fragmentation,
+            limit=self.limit,
         )
 
     def _give_up(self, pool: Allocator) -> None:

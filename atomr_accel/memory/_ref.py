@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, final
 
+from .._dtypes import as_dtype
 from .._errors import GpuRefSealed, GpuRefStale
+from ._views import Key, reshaped, selected
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,9 +30,10 @@ class Epoch:
         self.generation = generation
 
 
-@final
 class Block:
     """A piece of device memory and the ops in flight on it; shared by its views.
+
+    ``address`` may change (sealing moves the content), so ask when an op is submitted.
 
     Attributes:
         address: where it is, in the device's address space (see ``host._address``).
@@ -44,6 +47,7 @@ class Block:
     """
 
     __slots__ = (
+        "__weakref__",
         "address",
         "epoch",
         "generation",
@@ -66,6 +70,16 @@ class Block:
         self.readers: set[int] = set()
         self.retired: list[tuple[int, int]] | None = None
 
+    @property
+    def base(self) -> Block:
+        """The whole block."""
+        return self
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in the whole block."""
+        return 0
+
     def __del__(self) -> None:
         # Whoever drops the last handle may be the garbage collector, in any thread, in
         # the middle of anything: note it and let the program's thread do the rest. Ops
@@ -77,8 +91,9 @@ class Block:
 
     def retire(self) -> None:
         """Release the memory as soon as no op in flight touches it."""
-        self.retired = [*(self.retired or ()), (self.address, self.size)]
-        self.size = 0
+        if self.size:
+            self.retired = [*(self.retired or ()), (self.address, self.size)]
+            self.size = 0
         self.settle()
 
     def settle(self) -> None:
@@ -90,12 +105,67 @@ class Block:
 
 
 @final
+class Part(Block):
+    """A block seen from somewhere inside: what a view has.
+
+    Everything is the whole block's, except the address. It equals the whole block, so it
+    is found wherever that is looked for.
+    """
+
+    __slots__ = ("base", "offset")
+
+    def __init__(self, block: Block, offset: int) -> None:
+        self.base: Final = block.base
+        self.offset: Final = block.offset + offset
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Block) and other.base is self.base
+
+    def __hash__(self) -> int:
+        return hash(self.base)
+
+    def __del__(self) -> None:
+        """The whole block has its own."""
+
+    @property
+    def address(self) -> Any:
+        """Where it is, in the device's address space."""
+        return self.base.address + self.offset
+
+    def retire(self) -> None:
+        """Release the whole block as soon as no op in flight touches it."""
+        self.base.retire()
+
+    def settle(self) -> None:
+        """Release retired pieces if nothing is in flight any more."""
+        self.base.settle()
+
+
+def _of_the_base(name: str) -> property:
+    def get(part: Part) -> Any:
+        return getattr(part.base, name)
+
+    def set_(part: Part, value: Any) -> None:
+        setattr(part.base, name, value)
+
+    return property(get, set_)
+
+
+for _name in ("memory", "size", "epoch", "generation", "sealed", "writer", "readers", "retired"):
+    setattr(Part, _name, _of_the_base(_name))
+
+
+@final
 class GpuRef:
     """A handle to an array in device memory: device, generation, shape, dtype.
 
     It is hashable, cheap to pass in messages, and never a pointer. Refs come from a
     device (``put``, ``empty``, the libraries' results); a ref that is dropped frees its
     memory after the last op that uses it. Arrays are C-contiguous.
+
+    ``ref[10:20]``, ``ref[3]``, ``ref.reshape(...)`` and ``ref.view(dtype)`` are views: refs
+    of the same memory, which lives until the last of them is gone, and is freed, sealed and
+    refused for all of them together.
 
     Attributes:
         shape: as in NumPy.
@@ -147,6 +217,53 @@ class GpuRef:
         """Whether the content is gone: a rebuild came between, or it was freed."""
         block = self._block
         return block.epoch is None or not block.memory.current(block.epoch)
+
+    def __getitem__(self, key: Key) -> GpuRef:
+        """A view of a part, as NumPy's basic indexing gives it.
+
+        Arrays on the device are C-contiguous, so the part must be too: whole numbers for
+        leading axes, then at most one slice with step 1.
+
+        Raises:
+            IndexError: out of bounds, or more indices than dimensions.
+            TypeError: an index array or a mask.
+            ValueError: the part is not contiguous; the message says what to do.
+        """
+        shape, first = selected(self.shape, key)
+        itemsize = self.dtype.itemsize
+        block = Part(self._block, first * itemsize) if first else self._block
+        return GpuRef(block, shape, self.dtype, math.prod(shape) * itemsize)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
+        """A view with another shape of the same size; one extent may be -1.
+
+        Raises:
+            ValueError: the sizes differ.
+        """
+        return GpuRef(self._block, reshaped(self.shape, shape), self.dtype, self.nbytes)
+
+    def view(self, dtype: Any) -> GpuRef:
+        """A view of the same bytes with another dtype, as ``numpy.ndarray.view``.
+
+        Raises:
+            TypeError: no dtype that device memory holds.
+            ValueError: the last axis does not divide into elements of that size.
+        """
+        dtype = as_dtype(dtype)
+        shape = self.shape
+        if dtype.itemsize != self.dtype.itemsize:
+            if not shape:
+                raise ValueError(
+                    f"a 0-d buffer of {self.dtype.name} cannot be seen as {dtype.name}"
+                )
+            last, rest = divmod(shape[-1] * self.dtype.itemsize, dtype.itemsize)
+            if rest:
+                raise ValueError(
+                    f"the last axis of shape {shape} is {shape[-1] * self.dtype.itemsize} bytes of "
+                    f"{self.dtype.name}, which is no whole number of {dtype.name}"
+                )
+            shape = (*shape[:-1], last)
+        return GpuRef(self._block, shape, dtype, self.nbytes)
 
     def __len__(self) -> int:
         if not self.shape:

@@ -592,6 +592,29 @@ async def test_a_sibling_takes_a_message_down() -> None:
         assert log == ["+a", "+b", "-b", "-a", "~Boom('b')", "+a", "~Boom('b')", "+b"]
 
 
+async def test_a_first_start_that_is_begun_anew_is_no_restart(autojump_clock: Any) -> None:
+    """Its group was restarted before it was up, and its spawner still waits."""
+    log: list[str] = []
+
+    class Slow(Counter):
+        async def started(self) -> None:
+            await trio.sleep(1)
+            await super().started()
+
+    async with open_system("demo", supervision=quick(strategy=Strategy.ONE_FOR_ALL)) as system:
+        a = await system.spawn(Counter, 0, log, name="a")
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def _() -> None:
+                slow = await system.spawn(Slow, 0, log, name="slow")
+                assert slow.statistics().restarts == 0
+
+            await trio.sleep(0.5)
+            a.tell(Fail(Boom()))
+        assert log == ["+a", "-a", "~Boom()", "+a", "+slow"]
+
+
 async def test_a_system_that_gives_up_raises_the_cause() -> None:
     log: list[str] = []
     with pytest.RaisesGroup(pytest.RaisesExc(SupervisionFailed, match="'demo' gave up")) as info:

@@ -182,6 +182,15 @@ def test_replies_may_be_named_before_they_are_there() -> None:
                 return 1
 
 
+def test_a_handler_hides_nothing_that_actors_have() -> None:
+    with pytest.raises(TypeError, match=r"Bad\.stop is a handler, but every actor has a 'stop'"):
+
+        class Bad(Actor):
+            @handler
+            async def stop(self, message: Add) -> int:  # type: ignore[override]
+                return 1
+
+
 def test_hooks_are_async() -> None:
     with pytest.raises(TypeError, match=r"Bad\.started must be an async function"):
 

@@ -382,6 +382,7 @@ class MachineAgainstOtp(RuleBasedStateMachine):
         assert self.world.running == self.otp.running
 
 
+@pytest.mark.slow
 def test_the_machine_does_what_otp_does() -> None:
     run_state_machine_as_test(MachineAgainstOtp, settings=QUICK)
 
@@ -530,6 +531,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.machine.state is SupervisorState.STOPPED
 
 
+@pytest.mark.slow
 def test_the_machine_keeps_its_promises_in_any_order_of_events() -> None:
     run_state_machine_as_test(AnyOrder, settings=settings(QUICK, stateful_step_count=25))
 

@@ -97,7 +97,7 @@ class Near:
     value: Any
     magnitude: Any = None
     dtype: str | None = None
-    ignore: Array | None = None
+    ignore: Any = None
 
 
 class Sample:

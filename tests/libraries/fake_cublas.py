@@ -44,9 +44,8 @@ def matrix(pointer: int, rows: int, columns: int, ld: int, dtype: np.dtype[Any])
     if not rows or not columns:
         return np.zeros((rows, columns), dtype)
     count = (columns - 1) * ld + rows
-    flat = memory(pointer, count * dtype.itemsize).view(dtype)
     strides = (dtype.itemsize, ld * dtype.itemsize)
-    return np.lib.stride_tricks.as_strided(flat, (rows, columns), strides)
+    return np.ndarray((rows, columns), dtype, memory(pointer, count * dtype.itemsize), 0, strides)
 
 
 def vector(pointer: int, n: int, inc: int, dtype: np.dtype[Any]) -> Array:

@@ -112,15 +112,16 @@ def compile_kernels(
         names = [member.split()[-1].lstrip("*&") for member in members.split(";") if member.strip()]
         values = ", ".join(f"a.{member}" for member in names)
         runners.append(
+            f'extern "C" unsigned long size{number}() {{\n'
+            f"  struct Arguments {{ {members}; }};\n"
+            f"  Arguments* a = nullptr;\n"
+            f"  return (unsigned long)(&a->{names[-1]} + 1);\n"
+            f"}}\n"
             f'extern "C" void run{number}(const void* bytes) {{\n'
             f"  struct Arguments {{ {members}; }};\n"
             f"  Arguments a;\n"
-            f"  std::memcpy(&a, bytes, sizeof a);\n"
+            f"  std::memcpy(&a, bytes, size{number}());\n"
             f"  launch(3, 7, [&] {{ {name}({values}); }});\n"
-            f"}}\n"
-            f'extern "C" unsigned long size{number}() {{\n'
-            f"  struct Arguments {{ {members}; }};\n"
-            f"  return sizeof(Arguments);\n"
             f"}}\n"
         )
     file = folder / "kernels.cpp"

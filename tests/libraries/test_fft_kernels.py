@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import struct
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from atomr_accel.libraries.fft._source import (
     ELEMENTS,
     KERNELS,
     SOURCE,
+    frequencies_arguments,
     move_arguments,
     move_name,
     roll_arguments,
@@ -158,9 +158,10 @@ def test_roll(kernels: Any, dtype: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("n", [1, 2, 7, 8])
 def test_frequencies(kernels: Any, n: int) -> None:
-    for half, expected in ((0, np.fft.fftfreq(n, 0.25)), (1, np.fft.rfftfreq(n, 0.25))):
+    for half, expected in ((False, np.fft.fftfreq(n, 0.25)), (True, np.fft.rfftfreq(n, 0.25))):
+        count, arguments = frequencies_arguments(n, 1 / (n * 0.25), half=half)
         got = np.empty(len(expected))
-        arguments = struct.pack("<QQqdi4x", 0, len(got), n, 1 / (n * 0.25), half)
+        assert count == len(got)
         kernels["frequencies"](with_pointers(arguments, got))
         np.testing.assert_array_equal(got, expected)
 

@@ -76,7 +76,6 @@ class CpuContext:
         self._fds: dict[int, int] = {}
         self._fault: StickyFault | None = None
         self.events: dict[int, float] = {}
-        self.staging: _Bytes = np.empty(0, np.uint8)
         self.info: Final = DeviceInfo(
             name=platform.processor() or platform.machine(),
             backend="cpu",
@@ -94,9 +93,10 @@ class CpuContext:
         """Milliseconds between two timestamps."""
         return (self.events[end] - self.events[start]) * 1e3
 
-    def map_staging(self, fd: int, nbytes: int) -> None:
-        """Map the memory shared with the program."""
-        self.staging = _map(fd, nbytes)
+    def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
+        """Map memory shared with the program."""
+        if slab not in self._slabs:
+            self._slabs[slab] = _map(fd, nbytes)
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Make a shared file; the system gives it pages as they are touched."""
@@ -178,7 +178,6 @@ class CpuContext:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._fds.clear()
-        self.staging = np.empty(0, np.uint8)
 
 
 def _map(fd: int, nbytes: int, *, writable: bool = True) -> _Bytes:

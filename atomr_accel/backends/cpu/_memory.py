@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from ...host import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
+from ...host import Copy, Fill, Probe, Protect, Unprotect
 
 if TYPE_CHECKING:
     from ._context import CpuContext, CpuStream
@@ -20,8 +20,6 @@ class CpuMemory:
         del stream
         self._context: Final = context
         self.handlers: Final = {
-            Upload: self._upload,
-            Download: self._download,
             Copy: self._copy,
             Fill: self._fill,
             Unprotect: self._unprotect,
@@ -31,16 +29,6 @@ class CpuMemory:
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def _upload(self, message: Upload) -> None:
-        self._context.check()
-        target = self._context.bytes_at(message.address, message.nbytes, unsealing=True)
-        target[:] = self._context.staging[message.offset : message.offset + message.nbytes]
-
-    def _download(self, message: Download) -> None:
-        self._context.check()
-        source = self._context.bytes_at(message.address, message.nbytes)
-        self._context.staging[message.offset : message.offset + message.nbytes] = source
 
     def _copy(self, message: Copy) -> None:
         self._context.check()

@@ -172,8 +172,7 @@ class CudaContext:
         self._slabs: dict[int, _Mapping] = {}
         self._bases: dict[int, int] = {}
         self._writable: dict[int, tuple[int, int]] = {}  # slab -> base, users
-        self._staging: mmap.mmap | None = None
-        self.staging = 0
+        self._pinned: dict[int, mmap.mmap] = {}
 
     @staticmethod
     def preload() -> None:
@@ -235,12 +234,16 @@ class CudaContext:
         base = self._writable[slab][0] if slab in self._writable else self._bases[slab]
         return base + (address & OFFSET_MASK)
 
-    def map_staging(self, fd: int, nbytes: int) -> None:
-        """Map the shared memory and page-lock it (``cuMemHostRegister``)."""
-        self._staging = mmap.mmap(fd, nbytes)
-        self.staging = np.frombuffer(self._staging, dtype=np.uint8).ctypes.data
-        flags = driver.CU_MEMHOSTREGISTER_PORTABLE
-        check("cuMemHostRegister", driver.cuMemHostRegister(self.staging, nbytes, flags))
+    def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
+        """Map shared memory and page-lock it (``cuMemHostRegister``)."""
+        if slab in self._pinned:
+            return
+        memory = mmap.mmap(fd, nbytes)
+        base = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+        check("cuMemHostRegister", driver.cuMemHostRegister(base, nbytes, flags))
+        self._pinned[slab] = memory
+        self._bases[slab] = base
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Allocate (``cuMemCreate``) and map device memory; its descriptor, or -1."""
@@ -270,9 +273,13 @@ class CudaContext:
         self._map(slab, allocation, nbytes, sealed=sealed)
 
     def unmap_slab(self, slab: int) -> None:
-        """Unmap a slab and release its allocation."""
+        """Unmap a slab and release its allocation, or unlock shared memory."""
+        base = self._bases.pop(slab)
+        if slab in self._pinned:
+            check("cuMemHostUnregister", driver.cuMemHostUnregister(base))
+            del self._pinned[slab]
+            return
         mapping = self._slabs.pop(slab)
-        del self._bases[slab]
         self._unmap(mapping.base, mapping.nbytes)
         check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
 
@@ -301,11 +308,8 @@ class CudaContext:
     def close(self) -> None:
         """Release everything (thread isolation; a host process just ends)."""
         self._bind()
-        for slab in list(self._slabs):
+        for slab in list(self._bases):
             self.unmap_slab(slab)
-        if self._staging is not None:
-            check("cuMemHostUnregister", driver.cuMemHostUnregister(self.staging))
-            self._staging = None
         check("cuDevicePrimaryCtxRelease", driver.cuDevicePrimaryCtxRelease(self._device))
 
     # --- virtual memory -----------------------------------------------------------------

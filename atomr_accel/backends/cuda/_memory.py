@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from ..._errors import LibraryError
-from ...host import Copy, Download, Fill, Probe, Protect, Unprotect, Upload
-from ._driver import check, driver
+from ...host import Copy, Fill, Probe, Protect, Unprotect
+from ._driver import check, driver, failure
 
 if TYPE_CHECKING:
     from ._context import CudaContext, CudaStream
+
+_copy_async: Final = driver.cuMemcpyAsync
+_SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
 
 
 @final
@@ -22,8 +25,6 @@ class CudaMemory:
         self._context: Final = context
         self._stream: Final = stream
         self.handlers: Final = {
-            Upload: self._upload,
-            Download: self._download,
             Copy: self._copy,
             Fill: self._fill,
             Unprotect: self._unprotect,
@@ -34,44 +35,18 @@ class CudaMemory:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _upload(self, message: Upload) -> None:
-        if not message.nbytes:
-            return
-        check(
-            "cuMemcpyHtoDAsync",
-            driver.cuMemcpyHtoDAsync(
-                self._context.writable_pointer(message.address),
-                self._context.staging + message.offset,
-                message.nbytes,
-                self._stream.handle,
-            ),
-        )
-
-    def _download(self, message: Download) -> None:
-        if not message.nbytes:
-            return
-        check(
-            "cuMemcpyDtoHAsync",
-            driver.cuMemcpyDtoHAsync(
-                self._context.staging + message.offset,
-                self._context.pointer(message.address),
-                message.nbytes,
-                self._stream.handle,
-            ),
-        )
-
     def _copy(self, message: Copy) -> None:
         if not message.nbytes:
             return
-        check(
-            "cuMemcpyDtoDAsync",
-            driver.cuMemcpyDtoDAsync(
-                self._context.writable_pointer(message.to),
-                self._context.pointer(message.source),
-                message.nbytes,
-                self._stream.handle,
-            ),
+        # All pointers are of one address space, so the driver knows where they lead.
+        (status,) = _copy_async(
+            self._context.writable_pointer(message.to),
+            self._context.pointer(message.source),
+            message.nbytes,
+            self._stream.handle,
         )
+        if status is not _SUCCESS:
+            raise failure("cuMemcpyAsync", status)
 
     def _fill(self, message: Fill) -> None:
         pointer, nbytes = self._context.pointer(message.address), message.nbytes

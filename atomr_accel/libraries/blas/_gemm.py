@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import numpy as np
 
 from ..._dtypes import as_dtype
 from .._arguments import require_dtype, require_rank, require_shape, usable, writable
+from .._broadcast import broadcast
 from .._perform import Prepared
 from ._checks import (
     LANE,
@@ -25,6 +23,8 @@ from ._messages import Gemm, GemmEx, GemmList, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
     from ...memory import Block, GpuRef
     from .._library import Submitter
@@ -601,54 +601,17 @@ def _plan_wide(
     op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
     m, n, k = _inner(shape_a, shape_b, op_a, op_b)
     _require_aligned(a, b, op_a, op_b, (m, n, k))
-    try:
-        batch = np.broadcast_shapes(shape_a[:-2], shape_b[:-2])
-    except ValueError:
-        raise ValueError(
-            f"the leading dimensions do not broadcast: a has shape {shape_a}, b has {shape_b}"
-        ) from None
+    batch = broadcast(shape_a, shape_b)
     shape = (
-        *batch,
+        *batch.shape,
         *((m,) if len(a.shape) > 1 else ()),
         *((n,) if len(b.shape) > 1 else ()),
     )
-    if not any(size != 1 for size in shape_b[:-2]) and not op_a and batch == shape_a[:-2]:
+    if not any(batch.steps_b) and not op_a and batch.shape == shape_a[:-2]:
         # One b for all of a: its matrices are the rows of one tall matrix.
-        m, batch = m * math.prod(batch), ()
-    sizes, steps_a, steps_b = _merge(batch, _steps(shape_a, batch), _steps(shape_b, batch))
-    pointer_bytes = 3 * _POINTER_BYTES * math.prod(sizes) if len(sizes) > 1 else 0
+        m, batch = m * batch.products, broadcast((1, 1), (1, 1))
+    _, sizes, steps_a, steps_b = batch
+    pointer_bytes = 3 * _POINTER_BYTES * batch.products if len(sizes) > 1 else 0
     return _Wide(
         m, n, k, sizes, steps_a, steps_b, shape, dtype_c, compute, op_a, op_b, pointer_bytes
-    )
-
-
-def _steps(shape: tuple[int, ...], batch: tuple[int, ...]) -> list[int]:
-    """Elements from one matrix to the next along each dimension of a batch."""
-    own = shape[:-2] if batch else ()
-    step = shape[-2] * shape[-1]
-    steps = []
-    for size in reversed(own):
-        steps.append(0 if size == 1 else step)
-        step *= size
-    return [0] * (len(batch) - len(own)) + steps[::-1]
-
-
-def _merge(
-    sizes: tuple[int, ...], steps_a: list[int], steps_b: list[int]
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The same batch with as few dimensions as possible."""
-    merged: list[tuple[int, int, int]] = []
-    for size, step_a, step_b in zip(sizes, steps_a, steps_b, strict=True):
-        if size == 1:
-            continue
-        if merged:
-            before, before_a, before_b = merged[-1]
-            if before_a == size * step_a and before_b == size * step_b:
-                merged[-1] = (before * size, step_a, step_b)
-                continue
-        merged.append((size, step_a, step_b))
-    return (
-        tuple(size for size, _, _ in merged),
-        tuple(step for _, step, _ in merged),
-        tuple(step for _, _, step in merged),
     )

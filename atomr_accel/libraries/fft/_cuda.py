@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import struct
 from ctypes import byref, c_int, c_int64, c_size_t
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -22,7 +21,14 @@ from ._prototypes import (
     PROTOTYPES,
     STATUS_NAMES,
 )
-from ._source import BY_SIZE, SOURCE, move_arguments, move_name, roll_arguments
+from ._source import (
+    BY_SIZE,
+    SOURCE,
+    frequencies_arguments,
+    move_arguments,
+    move_name,
+    roll_arguments,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,11 +108,9 @@ class CudaFft:
         self._kernels.launch(function, count, arguments)
 
     def _frequencies(self, message: Frequencies) -> None:
-        count = message.n // 2 + 1 if message.half else message.n
-        target = self._pointer(message.target)
-        arguments = Arguments(
-            struct.pack("<QQqdi4x", target, count, message.n, message.step, message.half)
-        )
+        count, packed = frequencies_arguments(message.n, message.step, half=message.half)
+        arguments = Arguments(packed)
+        arguments.pointers[0] = self._pointer(message.target)
         self._kernels.launch(self._kernels.function("frequencies"), count, arguments)
 
 

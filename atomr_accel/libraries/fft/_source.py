@@ -163,3 +163,10 @@ def roll_arguments(shape: tuple[int, ...], shifts: tuple[int, ...], count: int) 
         + turns.ljust(MOST_DIMS * 16, b"\0")
         + struct.pack("<i4x", len(shape))
     )
+
+
+def frequencies_arguments(n: int, step: float, *, half: bool) -> tuple[int, bytes]:
+    """How many ``frequencies`` makes, and its arguments, without its pointer."""
+    count = n // 2 + 1 if half else n
+    # The driver compares sizes: nothing pads the last argument.
+    return count, struct.pack("<QQqdi", 0, count, n, step, half)

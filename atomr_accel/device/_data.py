@@ -1,0 +1,317 @@
+"""What a device does with data: put, get, copy, fill, free, seal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._dtypes import as_dtype
+from ..host import Copy, Fill
+from ..libraries import overlap, usable, writable
+from ..memory import GpuRef, MemoryScope, refuse
+from ._context import MEMORY_LANE
+from ._transfer import SMALL, Rebuilt, as_host_array, download, filling, in_worker, seal, upload
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from ._core import DeviceCore, Shape
+    from ._pinned import Pinned
+
+
+class Data:
+    """The part of ``Device`` that moves data and looks after memory."""
+
+    _core: DeviceCore
+
+    @property
+    def pinned(self) -> Pinned:
+        """Page-locked arrays, which need no copy on their way to the device."""
+        return self._core.pinned
+
+    # --- to the device and back -------------------------------------------------------------
+
+    async def put(self, array: Any, *, out: GpuRef | None = None, sealed: bool = False) -> GpuRef:
+        """Copy an array to the device.
+
+        Arrays of ``device.pinned`` move at the speed of the bus. How far a long transfer
+        is, ``device.statistics().transfers`` tells.
+
+        Args:
+            array: a NumPy array or what ``numpy.asarray`` takes; a copy is made where it
+                is not C-contiguous. Do not change it before ``put`` returns.
+            out: where to put it: a ref, or a view of a part of one, of the same shape and
+                dtype. Made if absent. What it holds after ``put`` was cancelled or failed
+                is undefined.
+            sealed: make the buffer read-only for good; it then survives rebuilds.
+
+        Returns:
+            ``out``, or a new ref with the array's shape and dtype.
+
+        Raises:
+            TypeError: a dtype that device memory cannot hold, such as objects, or another
+                than that of ``out``.
+            ValueError: another shape than that of ``out``; ``out`` together with
+                ``sealed``; a page-locked array whose block was left.
+            GpuRefStale, GpuRefSealed: ``out`` cannot be written.
+            OutOfMemory: no room.
+            Unsupported: sealing, where the platform cannot export device memory.
+        """
+        core = self._core
+        if out is not None:
+            if sealed:
+                raise ValueError("put(..., sealed=True) makes a buffer of its own; leave out away")
+            writable(out, core.memory, "out")
+        if type(array) is np.ndarray and array.nbytes > SMALL and not array.flags.c_contiguous:
+            host = await in_worker(as_host_array, array)
+        else:
+            host = as_host_array(array)
+        if out is not None:
+            _check_like(out, host.shape, host.dtype, "out", "the array")
+            await core.ready()
+            await upload(core, host, out, new=False)
+            return out
+        while True:
+            ref = None if sealed else core.try_empty(host.shape, host.dtype, host.nbytes)
+            if ref is None:
+                ref = await core.empty(host.shape, host.dtype, sealed=sealed)
+            try:
+                if sealed:
+                    async with filling(core, ref._block):
+                        await upload(core, host, ref, new=True)
+                else:
+                    await upload(core, host, ref, new=True)
+            except Rebuilt:
+                continue
+            return ref
+
+    async def get(
+        self, ref: GpuRef, out: np.ndarray[Any, Any] | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Copy a buffer from the device.
+
+        Args:
+            ref: the buffer, or a view of a part of one.
+            out: an array to fill, of the same shape and dtype. With an array of
+                ``device.pinned`` nothing is copied on the way; once under way, such a
+                transfer is followed to its end even if the caller is cancelled.
+
+        Returns:
+            ``out``, or a new array.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed.
+            ValueError: a ref of another device, ``out`` of another shape or read-only.
+            TypeError: ``out`` of another dtype.
+        """
+        core = self._core
+        usable(ref, core.memory, "ref")
+        if out is None:
+            host = np.empty(ref.shape, ref.dtype)
+        else:
+            _check_out(out, ref)
+            host = out if out.flags.c_contiguous else np.empty(ref.shape, ref.dtype)
+        await download(core, ref, host)
+        if out is None:
+            return host
+        if host is not out:
+            np.copyto(out, host)
+        return out
+
+    # --- on the device ----------------------------------------------------------------------
+
+    async def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer whose content is undefined; as ``numpy.empty``."""
+        return await self._core.empty(shape, dtype)
+
+    async def zeros(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer of zeros; as ``numpy.zeros``."""
+        return await self.full(shape, 0, dtype)
+
+    async def full(self, shape: Shape, fill_value: Any, dtype: Any = None) -> GpuRef:
+        """A buffer with one value everywhere; as ``numpy.full``.
+
+        Args:
+            shape: its shape.
+            fill_value: a scalar.
+            dtype: its dtype; by default that of ``numpy.array(fill_value)``.
+        """
+        kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
+        element = _element(fill_value, kind)
+        while True:
+            ref = await self._core.empty(shape, kind)
+            if not ref.is_stale:
+                await self._fill(ref, element)
+                return ref
+
+    async def fill(self, ref: GpuRef, value: Any) -> GpuRef:
+        """Set every element of a buffer, or of a view of it, to one value.
+
+        Args:
+            ref: the buffer.
+            value: a scalar, which becomes the buffer's dtype as in ``numpy.ndarray.fill``.
+
+        Returns:
+            ``ref``.
+
+        Raises:
+            GpuRefStale, GpuRefSealed: the buffer cannot be written.
+        """
+        writable(ref, self._core.memory, "ref")
+        element = _element(value, ref.dtype)
+        await self._core.ready()
+        writable(ref, self._core.memory, "ref")
+        await self._fill(ref, element)
+        return ref
+
+    async def _fill(self, ref: GpuRef, element: bytes) -> None:
+        core = self._core
+        message = Fill(ref._block.address, ref.nbytes, element)
+        await core.submit(core.ports[MEMORY_LANE], "fill", message, (), (ref._block,)).wait()
+
+    async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
+        """Copy a buffer on the device.
+
+        Args:
+            src: what to copy.
+            dst: where to: same shape and dtype, no memory in common. Made if absent.
+
+        Returns:
+            ``dst``, or a new buffer.
+
+        Raises:
+            ValueError: other shapes, common memory, a ref of another device.
+            TypeError: other dtypes.
+            GpuRefStale, GpuRefSealed: ``src`` cannot be read, or ``dst`` not written.
+            OutOfMemory: no room.
+        """
+        core = self._core
+        usable(src, core.memory, "src")
+        target = dst
+        if dst is not None:
+            _check_pair(src, dst, core)
+        while True:
+            if dst is None:
+                target = core.try_empty(src.shape, src.dtype, src.nbytes)
+                if target is None:
+                    target = await core.empty(src.shape, src.dtype)
+            assert target is not None
+            source = usable(src, core.memory, "src")
+            if core.ports:
+                break
+            await core.ready()
+            if dst is not None:
+                _check_pair(src, dst, core)
+        message = Copy(target._block.address, source.address, src.nbytes)
+        port = core.ports[MEMORY_LANE]
+        await core.submit(port, "copy", message, (source,), (target._block,)).wait()
+        return target
+
+    # --- lifetime ---------------------------------------------------------------------------
+
+    async def free(self, ref: GpuRef) -> None:
+        """Give a buffer back now; its memory is reused after its last op.
+
+        Dropping the last ref does the same. Every view of the buffer is refused from now
+        on; a second ``free`` raises ``GpuRefStale``.
+        """
+        core = self._core
+        usable(ref, core.memory, "ref")
+        await core.ready()
+        core.memory.free(usable(ref, core.memory, "ref"))
+
+    async def trim(self) -> None:
+        """Give memory that no buffer uses back to the device, for other programs.
+
+        That happens by itself when memory is short.
+        """
+        await self._core.trim()
+
+    def scope(self) -> AbstractAsyncContextManager[MemoryScope]:
+        """Free what is made inside: ``async with device.scope() as scope:``.
+
+        Leaving the block frees every buffer that this task, and tasks started inside,
+        have made there, results of ops included, even if refs to them are still held.
+        ``scope.keep(ref)`` exempts one. Dropped refs are freed earlier, as ever.
+        """
+        return MemoryScope(self._core.memory)
+
+    async def seal(self, ref: GpuRef) -> GpuRef:
+        """Make a buffer read-only for good, so that it survives rebuilds.
+
+        Read-only is a matter of the mapping: on CUDA the hardware faults a kernel that
+        writes there. The content moves to another place; the ref stays valid, and all
+        views of the buffer are sealed with it. A sealed buffer can be sealed again, which
+        does nothing.
+
+        Returns:
+            ``ref``.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the second copy that sealing needs.
+            Unsupported: the platform cannot export device memory.
+        """
+        usable(ref, self._core.memory, "ref")
+        await self._core.ready()
+        usable(ref, self._core.memory, "ref")
+        if ref._block.epoch is not self._core.memory.sealed_epoch:
+            await seal(self._core, ref)
+        return ref
+
+    async def unseal(self, ref: GpuRef) -> GpuRef:
+        """A new buffer, which can be written, with the content of a sealed one.
+
+        The sealed one stays as it is: others may rely on it.
+
+        Raises:
+            ValueError: the buffer is not sealed.
+            GpuRefStale: it was freed.
+            OutOfMemory: no room for the copy.
+        """
+        usable(ref, self._core.memory, "ref")
+        if not ref.sealed:
+            raise ValueError(f"ref is not sealed: {ref!r}; device.copy makes a copy of any buffer")
+        return await self.copy(ref)
+
+    async def _upload(self, array: np.ndarray[Any, Any], ref: GpuRef) -> None:
+        """Put into a buffer that a batch has made."""
+        try:
+            await upload(self._core, as_host_array(array), ref, new=True)
+        except Rebuilt:
+            raise refuse(ref, self._core.memory, "ref") from None
+
+
+def _element(value: object, dtype: np.dtype[Any]) -> bytes:
+    scalar = np.asarray(value)
+    if scalar.ndim:
+        raise ValueError(f"the value must be a scalar, not of shape {scalar.shape}")
+    return scalar.astype(dtype).tobytes()
+
+
+def _check_like(
+    ref: GpuRef, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, other: str
+) -> None:
+    if ref.shape != shape:
+        raise ValueError(f"{name} has shape {ref.shape}, but {other} has shape {shape}")
+    if ref.dtype is not dtype:
+        raise TypeError(f"{name} has dtype {ref.dtype.name}, but {other} has dtype {dtype.name}")
+
+
+def _check_pair(src: GpuRef, dst: GpuRef, core: DeviceCore) -> None:
+    writable(dst, core.memory, "dst")
+    _check_like(dst, src.shape, src.dtype, "dst", "src")
+    if overlap(src, dst):
+        raise ValueError("dst shares memory with src, which the copy would overwrite")
+
+
+def _check_out(out: object, ref: GpuRef) -> None:
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
+    if out.shape != ref.shape:
+        raise ValueError(f"out has shape {out.shape}, but the buffer has shape {ref.shape}")
+    if out.dtype != ref.dtype:
+        raise TypeError(f"out has dtype {out.dtype}, but the buffer has dtype {ref.dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")

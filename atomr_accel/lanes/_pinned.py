@@ -1,0 +1,274 @@
+"""Page-locked memory that the program and the host share, through which arrays travel.
+
+It comes in arenas: files mapped here, and by the host, which page-locks them where there is
+a GPU. They have addresses like slabs, but outlive every host with their content.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import mmap
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
+import trio
+
+from ..host import OFFSET_MASK, SLAB_SHIFT, shared_fd
+from ..memory import Allocator, round_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHUNK: Final = 4 << 20
+"""Bytes a large transfer of ordinary memory moves at a time."""
+
+STAGING_BYTES: Final = 64 << 20
+"""Size of the memory through which ordinary arrays travel."""
+
+_PAGE: Final = 4096
+_ARENA_BYTES: Final = 64 << 20
+_GRANULARITY: Final = 2 << 20
+"""Arenas are multiples of this, which is the size of a huge page."""
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+@final
+class Arena:
+    """One shared file.
+
+    Attributes:
+        id: its number, which is that of no slab of the device.
+        nbytes: its size.
+        fd: its descriptor.
+        bytes: its content.
+        base: where it is mapped in this process.
+        host: the host that has it mapped too.
+    """
+
+    __slots__ = ("_mmap", "base", "bytes", "fd", "host", "id", "nbytes")
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self.id = number
+        self.nbytes = nbytes
+        self.fd = shared_fd(nbytes, "atomr-pinned")
+        self._mmap = mmap.mmap(self.fd, nbytes)
+        self.bytes: Bytes = np.frombuffer(self._mmap, dtype=np.uint8)
+        self.base: int = self.bytes.__array_interface__["data"][0]
+        self.host: object = None
+
+    def close(self) -> None:
+        """Give the memory up; views that are still held keep it mapped."""
+        os.close(self.fd)
+        del self.bytes
+        with contextlib.suppress(BufferError):
+            self._mmap.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedStatistics:
+    """A pool of page-locked memory at one moment, in bytes.
+
+    Attributes:
+        limit: what it may have at most, memory beyond the limit not counted.
+        capacity: what it has.
+        used: what is handed out, or still in use by the device.
+        beyond: of that, memory beyond the limit.
+        largest_free: the largest array that needs no waiting and no more memory.
+        arenas: number of shared files, hence of descriptors.
+        waiting: how many wait for memory.
+    """
+
+    limit: int
+    capacity: int
+    used: int
+    beyond: int
+    largest_free: int
+    arenas: int
+    waiting: int
+
+
+@final
+class PinnedPool:
+    """A bounded pool of pieces of arenas. Who finds it used up waits in line.
+
+    Args:
+        limit: bytes it may have.
+        new_id: gives numbers for arenas.
+
+    Attributes:
+        unmapped: arenas that were given up here but not where they were mapped too: their
+            numbers, and the hosts.
+    """
+
+    def __init__(self, limit: int, new_id: Callable[[], int]) -> None:
+        self.limit: Final = max(_PAGE, limit // _PAGE * _PAGE)
+        self._new_id = new_id
+        self._pool = Allocator()
+        self._arenas: dict[int, Arena] = {}
+        self._bases: list[int] = []
+        self._by_base: dict[int, Arena] = {}
+        self.unmapped: list[tuple[int, object]] = []
+        self._line = trio.StrictFIFOLock()
+        self._room = trio.Event()
+        self._beyond = 0
+
+    def reserve(self) -> Arena:
+        """Its only arena, which takes all it may have."""
+        if not self._arenas:
+            arena = self._add_arena(self.limit)
+            self._pool.add_slab(arena.id, arena.nbytes)
+        (arena,) = self._arenas.values()
+        return arena
+
+    def try_acquire(self, nbytes: int) -> Piece | None:
+        """A piece, or None where that would wait, or jump the line."""
+        if self._line.locked():
+            return None
+        return self._take(nbytes)
+
+    async def acquire(self, nbytes: int) -> Piece:
+        """A piece of at least ``nbytes``, which must not exceed the limit."""
+        async with self._line:
+            while (piece := self._take(nbytes)) is None:
+                # Only the first in line waits here, so nobody is woken for nothing.
+                self._room = trio.Event()
+                await self._room.wait()
+            return piece
+
+    def acquire_beyond(self, nbytes: int) -> Piece:
+        """A piece in an arena of its own, whatever the limit; it goes when the piece goes."""
+        arena = self._add_arena(round_arena(nbytes))
+        self._beyond += arena.nbytes
+        return Piece(self, arena, arena.id << SLAB_SHIFT, arena.nbytes, beyond=True)
+
+    def address_of(self, pointer: int) -> int | None:
+        """The address of what a pointer of this process points to; None if not into here."""
+        at = bisect.bisect_right(self._bases, pointer) - 1
+        if at < 0:
+            return None
+        arena = self._by_base[self._bases[at]]
+        offset = pointer - arena.base
+        return arena.id << SLAB_SHIFT | offset if offset < arena.nbytes else None
+
+    def trim(self) -> None:
+        """Give up arenas that nobody uses."""
+        for number in self._pool.empty_slabs():
+            self._pool.remove_slab(number)
+            self._drop_arena(number)
+
+    def statistics(self) -> PinnedStatistics:
+        """A snapshot."""
+        waiting = self._line.statistics()
+        return PinnedStatistics(
+            limit=self.limit,
+            capacity=self._pool.capacity + self._beyond,
+            used=self._pool.in_use + self._beyond,
+            beyond=self._beyond,
+            largest_free=self._pool.largest_free,
+            arenas=len(self._arenas),
+            waiting=waiting.tasks_waiting + int(waiting.locked),
+        )
+
+    def close(self) -> None:
+        """Give everything up; arrays that are still held keep their memory mapped."""
+        for number in list(self._arenas):
+            self._drop_arena(number)
+
+    def _take(self, nbytes: int) -> Piece | None:
+        size = round_size(nbytes)
+        address = self._pool.allocate(size)
+        if address is None:
+            room = self.limit - self._pool.capacity
+            if size > room:
+                # What is free may be in arenas that are each too small.
+                self.trim()
+                room = self.limit - self._pool.capacity
+                if size > room:
+                    return None
+            wanted = max(round_arena(size), min(_ARENA_BYTES, room))
+            arena = self._add_arena(min(wanted, room))
+            self._pool.add_slab(arena.id, arena.nbytes)
+            address = self._pool.allocate(size)
+            assert address is not None
+        return Piece(self, self._arenas[address >> SLAB_SHIFT], address, size)
+
+    def _add_arena(self, nbytes: int) -> Arena:
+        arena = Arena(self._new_id(), nbytes)
+        self._arenas[arena.id] = arena
+        self._by_base[arena.base] = arena
+        bisect.insort(self._bases, arena.base)
+        return arena
+
+    def _drop_arena(self, number: int) -> None:
+        arena = self._arenas.pop(number)
+        del self._by_base[arena.base]
+        self._bases.remove(arena.base)
+        self.unmapped.append((number, arena.host))
+        arena.close()
+
+    def _give_back(self, piece: Piece) -> None:
+        if piece.beyond:
+            self._beyond -= piece.size
+            self._drop_arena(piece.arena.id)
+        else:
+            self._pool.free(piece.address, piece.size)
+            self._room.set()
+
+
+def round_arena(nbytes: int) -> int:
+    """``nbytes`` as the size of an arena."""
+    return max(_GRANULARITY, -(-nbytes // _GRANULARITY) * _GRANULARITY)
+
+
+@final
+class Piece:
+    """A piece of page-locked memory.
+
+    Its owner releases it once, and every op that uses it ``hold``s it meanwhile: the memory
+    is handed out again after the last of them.
+
+    Attributes:
+        arena: where it lies.
+        address: its address, for the host.
+        size: its size.
+        released: whether its owner is done with it.
+        beyond: whether it is the only one of its arena, and not counted.
+    """
+
+    __slots__ = ("_holds", "_pool", "address", "arena", "beyond", "released", "size")
+
+    def __init__(
+        self, pool: PinnedPool, arena: Arena, address: int, size: int, *, beyond: bool = False
+    ) -> None:
+        self._pool = pool
+        self.arena = arena
+        self.address = address
+        self.size = size
+        self.released = False
+        self.beyond = beyond
+        self._holds = 0
+
+    def view(self, nbytes: int) -> Bytes:
+        """The first ``nbytes`` of the piece."""
+        offset = self.address & OFFSET_MASK
+        return self.arena.bytes[offset : offset + nbytes]
+
+    def hold(self) -> None:
+        """Keep it until ``drop``."""
+        self._holds += 1
+
+    def drop(self) -> None:
+        """End what ``hold`` began."""
+        self._holds -= 1
+        if self.released and not self._holds:
+            self._pool._give_back(self)
+
+    def release(self) -> None:
+        """Give the piece back."""
+        self.released = True
+        if not self._holds:
+            self._pool._give_back(self)

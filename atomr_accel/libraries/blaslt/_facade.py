@@ -1,0 +1,225 @@
+"""``device.blaslt``: matrix products with epilogues, scales and narrow types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+from .._library import LaneSpec
+from .._perform import Prepared, perform
+from ..blas._checks import Number, Trans, operation
+from ._call import Call
+from ._messages import Heuristic, Matmul, Tune
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from .._library import Submitter
+    from .._perform import Room
+    from ._layout import Layout
+    from ._plan import Plan, Question
+
+LANE: Final = LaneSpec(
+    "blaslt",
+    {
+        "cpu": "atomr_accel.libraries.blaslt._cpu:CpuBlasLt",
+        "cuda": "atomr_accel.libraries.blaslt._cuda:CudaBlasLt",
+    },
+    ways=4,
+)
+
+WORKSPACE: Final = 32 << 20
+"""The most memory that an algorithm may want: what the vendor recommends for Hopper."""
+
+_UNKNOWN: Final = 4 << 20
+"""What an algorithm gets that the lane has to choose by itself, in a batch."""
+
+_CANDIDATES: Final = 8
+
+_Choice = tuple[bytes, int]
+
+
+@final
+class BlasLt:
+    """Matrix products that do more than multiply: cuBLASLt on CUDA, NumPy on the CPU.
+
+    An algorithm is looked up once for every combination of shapes and options, and kept.
+
+    | a and b | result (the first is the default) | bias |
+    |---|---|---|
+    | float16 | float16, float32 | as the result |
+    | bfloat16 | bfloat16, float32 | as the result |
+    | float32, float64, complex64, complex128 | the same | the same |
+    | int8 | int32 | none |
+    | int8 | int8 (saturating) | float32 |
+    | float8_e4m3fn, or one of them float8_e5m2 | bfloat16, float16 | as the result |
+    | the same | float32 | bfloat16 |
+    | the same | float8_e4m3fn; float8_e5m2 if an input is | bfloat16 or float16, as ``c`` |
+    | float4_e2m1fn | bfloat16, float16, float32 | as for fp8 |
+
+    fp8 needs compute capability 8.9 and, before 10.0, matrices laid out as
+    ``trans_a=False, trans_b=True`` has them; fp4 needs compute capability 10.0. The CPU
+    backend takes all of it on any machine. Results beyond the range of fp8 or int8 become
+    its largest number of that sign; NaN stays NaN in fp8.
+    """
+
+    def __init__(self, device: Submitter) -> None:
+        self._device = device
+        self._plans: dict[Question, Plan] = {}
+        self._choices: dict[tuple[bytes, bool], _Choice] = {}
+
+    async def matmul(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        c: GpuRef | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        trans_a: Trans = False,
+        trans_b: Trans = False,
+        dtype: Any = None,
+        compute_type: str | None = None,
+        epilogue: str | None = None,
+        bias: GpuRef | None = None,
+        aux: GpuRef | None = None,
+        scale_a: GpuRef | None = None,
+        scale_b: GpuRef | None = None,
+        scale_out: GpuRef | None = None,
+        amax: bool = False,
+        fast_accum: bool = False,
+        layout_a: Layout | None = None,
+        layout_b: Layout | None = None,
+        layout_out: Layout | None = None,
+        autotune: bool = False,
+    ) -> Any:
+        """Matrix product with an epilogue: ``epilogue(alpha * op(a) @ op(b) + beta * c)``.
+
+        Vendor function: ``cublasLtMatmul``.
+
+        ======================================== ==============================================
+        epilogue                                 what it does to x, the product
+        ======================================== ==============================================
+        ``bias``                                 ``x + bias``
+        ``relu``, ``relu_bias``                  ``max(x, 0)``; NaN becomes 0
+        ``gelu``, ``gelu_bias``                  GELU, by its tanh approximation
+        ``relu_aux``, ``relu_aux_bias``          as ``relu``; ``aux`` is one bit for each x > 0
+        ``gelu_aux``, ``gelu_aux_bias``          as ``gelu``; ``aux`` is what GELU was taken of
+        ``drelu``, ``dgelu``                     ``x`` times the derivative, given ``aux``
+        ``drelu_bgrad``, ``dgelu_bgrad``         the same, and its sum over the rows
+        ``bgrada``, ``bgradb``                   ``x``; and the sum of op(a) or op(b) over k
+        ======================================== ==============================================
+
+        Args:
+            a: shape (..., m, k), or (..., k, m) with ``trans_a``.
+            b: shape (..., k, n), or (..., n, k) with ``trans_b``. Leading dimensions are
+                broadcast where one step walks through them.
+            out: where to put the result: shape (..., m, n), not sealed, no memory in
+                common with other arguments but ``c``. Made if absent.
+            c: what to add: shape (..., m, n); by default ``out``. For fp8 results it is
+                bfloat16 or float16.
+            alpha: scales the product.
+            beta: scales ``c``; 0 ignores it, NaNs included.
+            trans_a: use the transpose of ``a``; 2 (``"C"``) for its conjugate.
+            trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
+            dtype: the dtype of the result, see the class.
+            compute_type: the vendor's, without ``CUBLAS_COMPUTE_``: for float32
+                ``"32F_FAST_TF32"``, ``"32F_FAST_16F"``, ``"32F_FAST_16BF"``; for float16
+                ``"16F"``; ``_PEDANTIC`` after any plain one.
+            epilogue: see above; with ``bias`` alone it is ``"bias"``.
+            bias: shape (n,), or (..., n) with one for each product.
+            aux: what the epilogue of the forward pass returned; or a buffer for it.
+            scale_a: float32, for fp8: one number that ``a`` is multiplied by, or with
+                ``scale_b`` one for each row of op(a). For fp4 float8_e4m3fn of shape
+                (m, k/16): one for each 16 elements along k.
+            scale_b: the same for ``b``: one number, one for each column of op(b), or for
+                fp4 shape (n, k/16).
+            scale_out: float32, one number: an fp8 result is multiplied by it at the end.
+            amax: also return the largest magnitude of an fp8 result before ``scale_out``,
+                a float32 of shape ().
+            fast_accum: let fp8 accumulate less precisely, and faster.
+            layout_a: how to read ``a``, whatever its shape.
+            layout_b: how to read ``b``.
+            layout_out: where in ``out`` the result goes.
+            autotune: the first time, run the best candidates on these operands and keep
+                the fastest; by default the vendor's own guess is taken.
+
+        Returns:
+            ``out``, or a new buffer. Epilogues with more results return a tuple:
+            ``(out, aux)``, or ``(out, bias gradient)``; ``amax`` comes last.
+
+        Raises:
+            ValueError: shapes, layouts, alignment or options that do not fit, aliasing.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: the device, or the library, does not have this combination.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: a sealed ref to be written.
+            OutOfMemory: no room for the result.
+        """
+        call = Call(
+            self._device.memory,
+            self._plans,
+            a,
+            b,
+            out,
+            c,
+            alpha,
+            beta,
+            operation(trans_a, "trans_a"),
+            operation(trans_b, "trans_b"),
+            dtype,
+            compute_type,
+            epilogue if epilogue is not None else "bias" if bias is not None else "",
+            bias,
+            aux,
+            scale_a,
+            scale_b,
+            scale_out,
+            bool(amax),
+            bool(fast_accum),
+            layout_a,
+            layout_b,
+            layout_out,
+        )
+        key = (call.check().plan.encoded, autotune)
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = await self._choose(call, *key)
+        algorithm, nbytes = choice
+        return await perform(
+            self._device,
+            LANE,
+            "blaslt.matmul",
+            lambda room: call.prepare(room, algorithm, nbytes),
+        )
+
+    async def _choose(self, call: Call, spec: bytes, autotune: bool) -> _Choice:
+        """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
+        candidates = await self._candidates(spec, _CANDIDATES if autotune else 1)
+        if autotune and len(candidates) > 1:
+            candidates = await self._tune(call, candidates)
+        choice = candidates[0]
+        if choice[0]:
+            self._choices[spec, autotune] = choice
+        return choice
+
+    async def _candidates(self, spec: bytes, most: int) -> list[_Choice]:
+        """Ask the lane for algorithms, best guess first."""
+        message = Heuristic(spec, WORKSPACE, most)
+        answer = await perform(
+            self._device, LANE, "blaslt.heuristic", lambda _room: Prepared(message, (), ())
+        )
+        if answer is None:  # inside a batch there is no answer yet: the lane has to choose
+            return [(b"", _UNKNOWN)]
+        return [(algorithm, nbytes) for algorithm, nbytes in answer]
+
+    async def _tune(self, call: Call, candidates: list[_Choice]) -> list[_Choice]:
+        """Put the fastest of the candidates first."""
+        most = max(nbytes for _, nbytes in candidates)
+
+        def prepare(room: Room) -> Prepared:
+            message, reads, writes, _ = call.prepare(room, b"", most, scratch=True)
+            assert isinstance(message, Matmul)
+            return Prepared(Tune(message, tuple(candidates)), reads, writes)
+
+        best = await perform(self._device, LANE, "blaslt.tune", prepare)
+        return candidates if best is None else [candidates[best]]

@@ -1,0 +1,77 @@
+"""Scopes of memory: what is made inside is freed at the end."""
+
+from __future__ import annotations
+
+import weakref
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+if TYPE_CHECKING:
+    from contextvars import Token
+    from types import TracebackType
+
+    from ._map import MemoryMap
+    from ._ref import Block, GpuRef
+
+
+@final
+class MemoryScope:
+    """Frees what is made inside its block. Made by ``device.scope()``.
+
+    What counts is the task: what this task makes, and those that were started inside.
+    """
+
+    def __init__(self, memory: MemoryMap) -> None:
+        self._memory = memory
+        self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
+        self._outer: MemoryScope | None = None
+        self._token: Token[MemoryScope | None]
+        self._open = False
+
+    async def __aenter__(self) -> MemoryScope:
+        await trio.lowlevel.checkpoint()
+        self._outer = _innermost.get()
+        self._token = _innermost.set(self)
+        self._memory.scopes += 1
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._open = False
+        self._memory.scopes -= 1
+        _innermost.reset(self._token)
+        for block in list(self._blocks):
+            if block.epoch is not None:
+                self._memory.free(block)
+        await trio.lowlevel.checkpoint()
+
+    def keep(self, ref: GpuRef) -> GpuRef:
+        """Let a buffer live on: it belongs to the scope around this one, if there is one."""
+        self._blocks.discard(ref._block)
+        if self._outer is not None:
+            self._outer._note(self._memory, ref._block)
+        return ref
+
+    def _note(self, memory: MemoryMap, block: Block) -> None:
+        scope: MemoryScope | None = self
+        while scope is not None and not (scope._open and scope._memory is memory):
+            scope = scope._outer
+        if scope is not None:
+            scope._blocks.add(block)
+
+
+_innermost: Final[ContextVar[MemoryScope | None]] = ContextVar("innermost scope", default=None)
+
+
+def note(memory: MemoryMap, block: Block) -> None:
+    """A block was made: it belongs to the innermost scope of its device, if there is one."""
+    scope = _innermost.get()
+    if scope is not None:
+        scope._note(memory, block)

@@ -1,0 +1,340 @@
+"""A device whose work finishes when a test says so, and lanes that run on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from atomr_accel.host import StickyFault
+from atomr_accel.host._protocol import Fusion
+from atomr_accel.host._wire import Failure, Fault, Frames, Message, Reply, Value, append_frame
+from atomr_accel.host._worker import Lane, Way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+SECONDS: Final = 20.0
+"""Nothing takes this long; a test that waits longer has found a hang."""
+
+
+def _fault() -> StickyFault:
+    return StickyFault("a fault", status=700, status_name="ILLEGAL")
+
+
+class Work(Message, frozen=True):
+    """Work for the device, which finishes later.
+
+    Attributes:
+        op: its number.
+        value: what it returns.
+        key: ops with equal keys may be launched together; -1 for none.
+    """
+
+    op: int
+    value: Any = None
+    key: int = -1
+
+
+class Fail(Message, frozen=True):
+    """A call that the library refuses: it puts no work on the device."""
+
+    op: int
+
+
+class Break(Message, frozen=True):
+    """A call in which the library notices that the context has failed."""
+
+    op: int
+
+
+class Odd(Message, frozen=True):
+    """A call that returns what cannot be sent."""
+
+    op: int
+
+
+Place = tuple["FakeStream", int]
+"""After so many ops of a stream."""
+
+
+@dataclass(eq=False)
+class FakeStream:
+    """Work in order; some of it after work of other streams.
+
+    Attributes:
+        ops: what was queued.
+        after: for each of them, what it waits for beside its predecessor.
+        edges: what later work waits for.
+        done: how many have finished.
+        signals: descriptors to close when so many have finished.
+        marked: tokens that were given out, and those that came back.
+    """
+
+    device: FakeDevice
+    ops: list[int] = field(default_factory=list)
+    after: list[set[Place]] = field(default_factory=list)
+    edges: set[Place] = field(default_factory=set)
+    done: int = 0
+    signals: list[tuple[int, set[Place], int]] = field(default_factory=list)
+    marked: Counter[int] = field(default_factory=Counter)
+    released: Counter[int] = field(default_factory=Counter)
+    closed: bool = False
+
+    def launch(self, op: int) -> None:
+        """Queue work."""
+        with self.device.changed:
+            self.ops.append(op)
+            self.after.append(set(self.edges))
+            self.device.changed.notify_all()
+
+    def mark(self) -> Any:
+        with self.device.changed:
+            if self.device.failed:
+                raise _fault()
+            token = (self, len(self.ops), frozenset(self.edges))
+            if self._finished(token):
+                return None
+            self.marked[len(self.ops)] += 1
+            return token
+
+    def finished(self, token: Any) -> bool:
+        with self.device.changed:
+            if self.device.failed:
+                raise _fault()
+            return self._finished(token)
+
+    def _finished(self, token: Any) -> bool:
+        _, count, edges = token
+        return self.done >= count and all(stream.done >= n for stream, n in edges)
+
+    def wait(self, token: Any) -> None:
+        with self.device.changed:
+            assert self.device.changed.wait_for(
+                lambda: self.device.failed or self._finished(token), SECONDS
+            )
+
+    def release(self, token: Any) -> None:
+        self.released[token[1]] += 1
+
+    def signal(self) -> int:
+        reader, writer = os.pipe()
+        with self.device.changed:
+            self.signals.append((len(self.ops), set(self.edges), writer))
+            self.device.fire()
+        return reader
+
+    def timestamp(self, event: int) -> None:
+        raise NotImplementedError
+
+    def follow(self, other: FakeStream) -> None:
+        with self.device.changed:
+            self.edges |= {(other, len(other.ops)), *other.edges}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeDevice:
+    """All streams of some lanes.
+
+    Attributes:
+        finished: ops in the order in which the test has finished them.
+        failed: whether every call reports a fault.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.streams: list[FakeStream] = []
+        self.finished: list[int] = []
+        self.failed = False
+
+    def check(self) -> None:
+        if self.failed:
+            raise _fault()
+
+    def fail(self) -> None:
+        """From now on every call reports a fault."""
+        with self.changed:
+            self.failed = True
+            self.changed.notify_all()
+
+    def launched(self) -> list[int]:
+        """What was launched, whether it has finished or not."""
+        return [op for stream in self.streams for op in stream.ops]
+
+    def eligible(self) -> dict[int, FakeStream]:
+        """The ops that a device could finish next."""
+        heads = {}
+        for stream in self.streams:
+            if stream.done < len(stream.ops) and all(
+                other.done >= count for other, count in stream.after[stream.done]
+            ):
+                heads[stream.ops[stream.done]] = stream
+        return heads
+
+    def finish(self, op: int) -> None:
+        """Finish an op that is eligible."""
+        with self.changed:
+            self.eligible()[op].done += 1
+            self.finished.append(op)
+            self.fire()
+            self.changed.notify_all()
+
+    def finish_all(self) -> None:
+        """Finish whatever was launched."""
+        with self.changed:
+            for stream in self.streams:
+                stream.done = len(stream.ops)
+            self.fire()
+            self.changed.notify_all()
+
+    def fire(self) -> None:
+        """Signal what has finished."""
+        for stream in self.streams:
+            for entry in list(stream.signals):
+                count, edges, writer = entry
+                if stream._finished((stream, count, edges)):
+                    stream.signals.remove(entry)
+                    os.close(writer)
+
+    def wait_for(self, predicate: Callable[[], bool]) -> None:
+        """Wait until the lanes have done something."""
+        with self.changed:
+            assert self.changed.wait_for(predicate, SECONDS), "the lanes do not get on"
+
+
+class FakeExecutor:
+    """Puts work on a fake stream."""
+
+    def __init__(
+        self,
+        stream: FakeStream,
+        launched: Callable[[int], bool],
+        *,
+        most: int,
+        close_fails: bool,
+    ) -> None:
+        self._stream = stream
+        self._launched = launched
+        self._close_fails = close_fails
+        self.handlers = {Work: self._work, Fail: self._fail, Break: self._break, Odd: self._odd}
+        self.fusions = {
+            Work: Fusion(lambda work: work.key if work.key >= 0 else None, self._together, most)
+        }
+
+    def close(self) -> None:
+        if self._close_fails:
+            raise RuntimeError("the library cannot close its handle")
+
+    def _work(self, message: Work) -> Any:
+        # Whoever asks must not be told that it was launched before it was.
+        assert not self._launched(message.op)
+        self._stream.launch(message.op)
+        return message.value
+
+    def _together(self, messages: list[Work]) -> None:
+        assert len(messages) > 1
+        assert not any(self._launched(message.op) for message in messages)
+        for message in messages:
+            self._stream.launch(message.op)
+
+    def _fail(self, message: Fail) -> None:
+        raise ValueError(f"op {message.op} is refused")
+
+    def _break(self, message: Break) -> None:
+        self._stream.device.fail()
+        raise RuntimeError("something is wrong")
+
+    def _odd(self, message: Odd) -> object:
+        return object()
+
+
+class Lanes:
+    """Lanes in threads, and the program's ends of their sockets."""
+
+    def __init__(
+        self,
+        device: FakeDevice,
+        count: int,
+        *,
+        ways: int = 1,
+        most: int = 4,
+        completion: str = "polled",
+        close_fails: bool = False,
+    ) -> None:
+        self.device = device
+        self._lanes: dict[int, Lane] = {}
+        self._socks: list[socket.socket] = []
+        self._frames = [Frames() for _ in range(count)]
+        self._decode = msgspec.msgpack.Decoder(Reply).decode
+        context: Any = device
+
+        def new_way(lane: Lane) -> Way:
+            stream = FakeStream(device)
+            with device.changed:
+                device.streams.append(stream)
+            executor: Any = FakeExecutor(stream, lane.launched, most=most, close_fails=close_fails)
+            return Way(context, stream, executor)
+
+        for index in range(count):
+            ours, theirs = socket.socketpair()
+            ours.settimeout(SECONDS)
+            self._socks.append(ours)
+            self._lanes[index] = Lane(
+                index, theirs, self._lanes, completion=completion, linger=False
+            )
+        self.threads = [
+            threading.Thread(
+                target=lane.run, args=(context, partial(new_way, lane), new_way(lane), ways)
+            )
+            for lane in self._lanes.values()
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def __enter__(self) -> Lanes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.device.finish_all()  # nobody may be left waiting for it
+        self.hang_up()
+        self.device.finish_all()
+        assert all(stream.closed for stream in self.device.streams)
+
+    def hang_up(self) -> None:
+        """Close the program's ends, and wait until the lanes have ended."""
+        for sock in self._socks:
+            sock.close()
+        for thread in self.threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+
+    def send(self, lane: int, *requests: tuple[int, Iterable[tuple[int, int]], Message]) -> None:
+        """Send requests to a lane, as one bunch."""
+        buffer = bytearray()
+        for request in requests:
+            append_frame(buffer, request)
+        self._socks[lane].sendall(buffer)
+
+    def send_raw(self, lane: int, data: bytes) -> None:
+        """Send bytes to a lane."""
+        self._socks[lane].sendall(data)
+
+    def replies(self, lane: int) -> Iterator[tuple[int, Any]]:
+        """Sequence numbers with None, a value, a Failure or a Fault, until the lane ends."""
+        while data := self._socks[lane].recv(1 << 16):
+            for frame in self._frames[lane].feed(data):
+                reply = self._decode(frame)
+                if isinstance(reply, list):
+                    yield from ((seq, None) for seq in reply)
+                elif isinstance(reply, Value):
+                    yield reply.seq, msgspec.msgpack.decode(reply.value)
+                elif isinstance(reply, Failure | Fault):
+                    yield reply.seq, reply

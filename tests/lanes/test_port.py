@@ -1,0 +1,362 @@
+"""The program's half of a lane, against a socket that the test answers on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel.host._memory import Protect
+from atomr_accel.host._wire import (
+    Fault,
+    Frames,
+    Message,
+    Value,
+    append_frame,
+    encoder,
+    pack_exception,
+)
+from atomr_accel.lanes import Op, Port
+from atomr_accel.memory import Block, MemoryMap, Slab
+
+from ..harness import program
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+WINDOW: Final = 1024
+
+
+class Note(Message, frozen=True):
+    """A message for these tests."""
+
+    text: Any
+
+
+class Host:
+    """Ports, and the other ends of their sockets."""
+
+    def __init__(self, count: int) -> None:
+        self.in_flight: dict[int, Op] = {}
+        self.ports: list[Port] = []
+        self.faults: list[tuple[Fault, str]] = []
+        self.ends: list[trio.SocketStream] = []
+        self._frames = [Frames() for _ in range(count)]
+        self._read: list[deque[Any]] = [deque() for _ in range(count)]
+        self._seq = 0
+        for index in range(count):
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            self.ports.append(Port(f"lane{index}", index, ours, self.in_flight))
+            self.ends.append(trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
+
+    def submit(
+        self,
+        lane: int,
+        message: Message | None = None,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> Op:
+        """Submit an op with the next sequence number."""
+        self._seq += 1
+        port = self.ports[lane]
+        op = Op(port, self._seq, f"op{self._seq}", message or Note(self._seq), reads, writes)
+        port.submit(op)
+        return op
+
+    async def received(self, lane: int) -> tuple[int, list[list[int]], list[Any]]:
+        """The next request as the host sees it."""
+        while not self._read[lane]:
+            data = await self.ends[lane].receive_some(1 << 16)
+            assert data, "the port has closed its socket"
+            frames = self._frames[lane].feed(bytes(data))
+            self._read[lane] += [msgspec.msgpack.decode(frame) for frame in frames]
+        request: tuple[int, list[list[int]], list[Any]] = tuple(self._read[lane].popleft())
+        return request
+
+    async def reply(self, lane: int, *replies: object) -> None:
+        """Answer, in one piece."""
+        buffer = bytearray()
+        for reply in replies:
+            append_frame(buffer, reply)
+        await self.ends[lane].send_all(buffer)
+
+    def on_fault(self, fault: Fault, suspect: str) -> None:
+        """What the context would be told."""
+        self.faults.append((fault, suspect))
+
+
+@contextlib.asynccontextmanager
+async def running(count: int = 1) -> AsyncIterator[Host]:
+    """Ports that run, and must end by themselves when the host hangs up."""
+    host = Host(count)
+    async with trio.open_nursery() as nursery:
+        for port in host.ports:
+            nursery.start_soon(port.run, host.on_fault)
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            yield host
+        finally:
+            for end in host.ends:
+                await end.aclose()
+
+
+def value(seq: int, content: object) -> Value:
+    return Value(seq, msgspec.Raw(encoder.encode(content)))
+
+
+def new_block(memory: MemoryMap) -> Block:
+    block = memory.allocate(1)
+    assert block is not None
+    return block
+
+
+def new_memory() -> MemoryMap:
+    memory = MemoryMap("test:0")
+    memory.bump()
+    memory.add_slab(Slab(memory.new_slab_id(), 1 << 21, -1, sealed=False))
+    return memory
+
+
+@program
+async def test_every_kind_of_answer() -> None:
+    async with running() as host:
+        results: dict[str, object] = {}
+
+        async def wait(op: Op) -> None:
+            try:
+                results[op.name] = await op.wait()
+            except ValueError as error:
+                results[op.name] = error
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(wait, host.submit(0))
+            requests = [await host.received(0) for _ in range(3)]
+            assert requests == [(seq, [], ["Note", seq]) for seq in (1, 2, 3)]
+            failure = pack_exception(2, ValueError("no"))
+            await host.reply(0, value(3, {"a": [1]}), failure, [1])
+        assert results.pop("op1") is None
+        assert results.pop("op3") == {"a": [1]}
+        assert isinstance(results.pop("op2"), ValueError)
+        late = host.submit(0)
+        await host.reply(0, [late.seq])
+        while not late.answered:
+            await trio.testing.wait_all_tasks_blocked()
+        assert await late.wait() is None
+        statistics = host.ports[0].statistics()
+        assert (statistics.submitted, statistics.completed, statistics.failed) == (4, 3, 1)
+        assert (statistics.in_flight, statistics.queued) == (0, 0)
+
+
+@program
+async def test_a_fault_ends_the_port_and_names_a_suspect() -> None:
+    host = Host(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.ports[0].run, host.on_fault)
+        host.submit(0)
+        host.submit(0)
+        await host.received(0)
+        await host.reply(0, Fault(2, 700, "ILLEGAL", "why"), [1])  # nothing counts after it
+    [(fault, suspect)] = host.faults
+    assert (fault.status, suspect) == (700, "op2")
+    assert host.in_flight.keys() == {1, 2}
+    await host.ends[0].aclose()
+
+
+@program
+async def test_answers_to_what_was_given_up_are_ignored() -> None:
+    async with running(2) as host:
+        op = host.submit(0)
+        await host.received(0)
+        for port in host.ports:
+            port.fail_all(lambda op: RuntimeError(op.name))
+        await host.reply(0, [op.seq], value(5, 5))
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(RuntimeError, match="op1"):
+            await op.wait()
+        assert host.in_flight == {}
+
+
+@program
+async def test_a_cancelled_caller_leaves_at_once_and_its_memory_later() -> None:
+    memory = new_memory()
+    async with running() as host:
+        block = new_block(memory)
+        used = memory.statistics().used
+        op = host.submit(0, None, (), (block,))
+        await host.received(0)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await op.wait()
+        assert scope.cancelled_caught
+        memory.free(block)
+        del block
+        assert memory.statistics().used == used  # a kernel may still write there
+        await host.reply(0, [op.seq])
+        while not op.answered:
+            await trio.testing.wait_all_tasks_blocked()
+        assert memory.statistics().used == 0
+
+
+@program
+async def test_what_was_not_sent_is_withdrawn_but_keeps_its_place() -> None:
+    async with running() as host:
+        ops = [host.submit(0) for _ in range(WINDOW + 3)]
+        for _ in range(WINDOW):
+            await host.received(0)
+        assert host.ports[0].statistics().queued == 3
+        required = host.submit(0, Protect(5))
+        for op in (ops[WINDOW + 1], required):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await op.wait()
+            assert scope.cancelled_caught
+        await host.reply(0, list(range(1, WINDOW + 1)))
+        arrived = [await host.received(0) for _ in range(4)]
+        messages = [message for _, _, message in arrived]
+        assert messages == [
+            ["Note", WINDOW + 1],
+            ["Withdrawn"],
+            ["Note", WINDOW + 3],
+            ["Protect", 5],  # somebody else's safety depends on it
+        ]
+
+
+@program
+async def test_what_cannot_be_told_fails_alone_and_keeps_its_place() -> None:
+    memory = new_memory()
+    async with running() as host:
+        block = new_block(memory)
+        odd = host.submit(0, Note(object()), (), (block,))
+        after = host.submit(0, Note("after"), (block,))
+        assert await host.received(0) == (odd.seq, [], ["Withdrawn"])
+        assert await host.received(0) == (after.seq, [[0, odd.seq]], ["Note", "after"])
+
+        async def wait_for_odd() -> None:
+            with pytest.raises(TypeError, match="object"):
+                await odd.wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_for_odd)
+            await trio.testing.wait_all_tasks_blocked()
+            await host.reply(0, [odd.seq, after.seq])
+        await after.wait()
+        with pytest.raises(TypeError, match="object"):
+            await odd.wait()
+
+
+@pytest.mark.parametrize("size", [1 << 18, 1 << 22])
+@program
+async def test_a_message_larger_than_the_socket_arrives(size: int) -> None:
+    async with running() as host:
+        op = host.submit(0, Note("x" * size))
+        _, _, (_, text) = await host.received(0)
+        assert text == "x" * size
+        await host.reply(0, [op.seq])
+        await op.wait()
+
+
+@program
+async def test_what_many_tasks_submit_travels_together() -> None:
+    async with running() as host:
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(host.submit(0).wait)
+            requests = [await host.received(0) for _ in range(100)]
+            await host.reply(0, [seq for seq, _, _ in requests])
+        assert host.ports[0].statistics().frames_sent == 2  # the first at once, the others then
+
+
+@program
+async def test_the_end_of_the_socket_ends_the_port() -> None:
+    async with running() as host:
+        for _ in range(5):
+            host.submit(0)
+    assert len(host.in_flight) == 5  # the context answers them, it knows why
+
+
+@pytest.mark.parametrize("deadline", [1.0])
+@program
+async def test_only_the_head_of_a_lane_is_overdue(deadline: float) -> None:
+    async with running(2) as host:
+        memory = new_memory()
+        block = new_block(memory)
+        first, second = host.ports
+        assert first.overdue(0.0, deadline) is None  # nothing in flight
+        slow = host.submit(0, None, (), (block,))
+        dependent = host.submit(1, None, (block,))
+        assert first.overdue(10.0, deadline) is None  # seen for the first time
+        assert second.overdue(10.0, deadline) is None
+        assert first.overdue(10.9, deadline) is None
+        assert first.overdue(11.0, deadline) is slow
+        assert second.overdue(20.0, deadline) is None  # it waits for the other lane's op
+        await host.reply(0, [slow.seq])
+        while not slow.answered:
+            await trio.testing.wait_all_tasks_blocked()
+        assert first.overdue(30.0, deadline) is None
+        assert second.overdue(20.5, deadline) is None
+        assert second.overdue(21.0, deadline) is dependent
+
+
+# --- order ---------------------------------------------------------------------------------
+
+accesses = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # lane
+        st.frozensets(st.integers(0, 3), max_size=3),  # what it reads
+        st.frozensets(st.integers(0, 3), max_size=2),  # what it writes
+        st.integers(0, 9),  # how many answers arrive before it, if there are so many
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150)
+@given(accesses=accesses)
+@program
+async def test_conflicting_ops_are_always_ordered(accesses: list[Any]) -> None:
+    memory = new_memory()
+    blocks = [new_block(memory) for _ in range(4)]
+    touched: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
+    after: dict[int, set[int]] = {}
+    lane_of: dict[int, int] = {}
+
+    def ordered(earlier: int, later: int) -> bool:
+        """Whether ``later`` waits for ``earlier``, directly or not."""
+        seen, todo = set(), [later]
+        while todo:
+            seq = todo.pop()
+            todo += after[seq] - seen
+            seen |= after[seq]
+        return earlier in seen
+
+    async with running(3) as host:
+        for lane, reads, writes, answers in accesses:
+            # A host answers an op after those that it waits for.
+            for seq in list(host.in_flight)[: max(0, answers - 6)]:
+                await host.reply(lane_of[seq], [seq])
+                while seq in host.in_flight:
+                    await trio.testing.wait_all_tasks_blocked()
+            op = host.submit(lane, None, [blocks[i] for i in reads], [blocks[i] for i in writes])
+            touched[op.seq] = reads, writes
+            lane_of[op.seq] = lane
+            assert all(lane_of[seq] == index for index, seq in op.dependencies)
+            after[op.seq] = {seq for _, seq in op.dependencies}
+            assert after[op.seq] <= set(host.in_flight) - {op.seq}
+            for seq in set(host.in_flight) - {op.seq}:
+                their_reads, their_writes = touched[seq]
+                if writes & (their_reads | their_writes) or reads & their_writes:
+                    assert ordered(seq, op.seq)
+        for port in host.ports:
+            port.fail_all(lambda op: RuntimeError(op.name))
+    for block in blocks:
+        assert (block.writer, block.readers) == (0, set())

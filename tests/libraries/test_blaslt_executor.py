@@ -1,0 +1,73 @@
+"""The CUDA executor on a cuBLASLt of NumPy: the same rows, the vendor's conventions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import Unsupported
+from atomr_accel.libraries.blaslt._facade import LANE
+
+from .blaslt_rows import E2M1, OPERATIONS
+from .conformance import conform, dtype_of, on_cuda
+from .fake_cublas import fake_driver
+from .fake_cublaslt import FakeCudaBlasLt, FakeEvents, FakeLt
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytest.importorskip("cuda.bindings.driver")
+
+pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
+    from atomr_accel.libraries.blaslt import _cuda
+
+    def check(_call: str, answer: tuple[Any, ...]) -> Any:
+        assert answer[0] == 0
+        return answer[1] if len(answer) > 1 else None
+
+    fake, driver = FakeLt(), fake_driver()
+    FakeEvents(driver)
+    monkeypatch.setattr(_cuda, "driver", driver)
+    monkeypatch.setattr(_cuda, "check", check)
+    monkeypatch.setattr(_cuda, "load_cublaslt", lambda: fake)
+    assert isinstance(LANE.executors, dict)
+    executor = f"{FakeCudaBlasLt.__module__}:FakeCudaBlasLt"
+    monkeypatch.setitem(LANE.executors, "cpu", executor)
+    return fake
+
+
+test_conforms = conform(
+    [each for each in OPERATIONS if each.dtypes != (E2M1,)],  # the fake is a Hopper
+    take=3,
+    of="the executor of blaslt",
+)
+
+
+async def test_tuning_runs_every_candidate_and_remembers_the_best(
+    device: Device, library: FakeLt
+) -> None:
+    a = await device.put(np.ones((16, 16), np.float32))
+    await device.blaslt.matmul(a, a, autotune=True)
+    assert library.launched.count("algorithm 1") == 4
+    launched = len(library.launched)
+    await device.blaslt.matmul(a, a, autotune=True)
+    assert len(library.launched) == launched + 1
+
+
+async def test_fp8_the_other_way_round_is_refused_with_a_hint(device: Device) -> None:
+    a = await device.put(np.ones((16, 16), dtype_of("float8_e4m3fn")))
+    with pytest.raises(Unsupported, match="trans_b=True"):
+        await device.blaslt.matmul(a, a)
+
+
+async def test_fp4_is_refused_where_the_device_has_none(device: Device) -> None:
+    a = await device.put(np.ones((32, 32), dtype_of(E2M1)))
+    scale = await device.put(np.ones((32, 2), dtype_of("float8_e4m3fn")))
+    with pytest.raises(Unsupported, match=r"10\.0"):
+        await device.blaslt.matmul(a, a, trans_b=True, scale_a=scale, scale_b=scale)

@@ -1,0 +1,91 @@
+"""Scopes of memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel import GpuRefStale
+from atomr_accel.testing import poison
+
+from ..harness import on_shared, opened, program
+
+if TYPE_CHECKING:
+    from atomr_accel import Device, GpuRef
+
+
+@on_shared
+async def test_what_is_made_inside_is_freed_at_the_end(device: Device) -> None:
+    before = await device.zeros(4, np.float32)
+    used = device.statistics().memory.used
+    async with device.scope() as scope:
+        a = await device.put(np.eye(4, dtype=np.float32))
+        b = await device.full((4, 4), 2, np.float32)
+        c = await device.blas.gemm(a, b)
+        d = await device.seal(await device.copy(c))
+        async with device.batch() as batch:
+            e = batch.blas.gemm(c, a)
+        view = c[1:]
+        kept = scope.keep(await device.copy(e))
+    for ref in (a, b, c, d, e, view):
+        assert ref.is_stale
+        with pytest.raises(GpuRefStale, match="was freed"):
+            await device.get(ref)
+    assert not before.is_stale
+    assert (await device.get(kept) == 2).all()
+    await device.free(kept)
+    assert device.statistics().memory.used == used
+
+
+@on_shared
+async def test_scopes_nest_and_keep_hands_outwards(device: Device) -> None:
+    async with device.scope():
+        async with device.scope() as inner:
+            ref = inner.keep(await device.zeros(3))
+            lost = await device.zeros(3)
+        assert lost.is_stale
+        assert not ref.is_stale
+    assert ref.is_stale
+
+
+@on_shared
+async def test_a_dropped_ref_does_not_wait_for_the_end(device: Device) -> None:
+    used = device.statistics().memory.used
+    async with device.scope():
+        ref = await device.zeros(1000)
+        assert device.statistics().memory.used > used
+        del ref
+        assert device.statistics().memory.used == used
+
+
+@on_shared
+async def test_tasks_started_inside_belong_to_the_scope(device: Device) -> None:
+    made: list[GpuRef] = []
+
+    async def make() -> None:
+        made.append(await device.zeros(3))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(make)
+        async with device.scope(), trio.open_nursery() as inner:
+            inner.start_soon(make)
+    outside, inside = sorted(made, key=lambda ref: ref.is_stale)
+    assert inside.is_stale
+    assert not outside.is_stale
+
+
+@program
+async def test_a_scope_over_a_rebuild() -> None:
+    async with opened() as device:
+        with pytest.raises(RuntimeError, match="on purpose"):
+            async with device.scope():
+                plain = await device.zeros(3)
+                sealed = await device.put(np.zeros(3), sealed=True)
+                await poison(device)
+                raise RuntimeError("on purpose")
+        assert plain.is_stale
+        assert sealed.is_stale
+        assert device.statistics().memory.used == 0

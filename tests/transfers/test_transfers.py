@@ -1,0 +1,312 @@
+"""Long and page-locked transfers: what arrives, what is left behind, what a fault does."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel.device._transfer import SMALL, TransferStatistics
+from atomr_accel.lanes import CHUNK, PinnedPool
+from atomr_accel.testing import kill_host, poison
+
+from ..contract.arrays import random_bits
+from ..harness import cancelled_at, on_shared, opened, program, same_bits, settled, used_by
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atomr_accel import Device
+    from atomr_accel.lanes import Piece
+
+    from ..contract.arrays import Array
+
+SIZES = [SMALL, SMALL + 1, CHUNK + 1, 5 * CHUNK + 4097]
+
+
+def noise(nbytes: int, seed: int = 0) -> Array:
+    return random_bits((nbytes,), np.dtype(np.uint8), seed)
+
+
+def nothing_is_held(device: Device) -> bool:
+    """Whether all staging and page-locked memory has been given back."""
+    core = device._core
+    return core.staging._pool.in_use == 0 and not core.transfers and not core.quarantined
+
+
+# --- ordinary arrays --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+@on_shared
+async def test_long_arrays_arrive_whole(device: Device, nbytes: int) -> None:
+    array = noise(nbytes)
+    ref = await device.put(array)
+    assert same_bits(await device.get(ref), array)
+    other = noise(nbytes, 1)
+    assert await device.put(other, out=ref) is ref
+    assert same_bits(await device.get(ref, out=array), other)
+    assert nothing_is_held(device)
+
+
+@on_shared
+async def test_a_long_array_need_not_be_contiguous(device: Device) -> None:
+    array = np.arange(3 * SMALL, dtype=np.int64).reshape(3, -1).T
+    assert np.array_equal(await device.get(await device.put(array)), array)
+
+
+@on_shared
+async def test_how_far_a_transfer_is_can_be_seen(device: Device) -> None:
+    seen: list[TransferStatistics] = []
+    array = noise(9 * CHUNK)
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def watch() -> None:
+            while True:
+                seen.extend(device.statistics().transfers)
+                await trio.lowlevel.checkpoint()
+
+        await device.get(await device.put(array))
+        nursery.cancel_scope.cancel()
+    for name in ("put", "get"):
+        steps = [each.done for each in seen if each.name == name]
+        assert steps == sorted(steps)
+        assert 0 < steps[-1] <= len(array)
+    assert {each.nbytes for each in seen} == {len(array)}
+    assert device.statistics().transfers == ()
+
+
+@on_shared
+async def test_put_out_must_fit(device: Device) -> None:
+    ref = await device.put(np.zeros((2, 3), np.float32))
+    with pytest.raises(
+        ValueError, match=r"out has shape \(2, 3\), but the array has shape \(3, 2\)"
+    ):
+        await device.put(np.zeros((3, 2), np.float32), out=ref)
+    with pytest.raises(TypeError, match="out has dtype float32, but the array has dtype float64"):
+        await device.put(np.zeros((2, 3)), out=ref)
+    with pytest.raises(ValueError, match="leave out away"):
+        await device.put(np.zeros((2, 3), np.float32), out=ref, sealed=True)
+    with pytest.raises(TypeError, match="out must be a GpuRef"):
+        await device.put(np.zeros(3), out=np.zeros(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("direction", ["put", "get"])
+@pytest.mark.parametrize("nbytes", [SMALL, 3 * CHUNK])
+@on_shared
+async def test_a_cancelled_transfer_leaves_nothing(
+    device: Device, direction: str, nbytes: int
+) -> None:
+    array = noise(nbytes)
+    ref = await device.put(array)
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "put": lambda: device.put(array, out=ref),
+        "get": lambda: device.get(ref),
+    }
+    step = 1
+    while await cancelled_at(step, calls[direction]):
+        step += 1
+        await settled(device)
+        assert nothing_is_held(device)
+    assert step > 1
+    assert same_bits(await device.get(ref), array)
+
+
+# --- page-locked arrays -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [1, SMALL, SMALL + 1, 70 << 20])
+@on_shared
+async def test_page_locked_arrays_travel_both_ways(device: Device, nbytes: int) -> None:
+    array = noise(nbytes)
+    async with (
+        device.pinned.array((nbytes,), np.uint8) as source,
+        device.pinned.array((nbytes,), np.uint8) as target,
+    ):
+        source[:] = array
+        ref = await device.put(source)
+        assert await device.get(ref, out=target) is target
+        assert same_bits(target, array)
+        part = slice(nbytes // 3, nbytes // 3 * 2 + 1)
+        await device.put(source[: len(array[part])], out=ref[part])
+        array[part] = array[: len(array[part])]
+        assert same_bits(await device.get(ref), array)
+        assert device.pinned.statistics().used >= 2 * nbytes
+    assert device.pinned.statistics().used == 0
+    await device.pinned.trim()
+    assert device.pinned.statistics().capacity == 0
+
+
+@on_shared
+async def test_a_page_locked_array_is_refused_after_its_block(device: Device) -> None:
+    async with device.pinned.array((2 * SMALL,), np.uint8) as array:
+        ref = await device.put(array)
+    with pytest.raises(ValueError, match="was given back"):
+        await device.put(array)
+    with pytest.raises(ValueError, match="was given back"):
+        await device.get(ref, out=array)
+
+
+@program
+async def test_who_finds_the_pool_used_up_waits_in_line() -> None:
+    async with opened(isolation="thread", pinned_limit=4 << 20) as device:
+        order = []
+
+        async def take(name: str, nbytes: int) -> None:
+            async with device.pinned.array((nbytes,), np.uint8):
+                order.append(name)
+                await trio.testing.wait_all_tasks_blocked()
+
+        async with (
+            trio.open_nursery() as nursery,
+            device.pinned.array((3 << 20,), np.uint8),
+        ):
+            nursery.start_soon(take, "large", 4 << 20)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(take, "small", 4096)  # would fit, but came later
+            await trio.testing.wait_all_tasks_blocked()
+            assert order == []
+            assert device.pinned.statistics().waiting == 2
+        assert order == ["large", "small"]
+        with pytest.raises(ValueError, match="oversize='exceed'"):
+            device.pinned.array((5 << 20,), np.uint8)
+        async with device.pinned.array((5 << 20,), np.uint8, oversize="exceed") as array:
+            array[:] = 3
+            ref = await device.put(array)
+            assert device.pinned.statistics().beyond >= 5 << 20
+        assert device.pinned.statistics().beyond == 0
+        assert (await device.get(ref) == 3).all()
+
+
+@pytest.mark.parametrize("direction", ["put", "get"])
+@on_shared
+async def test_a_cancelled_page_locked_transfer_leaves_nothing(
+    device: Device, direction: str
+) -> None:
+    async with device.pinned.array((2 * SMALL,), np.uint8) as array:
+        array[:] = noise(len(array))
+        ref = await device.put(array)
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "put": lambda: device.put(array, out=ref),
+            "get": lambda: device.get(ref, out=array),
+        }
+        step = 1
+        while await cancelled_at(step, calls[direction]):
+            step += 1
+            if direction == "get":
+                assert not device.statistics().in_flight  # so the array is the caller's again
+        await settled(device)
+    assert device.pinned.statistics().used == 0
+    assert nothing_is_held(device)
+
+
+@program
+async def test_page_locked_arrays_survive_rebuilds() -> None:
+    async with opened(max_restarts=9) as device:
+        async with device.pinned.array((3 * SMALL,), np.uint8) as array:
+            array[:] = noise(len(array))
+            expected = array.copy()
+            await device.put(array)
+            for fault in (poison, kill_host):
+                await fault(device)
+                assert same_bits(array, expected)
+                ref = await device.put(array)
+                assert same_bits(await device.get(ref), expected)
+        assert device.pinned.statistics().used == 0
+
+
+# --- the pool against a model --------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 12 << 20), st.integers(0, 99)), max_size=60)
+)
+def test_pieces_never_overlap_and_the_limit_holds(steps: list[tuple[bool, int, int]]) -> None:
+    numbers = iter(range(1, 1000))
+    pool = PinnedPool(16 << 20, lambda: next(numbers))
+    held: list[tuple[Piece, int]] = []
+    try:
+        for take, nbytes, which in steps:
+            if take:
+                piece = pool.try_acquire(nbytes)
+                if piece is not None:
+                    held.append((piece, nbytes))
+                elif not held:
+                    pytest.fail("an empty pool has no room for less than its limit")
+            elif held:
+                held.pop(which % len(held))[0].release()
+            spans = sorted((piece.address, piece.address + nbytes) for piece, nbytes in held)
+            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+            found = pool.statistics()
+            assert found.capacity <= pool.limit
+            assert found.used == sum(piece.size for piece, _ in held)
+        for piece, _ in held:
+            piece.release()
+        pool.trim()
+        assert pool.statistics().capacity == 0
+    finally:
+        pool.close()
+
+
+def test_what_an_op_uses_comes_back_after_it() -> None:
+    pool = PinnedPool(4 << 20, lambda: 1)
+    piece = pool.try_acquire(100)
+    assert piece is not None
+    piece.hold()
+    piece.release()
+    assert pool.statistics().used
+    piece.drop()
+    assert not pool.statistics().used
+    pool.close()
+
+
+# --- faults -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_locked", [False, True])
+@pytest.mark.parametrize("direction", ["put", "get"])
+@pytest.mark.parametrize("blow", [poison, kill_host])
+@program
+async def test_a_fault_in_the_middle_of_a_transfer(
+    blow: Callable[[Device], Awaitable[object]], direction: str, page_locked: bool
+) -> None:
+    async with opened(max_restarts=9) as device, device.pinned.array((40 << 20,), np.uint8) as own:
+        own[:] = 7
+        array = own if page_locked else np.full(own.shape, 7, np.uint8)
+        await break_a_transfer(device, array, direction, blow)
+        assert (array == 7).all()
+        again = await device.put(array)
+        assert same_bits(await device.get(again), array)
+        await device.free(again)
+        while not nothing_is_held(device):  # until the old host has ended
+            await trio.lowlevel.checkpoint()
+        assert used_by(device) == 0
+
+
+async def break_a_transfer(
+    device: Device, array: Array, direction: str, blow: Callable[[Device], Awaitable[object]]
+) -> None:
+    ref = await device.put(array)
+
+    async def transfer() -> None:
+        with pytest.raises((ContextPoisoned, GpuRefStale)):  # in flight, or just before
+            while True:
+                if direction == "put":
+                    await device.put(array, out=ref)
+                else:
+                    await device.get(ref, out=array)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(transfer)
+        while not device.statistics().transfers:
+            await trio.lowlevel.checkpoint()
+        await blow(device)
+    assert ref.is_stale
