@@ -95,8 +95,8 @@ def seconds_of_loop(call: Callable[[], object], wait: Callable[[], object], repe
 async def ours(
     device: Device, library: str, method: str, repeats: int, *refs: Any, **more: Any
 ) -> float:
-    """Seconds of one of our products, queued in a batch with one output."""
-    out = await getattr(getattr(device, library), method)(*refs, **more)
+    """Seconds of one of our products, queued in a batch."""
+    await getattr(getattr(device, library), method)(*refs, **more)
 
     async def queue(count: int) -> None:
         async with device.batch() as batch:
