@@ -86,7 +86,8 @@ class Nvrtc:
         """
         if not isinstance(source, str) or not isinstance(name, str):
             raise TypeError("compile(source, name) takes the source and the name as str")
-        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+        given: object = options
+        if isinstance(given, str) or not all(isinstance(option, str) for option in options):
             raise TypeError(f"options must be a sequence of str, not {options!r}")
         for text in (source, name, *options):
             text.encode()  # a surrogate would only be noticed when the message is sent
