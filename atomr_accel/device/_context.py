@@ -74,7 +74,8 @@ class Context:
             except BaseExceptionGroup as group:
                 failures, rest = group.split((AccelError, StickyFault))
                 if rest is not None and self._core.closing:
-                    raise rest  # cancelled; that it failed too no longer matters
+                    # Cancelled; that it failed too no longer matters.
+                    raise rest from None
                 if failures is None or rest is not None:
                     raise
             code = None

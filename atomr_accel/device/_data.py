@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import trio
 
 from .._dtypes import as_dtype
 from ..host import Copy, Fill
@@ -14,6 +16,7 @@ from ._context import MEMORY_LANE
 from ._transfer import SMALL, Rebuilt, as_host_array, download, filling, in_worker, seal, upload
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
     from ._core import DeviceCore, Shape
@@ -235,7 +238,18 @@ class Data:
         have made there, results of ops included, even if refs to them are still held.
         ``scope.keep(ref)`` exempts one. Dropped refs are freed earlier, as ever.
         """
-        return MemoryScope(self._core.memory)
+        return self._scope()
+
+    @asynccontextmanager
+    async def _scope(self) -> AsyncIterator[MemoryScope]:
+        scope = MemoryScope(self._core.memory)
+        await trio.lowlevel.checkpoint()
+        scope.open()
+        try:
+            yield scope
+        finally:
+            scope.close()
+        await trio.lowlevel.checkpoint()
 
     async def seal(self, ref: GpuRef) -> GpuRef:
         """Make a buffer read-only for good, so that it survives rebuilds.

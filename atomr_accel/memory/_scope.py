@@ -6,11 +6,8 @@ import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, final
 
-import trio
-
 if TYPE_CHECKING:
     from contextvars import Token
-    from types import TracebackType
 
     from ._map import MemoryMap
     from ._ref import Block, GpuRef
@@ -30,27 +27,21 @@ class MemoryScope:
         self._token: Token[MemoryScope | None]
         self._open = False
 
-    async def __aenter__(self) -> MemoryScope:
-        await trio.lowlevel.checkpoint()
+    def open(self) -> None:
+        """Begin: what this task makes from here on belongs to the scope."""
         self._outer = _innermost.get()
         self._token = _innermost.set(self)
         self._memory.scopes += 1
         self._open = True
-        return self
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End: free what belongs to the scope."""
         self._open = False
         self._memory.scopes -= 1
         _innermost.reset(self._token)
         for block in list(self._blocks):
             if block.epoch is not None:
                 self._memory.free(block)
-        await trio.lowlevel.checkpoint()
 
     def keep(self, ref: GpuRef) -> GpuRef:
         """Let a buffer live on: it belongs to the scope around this one, if there is one."""

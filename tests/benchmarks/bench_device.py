@@ -101,7 +101,9 @@ async def recovery(device: Device) -> tuple[float, float, float]:
     gib = SEALED_GIB if device.backend == "cuda" else 1
     ones = np.ones(1 << 28, np.float32)
     ballast = [await device.put(ones, sealed=True) for _ in range(gib)]
-    warm, cold, remaps = [], [], []
+    warm: list[float] = []
+    cold: list[float] = []
+    remaps: list[float] = []
     for attempt in range(8):
         if attempt % 2 == 0:
             await trio.sleep(3.0 if device.backend == "cuda" else 0)  # the standby warms up

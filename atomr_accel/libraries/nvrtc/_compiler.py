@@ -40,10 +40,10 @@ def compile_cubin(
     """
     nvrtc = load_nvrtc()
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
-    _check(nvrtc, "nvrtcCreateProgram", status)
+    _check("nvrtcCreateProgram", status)
     try:
         (status,) = nvrtc.nvrtcAddNameExpression(program, name.encode())
-        _check(nvrtc, "nvrtcAddNameExpression", status)
+        _check("nvrtcAddNameExpression", status)
         flags = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"]
         flags += [f"--include-path={path}" for path in _include_paths()]
         flags += options
@@ -51,7 +51,7 @@ def compile_cubin(
         log = _text(nvrtc, program, "ProgramLog")
         if int(status) == 6:  # NVRTC_ERROR_COMPILATION
             raise CompileError(f"kernel {name!r} does not compile:\n{log}", log=log)
-        _check(nvrtc, "nvrtcCompileProgram", status, log)
+        _check("nvrtcCompileProgram", status, log)
         status, lowered = nvrtc.nvrtcGetLoweredName(program, name.encode())
         if int(status):
             missing = f"the source has no kernel named {name!r}"
@@ -64,10 +64,10 @@ def compile_cubin(
 
 def _text(nvrtc: Any, program: Any, what: str, *, raw: bool = False) -> Any:
     status, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
-    _check(nvrtc, f"nvrtcGet{what}Size", status)
+    _check(f"nvrtcGet{what}Size", status)
     buffer = b" " * size
     (status,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
-    _check(nvrtc, f"nvrtcGet{what}", status)
+    _check(f"nvrtcGet{what}", status)
     return buffer if raw else buffer.rstrip(b"\0 ").decode(errors="replace")
 
 
@@ -81,7 +81,7 @@ def _include_paths() -> list[str]:
     return [path] if path else []
 
 
-def _check(nvrtc: Any, call: str, status: Any, log: str = "") -> None:
+def _check(call: str, status: Any, log: str = "") -> None:
     if int(status):
         name = getattr(status, "name", str(status))
         raise LibraryError(

@@ -84,7 +84,7 @@ class Nvrtc:
             TypeError: ``cpu`` is not callable, or text is not ``str``.
             ValueError: text that is no Unicode.
         """
-        if not isinstance(source, str) or not isinstance(name, str):
+        if not all(isinstance(text, str) for text in (source, name)):
             raise TypeError("compile(source, name) takes the source and the name as str")
         if isinstance(options, str) or not all(isinstance(option, str) for option in options):
             raise TypeError(f"options must be a sequence of str, not {options!r}")

@@ -145,7 +145,7 @@ def read_signature(source: str, name: str) -> tuple[Parameter, ...] | None:
         come from an include or a macro; the compiler has the last word).
     """
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
-    bare = re.escape(name.split("<")[0].split("::")[-1].strip())
+    bare = re.escape(name.split("<", maxsplit=1)[0].rsplit("::", maxsplit=1)[-1].strip())
     for match in re.finditer(rf"\b{bare}\s*\(", text):
         head = re.split(r"[;{}]", text[: match.start()])[-1]
         if "__global__" in head:
@@ -175,7 +175,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parameter(text: str) -> Parameter:
-    declared = " ".join(text.split("=")[0].split())
+    declared = " ".join(text.split("=", maxsplit=1)[0].split())
     pointer = "*" in declared or declared.endswith("]")
     target, _, _ = declared.partition("*") if "*" in declared else declared.partition("[")
     written = pointer and not re.search(r"\bconst\b", target)
