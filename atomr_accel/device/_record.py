@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..host import Message
+    from ..libraries.nvrtc import Kernel
     from ._device import Device
 
 PROGRAMS: Final = LaneSpec(
@@ -95,6 +96,11 @@ class Program(Collector):
             stand_in.sealed, stand_in.epoch = block.sealed, block.epoch
             twin = self._twins[argument] = argument.on_block(stand_in)
             self._bound[stand_in] = argument
+        return twin
+
+    def _adopt(self, kernel: Kernel) -> Kernel:
+        twin = super()._adopt(kernel)
+        twin._loaded = None  # programs have executors of their own
         return twin
 
     def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:

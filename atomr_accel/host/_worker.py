@@ -136,7 +136,7 @@ class Lane:
         self._together: list[tuple[int, Any]] = []
         self._key: Hashable = None
         self._way_of: dict[int, Way] = {}
-        self._watchers: set[Lane] = set()
+        self._watchers: deque[Lane] = deque()
         self._ways: list[Way] = []
         self._delay = _delay_of(index)
 
@@ -255,6 +255,10 @@ class Lane:
                 return
         if self._together:
             self._launch_together()
+        if self._aside and type(message) is RecordEvent:
+            # Its point comes after those too, although they are launched later.
+            dependencies = (*dependencies, *((self._index, before) for before in self._aside))
+            request = seq, dependencies, message
         if dependencies and not self._ready(dependencies):
             self._aside[seq] = request
         else:
@@ -271,7 +275,7 @@ class Lane:
             if lane is self:
                 return False
             # Register first, then look again: the other lane may launch in between.
-            lane._watchers.add(self)
+            lane._watchers.append(self)
             if not lane.launched(seq):
                 return False
         return True
@@ -285,10 +289,12 @@ class Lane:
             self._notify()
 
     def _notify(self) -> None:
-        watchers, self._watchers = self._watchers, set()
-        for lane in list(watchers):  # another thread may be adding itself just now
+        # Other threads add themselves meanwhile, so it stays the same queue: whoever is not
+        # in it yet looks afterwards, and sees what was launched before this.
+        watchers = self._watchers
+        while watchers:
             with contextlib.suppress(OSError):
-                os.write(lane._wake_writer, b"w")
+                os.write(watchers.popleft()._wake_writer, b"w")
 
     def _launch_together(self) -> None:
         """Launch what was collected; it counts as launched only from here on."""
@@ -314,7 +320,7 @@ class Lane:
         way = self._way
         if dependencies:
             way = self._follow(dependencies)
-        elif type(message) is RecordEvent:
+        if type(message) is RecordEvent:
             self._gather(way)
         value = self._try(way, [seq], way.handlers[type(message)], message)
         if value is not _FAILED:
