@@ -14,12 +14,12 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, GpuRefStale, LibraryError, Unsupported
+from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.testing import poison
 
-from ..harness import ON_CUDA, cancelled_at, on_shared, opened, program, settled, used_by
-from .programs import TOO_MUCH_SHARED
-from .test_batches import ADD, adder
+from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
+from .programs import REFUSED, TOO_MUCH_SHARED
+from .test_batches import ADD, add, adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -200,13 +200,51 @@ async def test_a_recording_that_cannot_be_made_says_why_each_time(device: Device
     async with device.record() as recorded:
         recorded.launch(kernel, 1, 4, x, 1.0, shared=TOO_MUCH_SHARED if ON_CUDA else 0)
     for _ in range(2):
-        with pytest.raises(LibraryError if ON_CUDA else LookupError):
+        with pytest.raises(REFUSED, match="" if ON_CUDA else "was not to be loaded"):
             await recorded.replay()
     good = await adder(device)
     async with device.record() as recorded:
         recorded.launch(good, 1, 4, x, 1.0)
     await recorded.replay()
     assert (await device.get(x)).tolist() == [1] * 4
+
+
+class ReadableOnce:
+    """A twin that the host can load for as long as a variable of the environment says so."""
+
+    def __reduce__(self) -> Any:
+        return _once, ()
+
+    def __call__(self, x: Any, value: Any) -> None:
+        raise NotImplementedError
+
+
+def _once() -> Any:
+    import os
+
+    if "ATOMR_TEST_UNREADABLE" in os.environ:
+        raise LookupError("this twin was not to be loaded")
+    return add
+
+
+@cpu_only
+@program
+async def test_a_recording_that_fails_for_other_buffers_leaves_the_first_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened(isolation="thread") as device:
+        kernel = await device.nvrtc.compile(ADD, "add", cpu=ReadableOnce())
+        x, y = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
+        async with device.record(x) as recorded:
+            recorded.launch(kernel, 1, 4, x, 1.0)
+        await recorded.replay()
+        with monkeypatch.context() as patch:
+            patch.setenv("ATOMR_TEST_UNREADABLE", "1")
+            with pytest.raises(LookupError, match="was not to be loaded"):
+                await recorded.replay(y)
+        assert (await device.get(x))[0] == 1
+        await recorded.replay(y)
+        assert ((await device.get(x))[0], (await device.get(y))[0]) == (1, 1)
 
 
 @on_shared
@@ -242,6 +280,7 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
             await device._core.submit(port, "dot", _describe(number)).wait()
         forgotten += 1
     assert forgotten == 5
+    await trio.lowlevel.checkpoint()  # until then trio holds the last error, and that this frame
 
 
 def _programs() -> Any:
