@@ -8,7 +8,7 @@ one plain function, ``prepare``, that may be called several times.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ..memory import GpuRef
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..host import Message
     from ..memory import Block
     from ._library import LaneSpec, Submitter
-
-T = TypeVar("T")
 
 
 class Prepared(NamedTuple):

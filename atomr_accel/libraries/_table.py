@@ -8,6 +8,7 @@ from .blas import Blas
 from .blaslt import BlasLt
 from .fft import Fft
 from .nvrtc import Nvrtc
+from .rng import Rng
 
 if TYPE_CHECKING:
     from ._library import Submitter
@@ -21,15 +22,18 @@ class Libraries:
         blaslt: products with epilogues, scales and narrow types (cuBLASLt).
         fft: Fourier transforms (cuFFT).
         nvrtc: kernels compiled at run time (NVRTC).
+        rng: random numbers (cuRAND).
     """
 
     blas: Blas
     blaslt: BlasLt
     fft: Fft
     nvrtc: Nvrtc
+    rng: Rng
 
     def _add_libraries(self, device: Submitter) -> None:
         self.blas = Blas(device)
         self.blaslt = BlasLt(device)
         self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)
+        self.rng = Rng(device)

@@ -335,6 +335,7 @@ class FakeLibrary:
 
     def __init__(self) -> None:
         self.device_mode = False
+        self.handles = 0
         self.functions: dict[str, Callable[..., int]] = {
             "cublasCreate_v2": lambda handle: self.create(handle),
             "cublasDestroy_v2": lambda _handle: 0,
@@ -389,7 +390,8 @@ class FakeLibrary:
         return call
 
     def create(self, handle: Any) -> int:
-        handle._obj.value = 1
+        self.handles += 1
+        handle._obj.value = self.handles
         return 0
 
     def set_mode(self, _handle: Any, mode: int) -> int:
@@ -504,6 +506,7 @@ def fake_driver() -> SimpleNamespace:
         return (0,)
 
     return SimpleNamespace(
+        held=lambda pointer: pointer in held,
         CUDA_MEMCPY2D=SimpleNamespace,
         CUmemorytype=SimpleNamespace(CU_MEMORYTYPE_DEVICE=2),
         cuMemAlloc=allocate,
@@ -515,6 +518,7 @@ def fake_driver() -> SimpleNamespace:
         cuMemcpyDtoDAsync=copy,
         cuMemcpyHtoDAsync=copy,
         cuMemcpy2DAsync=copy_rows,
+        cuStreamIsCapturing=lambda _stream: (0, 0),
     )
 
 

@@ -27,8 +27,8 @@ _PRELUDE: Final = r"""
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#define __global__ static
-#define __device__ static
+#define __global__
+#define __device__
 #define __forceinline__ inline
 struct dim { unsigned x, y, z; };
 static dim gridDim, blockDim, blockIdx, threadIdx;

@@ -355,6 +355,23 @@ async def test_everything_works_in_a_batch(device: Device) -> None:
     np.testing.assert_allclose(host @ host @ await device.get(solved), product, atol=1e-6)
 
 
+async def test_a_recorded_program_repeats_everything(device: Device) -> None:
+    rng = np.random.default_rng()
+    hosts = [rng.random((4, 4)) for _ in range(2)]
+    a, b = [await device.put(host) for host in hosts]
+    x = await device.put(hosts[0][0].copy())
+    async with device.record(a) as program:
+        (square,) = program.blas.gemm_batched([a], [a])
+        twice = program.blaslt.matmul(square, a)
+        lu, piv, _info = program.blas.getrf_batched(a)
+        solved = program.blas.getrs_batched(lu, piv, twice)
+        index = program.blas.amax(program.blas.gemv(a, x))
+    for host, ref in zip(hosts, (a, b), strict=True):
+        await program.replay(ref)
+        np.testing.assert_allclose(await device.get(solved), host @ host, atol=1e-8)
+        assert await device.get(index) == np.argmax(np.abs(host @ hosts[0][0]))
+
+
 async def test_results_go_where_they_are_told(device: Device) -> None:
     x = await device.put(np.arange(4, dtype=np.float32))
     out = await device.empty((), np.float32)

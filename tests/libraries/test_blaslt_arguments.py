@@ -319,6 +319,9 @@ async def test_an_algorithm_is_looked_up_once(device: Device) -> None:
     assert submitted() == 5
     await device.blaslt.matmul(a, a, trans_a=True)
     assert submitted() == 7
+    await device.blaslt.matmul(a, a, autotune=True)
+    found = device.blaslt.statistics()
+    assert (found.plans, found.algorithms, found.tuned) == (2, 3, 1)
 
 
 async def test_products_work_in_a_batch(device: Device) -> None:

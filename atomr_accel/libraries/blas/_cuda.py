@@ -130,8 +130,9 @@ class CudaBlas:
                 [
                     _places(pointer(message.b), message.batch, message.strides_b, itemsize),
                     _places(pointer(message.a), message.batch, message.strides_a, itemsize),
-                    pointer(message.c)
-                    + np.arange(count) * (m * n * DTYPES[message.dtype_c].itemsize),
+                    _places(
+                        pointer(message.c), (count,), (m * n,), DTYPES[message.dtype_c].itemsize
+                    ),
                 ]
             )
             self._batched(message, sizes, (row_b, row_a, n), pointers, count)
@@ -179,7 +180,7 @@ class CudaBlas:
         alpha, beta = self._scalars(message)
         a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
         table = self._pointer(message.pointers)
-        self._handle.upload(table, pointers.astype(np.uint64))
+        self._handle.upload(table, pointers)
         step = 8 * count
         self._handle.call(
             "cublasGemmBatchedEx_64",

@@ -95,9 +95,8 @@ class CudaFactorizations:
         self._turn_back(message, message.c, work, m, n)
 
     def _gels(self, message: Factor) -> None:
-        handle, batch, m, n, nrhs = (
-            *(self._handle, message.batch, message.m, message.n, message.nrhs),
-        )
+        handle, batch = self._handle, message.batch
+        m, n, nrhs = message.m, message.n, message.nrhs
         if not nrhs:
             return
         work, sides, table, solved = map(handle.pointer, message.scratch)
@@ -152,6 +151,7 @@ class CudaFactorizations:
     def _point(self, message: Factor, table: int, first: int, step: int) -> int:
         """Write pointers to what lies ``step`` elements apart, one for each matrix."""
         nbytes = step * DTYPES[message.dtype].itemsize
-        places = first + np.arange(message.batch, dtype=np.uint64) * np.uint64(nbytes)
-        self._handle.upload(table, places.astype(np.uint64))
+        places = np.arange(message.batch, dtype=np.uint64) * np.uint64(nbytes)
+        places += np.uint64(first)
+        self._handle.upload(table, places)
         return table

@@ -80,6 +80,7 @@ class Handle:
         self._nothing: Final = check("cuMemAlloc", driver.cuMemAlloc(256))
         self._library.call("cublasSetWorkspace_v2", self.small, int(self._nothing), 0)
         self._kernels: Kernels | None = None
+        self._captured: dict[bytes, int] = {}
         self._scalars: dict[tuple[str, Scalar], Any] = {}
 
     def close(self) -> None:
@@ -89,6 +90,8 @@ class Handle:
         if self._kernels is not None:
             self._kernels.close()
         check("cuMemFree", driver.cuMemFree(self._nothing))
+        for held in self._captured.values():
+            check("cuMemFreeHost", driver.cuMemFreeHost(held))
 
     def _create(self) -> int | None:
         handle = c_void_p()
@@ -178,14 +181,24 @@ class Handle:
 
     def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
         """Copy a few numbers to the device."""
+        stream = self._stream.handle
+        capturing = check("cuStreamIsCapturing", driver.cuStreamIsCapturing(stream))
+        if int(capturing):
+            # A graph copies again at every launch, so what it copies from has to stay.
+            held = self._captured.get(data := array.tobytes(), 0)
+            if not held:
+                held = int(check("cuMemAllocHost", driver.cuMemAllocHost(len(data))))
+                ctypes.memmove(held, data, len(data))
+                self._captured[data] = held
+            copy = driver.cuMemcpyHtoDAsync(pointer, held, array.nbytes, stream)
+            check("cuMemcpyHtoDAsync", copy)
+            return
         address = array.ctypes.data
         for start in range(0, array.nbytes, _PIECE):
             size = min(_PIECE, array.nbytes - start)
             check(
                 "cuMemcpyHtoDAsync",
-                driver.cuMemcpyHtoDAsync(
-                    pointer + start, address + start, size, self._stream.handle
-                ),
+                driver.cuMemcpyHtoDAsync(pointer + start, address + start, size, stream),
             )
 
     def shift(self, ctype: str, to: int, source: int, count: int, delta: int) -> None:

@@ -53,6 +53,7 @@ GROUPED: Final = ("float16", "bfloat16", "float32", "float64")
 _DEFAULT_OUTPUT: Final = {"int8": "int32"}
 _PLAIN: Final = ("float16", "bfloat16", "float32", "float64")
 _POINTER_BYTES: Final = 8
+_MOST_PLANS: Final = 4096
 
 _Plan = tuple[int, int, int, tuple[int, int], int, str, int, int]
 
@@ -153,6 +154,8 @@ class Products(Routines):
         key = (a.shape, b.shape, a.dtype, b.dtype, trans_a, trans_b)
         plan = self._plans.get(key)
         if plan is None and _is_plain(a, b):
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
             plan = self._plans[key] = _plan_gemm(a, b, trans_a=trans_a, trans_b=trans_b)
         if (
             plan is None
@@ -367,6 +370,8 @@ class Products(Routines):
             plan = self._wide_plans.get(key)
             if plan is None:
                 require_dtype(b, a.dtype, "b", "a")
+                if len(self._wide_plans) >= _MOST_PLANS:
+                    self._wide_plans.clear()
                 plan = self._wide_plans[key] = _plan_wide(
                     a, b, shape_a, shape_b, trans_a, trans_b, wanted, compute_type
                 )

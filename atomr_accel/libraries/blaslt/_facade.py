@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._library import LaneSpec
@@ -33,8 +34,24 @@ _UNKNOWN: Final = 4 << 20
 """What an algorithm gets that the lane has to choose by itself, in a batch."""
 
 _CANDIDATES: Final = 8
+_MOST_CHOICES: Final = 4096
 
 _Choice = tuple[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlasLtStatistics:
+    """What BLASLt has learned about the products it was asked for.
+
+    Attributes:
+        plans: combinations of shapes, dtypes and options that were checked and are kept.
+        algorithms: products whose algorithm is known.
+        tuned: those of them whose algorithm was found by trying.
+    """
+
+    plans: int
+    algorithms: int
+    tuned: int
 
 
 @final
@@ -192,6 +209,11 @@ class BlasLt:
             lambda room: call.prepare(room, algorithm, nbytes),
         )
 
+    def statistics(self) -> BlasLtStatistics:
+        """A snapshot of what is kept."""
+        tuned = sum(autotune for _, autotune in self._choices)
+        return BlasLtStatistics(len(self._plans), len(self._choices), tuned)
+
     async def _choose(self, call: Call, spec: bytes, autotune: bool) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
         candidates = await self._candidates(spec, _CANDIDATES if autotune else 1)
@@ -199,6 +221,8 @@ class BlasLt:
             candidates = await self._tune(call, candidates)
         choice = candidates[0]
         if choice[0]:
+            if len(self._choices) >= _MOST_CHOICES:
+                self._choices.clear()
             self._choices[spec, autotune] = choice
         return choice
 

@@ -163,7 +163,16 @@ LEVEL1 = [
         writes=(0, 1),
         may_refuse=HALF,
     ),
-    Operation("blas.rot", FLOATS, TWO_LENGTHS, vectors(2), call_rot, written(rot), writes=(0, 1)),
+    Operation(
+        "blas.rot",
+        FLOATS,
+        TWO_LENGTHS,
+        vectors(2),
+        call_rot,
+        written(rot),
+        writes=(0, 1),
+        may_refuse=HALF,
+    ),
     Operation("blas.scal", FLOATS, LENGTHS, vectors(1), call_scal, scal, writes=(0,)),
     Operation("blas.dot", FLOATS, TWO_LENGTHS, vectors(2), level1("dot"), dot),
     Operation(

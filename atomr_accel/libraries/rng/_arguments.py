@@ -1,0 +1,217 @@
+"""What draws take, checked as ``numpy.random.Generator`` checks it, in the caller."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ..._dtypes import DTYPES, as_dtype
+from ..._errors import Unsupported
+from .._arguments import require_shape, writable
+from ._laws import FLOATS, WHOLE, Kind, bounds
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef, MemoryMap
+
+Size = int | tuple[int, ...] | list[int] | None
+
+MOST_QUASI_LAM: Final = 400_000.0
+"""Above that cuRAND's Poisson distribution does not go either."""
+
+_MOST_LAM: Final = 2.0**63 - 10 * 2.0**31.5
+_SUM_TOLERANCE: Final = float(np.sqrt(np.finfo(np.float64).eps))
+
+
+def number(value: Any, name: str) -> float:
+    """A scalar as a float.
+
+    Raises:
+        TypeError: it is an array, or no number.
+    """
+    if np.ndim(value) != 0:
+        raise TypeError(f"{name} must be a number, not an array of shape {np.shape(value)}")
+    try:
+        return float(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
+
+
+def not_negative(value: Any, name: str) -> float:
+    """A scalar that is zero or more.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is less, or NaN.
+    """
+    converted = number(value, name)
+    if not converted >= 0:
+        raise ValueError(f"{name} must not be negative, but is {converted}")
+    return converted
+
+
+def above_zero(value: Any, name: str) -> float:
+    """A scalar that is more than zero.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not more, or NaN.
+    """
+    converted = number(value, name)
+    if not converted > 0:
+        raise ValueError(f"{name} must be more than 0, but is {converted}")
+    return converted
+
+
+def interval(low: Any, high: Any) -> tuple[float, float]:
+    """An interval as its start and its length.
+
+    Raises:
+        TypeError: one of them is no number.
+        ValueError: it ends before it starts.
+        OverflowError: its length is infinite, or NaN.
+    """
+    start, end = number(low, "low"), number(high, "high")
+    if not math.isfinite(end - start):
+        raise OverflowError(f"high - low range exceeds valid bounds: low={start}, high={end}")
+    if end < start:
+        raise ValueError(f"high must not be less than low: low={start}, high={end}")
+    return start, end - start
+
+
+def event_rate(lam: Any, dtype: str, kind: Kind) -> float:
+    """The mean of a Poisson distribution.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative, NaN, or too large for the dtype.
+        Unsupported: it is too large for a quasi-random sequence.
+    """
+    rate = number(lam, "lam")
+    if not rate >= 0:
+        raise ValueError(f"lam must not be negative, but is {rate}")
+    most = min(_MOST_LAM, float(bounds(dtype)[1]))
+    if rate + 10 * math.sqrt(rate) > most:
+        raise ValueError(f"lam is too large for {dtype}: {rate}")
+    if kind.quasi and rate > MOST_QUASI_LAM:
+        raise Unsupported(
+            f"quasi-random Poisson numbers go up to lam={MOST_QUASI_LAM:.0f}, not {rate}"
+        )
+    return rate
+
+
+def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[int, int]:
+    """The least integer, and how many there are.
+
+    Raises:
+        TypeError: one of them is no integer.
+        ValueError: there are none, or some that the dtype does not hold.
+    """
+    first, last = (0, operator.index(low)) if high is None else map(operator.index, (low, high))
+    if not endpoint:
+        last -= 1
+    least, most = bounds(dtype)
+    if first < least:
+        raise ValueError(f"low is out of bounds for {dtype}: {first} is less than {least}")
+    if last > most:
+        raise ValueError(f"high is out of bounds for {dtype}: {last} is more than {most}")
+    if first > last:
+        comparison = "low > high" if endpoint else "low >= high"
+        raise ValueError(f"{comparison}: there is no integer from {first} to {last}")
+    return first, last - first + 1
+
+
+def probabilities(p: Any, items: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Probabilities of so many items.
+
+    Raises:
+        TypeError: ``p`` is not made of numbers.
+        ValueError: another number of them, a negative one, NaN, or they do not sum to 1.
+    """
+    chances = np.asarray(p, np.float64)
+    if chances.ndim != 1:
+        raise ValueError(f"p must be 1-dimensional, but has shape {chances.shape}")
+    if len(chances) != items:
+        raise ValueError(f"a and p must have same size: a has {items} items, p has {len(chances)}")
+    if np.isnan(chances).any():
+        raise ValueError(f"probabilities contain NaN, at {int(np.isnan(chances).argmax())}")
+    if (chances < 0).any():
+        worst = int(chances.argmin())
+        raise ValueError(f"probabilities are not non-negative: p[{worst}] is {chances[worst]}")
+    total = math.fsum(chances)
+    if abs(total - 1) > _SUM_TOLERANCE:
+        raise ValueError(f"probabilities do not sum to 1, but to {total}")
+    return chances
+
+
+def shape_of(size: Size, out: GpuRef | None, dimensions: int) -> tuple[int, ...]:
+    """The shape of a result.
+
+    Args:
+        size: as in NumPy; None gives one value, one point, or what ``out`` takes.
+        out: where to put it, or None.
+        dimensions: coordinates of a quasi-random point; 1 for other generators.
+
+    Raises:
+        TypeError: ``size`` is not made of integers.
+        ValueError: negative sizes, a last axis that is not the points'.
+    """
+    one = () if dimensions == 1 else (dimensions,)
+    if size is None:
+        shape = one if out is None else out.shape
+    elif isinstance(size, tuple | list):
+        shape = tuple(map(operator.index, size))
+    else:
+        shape = (operator.index(size),)
+    if any(extent < 0 for extent in shape):
+        raise ValueError(f"negative dimensions are not allowed: {shape}")
+    if dimensions != 1 and (not shape or shape[-1] != dimensions):
+        raise ValueError(
+            f"the last axis must hold the {dimensions} dimensions of each point, "
+            f"but the size is {shape}"
+        )
+    return shape
+
+
+def dtype_of(
+    dtype: Any, out: GpuRef | None, default: str, *, whole: bool = False, flags: bool = False
+) -> np.dtype[Any]:
+    """The dtype of a result.
+
+    Args:
+        dtype: as asked for, or None.
+        out: where to put it, or None.
+        default: without either.
+        whole: whether it must be an integer type rather than a floating one.
+        flags: whether it may be bool, too.
+
+    Raises:
+        TypeError: it must not.
+    """
+    usual = DTYPES[default] if out is None else out.dtype
+    chosen = usual if dtype is None else as_dtype(dtype)
+    allowed = (*(WHOLE if whole else FLOATS), *(("bool",) if flags else ()))
+    if chosen.name not in allowed:
+        raise TypeError(f"unsupported dtype {chosen.name}; expected one of {', '.join(allowed)}")
+    return chosen
+
+
+def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raise where ``out`` cannot take a result."""
+    writable(out, memory, "out")
+    require_shape(out, shape, "out")
+    if out.dtype is not dtype:
+        raise TypeError(f"out has dtype {out.dtype.name}, but the result has {dtype.name}")
+
+
+def poisson_table(rate: float) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+    """The least number of events worth a mention, and the distribution function from there."""
+    from scipy.special import pdtr
+
+    spread = 12 * math.sqrt(rate) + 20
+    first = max(0, math.floor(rate - spread))
+    table = np.asarray(pdtr(np.arange(first, math.ceil(rate + spread)), rate), np.float64)
+    table[-1] = 1.0
+    return first, table

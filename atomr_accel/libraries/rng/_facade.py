@@ -1,0 +1,74 @@
+"""``device.rng``: random numbers on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from ._generator import Generator, check_dimensions
+from ._state import new_state
+
+if TYPE_CHECKING:
+    from .._library import Submitter
+
+
+@final
+class Rng(Generator):
+    """The device's own generator, and where others are made.
+
+    Everything can be drawn from it directly: ``await device.rng.normal(size=1000)``. It is
+    a Philox generator, seeded by the system unless ``seed`` was called.
+    """
+
+    def __init__(self, device: Submitter) -> None:
+        super().__init__(device, new_state(None, "philox4_32_10", "default", 0, 1))
+
+    def seed(self, seed: Any = None) -> None:
+        """Begin anew, with another seed.
+
+        Args:
+            seed: as for ``default_rng``.
+        """
+        fresh = new_state(seed, self._state.kind, self._state.ordering, 0, 1)
+        self._state.restore(fresh.save())
+
+    def default_rng(
+        self,
+        seed: Any = None,
+        kind: str = "philox4_32_10",
+        *,
+        ordering: str = "default",
+        offset: int = 0,
+        dimensions: int = 1,
+    ) -> Generator:
+        """A generator of its own; as ``numpy.random.default_rng``.
+
+        Generators, by cuRAND's names (``curandRngType``):
+
+        * ``philox4_32_10``: the same words as cuRAND's, made by kernels of this package
+          together with the distribution, in one pass over memory. The fastest.
+        * ``xorwow``, ``mrg32k3a``: made by cuRAND; a second pass makes the distribution.
+        * ``mtgp32``, ``mt19937``: likewise. They cannot skip, so after a rebuild, or with
+          an ``offset``, they first draw what came before.
+        * ``sobol32``, ``scrambled_sobol32``, ``sobol64``, ``scrambled_sobol64``:
+          quasi-random points from cuRAND's direction vectors, for integration.
+
+        On the CPU backend the pseudo-random ones are NumPy's Philox, each with streams of
+        its own, and the quasi-random ones SciPy's.
+
+        Args:
+            seed: an int, a sequence of ints or a ``numpy.random.SeedSequence``, which
+                turns it into the generator's key; None takes one from the system.
+                Quasi-random generators take none.
+            kind: which generator.
+            ordering: how cuRAND orders words in memory (``curandOrdering``): ``default``,
+                ``best``, ``legacy``, ``dynamic`` or, for xorwow, ``seeded``.
+            offset: where in the sequence to begin, in words of 32 bits (rounded up to a
+                multiple of four), or in points.
+            dimensions: of quasi-random points, up to 20,000.
+
+        Raises:
+            ValueError: an unknown kind, or one without that ordering or dimensions.
+            TypeError: a seed that is none, or for a quasi-random generator.
+        """
+        state = new_state(seed, kind, ordering, offset, check_dimensions(dimensions))
+        return Generator(self._device, state)

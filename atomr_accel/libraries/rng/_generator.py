@@ -1,0 +1,568 @@
+"""Generators: everything that can be drawn."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ..._dtypes import DTYPES
+from ..._errors import GpuRefStale, Unsupported
+from ...memory import GpuRef
+from .._arguments import usable
+from .._perform import Prepared, perform
+from ._arguments import (
+    Size,
+    above_zero,
+    check_out,
+    dtype_of,
+    event_rate,
+    integer_range,
+    interval,
+    not_negative,
+    number,
+    poisson_table,
+    probabilities,
+    shape_of,
+)
+from ._draws import LANE, Drawing, Entries, law_of
+from ._laws import integer_law
+from ._messages import Pick, Take
+from ._prototypes import MOST_DIMENSIONS
+from ._state import GeneratorStatistics, State, new_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...memory import Block
+    from .._perform import Room
+
+_RACE: Final = 1 << 16
+"""Up to so many items, each one's place is counted; that takes time by their square."""
+
+_MOST_WEIGHED: Final = 1 << 17
+_INT64: Final = DTYPES["int64"]
+_FLOAT64: Final = DTYPES["float64"]
+
+
+class Generator(Drawing):
+    """Random numbers, drawn on the device. Made by ``device.rng.default_rng``.
+
+    Methods are named as in ``numpy.random.Generator``. ``size`` is the shape of the
+    result; without it, the result has shape (), or that of ``out``. Continuous
+    distributions have dtype float16, bfloat16, float32 or float64 (the default), those of
+    integers any integer dtype (int64 by default). Parameters are numbers, not arrays.
+
+    What is drawn depends on the seed and on the draws before, and on nothing else: not on
+    what runs at the same time, nor on rebuilds of the device in between. The state is in
+    the program; ``state`` saves and restores it. Backends have different sequences, except
+    for ``sobol32`` and ``sobol64``.
+
+    Quasi-random generators make points: the last axis of ``size`` holds the dimensions.
+    They have no ``gamma``, ``beta`` or ``choice(replace=False)``, which take varying
+    numbers of words. Those and ``poisson`` of the other generators are drawn from a Philox
+    sequence of the same seed.
+
+    A recorded program draws the same numbers in every replay.
+
+    All methods raise:
+        ValueError: parameters or sizes out of range, ``out`` of another shape, a ref of
+            another device.
+        TypeError: another dtype than listed, parameters that are no numbers.
+        Unsupported: what the kind of generator cannot make.
+        GpuRefStale, GpuRefSealed: ``out`` may not be written.
+        OutOfMemory: no room for the result.
+        LibraryError: cuRAND refuses, such as an ordering it has not on this device.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._state.kind} at {self._state.position}>"
+
+    # --- the sequence --------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """Which generator it is, by cuRAND's name."""
+        return self._state.kind
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the sequence is, as plain values; set it to go back there.
+
+        It can be stored as JSON. A generator takes states of its own kind.
+        """
+        return self._state.save()
+
+    @state.setter
+    def state(self, saved: Mapping[str, Any]) -> None:
+        self._state.restore(saved)
+
+    def advance(self, delta: int) -> None:
+        """Skip a part of the sequence.
+
+        Args:
+            delta: words of 32 bits, rounded up to a multiple of four; points of
+                quasi-random generators.
+        """
+        self._state.move(self._state.position + operator.index(delta))
+
+    def spawn(self, n_children: int) -> list[Generator]:
+        """Independent generators of the same kind; as ``numpy.random.Generator.spawn``.
+
+        Args:
+            n_children: how many; another call gives others.
+
+        Raises:
+            Unsupported: a quasi-random generator, of which there is only one.
+        """
+        state = self._state
+        if state.seeds is None:
+            raise Unsupported(f"{state.kind} is one fixed sequence, without independent ones")
+        if operator.index(n_children) < 0:
+            raise ValueError(f"n_children must not be negative, but is {n_children}")
+        return [
+            Generator(self._device, State(state.kind, state.ordering, 1, seeds))
+            for seeds in state.seeds.spawn(n_children)
+        ]
+
+    def statistics(self) -> GeneratorStatistics:
+        """A snapshot of what was drawn."""
+        state = self._state
+        return GeneratorStatistics(state.kind, state.position, state.draws, state.values)
+
+    # --- continuous distributions ----------------------------------------------------------
+
+    async def random(
+        self, size: Size = None, dtype: Any = None, out: GpuRef | None = None
+    ) -> GpuRef:
+        """Uniform numbers in [0, 1); as ``numpy.random.Generator.random``.
+
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+
+        Args:
+            size: shape of the result.
+            dtype: float64 by default; each has as many random bits as it holds exactly.
+            out: where to put the result.
+        """
+        return await self._floats("random", "uniform", (0.0, 1.0), size, dtype, out)
+
+    async def uniform(
+        self,
+        low: float = 0.0,
+        high: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Uniform numbers in [low, high), up to rounding, which may give ``high``.
+
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+
+        Args:
+            low: start of the interval.
+            high: its end, not less than ``low``.
+            size: shape of the result.
+            dtype: float64 by default.
+            out: where to put the result.
+        """
+        return await self._floats("uniform", "uniform", interval(low, high), size, dtype, out)
+
+    async def normal(
+        self,
+        loc: float = 0.0,
+        scale: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Normal numbers, by the method of Box and Muller.
+
+        Those of quasi-random generators come from the inverse distribution function.
+
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+
+        Args:
+            loc: mean.
+            scale: standard deviation, not negative.
+            size: shape of the result.
+            dtype: float64 by default; the narrower ones are computed in float32.
+            out: where to put the result.
+        """
+        floats = number(loc, "loc"), not_negative(scale, "scale")
+        return await self._floats("normal", "normal", floats, size, dtype, out)
+
+    async def lognormal(
+        self,
+        mean: float = 0.0,
+        sigma: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Numbers whose logarithm is normal.
+
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+
+        Args:
+            mean: mean of the logarithm.
+            sigma: its standard deviation, not negative.
+            size: shape of the result.
+            dtype: float64 by default.
+            out: where to put the result.
+        """
+        floats = number(mean, "mean"), not_negative(sigma, "sigma")
+        return await self._floats("lognormal", "lognormal", floats, size, dtype, out)
+
+    async def exponential(
+        self,
+        scale: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Exponential numbers, by the inverse distribution function.
+
+        Args:
+            scale: mean, not negative.
+            size: shape of the result.
+            dtype: float64 by default.
+            out: where to put the result.
+        """
+        floats = (not_negative(scale, "scale"),)
+        return await self._floats("exponential", "exponential", floats, size, dtype, out)
+
+    async def cauchy(
+        self,
+        loc: float = 0.0,
+        scale: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Cauchy numbers, by the inverse distribution function.
+
+        Args:
+            loc: median.
+            scale: half of the interquartile range, not negative.
+            size: shape of the result.
+            dtype: float64 by default.
+            out: where to put the result.
+        """
+        floats = number(loc, "loc"), not_negative(scale, "scale")
+        return await self._floats("cauchy", "cauchy", floats, size, dtype, out)
+
+    async def gamma(
+        self,
+        shape: float,
+        scale: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Gamma numbers, by the method of Marsaglia and Tsang.
+
+        Args:
+            shape: not negative.
+            scale: not negative.
+            size: shape of the result.
+            dtype: float64 by default.
+            out: where to put the result.
+        """
+        floats = not_negative(shape, "shape"), not_negative(scale, "scale")
+        return await self._floats("gamma", "gamma", floats, size, dtype, out)
+
+    async def beta(
+        self,
+        a: float,
+        b: float,
+        size: Size = None,
+        *,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Beta numbers, from two gamma numbers each.
+
+        Args:
+            a: more than 0.
+            b: more than 0.
+            size: shape of the result.
+            dtype: float64 by default.
+            out: where to put the result.
+        """
+        floats = above_zero(a, "a"), above_zero(b, "b")
+        return await self._floats("beta", "beta", floats, size, dtype, out)
+
+    # --- integers --------------------------------------------------------------------------
+
+    async def integers(
+        self,
+        low: int,
+        high: int | None = None,
+        size: Size = None,
+        dtype: Any = None,
+        endpoint: bool = False,
+        *,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Integers, all equally likely; as ``numpy.random.Generator.integers``.
+
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+
+        Args:
+            low: the least; without ``high`` it is 0, and ``low`` is the end.
+            high: the end, which is not drawn itself.
+            size: shape of the result.
+            dtype: int64 by default, or bool.
+            endpoint: whether the end is drawn, too.
+            out: where to put the result.
+        """
+        kind = dtype_of(dtype, out, "int64", whole=True, flags=True)
+        first, span = integer_range(low, high, kind.name, endpoint=endpoint)
+        law = law_of(integer_law(span, kind.name), kind, low=first, span=span)
+        return await self._draw("integers", law, size, out)
+
+    async def poisson(
+        self,
+        lam: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Numbers of events of a Poisson process; as ``numpy.random.Generator.poisson``.
+
+        By multiplication for few events, by Hörmann's PTRS for many; by the inverse
+        distribution function for quasi-random generators.
+
+        Args:
+            lam: expected number of events, not negative.
+            size: shape of the result.
+            dtype: int64 by default.
+            out: where to put the result.
+
+        Raises:
+            Unsupported: ``lam`` above 400,000 from a quasi-random generator.
+        """
+        kind = dtype_of(dtype, out, "int64", whole=True)
+        rate = event_rate(lam, kind.name, self._state.rule)
+        if not self._state.rule.quasi:
+            return await self._draw("poisson", law_of("poisson", kind, (rate,)), size, out)
+        first, table = poisson_table(rate)
+        law = law_of("search", kind, low=first)
+        return await self._draw("poisson", law, size, out, table)
+
+    async def choice(
+        self,
+        a: int | GpuRef,
+        size: Size = None,
+        replace: bool = True,
+        p: Any = None,
+        *,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Random items; as ``numpy.random.Generator.choice``, along the first axis.
+
+        Args:
+            a: an array with at least one axis, or how many integers there are from 0 on.
+            size: shape of the choice.
+            replace: whether an item may be chosen again.
+            p: probabilities of the items, on the host; by default all are equal.
+            out: where to put the result.
+
+        Returns:
+            The items, in random order: of shape ``size`` and int64, or of shape
+            ``size + a.shape[1:]`` and ``a``'s dtype.
+
+        Raises:
+            ValueError: nothing to choose from, probabilities that are negative or do not
+                sum to 1, more items than there are.
+            Unsupported: ``replace=False`` from a quasi-random generator, or with ``p`` for
+                more than 131,072 items.
+        """
+        memory = self._device.memory
+        if isinstance(a, GpuRef):
+            usable(a, memory, "a")
+            if not a.shape:
+                raise ValueError("a must have at least one axis, but has shape ()")
+            items, rest, kind = a.shape[0], a.shape[1:], a.dtype
+        else:
+            items, rest, kind = operator.index(a), (), _INT64
+        state = self._state
+        wanted = out.shape[: out.ndim - len(rest)] if out is not None and size is None else size
+        shape = shape_of(wanted, None, state.dimensions)
+        if out is not None:
+            check_out(out, memory, (*shape, *rest), kind)
+        count = math.prod(shape)
+        if items < 0 or (not items and count):
+            raise ValueError(f"a must have at least one item to choose from, not {items}")
+        chances = None if p is None else probabilities(p, items)
+        if not replace:
+            self._check_pick(items, count, chances)
+        while True:
+            index = out if not isinstance(a, GpuRef) else None
+            chosen = await (
+                self._with_replacement(items, shape, chances, index)
+                if replace or not count
+                else self._without(items, shape, chances, index)
+            )
+            if not isinstance(a, GpuRef):
+                return chosen
+            try:
+                return await self._take(a, chosen, (*shape, *rest), out)
+            except GpuRefStale:
+                if a.is_stale or (out is not None and out.is_stale):
+                    raise  # otherwise only the indices went with a rebuild
+
+    async def sobol(
+        self,
+        n: int,
+        dimensions: int = 1,
+        *,
+        scramble: bool = False,
+        bits: int = 32,
+        offset: int = 0,
+        dtype: Any = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Points of a Sobol sequence in the unit cube; as ``scipy.stats.qmc.Sobol``.
+
+        The sequence is that of Joe and Kuo, in Gray code order, from cuRAND's direction
+        vectors. It does not touch this generator's state. The points without ``scramble``
+        are the same on all backends; with it each has its own fixed scrambling.
+
+        Vendor functions: ``curandGetDirectionVectors32``, ``curandGetScrambleConstants32``
+        and those for 64 bits.
+
+        Args:
+            n: how many points; powers of two are balanced best.
+            dimensions: 1 to 20,000.
+            scramble: whether to take the scrambled sequence.
+            bits: 32 or 64.
+            offset: index of the first point.
+            dtype: float64 by default.
+            out: where to put the result.
+
+        Returns:
+            Shape (n, dimensions), in [0, 1).
+        """
+        if bits not in (32, 64):
+            raise ValueError(f"bits must be 32 or 64, not {bits}")
+        kind = f"{'scrambled_' if scramble else ''}sobol{bits}"
+        state = new_state(None, kind, "default", offset, check_dimensions(dimensions))
+        points = Generator(self._device, state)
+        shape = (operator.index(n), dimensions)
+        return await points._floats("sobol", "uniform", (0.0, 1.0), shape, dtype, out)
+
+    # --- choosing --------------------------------------------------------------------------
+
+    def _check_pick(self, items: int, count: int, chances: Entries | None) -> None:
+        if self._state.rule.quasi:
+            raise Unsupported(
+                f"{self._state.kind} cannot choose without replacement; "
+                f"use a pseudo-random generator"
+            )
+        if count > items:
+            raise ValueError(
+                f"cannot take {count} of {items} items when replace is False; they are too few"
+            )
+        if chances is None:
+            return
+        if np.count_nonzero(chances) < count:
+            raise ValueError(
+                f"fewer non-zero entries in p ({np.count_nonzero(chances)}) than size ({count})"
+            )
+        if items > _MOST_WEIGHED:
+            raise Unsupported(
+                f"choosing without replacement by p takes up to {_MOST_WEIGHED} items, not {items}"
+            )
+
+    async def _with_replacement(
+        self, items: int, shape: tuple[int, ...], chances: Entries | None, out: GpuRef | None
+    ) -> GpuRef:
+        if chances is None:
+            span = max(1, items)
+            return await self._draw(
+                "choice", law_of(integer_law(span, "int64"), _INT64, span=span), shape, out
+            )
+        table = np.cumsum(chances)
+        table /= table[-1] if len(table) else 1.0
+        return await self._draw("choice", law_of("search", _INT64), shape, out, table)
+
+    async def _without(
+        self, items: int, shape: tuple[int, ...], chances: Entries | None, out: GpuRef | None
+    ) -> GpuRef:
+        state, device = self._state, self._device
+        while True:
+            weights = None if chances is None else await self._table(chances)
+
+            def prepare(room: Room, weights: GpuRef | None = weights) -> Prepared:
+                memory = device.memory
+                target = room.empty(shape, _INT64) if out is None else out
+                check_out(target, memory, shape, _INT64)
+                reads = () if weights is None else (usable(weights, memory, "p"),)
+                writes: tuple[Block, ...] = (target._block,)
+                scratch = 0
+                if weights is not None or items <= _RACE:
+                    times = room.empty((items,), _FLOAT64)._block
+                    writes, scratch = (target._block, times), times.address
+                count = math.prod(shape)
+                message = Pick(
+                    state.kind,
+                    state.key,
+                    state.side,
+                    items,
+                    count,
+                    reads[0].address if reads else 0,
+                    target._block.address,
+                    scratch,
+                )
+                self._moved(count, side=items if scratch else 1)
+                return Prepared(message, reads, writes, target)
+
+            try:
+                result: GpuRef = await perform(device, LANE, "rng.choice", prepare)
+            except GpuRefStale:
+                if weights is None or not weights.is_stale or (out is not None and out.is_stale):
+                    raise
+            else:
+                return result
+
+    async def _take(
+        self, rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None
+    ) -> GpuRef:
+        device = self._device
+        nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+
+        def prepare(room: Room) -> Prepared:
+            source, places = usable(rows, device.memory, "a"), usable(index, device.memory, "index")
+            target = room.empty(shape, rows.dtype) if out is None else out
+            check_out(target, device.memory, shape, rows.dtype)
+            if target._block is source:
+                raise ValueError("out shares memory with a, which choice would overwrite")
+            message = Take(
+                source.address, places.address, target._block.address, index.size, nbytes
+            )
+            return Prepared(message, (source, places), (target._block,), target)
+
+        result: GpuRef = await perform(device, LANE, "rng.take", prepare)
+        return result
+
+
+def check_dimensions(dimensions: int) -> int:
+    """How many dimensions points have.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: there are no direction vectors for so many.
+    """
+    if not 1 <= operator.index(dimensions) <= MOST_DIMENSIONS:
+        raise ValueError(f"dimensions must be from 1 to {MOST_DIMENSIONS}, not {dimensions}")
+    return operator.index(dimensions)

@@ -1,0 +1,158 @@
+"""Where a generator is in its sequence. It lives in the program, not in the host."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._laws import BLOCK, KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ._laws import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorStatistics:
+    """What a generator has done.
+
+    Attributes:
+        kind: which one it is.
+        position: where its sequence goes on: words of 32 bits, or points.
+        draws: how often it was asked.
+        values: how many values it has given.
+    """
+
+    kind: str
+    position: int
+    draws: int
+    values: int
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """A generator's state.
+
+    Attributes:
+        kind: a row of ``KINDS``.
+        ordering: of cuRAND's words in memory.
+        dimensions: of quasi-random points; 1 for others.
+        seeds: where the key and the children's seeds come from; None for quasi-random ones.
+        position: where the sequence goes on: in words, a multiple of 4, or in points.
+        side: the same, in blocks of words, for what draws until it accepts.
+        draws, values: see ``GeneratorStatistics``.
+    """
+
+    kind: str
+    ordering: str
+    dimensions: int
+    seeds: np.random.SeedSequence | None
+    position: int = 0
+    side: int = 0
+    draws: int = 0
+    values: int = 0
+    key: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None:
+            self.key = int(self.seeds.generate_state(1, np.uint64)[0])
+
+    @property
+    def rule(self) -> Kind:
+        """What kind of generator this is."""
+        return KINDS[self.kind]
+
+    def move(self, to: int) -> None:
+        """Go to a place in the sequence."""
+        if to < 0:
+            raise ValueError(f"a sequence has no place before its first one: {to}")
+        self.position = to if self.rule.quasi else -(-to // BLOCK) * BLOCK
+        limit = 2**self.rule.bits if self.rule.quasi else 2**64
+        if self.position > limit:
+            raise ValueError(f"{self.kind} has {limit} places, and no place {to}")
+
+    def save(self) -> dict[str, Any]:
+        """The state as plain values."""
+        seeds = self.seeds
+        entropy: Any = None if seeds is None else seeds.entropy
+        return {
+            "kind": self.kind,
+            "ordering": self.ordering,
+            "dimensions": self.dimensions,
+            "entropy": entropy if entropy is None or isinstance(entropy, int) else [*entropy],
+            "spawn_key": [] if seeds is None else [*map(int, seeds.spawn_key)],
+            "children": 0 if seeds is None else seeds.n_children_spawned,
+            "position": self.position,
+            "side": self.side,
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go back to a saved state.
+
+        Raises:
+            TypeError: it is no saved state.
+            ValueError: it is one of another kind of generator.
+        """
+        if not isinstance(saved, dict) or saved.keys() != self.save().keys():
+            raise TypeError(f"a state is a dict with the keys {', '.join(self.save())}")
+        for name in ("kind", "ordering", "dimensions"):
+            if saved[name] != getattr(self, name):
+                raise ValueError(
+                    f"the state has {name} {saved[name]!r}, "
+                    f"but the generator has {getattr(self, name)!r}"
+                )
+        if self.seeds is not None:
+            self.seeds = np.random.SeedSequence(
+                saved["entropy"],
+                spawn_key=tuple(saved["spawn_key"]),
+                n_children_spawned=saved["children"],
+            )
+            self.key = int(self.seeds.generate_state(1, np.uint64)[0])
+        self.move(saved["position"])
+        self.side = saved["side"]
+
+
+def new_state(seed: Any, kind: str, ordering: str, offset: int, dimensions: int) -> State:
+    """The state of a new generator.
+
+    Raises:
+        ValueError: an unknown kind, or one without that ordering, offset or dimensions.
+        TypeError: a seed that is none, or that the generator does not take.
+    """
+    rule = KINDS.get(kind)
+    if rule is None:
+        raise ValueError(f"there is no generator {kind!r}; expected one of {', '.join(KINDS)}")
+    if ordering not in rule.orderings:
+        raise ValueError(
+            f"{kind} has no ordering {ordering!r}; expected one of {', '.join(rule.orderings)}"
+        )
+    if rule.quasi:
+        if seed is not None:
+            raise TypeError(f"{kind} is one fixed sequence, which takes no seed")
+        seeds = None
+    else:
+        seeds = seed if isinstance(seed, np.random.SeedSequence) else _seeds(seed)
+        if dimensions != 1:
+            raise ValueError(f"{kind} makes no points, so dimensions is 1, not {dimensions}")
+    state = State(kind, ordering, dimensions, seeds)
+    state.move(offset)
+    return state
+
+
+def _seeds(seed: Any) -> np.random.SeedSequence:
+    if seed is None:
+        return np.random.SeedSequence()
+    single = hasattr(seed, "__index__")
+    try:
+        numbers = [operator.index(part) for part in ([seed] if single else seed)]
+    except TypeError:
+        raise TypeError(
+            f"seed must be an int, a sequence of ints or a numpy.random.SeedSequence, not {seed!r}"
+        ) from None
+    if any(part < 0 for part in numbers):
+        raise ValueError(f"seed must not be negative, but is {seed!r}")
+    return np.random.SeedSequence(numbers[0] if single else numbers)

@@ -1,0 +1,257 @@
+"""The CUDA executor with cuRAND's host generators, and kernels compiled for the host.
+
+cuRAND makes the same sequences on either side, so this shows which words a draw takes,
+where it resumes them, and what becomes of them, without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.stats import qmc
+
+from atomr_accel import Unsupported
+from atomr_accel.libraries._vendor import VendorLibrary
+from atomr_accel.libraries.rng._laws import LAWS
+from atomr_accel.libraries.rng._messages import Draw, Law, Pick, Points, Table, Take
+from atomr_accel.libraries.rng._prototypes import GENERATORS, PROTOTYPES, STATUS_NAMES
+from atomr_accel.libraries.rng._source import KERNELS
+
+from .conformance import Array
+from .host_kernels import compile_kernels, needs_compiler
+from .statistics import check_continuous
+from .test_fft_executor import HostKernels
+from .test_rng_kernels import MATH, a_law, at, instances
+
+pytestmark = [pytest.mark.headers, needs_compiler]
+
+STREAM = 0x5EED
+
+KINDS = ("xorwow", "mrg32k3a", "mtgp32")
+"""Not mt19937, which goes the way of mtgp32 and takes seconds to start on the host."""
+
+
+class HostLibrary:
+    """cuRAND whose generators are made for the host."""
+
+    def __init__(self) -> None:
+        host = {"curandCreateGeneratorHost": "ptr* int"}
+        self.library = VendorLibrary("curand", {**PROTOTYPES, **host}, STATUS_NAMES)
+        self.log: list[str] = []
+
+    def call(self, function: str, *args: Any) -> None:
+        self.log.append(function)
+        if function == "curandCreateGenerator":
+            function = "curandCreateGeneratorHost"
+        if function == "curandSetStream":
+            assert args[1] == STREAM
+        else:
+            self.library.call(function, *args)
+
+
+class HostDriver:
+    """What the executor asks of the driver, on the host's memory."""
+
+    def __init__(self) -> None:
+        self.memory: dict[int, Array] = {}
+        self.capturing = 0
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[int, int]:  # noqa: N802 - the vendor's name
+        made = np.zeros(nbytes, np.uint8)
+        self.memory[at(made)] = made
+        return 0, at(made)
+
+    def cuMemFree(self, pointer: int) -> tuple[int, None]:  # noqa: N802
+        del self.memory[pointer]
+        return 0, None
+
+    def cuMemcpyHtoD(self, pointer: int, data: bytes, nbytes: int) -> tuple[int, None]:  # noqa: N802
+        ctypes.memmove(pointer, data, nbytes)
+        return 0, None
+
+    def cuMemcpyHtoDAsync(  # noqa: N802
+        self, pointer: int, data: bytes, nbytes: int, stream: int
+    ) -> tuple[int, None]:
+        assert stream == STREAM
+        return self.cuMemcpyHtoD(pointer, data, nbytes)
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
+        assert stream == STREAM
+        return 0, self.capturing
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    members = instances(("int8", "uint32", "int64"))
+    return compile_kernels(MATH + KERNELS, members, tmp_path_factory.mktemp("rng"))
+
+
+class Machine:
+    """The executor, and everything under it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, compiled: Any) -> None:
+        from atomr_accel.libraries.rng import _cuda
+
+        self.library = HostLibrary()
+        self.driver = HostDriver()
+        monkeypatch.setattr(_cuda, "_library", lambda: self.library)
+        monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
+        monkeypatch.setattr(_cuda, "driver", self.driver)
+        monkeypatch.setattr(_cuda, "check", lambda _call, answer: answer[1])
+        context: Any = SimpleNamespace(pointer=lambda address: address)
+        stream: Any = SimpleNamespace(pointer=STREAM, handle=STREAM, synchronize=lambda: None)
+        self.executor = _cuda.CudaRng(context, stream)
+        self.key = secrets.randbits(64)
+
+    def do(self, message: Any) -> None:
+        handlers: Any = self.executor.handlers
+        handlers[type(message)](message)
+
+    def draw(self, kind: str, law: Law, count: int, position: int = 0, **more: Any) -> Array:
+        out = np.zeros(count, law.dtype)
+        blocks = -(-count // LAWS[law.name].values(law.dtype))
+        scratch = np.zeros(16 * blocks, np.uint8)
+        fits = scratch.nbytes == out.nbytes and not more.get("scratch")
+        message = Draw(
+            law,
+            kind,
+            more.get("ordering", "default"),
+            more.get("key", self.key),
+            position,
+            0,
+            at(out),
+            count,
+            0 if fits else at(scratch),
+        )
+        self.do(message)
+        return out
+
+    def words(self, kind: str, count: int, position: int = 0, **more: Any) -> Array:
+        return self.draw(kind, a_law("integers32", "uint32", span=2**32), count, position, **more)
+
+    def reference(self, kind: str, count: int, key: int | None = None) -> Array:
+        """The words of a fresh generator of cuRAND."""
+        generator, out = ctypes.c_void_p(), np.zeros(count, np.uint32)
+        call = self.library.library.call
+        call("curandCreateGeneratorHost", ctypes.byref(generator), GENERATORS[kind])
+        call("curandSetPseudoRandomGeneratorSeed", generator, self.key if key is None else key)
+        call("curandGenerate", generator, at(out), count)
+        call("curandDestroyGenerator", generator)
+        return out
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> Machine:
+    return Machine(monkeypatch, compiled)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_is_curands_wherever_it_is_resumed(machine: Machine, kind: str) -> None:
+    expected = machine.reference(kind, 50_000)
+    np.testing.assert_array_equal(machine.words(kind, 1000), expected[:1000])
+    seeks = machine.library.log.count("curandSetGeneratorOffset")
+    np.testing.assert_array_equal(machine.words(kind, 40, 1000), expected[1000:1040])
+    assert machine.library.log.count("curandSetGeneratorOffset") == seeks  # it was there
+    for position in (30_000, 44, 44, 48_000, 0):
+        got = machine.words(kind, 100, position, scratch=True)
+        np.testing.assert_array_equal(got, expected[position : position + 100])
+
+
+def test_what_cannot_skip_draws_what_it_skips(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atomr_accel.libraries.rng import _cuda
+
+    monkeypatch.setattr(_cuda, "_BURNT", 1000)
+    expected = machine.reference("mtgp32", 10_000)
+    np.testing.assert_array_equal(machine.words("mtgp32", 100, 8500), expected[8500:8600])
+    assert machine.library.log.count("curandGenerate") == 10
+    [burner] = machine.driver.memory.values()
+    assert burner.nbytes == 4000
+
+
+def test_few_generators_are_kept(machine: Machine) -> None:
+    keys = [machine.key ^ number for number in range(12)]
+    for _ in range(2):
+        for key in keys:
+            expected = machine.reference("xorwow", 40, key)
+            np.testing.assert_array_equal(machine.words("xorwow", 40, key=key), expected)
+    created = machine.library.log.count("curandCreateGenerator")
+    assert machine.library.log.count("curandDestroyGenerator") == created - 8
+    machine.executor.close()
+    assert machine.library.log.count("curandDestroyGenerator") == created
+    assert not machine.driver.memory
+
+
+@pytest.mark.parametrize("ordering", ["legacy", "seeded"])
+def test_orderings(machine: Machine, ordering: str) -> None:
+    plain = machine.words("xorwow", 400)
+    other = machine.words("xorwow", 400, ordering=ordering)
+    assert (plain == other).all() == (ordering == "legacy")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_distributions_of_words(machine: Machine, kind: str, dtype: str) -> None:
+    for count in (20_000, 19_999):
+        values = machine.draw(kind, a_law("normal", dtype, (1.0, 2.0)), count, 4096)
+        check_continuous(values, stats.norm(1, 2), slack=0.001)
+    values = machine.draw(kind, a_law("gamma", dtype, (2.0, 1.0)), 20_000)
+    check_continuous(values, stats.gamma(2), slack=0.001)
+
+
+def test_a_recording_cannot_have_curands_generators(machine: Machine) -> None:
+    machine.driver.capturing = 1
+    with pytest.raises(Unsupported, match="draws of mrg32k3a cannot be recorded"):
+        machine.words("mrg32k3a", 4)
+    machine.words("philox4_32_10", 4)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("dimensions", [1, 7, 3, 20_000])
+def test_points(machine: Machine, bits: int, dimensions: int) -> None:
+    law = a_law("uniform", "float64", (0.0, 1.0))
+    sequence = qmc.Sobol(dimensions, scramble=False, bits=32)
+    sequence.fast_forward(8)
+    expected = sequence.random(8)
+    for scramble in (False, True):
+        kind = f"{'scrambled_' if scramble else ''}sobol{bits}"
+        out = np.zeros((8, dimensions))
+        for _ in range(2):  # the second time with direction vectors that are there
+            machine.do(Points(law, kind, dimensions, 8, at(out), 8))
+        assert (out == expected).all() != scramble
+        assert len(np.unique(out[:, 0])) == 8
+    assert len(machine.driver.memory) == 3
+
+
+def test_tables_choices_and_rows(machine: Machine) -> None:
+    table, out = np.zeros(3), np.zeros(1000, np.int64)
+    machine.do(Table(at(table), np.array([0.0, 0.25, 1.0]).tobytes()))
+    assert table.tolist() == [0.0, 0.25, 1.0]
+    law = a_law("search", "int64", table=at(table), extent=3)
+    values = machine.draw("mtgp32", law, 1000)
+    assert set(values) == {1, 2}
+    times = np.zeros(3)
+    machine.do(Pick("xorwow", machine.key, 5, 3, 2, at(table), at(out), at(times)))
+    assert sorted(out[:2]) == [1, 2]
+    machine.do(Pick("xorwow", machine.key, 5, 1000, 1000, 0, at(out), 0))
+    assert sorted(out) == list(range(1000))
+    rows = np.arange(3000.0).reshape(1000, 3)
+    target = np.zeros((1000, 3))
+    machine.do(Take(at(rows), at(out), at(target), 1000, 24))
+    np.testing.assert_array_equal(target, rows[out])
+
+
+def test_nothing(machine: Machine) -> None:
+    law = a_law("normal", "float32", (0.0, 1.0))
+    assert machine.draw("xorwow", law, 0).shape == (0,)
+    machine.do(Points(law, "sobol32", 3, 0, 0, 0))
+    machine.do(Pick("xorwow", 1, 0, 5, 0, 0, 0, 0))
+    machine.do(Take(0, 0, 0, 0, 8))
+    assert not machine.library.log
