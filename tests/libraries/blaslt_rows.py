@@ -478,6 +478,7 @@ OPERATIONS = [
         call_gradient,
         gradient,
         factor=32,
+        may_refuse=("float32",),
     ),
     Operation(
         "blaslt.matmul with sums",
