@@ -63,7 +63,7 @@ class Fft:
 
     Plans are kept, the last used ones up to ``plan_limit``. They share one work area,
     which lies in the device's memory and grows as needed; ``clear`` gives all of it back.
-    In batches and recordings each transform has a work area of its own.
+    Batches and recordings have a work area of their own.
     """
 
     def __init__(self, device: Submitter) -> None:
