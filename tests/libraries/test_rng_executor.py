@@ -71,12 +71,12 @@ class HostDriver:
         del self.memory[pointer]
         return 0, None
 
-    def cuMemcpyHtoD(self, pointer: int, data: bytes, nbytes: int) -> tuple[int, None]:  # noqa: N802
+    def cuMemcpyHtoD(self, pointer: int, data: int, nbytes: int) -> tuple[int, None]:  # noqa: N802
         ctypes.memmove(pointer, data, nbytes)
         return 0, None
 
     def cuMemcpyHtoDAsync(  # noqa: N802
-        self, pointer: int, data: bytes, nbytes: int, stream: int
+        self, pointer: int, data: int, nbytes: int, stream: int
     ) -> tuple[int, None]:
         assert stream == STREAM
         return self.cuMemcpyHtoD(pointer, data, nbytes)

@@ -105,43 +105,58 @@ class PlanCache:
         self._limit = limit
         self._evict(limit)
 
-    async def get(self, device: Submitter, spec: Spec) -> tuple[int, int]:
-        """The plan for a transform, made by the host if need be.
+    def find(self, device: Submitter, spec: Spec) -> tuple[int, int] | None:
+        """A plan's number and how much work area to bring, if that is known."""
+        plan = self._plans.get(spec)
+        if plan is None or plan.epoch is not device.memory.epoch:
+            return None
+        if device is not self._device and spec not in self._area(device).told:
+            return None
+        self._hits += 1
+        self._plans.move_to_end(spec)
+        return plan.number, plan.work
+
+    async def make(self, device: Submitter, spec: Spec) -> tuple[int, int]:
+        """Have the host make a plan.
 
         Args:
             device: the device, or what collects ops in its place.
             spec: the transform.
 
         Returns:
-            The plan's number, and how much work area to bring; 0 too if that is not known.
+            As ``find``, with no work area where the host has no way to answer.
         """
         plan = self._plans.get(spec)
-        known = plan is not None and plan.epoch is device.memory.epoch
-        if known:
-            self._hits += 1
-            self._plans.move_to_end(spec)
-        else:
-            self._misses += 1
         if plan is None:
             # Kept from now on, so that whoever wants the same meanwhile asks for the same.
             plan = self._plans[spec] = Plan(next(self._numbers))
             self._evict(self._limit)
         request = Prepared(Prepare(plan.number, spec), (), ())
-        if device is not self._device:
-            told = self._areas.setdefault(device, _Area()).told
-            if spec not in told:
-                await perform(device, LANE, "fft.plan", lambda _room: request)
-                told.add(spec)
-        elif not known:
-            # Only the host can tell how much work area a plan needs.
-            plan.work = await perform(device, LANE, "fft.plan", lambda _room: request)
-            plan.epoch = device.memory.epoch
-            known = True
-        return plan.number, plan.work if known else 0
+        area = self._area(device)
+        if spec not in area.told:
+            self._misses += 1
+            try:
+                answer = await perform(device, LANE, "fft.plan", lambda _room: request)
+            except BaseException:
+                if plan.epoch is None and self._plans.get(spec) is plan:
+                    del self._plans[spec]
+                raise
+            if device is self._device:
+                # Only the host can tell how much work area a plan needs.
+                plan.work, plan.epoch = answer, device.memory.epoch
+            else:
+                area.told.add(spec)
+        return plan.number, plan.work if plan.epoch is device.memory.epoch else 0
+
+    def _area(self, device: Submitter) -> _Area:
+        area = self._areas.get(device)
+        if area is None:
+            area = self._areas[device] = _Area()
+        return area
 
     def workspace(self, device: Submitter, room: Room, nbytes: int) -> Block:
         """The work area, which transforms write and which therefore orders them."""
-        area = self._areas.setdefault(device, _Area())
+        area = self._area(device)
         work = area.workspace
         if work is None or work.nbytes < nbytes or work._block.epoch is not device.memory.epoch:
             area.workspace = None  # first, so that the new one may take its place

@@ -480,10 +480,13 @@ class Fft:
         self._calls[key] = call
 
     async def _run(self, name: str, call: Call, a: GpuRef, out: GpuRef | None) -> GpuRef:
-        self._check(name, call, a, out)
         device = self._device
         while True:
-            number, work = await self._plans.get(device, call.spec)
+            found = self._plans.find(device, call.spec)
+            if found is None:
+                self._check(name, call, a, out)  # before anything is sent
+                found = await self._plans.make(device, call.spec)
+            number, work = found
             epoch = device.memory.epoch
 
             def prepare(
