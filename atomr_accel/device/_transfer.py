@@ -159,7 +159,11 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
 
     Raises:
         GpuRefStale: the buffer became stale before anything had arrived.
+        DeviceLost: there is no device any more, whose staging memory it would take.
     """
+    if core.context is None:
+        await core.ready()
+        usable(ref, core.memory, "ref")
     data = bytes_of(host)
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
