@@ -12,7 +12,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
 from atomr_accel.testing import FAULTS, kill_host, poison
 from atomr_accel.testing._faults import SPIN, sleep_for_ever
-from tests.harness import opened, program
+from tests.harness import cpu_only, opened, program
 
 if TYPE_CHECKING:
     from atomr_accel.lanes import Isolation
@@ -113,6 +113,7 @@ async def test_too_many_faults_lose_the_device() -> None:
             await trio.sleep_forever()
 
 
+@cpu_only  # a real fault would poison the process that runs the tests
 @program
 async def test_a_fault_in_a_thread_is_final() -> None:
     isolation: Isolation = "thread"
