@@ -129,17 +129,20 @@ async def test_running_out_disturbs_nobody_else() -> None:
 @program
 async def test_results_and_seals_run_out_of_memory_too() -> None:
     async with opened(isolation="thread") as device:
-        a = await device.put(np.zeros((4000, 1), np.float32))
-        ballast = [await device.empty(60 * MIB, np.uint8) for _ in range(3)]
+        a = await device.put(np.zeros((4200, 1), np.float32))
+        ballast = [await device.empty(60 * MIB, np.uint8)]
         with pytest.raises(OutOfMemory):
-            await device.blas.gemm(a, a, trans_b=True)  # 64 MB
+            while True:
+                ballast.append(await device.empty(60 * MIB, np.uint8))
+        with pytest.raises(OutOfMemory):
+            await device.blas.gemm(a, a, trans_b=True)  # 70 MB
         with pytest.raises(OutOfMemory):
             await device.seal(ballast[0])
         assert not ballast[0].sealed
         with pytest.raises(OutOfMemory):
             await device.put(np.zeros(100 * MIB, np.uint8))
         ballast.clear()
-        assert (await device.blas.gemm(a, a, trans_b=True)).shape == (4000, 4000)
+        assert (await device.blas.gemm(a, a, trans_b=True)).shape == (4200, 4200)
 
 
 @cpu_only
