@@ -142,7 +142,7 @@ def probabilities(p: Any, items: int) -> np.ndarray[tuple[int], np.dtype[np.floa
     if (chances < 0).any():
         worst = int(chances.argmin())
         raise ValueError(f"probabilities are not non-negative: p[{worst}] is {chances[worst]}")
-    total = math.fsum(chances)
+    total = float(chances.sum())
     if abs(total - 1) > _SUM_TOLERANCE:
         raise ValueError(f"probabilities do not sum to 1, but to {total}")
     return chances
