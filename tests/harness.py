@@ -269,12 +269,16 @@ class Gate:
         self._fd = os.open(self.path, os.O_RDWR)
 
     async def kernel(self, device: Device) -> Callable[..., Awaitable[None]]:
-        """The kernel as a function of a float32 buffer, and whether to end in a fault."""
+        """The kernel as a function of a float32 buffer, and whether to end in a fault.
+
+        It is loaded, so calling it submits an op at once.
+        """
         kernel = await device.nvrtc.compile(self._SOURCE, "hold", cpu=_hold(str(self.path)))
 
         async def launch(cells: Any, *, fault: bool = False) -> None:
             await kernel.launch(1, 1, cells, self._CYCLES, int(fault))
 
+        await kernel.launch(1, 1, await device.zeros(1, np.float32), 0, 0)
         return launch
 
     def open(self, times: int = 1) -> None:
@@ -290,11 +294,12 @@ class Gate:
 def _hold(path: str) -> Callable[[Any, object, int], None]:
     # A function made here travels to the host by value: the host need not find this module.
     def hold(cells: Any, cycles: object, fault: int) -> None:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.read(fd, 1)
-        finally:
-            os.close(fd)
+        if cycles:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.read(fd, 1)
+            finally:
+                os.close(fd)
         cells[0] += 1
         if fault:
             simulate("illegal_address", None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .._errors import AccelError, ContextPoisoned, DeviceUnavailable, KernelHung
+from .._errors import AccelError, ContextPoisoned, DeviceLost, DeviceUnavailable, KernelHung
 from ..host import MapSlab, Open, Opened, OpenLane, Probe, StickyFault
 from ..lanes import HostDied, HostHandle, Port, describe_exit, start_host
 from ..libraries import LaneSpec
@@ -20,6 +20,7 @@ from ._core import Startup
 
 if TYPE_CHECKING:
     from ..host import DeviceInfo, Fault
+    from ..lanes import Op
     from ._core import DeviceCore
 
 MEMORY_LANE: Final = "memory"
@@ -91,7 +92,7 @@ class Context:
             self._core.dying.append(self.host)
             fault = self._fault
             for port in self._ports.values():
-                port.fail_all(lambda op: fault or HostDied(f"{op.name} did not finish"))
+                port.fail_all(lambda op: fault or _not_finished(op))
             self._core.forget(self)
             self._ended.set()
 
@@ -241,6 +242,11 @@ class Context:
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
+
+
+def _not_finished(op: Op) -> DeviceLost:
+    """For what is in flight where no fault ends the context: the device's block was left."""
+    return DeviceLost(f"{op.name} did not finish: the device's 'async with' block was left")
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[Exception]:

@@ -381,7 +381,7 @@ class DeviceCore:
         if sealed and self.info is not None and not self.info.exports_memory:
             raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
         refusal = None
-        for size in self.memory.growth(nbytes):
+        for size in self.memory.slab_sizes(nbytes):
             slab = self.memory.new_slab_id()
             try:
                 _, fd = await context.host.request(CreateSlab(slab, size, sealed))

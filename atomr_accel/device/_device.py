@@ -27,11 +27,12 @@ from ._data import Data
 from ._event import Event
 from ._pinned import Pinned
 from ._record import Program
+from ._run import Functions
 from ._standby import Standby
 from ._transfer import TransferStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from ..actors import SupervisorStatistics
@@ -92,6 +93,7 @@ class Device(Data, Libraries):
     def __init__(self, core: DeviceCore, supervisor: Any) -> None:
         self._core = core
         self._supervisor = supervisor
+        self._functions = Functions(core)
         self._add_libraries(core)
 
     def __repr__(self) -> str:
@@ -123,6 +125,52 @@ class Device(Data, Libraries):
     def generation(self) -> int:
         """Starts at 1 and grows by one whenever a context fails."""
         return self._core.memory.generation
+
+    # --- functions ---------------------------------------------------------------------------
+
+    async def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        lane: str = "run",
+        init: Callable[[], Any] | None = None,
+    ) -> Any:
+        """Call a Python function in the host, with buffers as arrays.
+
+        The way to bring CuPy, PyTorch or JAX code under supervision: a fault in it ends the
+        host, not the program. On CUDA a ref arrives as an object that speaks DLPack and the
+        CUDA array interface, so ``torch.as_tensor(x)`` or ``cupy.asarray(x)`` see the buffer
+        itself; on the CPU backend as a NumPy array. All that the function has queued on the
+        device is waited for. It may write to buffers that are not sealed: that is also how a
+        result stays on the device with either backend. Arrays it is given are good for the
+        call; those that ``init`` is given, for as long as the lane's state.
+
+        Functions of one lane run one after the other, on a thread of their own.
+
+        Args:
+            function: imported by the host where it can be, otherwise pickled by value, by
+                cloudpickle; it does not see the program's variables change. With ``init`` it
+                gets the state first.
+            *args: refs, and values that can be pickled, with refs anywhere inside.
+            lane: its name; lanes run side by side.
+            init: makes the lane's state, such as a loaded model, before the first call of
+                each generation, and again when another ``init`` is given; partials of the
+                same function with the same arguments count as the same. Pass it sealed refs,
+                which survive rebuilds: ``functools.partial(load_model, weights)``.
+
+        Returns:
+            What the function returns. Arrays in the device's memory become new refs, other
+            values are pickled; NumPy arrays stay NumPy arrays.
+
+        Raises:
+            Exception: what the function, or ``init``, raised, with the host's traceback as a
+                note.
+            GpuRefStale: a ref of an older generation, or freed.
+            ContextPoisoned: the device failed meanwhile, or the function ended the host.
+            TypeError: no callable, or what cannot be pickled.
+            ValueError: more than 64 MiB of arguments, refs not counted.
+        """
+        return await self._functions.run(function, args, lane, init)
 
     # --- programs ------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ async def upload(core: DeviceCore, host: np.ndarray[Any, Any], ref: GpuRef, *, n
             await _send(core, piece, None, ref, start, check, length)
             transfer.done += length
 
-        await _in_chunks(len(data), move)
+        await in_chunks(len(data), move)
 
 
 async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
@@ -159,7 +159,11 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
 
     Raises:
         GpuRefStale: the buffer became stale before anything had arrived.
+        DeviceLost: there is no device any more, whose staging memory it would take.
     """
+    if core.context is None:
+        await core.ready()
+        usable(ref, core.memory, "ref")
     data = bytes_of(host)
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
@@ -182,7 +186,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
                 piece.release()
             transfer.done += length
 
-        await _in_chunks(len(data), move)
+        await in_chunks(len(data), move)
 
 
 async def _send(
@@ -250,8 +254,8 @@ def after(core: DeviceCore, host: HostHandle, op: Op, callback: Callable[[], Non
     op.when_answered(answered)
 
 
-async def _in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) -> None:
-    """Call ``move(start, length)`` for all chunks, several at a time.
+async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) -> None:
+    """Call ``move(start, length)`` for all chunks of a transfer, several at a time.
 
     There are twice as many as threads that copy: while one half copies, the other half is
     on the bus.

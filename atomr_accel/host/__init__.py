@@ -5,6 +5,7 @@ streams, a library the executors; a host loads them by name.
 """
 
 from ._address import OFFSET_MASK, SLAB_SHIFT, shared_fd
+from ._interop import ON_GPU, ON_HOST, Borrowed, DeviceArray, borrow, device_type
 from ._load import load
 from ._memory import Copy, Fill, Probe, Protect, Unprotect
 from ._protocol import Executor, Fusion, HostContext, StickyFault, Stream
@@ -37,12 +38,16 @@ from ._wire import (
 
 __all__ = [
     "OFFSET_MASK",
+    "ON_GPU",
+    "ON_HOST",
     "SLAB_SHIFT",
     "WITHDRAWN",
+    "Borrowed",
     "ControlReply",
     "ControlRequest",
     "Copy",
     "CreateSlab",
+    "DeviceArray",
     "DeviceInfo",
     "Elapsed",
     "Executor",
@@ -70,6 +75,8 @@ __all__ = [
     "Unprotect",
     "Value",
     "append_frame",
+    "borrow",
+    "device_type",
     "encoder",
     "load",
     "shared_fd",

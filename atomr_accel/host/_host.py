@@ -6,6 +6,7 @@ when the program closes its end, however the program ended, nothing of the host 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -84,7 +85,8 @@ class Host:
         for thread in self._threads:
             thread.join()
         if hasattr(self, "_context"):
-            self._context.close()
+            with contextlib.suppress(StickyFault):  # nothing of a broken context can be released
+                self._context.close()
 
     def _answer(self, request: ControlRequest, fd: int) -> None:
         reply: object

@@ -194,19 +194,22 @@ class MemoryMap:
         """Bytes of all slabs together."""
         return sum(slab.nbytes for slab in self._slabs.values())
 
-    def growth(self, nbytes: int) -> list[int]:
-        """How large a slab to make for a request that found no room: what to try, in order.
+    def growth(self, nbytes: int) -> int:
+        """How large a slab to make for a request that found no room.
 
-        Large requests have slabs of their own, others share one. Where there is no room
-        for that, a slab for this request alone will do.
+        Large requests have slabs of their own, others share one.
         """
-        least = -(-round_size(nbytes) // GRANULARITY) * GRANULARITY
-        capacity = self.capacity
-        shared = min(_LARGEST_SLAB, 1 << (capacity // _GROWTH_SHARE).bit_length())
+        least = _least_slab(nbytes)
+        shared = min(_LARGEST_SLAB, 1 << (self.capacity // _GROWTH_SHARE).bit_length())
         shared = max(SLAB_BYTES, shared)
-        sizes = [shared, least] if least <= shared // 2 else [least]
-        room = self.limit - capacity if self.limit is not None else least + shared
-        return [size for size in sizes if size <= room]
+        return shared if least <= shared // 2 else least
+
+    def slab_sizes(self, nbytes: int) -> list[int]:
+        """What to try for a request that found no room: ``growth``, or else just enough."""
+        sizes = sorted({self.growth(nbytes), _least_slab(nbytes)}, reverse=True)
+        if self.limit is None:
+            return sizes
+        return [size for size in sizes if size <= self.limit - self.capacity]
 
     def new_slab_id(self) -> int:
         """A number no slab of this device has had."""
@@ -275,3 +278,7 @@ class MemoryMap:
         fd = self._slabs.pop(slab).fd
         if fd >= 0:
             os.close(fd)
+
+
+def _least_slab(nbytes: int) -> int:
+    return -(-round_size(nbytes) // GRANULARITY) * GRANULARITY

@@ -99,10 +99,10 @@ async def poison(device: Device, fault: FaultName = "illegal_address") -> Contex
     raise AssertionError(f"the kernel that should cause {kind.status_name} did no harm")
 
 
-_SPIN: Final = 'extern "C" __global__ void hang(int go) { while (go) { __nanosleep(1000); } }'
+SPIN: Final = 'extern "C" __global__ void hang(int go) { while (go) { __nanosleep(1000); } }'
 
 
-def _sleep_for_ever(go: object) -> None:
+def sleep_for_ever(go: object) -> None:
     """What stands for the spinning kernel on the CPU backend."""
     while go:
         time.sleep(3600)  # in a host process, which nothing but a kill ends
@@ -119,7 +119,7 @@ async def hang(device: Device) -> None:
     """
     if device.isolation != "process":
         raise Unsupported("an op that never ends needs a host that can be killed")
-    kernel = await device.nvrtc.compile(_SPIN, "hang", cpu=_sleep_for_ever)
+    kernel = await device.nvrtc.compile(SPIN, "hang", cpu=sleep_for_ever)
     await kernel.launch(1, 1, 1)
 
 

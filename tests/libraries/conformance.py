@@ -92,12 +92,14 @@ class Near:
             ``value`` still costs precision. By default the largest of ``value``.
         dtype: the dtype of the result; by default that of the case.
         ignore: where the result is undefined.
+        slack: an absolute error that the device's own approximation may have besides.
     """
 
     value: Any
     magnitude: Any = None
     dtype: str | None = None
     ignore: Any = None
+    slack: Any = 0.0
 
 
 class Sample:
@@ -281,6 +283,7 @@ def compare(got: Array, reference: Near, dtype: np.dtype[Any], factor: float = 8
     size = np.abs(np.where(odd, 0, exact))
     magnitude = size.max() if reference.magnitude is None else reference.magnitude
     allowed = factor * eps_of(dtype) * (size + np.asarray(magnitude, np.longdouble))
+    allowed = allowed + np.asarray(reference.slack, np.longdouble)
     error = np.abs(np.where(odd, 0, actual - exact))
     # The smallest numbers of a type are further apart than its eps says.
     tiny = 0.0 if dtype.kind in "iub" else float(_finfo(dtype).smallest_subnormal)

@@ -153,7 +153,12 @@ class FakeLt:
         def read(place: tuple[int, Thing]) -> Array:
             pointer, thing = place
             kind = DTYPE_OF[thing["kind"]]
-            return matrix(pointer, thing["rows"], thing["columns"], thing["ld"], kind)
+            rows, columns, ld = thing["rows"], thing["columns"], thing["ld"]
+            if kind.name == "float4_e2m1fn":  # two to a byte, the first one low
+                pairs = matrix(pointer, rows // 2, columns, ld // 2, DTYPES["uint8"])
+                codes = np.stack([pairs & 15, pairs >> 4], 1).reshape(rows, columns)
+                return codes.view(kind)
+            return matrix(pointer, rows, columns, ld, kind)
 
         stored = DTYPE_OF[places[0][1]["kind"]]
         wide = DTYPE_OF[t["scale"]]
@@ -163,6 +168,9 @@ class FakeLt:
         b = op(read(places[1]).astype(wide), t["TRANSB"])
         d = read(places[3])
         m, n = d.shape
+        if t.get("A_SCALE_MODE") == 1:
+            a = a * block_scales(t.pop("A_SCALE_POINTER"), *a.shape)
+            b = b * block_scales(t.pop("B_SCALE_POINTER"), *b.shape[::-1]).T
         value = alpha * (a @ b)
         rows = t.get("A_SCALE_MODE") == 3
         for side, size, shape in (("A", m, (-1, 1)), ("B", n, (1, -1))):
@@ -215,6 +223,18 @@ class FakeLt:
         if name.startswith("RELU"):
             return np.fmax(value, 0)
         return gelu(value) if name.startswith("GELU") else value
+
+
+def block_scales(pointer: int, rows: int, k: int) -> Array:
+    """Scales of blocks of 16 along k, from tiles of 128 rows and four columns."""
+    down, across = -(-rows // 128), -(-(k // 16) // 4)
+    tiles = memory(pointer, down * across * 512).view(DTYPES["float8_e4m3fn"])
+    # By row of tiles, column of tiles, row % 32, row // 32, column.
+    parts = tiles.reshape(down, across, 32, 4, 4).transpose(0, 3, 2, 1, 4)
+    whole = parts.reshape(down * 128, across * 4).astype(np.float32)
+    assert not whole[rows:].any()
+    assert not whole[:, k // 16 :].any()
+    return whole[:rows, : k // 16].repeat(16, -1)
 
 
 class FakeEvents:

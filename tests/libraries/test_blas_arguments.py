@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
+from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported, open_device
 
 from .conformance import MARKS, dtype_of
 
@@ -383,6 +383,18 @@ async def test_results_go_where_they_are_told(device: Device) -> None:
     a = await device.put(np.eye(4, dtype=np.float32))
     lu, _piv, _info = await device.blas.getrf_batched(a, out=a)
     assert lu is a
+
+
+async def test_libraries_live_in_a_process_of_their_own_too(device: Device) -> None:
+    rng = np.random.default_rng()
+    host = rng.random((8, 8), dtype=np.float32)
+    async with open_device(0, backend=device.backend, isolation="process") as apart:
+        a = await apart.put(host)
+        x = await apart.put(host[0].copy())
+        index = await apart.blas.amax(await apart.blas.gemv(a, x))
+        square = await apart.blaslt.matmul(a, a, epilogue="relu")
+        assert await apart.get(index) == np.argmax(host @ host[0])
+        np.testing.assert_allclose(await apart.get(square), host @ host, 1e-4)
 
 
 @pytest.mark.gpu

@@ -11,11 +11,14 @@ from atomr_accel import Unsupported
 from atomr_accel.libraries.blaslt._facade import LANE
 
 from .blaslt_rows import E2M1, OPERATIONS
-from .conformance import conform, dtype_of, on_cuda
-from .fake_cublas import fake_driver
+from .conformance import check, conform, dtype_of, on_cuda
+from .fake_cublas import FakeContext, fake_driver
 from .fake_cublaslt import FakeCudaBlasLt, FakeEvents, FakeLt
+from .host_kernels import compile_kernels, needs_compiler
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from atomr_accel import Device
 
 pytest.importorskip("cuda.bindings.driver")
@@ -27,14 +30,14 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
     from atomr_accel.libraries.blaslt import _cuda
 
-    def check(_call: str, answer: tuple[Any, ...]) -> Any:
+    def checked(_call: str, answer: tuple[Any, ...]) -> Any:
         assert answer[0] == 0
         return answer[1] if len(answer) > 1 else None
 
     fake, driver = FakeLt(), fake_driver()
     FakeEvents(driver)
     monkeypatch.setattr(_cuda, "driver", driver)
-    monkeypatch.setattr(_cuda, "check", check)
+    monkeypatch.setattr(_cuda, "check", checked)
     monkeypatch.setattr(_cuda, "load_cublaslt", lambda: fake)
     assert isinstance(LANE.executors, dict)
     executor = f"{FakeCudaBlasLt.__module__}:FakeCudaBlasLt"
@@ -64,6 +67,40 @@ async def test_fp8_the_other_way_round_is_refused_with_a_hint(device: Device) ->
     a = await device.put(np.ones((16, 16), dtype_of("float8_e4m3fn")))
     with pytest.raises(Unsupported, match="trans_b=True"):
         await device.blaslt.matmul(a, a)
+
+
+@needs_compiler
+async def test_fp4_is_packed_and_its_scales_are_tiled(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from atomr_accel.libraries import _cuda_kernels
+    from atomr_accel.libraries.blaslt import _cuda
+
+    members = {
+        "pack": "unsigned char* target; const unsigned char* source; u64 count",
+        "tile": "unsigned char* target; const unsigned char* source; u64 count; u64 rows; "
+        "u64 columns",
+    }
+    kernels = compile_kernels(_cuda._KERNELS, members, tmp_path)
+
+    class HostKernels:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def function(self, name: str) -> Any:
+            return kernels[name]
+
+        def launch(self, function: Any, _items: int, arguments: Any) -> None:
+            function(bytes(arguments._data))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(_cuda_kernels, "Kernels", HostKernels)
+    monkeypatch.setattr(FakeContext, "compute_capability", (10, 0))
+    (operation,) = [each for each in OPERATIONS if each.dtypes == (E2M1,)]
+    for case in operation.cases:
+        await check(device, operation, E2M1, case, "the executor of blaslt")
 
 
 async def test_fp4_is_refused_where_the_device_has_none(device: Device) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from atomr_accel import (
 )
 from atomr_accel.testing import poison
 
-from .conformance import MARKS, on_cuda
+from .conformance import MARKS, SEED, on_cuda
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +29,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::atomr_accel.CpuFallbackWarning"),
 ]
 
-RNG = np.random.default_rng()
+START = int(SEED) if SEED else secrets.randbits(32)
+RNG = np.random.default_rng(START)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Have pytest show the seed where a test fails."""
+    sys.stdout.write(f"ATOMR_TEST_SEED={START}\n")
 
 
 def noise(*shape: int, dtype: str = "complex64") -> Any:

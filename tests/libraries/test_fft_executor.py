@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError
+from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries._vendor import TYPES
 from atomr_accel.libraries.fft import _plan
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
@@ -281,15 +281,18 @@ def test_a_plan_whose_work_area_is_not_known_has_its_own(
 
 
 @needs_compiler
-def test_a_plan_that_fails_leaves_no_handle(library: StandIn) -> None:
+@pytest.mark.parametrize(("status", "error"), [(8, LibraryError), (16, Unsupported)])
+def test_a_plan_that_fails_leaves_no_handle(
+    library: StandIn, status: int, error: type[Exception]
+) -> None:
     kind = type(library.functions["cufftXtMakePlanMany"])
 
     def refuse(handle: int, *_: Any) -> int:
         library.layouts[handle] = None  # type: ignore[assignment]
-        return 8
+        return status
 
     library.functions["cufftXtMakePlanMany"] = kind(refuse)
     call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
-    with pytest.raises(LibraryError, match="cufftXtMakePlanMany"):
+    with pytest.raises(error, match="cufftXtMakePlanMany"):
         executor().handlers[Prepare](Prepare(1, call.spec))
     assert not library.layouts

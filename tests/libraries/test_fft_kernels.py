@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atomr_accel.libraries._vendor import VendorLibrary
 from atomr_accel.libraries.fft._plan import Dim, Move, Place
+from atomr_accel.libraries.fft._prototypes import PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.fft._source import (
     BY_SIZE,
     ELEMENTS,
@@ -181,3 +183,11 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
         assert image[:4] == b"\x7fELF"
         assert lowered
         assert "warning" not in log
+
+
+@pytest.mark.headers
+def test_the_vendors_library_has_every_function() -> None:
+    library = VendorLibrary("cufft", PROTOTYPES, STATUS_NAMES)
+    assert all(library.functions[name] for name in PROTOTYPES)
+    assert library.error("cufftXtExec", 6).status_name == "CUFFT_EXEC_FAILED"
+    assert library.error("cufftXtExec", 99).status_name == "unknown status"

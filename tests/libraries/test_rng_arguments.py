@@ -198,9 +198,11 @@ async def test_what_out_must_be(device: Device) -> None:
 
 async def test_points_end(device: Device) -> None:
     generator = device.rng.default_rng(kind="sobol32", offset=2**32 - 2)
-    assert (await generator.random(2)).shape == (2,)
-    with pytest.raises(ValueError, match="4294967296 points; 1 from number 4294967296"):
-        await generator.random(1)
+    with pytest.raises(ValueError, match="4294967296 points; 3 from number 4294967294"):
+        await generator.random(3)
+    generator.advance(2)
+    with pytest.raises(ValueError, match="no place 4294967297"):
+        generator.advance(1)
     with pytest.raises(Unsupported, match="up to lam=400000, not 1000000"):
         await device.rng.default_rng(kind="sobol32").poisson(1e6)
 

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 from scipy.stats import qmc
 
-from atomr_accel import Unsupported
+from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries._vendor import VendorLibrary
 from atomr_accel.libraries.rng._laws import LAWS
 from atomr_accel.libraries.rng._messages import Draw, Law, Pick, Points, Table, Take
@@ -71,12 +71,12 @@ class HostDriver:
         del self.memory[pointer]
         return 0, None
 
-    def cuMemcpyHtoD(self, pointer: int, data: bytes, nbytes: int) -> tuple[int, None]:  # noqa: N802
+    def cuMemcpyHtoD(self, pointer: int, data: int, nbytes: int) -> tuple[int, None]:  # noqa: N802
         ctypes.memmove(pointer, data, nbytes)
         return 0, None
 
     def cuMemcpyHtoDAsync(  # noqa: N802
-        self, pointer: int, data: bytes, nbytes: int, stream: int
+        self, pointer: int, data: int, nbytes: int, stream: int
     ) -> tuple[int, None]:
         assert stream == STREAM
         return self.cuMemcpyHtoD(pointer, data, nbytes)
@@ -255,3 +255,11 @@ def test_nothing(machine: Machine) -> None:
     machine.do(Pick("xorwow", 1, 0, 5, 0, 0, 0, 0))
     machine.do(Take(0, 0, 0, 0, 8))
     assert not machine.library.log
+
+
+def test_the_vendors_library_has_every_function(machine: Machine) -> None:
+    library = machine.library.library
+    assert all(library.functions[name] for name in PROTOTYPES)
+    with pytest.raises(LibraryError, match="CURAND_STATUS_NOT_INITIALIZED") as caught:
+        library.call("curandGenerate", None, 0, 4)
+    assert (caught.value.library, caught.value.status) == ("curand", 101)

@@ -151,6 +151,10 @@ class CpuContext:
             return self._writable[slab][0][offset : offset + nbytes]
         return self._slabs[slab][offset : offset + nbytes]
 
+    def host_bytes(self, address: int, nbytes: int) -> _Bytes:
+        """Memory shared with the program."""
+        return self.bytes_at(address, nbytes)
+
     def array(
         self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> np.ndarray[Any, Any]:

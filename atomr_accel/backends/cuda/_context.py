@@ -152,7 +152,7 @@ class CudaContext:
         self._context = check(
             "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device)
         )
-        self._bind()
+        self.make_current()
         name = check("cuDeviceGetName", driver.cuDeviceGetName(256, self._device))
         uuid = check("cuDeviceGetUuid", driver.cuDeviceGetUuid(self._device))
         self.compute_capability = (
@@ -185,12 +185,13 @@ class CudaContext:
         )
         return value
 
-    def _bind(self) -> None:
+    def make_current(self) -> None:
+        """Make the context this thread's."""
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
 
     def open_lane(self, name: str) -> CudaStream:
         """Make the context current in this thread; a stream as the plan says."""
-        self._bind()
+        self.make_current()
         priority = self._plan.priorities.get(name, 0)
         most = {"single": 1, "pooled": self._plan.pool}.get(self._plan.strategy)
         with self._streams_lock:
@@ -244,6 +245,11 @@ class CudaContext:
         check("cuMemHostRegister", driver.cuMemHostRegister(base, nbytes, flags))
         self._pinned[slab] = memory
         self._bases[slab] = base
+
+    def host_bytes(self, address: int, nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Memory shared with the program, for the CPU."""
+        memory = self._pinned[address >> SLAB_SHIFT]
+        return np.frombuffer(memory, np.uint8, nbytes, address & OFFSET_MASK)
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Allocate (``cuMemCreate``) and map device memory; its descriptor, or -1."""
@@ -307,7 +313,7 @@ class CudaContext:
 
     def close(self) -> None:
         """Release everything (thread isolation; a host process just ends)."""
-        self._bind()
+        self.make_current()
         for slab in list(self._bases):
             self.unmap_slab(slab)
         check("cuDevicePrimaryCtxRelease", driver.cuDevicePrimaryCtxRelease(self._device))

@@ -35,6 +35,9 @@ class Level1(Routines):
     elements from ``offx`` on in steps of ``incx``: by default all there are. Negative
     steps go from the last of those elements to the first. Dtypes are float16, bfloat16,
     float32, float64, complex64 and complex128; the 16-bit ones compute in float32.
+
+    For 16-bit types cuBLAS documents ``axpy``, ``scal``, ``dot``, ``nrm2`` and ``rot`` only.
+    The others are called too; a release that refuses raises ``Unsupported``.
     """
 
     async def axpy(

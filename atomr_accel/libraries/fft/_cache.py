@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
@@ -66,21 +66,32 @@ class Plan:
     work: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Area:
+    """What the device, a batch or a recording has of its own.
+
+    Attributes:
+        workspace: the work area that its transforms share.
+        told: the plans that a batch or recording has asked for.
+    """
+
+    workspace: GpuRef | None = None
+    told: set[Spec] = field(default_factory=set)
+
+
 @final
 class PlanCache:
     """Plans by what they are for, the last used ones last.
 
-    Batches and recordings use it with themselves in the place of the device. They have no
-    answer before they end, so plans that are new to them bring their own work area, and
-    they do not share the device's.
+    Batches and recordings use it with themselves in the place of the device. They get no
+    answers before they end, so a plan that is new there brings a work area of its own.
     """
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
         self._plans: OrderedDict[Spec, Plan] = OrderedDict()
-        self._collected: WeakKeyDictionary[Submitter, set[Spec]] = WeakKeyDictionary()
+        self._areas: WeakKeyDictionary[Submitter, _Area] = WeakKeyDictionary()
         self._numbers = itertools.count(1)
-        self._workspace: GpuRef | None = None
         self._hits = self._misses = self._evictions = 0
         self._limit = DEFAULT_LIMIT
 
@@ -94,58 +105,73 @@ class PlanCache:
         self._limit = limit
         self._evict(limit)
 
-    async def get(self, device: Submitter, spec: Spec) -> tuple[int, int]:
-        """The plan for a transform, made by the host if need be.
+    def find(self, device: Submitter, spec: Spec) -> tuple[int, int] | None:
+        """A plan's number and how much work area to bring, if that is known."""
+        plan = self._plans.get(spec)
+        if plan is None or plan.epoch is not device.memory.epoch:
+            return None
+        if device is not self._device and spec not in self._area(device).told:
+            return None
+        self._hits += 1
+        self._plans.move_to_end(spec)
+        return plan.number, plan.work
+
+    async def make(self, device: Submitter, spec: Spec) -> tuple[int, int]:
+        """Have the host make a plan.
 
         Args:
             device: the device, or what collects ops in its place.
             spec: the transform.
 
         Returns:
-            The plan's number, and how much work area to bring; 0 too if that is not known.
+            As ``find``, with no work area where the host has no way to answer.
         """
         plan = self._plans.get(spec)
-        known = plan is not None and plan.epoch is device.memory.epoch
-        if known:
-            self._hits += 1
-            self._plans.move_to_end(spec)
-        else:
-            self._misses += 1
         if plan is None:
             # Kept from now on, so that whoever wants the same meanwhile asks for the same.
             plan = self._plans[spec] = Plan(next(self._numbers))
             self._evict(self._limit)
         request = Prepared(Prepare(plan.number, spec), (), ())
-        if device is not self._device:
-            collected = self._collected.setdefault(device, set())
-            if spec not in collected:
-                await perform(device, LANE, "fft.plan", lambda _room: request)
-                collected.add(spec)
-        elif not known:
-            # Only the host can tell how much work area a plan needs.
-            plan.work = await perform(device, LANE, "fft.plan", lambda _room: request)
-            plan.epoch = device.memory.epoch
-            known = True
-        return plan.number, plan.work if known else 0
+        area = self._area(device)
+        if spec not in area.told:
+            self._misses += 1
+            try:
+                answer = await perform(device, LANE, "fft.plan", lambda _room: request)
+            except BaseException:
+                if plan.epoch is None and self._plans.get(spec) is plan:
+                    del self._plans[spec]
+                raise
+            if device is self._device:
+                # Only the host can tell how much work area a plan needs.
+                plan.work, plan.epoch = answer, device.memory.epoch
+            else:
+                area.told.add(spec)
+        return plan.number, plan.work if plan.epoch is device.memory.epoch else 0
+
+    def _area(self, device: Submitter) -> _Area:
+        area = self._areas.get(device)
+        if area is None:
+            area = self._areas[device] = _Area()
+        return area
 
     def workspace(self, device: Submitter, room: Room, nbytes: int) -> Block:
         """The work area, which transforms write and which therefore orders them."""
-        if device is not self._device:
-            return room.empty((nbytes,), _UINT8)._block
-        work = self._workspace
+        area = self._area(device)
+        work = area.workspace
         if work is None or work.nbytes < nbytes or work._block.epoch is not device.memory.epoch:
-            self._workspace = None  # first, so that the new one may take its place
-            work = self._workspace = room.empty((nbytes,), _UINT8)
+            area.workspace = None  # first, so that the new one may take its place
+            work = area.workspace = room.empty((nbytes,), _UINT8)
         return work._block
 
     def clear(self) -> None:
         """Drop everything."""
         self._evict(0)
-        self._workspace = None
+        self._areas.pop(self._device, None)
 
     def statistics(self) -> FftStatistics:
         """A snapshot."""
-        work = self._workspace
+        area = self._areas.get(self._device)
+        work = None if area is None else area.workspace
         there = work is not None and work._block.epoch is self._device.memory.epoch
         return FftStatistics(
             plans=len(self._plans),

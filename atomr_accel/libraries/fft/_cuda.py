@@ -8,7 +8,7 @@ from ctypes import byref, c_int, c_int64, c_size_t
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ..._errors import LibraryError
+from ..._errors import LibraryError, Unsupported
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import Arguments, Kernels
 from .._vendor import VendorLibrary
@@ -19,6 +19,7 @@ from ._prototypes import (
     FORWARD,
     INVERSE,
     PROTOTYPES,
+    REFUSALS,
     STATUS_NAMES,
 )
 from ._source import (
@@ -217,24 +218,33 @@ class _Plan:
         call("cufftSetAutoAllocation", handle, 0)
         call("cufftSetStream", handle, stream)
         work = c_size_t()
-        call(
-            "cufftXtMakePlanMany",
-            handle,
-            len(layout.sizes),
-            _integers(layout.sizes),
-            _integers(layout.source_embed),
-            layout.source_stride,
-            layout.source_distance,
-            CUDA_TYPES[layout.source_type],
-            _integers(layout.target_embed),
-            layout.target_stride,
-            layout.target_distance,
-            CUDA_TYPES[layout.target_type],
-            layout.batch,
-            byref(work),
-            # The type of the computation is the complex one of the precision.
-            CUDA_TYPES[COMPLEX.get(layout.source_type, layout.source_type)],
-        )
+        # The type of the computation is the complex one of the precision.
+        computed = CUDA_TYPES[COMPLEX.get(layout.source_type, layout.source_type)]
+        try:
+            call(
+                "cufftXtMakePlanMany",
+                handle,
+                len(layout.sizes),
+                _integers(layout.sizes),
+                _integers(layout.source_embed),
+                layout.source_stride,
+                layout.source_distance,
+                CUDA_TYPES[layout.source_type],
+                _integers(layout.target_embed),
+                layout.target_stride,
+                layout.target_distance,
+                CUDA_TYPES[layout.target_type],
+                layout.batch,
+                byref(work),
+                computed,
+            )
+        except LibraryError as error:
+            if error.status not in REFUSALS:
+                raise
+            raise Unsupported(
+                f"cuFFT does not transform {layout.source_type} to {layout.target_type} in sizes "
+                f"{layout.sizes} on this device: {error}"
+            ) from error
         # A multiple of the alignment, so that the block it is part of stays aligned.
         self.work = max(self.work, -(-work.value // ALIGNMENT) * ALIGNMENT)
         return handle

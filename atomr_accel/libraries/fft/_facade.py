@@ -63,7 +63,7 @@ class Fft:
 
     Plans are kept, the last used ones up to ``plan_limit``. They share one work area,
     which lies in the device's memory and grows as needed; ``clear`` gives all of it back.
-    In batches and recordings each transform has a work area of its own.
+    Batches and recordings have a work area of their own.
     """
 
     def __init__(self, device: Submitter) -> None:
@@ -480,10 +480,13 @@ class Fft:
         self._calls[key] = call
 
     async def _run(self, name: str, call: Call, a: GpuRef, out: GpuRef | None) -> GpuRef:
-        self._check(name, call, a, out)
         device = self._device
         while True:
-            number, work = await self._plans.get(device, call.spec)
+            found = self._plans.find(device, call.spec)
+            if found is None:
+                self._check(name, call, a, out)  # before anything is sent
+                found = await self._plans.make(device, call.spec)
+            number, work = found
             epoch = device.memory.epoch
 
             def prepare(

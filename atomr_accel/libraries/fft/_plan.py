@@ -261,9 +261,10 @@ class _Planner:
         wanted = spec.precision if spec.kind == "r2c" else self._complex
         source = View(Place(INPUT), spec.source, window, contiguous_strides(spec.shape), spec.shape)
         padded = any(size > extent for size, extent in zip(window, spec.shape, strict=True))
-        # Complex-to-real transforms overwrite their input, which is not ours to overwrite;
-        # half precision is scaled before it sums, because the sums overflow early.
-        if not (padded or spec.source != wanted or spec.kind == "c2r" or self._half):
+        # Half precision is scaled before it sums, because the sums overflow early.
+        early = self._half and self._scale != 1.0
+        # Complex-to-real transforms overwrite their input, which is not ours to overwrite.
+        if not (padded or spec.source != wanted or spec.kind == "c2r" or early):
             return source
         if spec.kind == "c2c":
             target = self._result

@@ -66,6 +66,9 @@ STATUS_NAMES: Final = {
 FORWARD: Final = ENUMS["CUFFT_FORWARD"]
 INVERSE: Final = ENUMS["CUFFT_INVERSE"]
 
+REFUSALS: Final = frozenset((STATUSES["CUFFT_NOT_IMPLEMENTED"], STATUSES["CUFFT_NOT_SUPPORTED"]))
+"""The statuses by which the library says that it has no such transform."""
+
 CUDA_TYPES: Final = {
     "float32": ENUMS["CUDA_R_32F"],
     "float64": ENUMS["CUDA_R_64F"],

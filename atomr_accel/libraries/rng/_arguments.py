@@ -11,7 +11,7 @@ import numpy as np
 from ..._dtypes import DTYPES, as_dtype
 from ..._errors import Unsupported
 from .._arguments import require_shape, writable
-from ._laws import FLOATS, WHOLE, Kind, bounds
+from ._laws import FLOATS, NAMES, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:
     from ...memory import GpuRef, MemoryMap
@@ -20,6 +20,8 @@ Size = int | tuple[int, ...] | list[int] | None
 
 MOST_QUASI_LAM: Final = 400_000.0
 """Above that cuRAND's Poisson distribution does not go either."""
+
+WHOLE_AND_FLAGS: Final = (*WHOLE, "bool")
 
 _MOST_LAM: Final = 2.0**63 - 10 * 2.0**31.5
 _SUM_TOLERANCE: Final = float(np.sqrt(np.finfo(np.float64).eps))
@@ -140,7 +142,7 @@ def probabilities(p: Any, items: int) -> np.ndarray[tuple[int], np.dtype[np.floa
     if (chances < 0).any():
         worst = int(chances.argmin())
         raise ValueError(f"probabilities are not non-negative: p[{worst}] is {chances[worst]}")
-    total = math.fsum(chances)
+    total = float(chances.sum())
     if abs(total - 1) > _SUM_TOLERANCE:
         raise ValueError(f"probabilities do not sum to 1, but to {total}")
     return chances
@@ -192,9 +194,10 @@ def dtype_of(
     """
     usual = DTYPES[default] if out is None else out.dtype
     chosen = usual if dtype is None else as_dtype(dtype)
-    allowed = (*(WHOLE if whole else FLOATS), *(("bool",) if flags else ()))
-    if chosen.name not in allowed:
-        raise TypeError(f"unsupported dtype {chosen.name}; expected one of {', '.join(allowed)}")
+    name = NAMES[chosen]
+    allowed = (WHOLE_AND_FLAGS if flags else WHOLE) if whole else FLOATS
+    if name not in allowed:
+        raise TypeError(f"unsupported dtype {name}; expected one of {', '.join(allowed)}")
     return chosen
 
 

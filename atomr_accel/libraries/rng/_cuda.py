@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import struct
 from collections import OrderedDict
 from ctypes import byref, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
 
 from ..._errors import LibraryError, Unsupported
 from ...backends.cuda._driver import check, driver
@@ -146,13 +147,11 @@ class CudaRng:
 
     def _table(self, message: Table) -> None:
         # The data is this message's own and gone afterwards, so this one copy is waited for.
+        host = np.frombuffer(message.data, np.uint8)
         check(
             "cuMemcpyHtoDAsync",
             driver.cuMemcpyHtoDAsync(
-                self._pointer(message.target),
-                message.data,
-                len(message.data),
-                self._stream.handle,
+                self._pointer(message.target), host.ctypes.data, len(host), self._stream.handle
             ),
         )
         self._stream.synchronize()
@@ -205,10 +204,8 @@ class CudaRng:
         return vectors, scramble
 
     def _upload(self, host: int | None, nbytes: int) -> int:
-        assert host
         pointer = self._allocate(nbytes)
-        data = (ctypes.c_char * nbytes).from_address(host).raw
-        check("cuMemcpyHtoD", driver.cuMemcpyHtoD(pointer, data, nbytes))
+        check("cuMemcpyHtoD", driver.cuMemcpyHtoD(pointer, host, nbytes))
         return pointer
 
     def _allocate(self, nbytes: int) -> int:

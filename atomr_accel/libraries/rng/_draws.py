@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from .._arguments import usable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
 from ._arguments import Size, check_out, dtype_of, shape_of
-from ._laws import BLOCK, LAWS
+from ._laws import BLOCK, LAWS, NAMES
 from ._messages import Draw, Law, Points, Table
 
 if TYPE_CHECKING:
@@ -65,10 +66,12 @@ class Drawing:
                 f"counts, cannot make it; use a pseudo-random generator"
             )
         shape, kind = shape_of(size, out, state.dimensions), DTYPES[law.dtype]
-        if out is not None:
-            check_out(out, device.memory, shape, kind)
         while True:
-            entries = None if table is None else await self._table(table)
+            entries = None
+            if table is not None:
+                if out is not None:
+                    check_out(out, device.memory, shape, kind)  # before anything is sent
+                entries = await self._table(table)
 
             def prepare(room: Room, entries: GpuRef | None = entries) -> Prepared:
                 return self._prepare(room, law, shape, kind, out, entries)
@@ -177,6 +180,7 @@ class Drawing:
             return ref
 
 
+@lru_cache(1024)
 def law_of(
     name: str,
     dtype: np.dtype[Any],
@@ -185,4 +189,4 @@ def law_of(
     span: int = 0,
 ) -> Law:
     """A distribution; ``low`` may be negative, and ``span`` up to 2**64."""
-    return Law(name, dtype.name, floats, low % _WORDS, span % _WORDS, 0, 0)
+    return Law(name, NAMES[dtype], floats, low % _WORDS, span % _WORDS, 0, 0)

@@ -53,7 +53,8 @@ class Rng(Generator):
           quasi-random points from cuRAND's direction vectors, for integration.
 
         On the CPU backend the pseudo-random ones are NumPy's Philox, each with streams of
-        its own, and the quasi-random ones SciPy's.
+        its own, and the quasi-random ones SciPy's of 32 bits, which steps through all the
+        points that come before.
 
         Args:
             seed: an int, a sequence of ints or a ``numpy.random.SeedSequence``, which

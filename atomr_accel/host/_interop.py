@@ -1,0 +1,359 @@
+"""Arrays of other libraries: DLPack and the CUDA array interface, by ctypes.
+
+A host hands buffers to functions that use CuPy, PyTorch or JAX, and takes what they return;
+the program does the same with what it exports and adopts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint32
+from ctypes import c_uint64, c_void_p, py_object
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+
+from .._dtypes import DTYPES
+from .._errors import Unsupported
+
+CPU: Final = 1
+CUDA: Final = 2
+_CUDA_HOST: Final = 3
+_CUDA_MANAGED: Final = 13
+ON_HOST: Final = frozenset({CPU, _CUDA_HOST})
+"""DLPack's device types whose memory the CPU can read."""
+
+ON_GPU: Final = frozenset({CUDA, _CUDA_MANAGED})
+"""DLPack's device types that are a GPU's memory."""
+
+_CODES: Final[dict[str, int]] = {
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), 0),
+    **dict.fromkeys(("uint8", "uint16", "uint32", "uint64"), 1),
+    **dict.fromkeys(("float16", "float32", "float64"), 2),
+    "bfloat16": 4,
+    **dict.fromkeys(("complex64", "complex128"), 5),
+    "bool": 6,
+    "float8_e4m3fn": 10,
+    "float8_e5m2": 12,
+}
+"""DLPack's code of each dtype. It packs float4 more tightly than this package does."""
+
+_NAMES: Final = {(code, DTYPES[name].itemsize * 8): name for name, code in _CODES.items()}
+
+
+class _Tensor(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class _Managed(ctypes.Structure):
+    _fields_: ClassVar = [("tensor", _Tensor), ("context", c_void_p), ("deleter", c_void_p)]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("major", c_uint32),
+        ("minor", c_uint32),
+        ("context", c_void_p),
+        ("deleter", c_void_p),
+        ("flags", c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+_READ_ONLY: Final = 1
+_NAME: Final = b"dltensor"
+_VERSIONED_NAME: Final = b"dltensor_versioned"
+
+_new_capsule: Final = ctypes.PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_is_valid: Final = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_get_pointer: Final = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+# The same with a plain pointer, for a capsule that is being destroyed: nothing may take a
+# reference to it any more.
+_is_valid_raw: Final = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_get_pointer_raw: Final = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+_lent: Final[dict[int, Any]] = {}
+"""What consumers hold, by the address of the structure that they were given."""
+
+
+@ctypes.CFUNCTYPE(None, c_void_p)
+def _delete(managed: int) -> None:
+    """The consumer is done, in whatever thread: let go."""
+    _lent.pop(managed, None)
+
+
+@ctypes.CFUNCTYPE(None, c_void_p)
+def _unused(capsule: int) -> None:
+    """The capsule goes away; if nobody consumed it, so does what it lends."""
+    for name in (_NAME, _VERSIONED_NAME):
+        if _is_valid_raw(capsule, name):
+            _lent.pop(_get_pointer_raw(capsule, name), None)
+
+
+@final
+class DeviceArray:
+    """An array in a GPU's memory, for libraries that speak DLPack or the CUDA array interface.
+
+    ``torch.as_tensor``, ``torch.from_dlpack``, ``cupy.asarray`` and their like see the
+    memory itself. They keep this object alive while they use it.
+
+    Attributes:
+        pointer: the device pointer.
+        shape: as in NumPy.
+        dtype: as in NumPy.
+        device: the GPU's index.
+        sealed: whether the memory is read-only; a kernel that writes there faults.
+    """
+
+    def __init__(
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        device: int,
+        sealed: bool = False,
+        owner: object = None,
+    ) -> None:
+        self.pointer: Final = pointer
+        self.shape: Final = shape
+        self.dtype: Final = dtype
+        self.device: Final = device
+        self.sealed: Final = sealed
+        self._owner = owner
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the data in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.dtype.name}{list(self.shape)} on GPU {self.device}>"
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype.isbuiltin != 1:  # NumPy's type strings have no word for it
+            raise AttributeError(
+                f"the CUDA array interface has no {self.dtype.name}; DLPack has, as in "
+                f"torch.from_dlpack(array)"
+            )
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            # Not marked read-only where it is sealed: PyTorch takes no such arrays, which
+            # would keep sealed weights from it. The hardware refuses the writes.
+            "data": (self.pointer if self.nbytes else 0, False),
+            "strides": None,
+            "stream": None,  # what was queued before is done
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        del stream  # what was queued before is done, so no stream has to wait
+        if dl_device not in (None, self.__dlpack_device__()) or copy:
+            raise BufferError("this array can be shared, but not copied or moved")
+        if self.dtype.name not in _CODES:
+            raise BufferError(f"DLPack has no {self.dtype.name} as it is laid out here")
+        versioned = max_version is not None and max_version[0] >= 1
+        return _lend(self, versioned=versioned)
+
+
+def _lend(array: DeviceArray, *, versioned: bool) -> Any:
+    ndim = array.ndim
+    strides = [math.prod(array.shape[axis + 1 :]) for axis in range(ndim)]
+    shape = (c_int64 * max(1, 2 * ndim))(*array.shape, *strides)
+    tensor = _Tensor(
+        array.pointer if array.nbytes else None,
+        CUDA,
+        array.device,
+        ndim,
+        _CODES[array.dtype.name],
+        array.dtype.itemsize * 8,
+        1,
+        ctypes.cast(shape, POINTER(c_int64)),
+        ctypes.cast(ctypes.addressof(shape) + 8 * ndim, POINTER(c_int64)),
+        0,
+    )
+    deleter = ctypes.cast(_delete, c_void_p)
+    managed: _Managed | _Versioned
+    if versioned:
+        managed = _Versioned(1, 0, None, deleter, _READ_ONLY if array.sealed else 0, tensor)
+    else:
+        managed = _Managed(tensor, None, deleter)
+    address = ctypes.addressof(managed)
+    _lent[address] = (array, shape, managed)
+    name = _VERSIONED_NAME if versioned else _NAME
+    return _new_capsule(address, name, ctypes.cast(_unused, c_void_p))
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """An array of another library, as long as this is held.
+
+    Attributes:
+        pointer: of its first element.
+        shape: as in NumPy.
+        dtype: as in NumPy.
+        device_type: DLPack's.
+        device: the device's index.
+        contiguous: whether it is C-contiguous.
+        strides: in elements; None where it is contiguous.
+        owner: keeps the memory alive.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    device_type: int
+    device: int
+    contiguous: bool
+    strides: tuple[int, ...] | None
+    owner: object
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the data in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def as_numpy(self) -> np.ndarray[Any, Any]:
+        """The array, if its memory is the CPU's; it keeps the owner alive."""
+        itemsize = self.dtype.itemsize
+        if not self.nbytes:
+            return np.empty(self.shape, self.dtype)
+        strides = self.strides or _strides(self.shape)
+        spans = [(extent - 1) * stride for extent, stride in zip(self.shape, strides, strict=True)]
+        before = -sum(span for span in spans if span < 0)
+        count = before + sum(span for span in spans if span > 0) + 1
+        raw = (c_uint8 * (count * itemsize)).from_address(self.pointer - before * itemsize)
+        raw._owner = self.owner  # NumPy keeps the ctypes array, which keeps this
+        flat = np.frombuffer(raw, dtype=np.uint8).view(self.dtype)[before:]
+        return np.lib.stride_tricks.as_strided(
+            flat, self.shape, [stride * itemsize for stride in strides]
+        )
+
+
+def device_type(thing: object) -> int | None:
+    """DLPack's type of the device that holds an array; None for what is no array."""
+    kind = type(thing)
+    if hasattr(kind, "__dlpack_device__"):
+        return int(thing.__dlpack_device__()[0])  # type: ignore[attr-defined]
+    if hasattr(kind, "__cuda_array_interface__"):
+        return CUDA
+    return None
+
+
+def borrow(array: Any) -> Borrowed:
+    """What an array is made of, by DLPack or the CUDA array interface.
+
+    What its library has queued before is ordered before the legacy default stream's work.
+
+    Raises:
+        Unsupported: a dtype that buffers cannot have.
+        TypeError: it speaks neither.
+    """
+    if hasattr(array, "detach"):  # PyTorch shares no tensors that gradients flow through
+        array = array.detach()
+    if hasattr(type(array), "__dlpack__"):
+        on_gpu = device_type(array) in ON_GPU
+        return _borrow_capsule(array.__dlpack__(stream=1) if on_gpu else array.__dlpack__())
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        raise TypeError(
+            f"{type(array).__name__} speaks neither DLPack nor the CUDA array interface"
+        )
+    dtype = np.dtype(interface["typestr"])
+    if dtype.name not in DTYPES:
+        raise Unsupported(f"dtype {interface['typestr']} cannot live in a buffer")
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    if strides is not None:
+        strides = tuple(stride // dtype.itemsize for stride in strides)
+    return _borrowed(interface["data"][0] or 0, shape, strides, DTYPES[dtype.name], CUDA, 0, array)
+
+
+def _borrow_capsule(capsule: Any) -> Borrowed:
+    if _is_valid(capsule, _VERSIONED_NAME):
+        tensor = _Versioned.from_address(_get_pointer(capsule, _VERSIONED_NAME)).tensor
+    elif _is_valid(capsule, _NAME):
+        tensor = _Managed.from_address(_get_pointer(capsule, _NAME)).tensor
+    else:
+        raise TypeError("not a DLPack capsule, or one that was consumed")
+    name = _NAMES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if name is None:
+        raise Unsupported(
+            f"a DLPack dtype of code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes "
+            f"cannot live in a buffer"
+        )
+    ndim = tensor.ndim
+    return _borrowed(
+        (tensor.data or 0) + tensor.byte_offset,
+        tuple(tensor.shape[:ndim]),
+        tuple(tensor.strides[:ndim]) if tensor.strides else None,
+        DTYPES[name],
+        tensor.device_type,
+        tensor.device_id,
+        capsule,
+    )
+
+
+def _borrowed(
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    dtype: np.dtype[Any],
+    kind: int,
+    device: int,
+    owner: object,
+) -> Borrowed:
+    pairs = zip(shape, strides, _strides(shape), strict=True) if strides is not None else ()
+    contiguous = 0 in shape or all(extent == 1 or have == want for extent, have, want in pairs)
+    return Borrowed(
+        pointer, shape, dtype, kind, device, contiguous, None if contiguous else strides, owner
+    )
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

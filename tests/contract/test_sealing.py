@@ -1,0 +1,205 @@
+"""Sealed buffers: read-only for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atomr_accel import GpuRefSealed, GpuRefStale
+from atomr_accel.lanes import CHUNK
+
+from ..harness import Gate, on_shared, opened, program, same_bits, settled
+from .arrays import arrays, random_bits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atomr_accel import Device, GpuRef
+    from atomr_accel.lanes import Isolation
+
+    from .arrays import Array
+
+
+@given(array=arrays(), before=st.booleans())
+@on_shared
+async def test_sealing_keeps_the_content_and_the_handle(
+    device: Device, array: Array, before: bool
+) -> None:
+    ref = await device.put(array, sealed=before)
+    assert ref.sealed == before
+    assert await device.seal(ref) is ref
+    assert await device.seal(ref) is ref
+    assert ref.sealed
+    assert "sealed" in repr(ref)
+    assert same_bits(await device.get(ref), array)
+
+
+@on_shared
+async def test_a_large_buffer_is_sealed_whole(device: Device) -> None:
+    array = random_bits((2 * CHUNK + 3,), np.dtype(np.uint8), 5)
+    ref = await device.seal(await device.put(array))
+    assert same_bits(await device.get(ref), array)
+
+
+@on_shared
+async def test_nothing_may_write_to_a_sealed_buffer(device: Device) -> None:
+    a = await device.put(np.eye(2))
+    sealed = await device.seal(await device.put(np.ones((2, 2))))
+    with pytest.raises(GpuRefSealed, match="out is sealed") as info:
+        await device.blas.gemm(a, a, out=sealed)
+    assert isinstance(info.value, ValueError)
+    assert np.array_equal(await device.get(sealed), np.ones((2, 2)))
+
+
+@on_shared
+async def test_a_sealed_buffer_can_be_freed_and_its_memory_used_again(device: Device) -> None:
+    before = device.statistics().memory.sealed
+    ref = await device.put(np.zeros(1000), sealed=True)
+    assert device.statistics().memory.sealed > before
+    await device.free(ref)
+    assert device.statistics().memory.sealed == before
+    with pytest.raises(GpuRefStale, match="freed"):
+        await device.get(ref)
+    again = await device.put(np.ones(1000), sealed=True)
+    assert np.array_equal(await device.get(again), np.ones(1000))
+
+
+@on_shared
+async def test_sealing_moves_the_memory_and_returns_what_it_was_in(device: Device) -> None:
+    ref = await device.put(np.zeros(10_000))
+    plain = device.statistics().memory
+    await device.seal(ref)
+    sealed = device.statistics().memory
+    assert sealed.used == plain.used
+    assert sealed.sealed == plain.sealed + plain.used - plain.sealed
+
+
+@on_shared
+async def test_many_tasks_may_seal_the_same_buffer(device: Device) -> None:
+    array = np.arange(1000)
+    ref = await device.put(array)
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(device.seal, ref)
+    assert same_bits(await device.get(ref), array)
+
+
+@on_shared
+async def test_sealing_and_filling_many_at_once(device: Device) -> None:
+    async def seal(i: int) -> None:
+        ref = await device.put(np.full(i * 97, i), sealed=bool(i % 2))
+        await device.seal(ref)
+        refs.append((i, ref))
+
+    refs: list[tuple[int, GpuRef]] = []
+    async with trio.open_nursery() as nursery:
+        for i in range(40):
+            nursery.start_soon(seal, i)
+    for i, ref in refs:
+        assert np.array_equal(await device.get(ref), np.full(i * 97, i))
+
+
+@program
+async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) -> None:
+    """Sealing comes after what was submitted before it, and before what follows."""
+    async with opened(isolation=isolation) as device:
+        hold = await gate.kernel(device)
+        cells = await device.zeros(4, np.float32)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, cells)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(device.seal, cells)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(GpuRefSealed):
+                await hold(cells)
+            gate.open()
+        assert (await device.get(cells)).tolist() == [1, 0, 0, 0]
+
+
+@program
+async def test_sealing_that_was_given_up_leaves_a_plain_buffer(
+    gate: Gate, isolation: Isolation
+) -> None:
+    async with opened(isolation=isolation) as device:
+        hold = await gate.kernel(device)
+        cells = await device.zeros(4, np.float32)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, cells)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(device.seal, cells)
+                    await trio.testing.wait_all_tasks_blocked()
+                    scope.cancel()
+            assert not cells.sealed
+            gate.open(2)
+            await hold(cells)
+        assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
+        await device.seal(cells)
+        assert cells.sealed
+        assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
+
+
+@program
+async def test_a_buffer_freed_while_it_is_sealed_stays_freed(
+    gate: Gate, isolation: Isolation
+) -> None:
+    async with opened(isolation=isolation) as device:
+        hold = await gate.kernel(device)
+        cells = await device.zeros(4, np.float32)
+        refused = []
+
+        async def seal() -> None:
+            with pytest.raises(GpuRefStale, match="freed"):
+                await device.seal(cells)
+            refused.append(True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, cells)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(seal)
+            await trio.testing.wait_all_tasks_blocked()
+            await device.free(cells)
+            gate.open()
+        assert refused == [True]
+        assert cells.is_stale
+        await settled(device)
+        assert device.statistics().memory.used == 0
+
+
+@program
+async def test_a_write_that_waits_for_a_seal_to_fail_is_not_lost(
+    tmp_path: Path, isolation: Isolation
+) -> None:
+    """Two tasks seal one buffer and one of them is cancelled: it stays sealed."""
+    gate = Gate(tmp_path)
+    try:
+        async with opened(isolation=isolation) as device:
+            hold = await gate.kernel(device)
+            cells = await device.zeros(4, np.float32)
+            scope = trio.CancelScope()
+
+            async def seal_and_be_cancelled() -> None:
+                with scope:
+                    await device.seal(cells)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hold, cells)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(seal_and_be_cancelled)
+                nursery.start_soon(device.seal, cells)
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+                gate.open()
+            assert cells.sealed
+            assert (await device.get(cells)).tolist() == [1, 0, 0, 0]
+            with pytest.raises(GpuRefSealed):
+                await hold(cells)
+    finally:
+        gate.close()

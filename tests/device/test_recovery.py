@@ -1,0 +1,136 @@
+"""Recovery, seen from a program: on the CPU in both isolations, unchanged on a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
+from atomr_accel.testing import FAULTS, kill_host, poison
+from atomr_accel.testing._faults import SPIN, sleep_for_ever
+from tests.harness import cpu_only, opened, program
+
+if TYPE_CHECKING:
+    from atomr_accel.lanes import Isolation
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@program
+async def test_a_fault_is_reported_as_what_it_is(kind: str) -> None:
+    async with opened() as device:
+        fault = await poison(device, kind)  # type: ignore[arg-type]
+        assert (fault.status, fault.status_name) == (
+            FAULTS[kind].status,  # type: ignore[index]
+            FAULTS[kind].status_name,  # type: ignore[index]
+        )
+        assert fault.generation == 1
+        assert device.generation == 2
+        assert (await device.get(await device.zeros(3))).tolist() == [0, 0, 0]
+
+
+@program
+async def test_everything_in_flight_shares_one_cause() -> None:
+    failures: list[ContextPoisoned] = []
+    async with opened() as device, device.watch_generation() as changes:
+        kernel = await device.nvrtc.compile(SPIN, "hang", cpu=sleep_for_ever)
+        await kernel.launch(1, 1, 0)  # loads it, so that the next launches are sent at once
+
+        async def victim() -> None:
+            with pytest.raises(ContextPoisoned) as caught:
+                await kernel.launch(1, 1, 1)
+            failures.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(victim)
+            await trio.testing.wait_all_tasks_blocked()
+            assert device.statistics().in_flight == 3
+            await kill_host(device)
+        assert await anext(changes) == 2
+        assert len(failures) == 3
+        assert len({id(failure.__cause__) for failure in failures}) == 1
+        assert all(failure.generation == 1 for failure in failures)
+
+
+@program
+async def test_sealed_buffers_survive_and_others_are_refused() -> None:
+    host = np.random.default_rng().standard_normal((50, 60))
+    async with opened(max_restarts=10) as device:
+        plain = await device.put(host)
+        put_sealed = await device.put(host, sealed=True)
+        sealed_later = await device.seal(await device.put(host + 1))
+        for end in (poison, kill_host, poison):
+            await end(device)
+            for use in (device.get(plain), device.free(plain), device.blas.gemm(plain, plain)):
+                with pytest.raises(GpuRefStale):
+                    await use
+            assert plain.is_stale
+            assert not put_sealed.is_stale
+            np.testing.assert_array_equal(await device.get(put_sealed), host)
+            np.testing.assert_array_equal(await device.get(sealed_later), host + 1)
+        assert device.generation == 4
+
+
+@program
+async def test_work_that_waits_for_a_rebuild_goes_on_or_is_refused() -> None:
+    host = np.eye(4)
+    async with opened() as device:
+        plain, sealed = await device.put(host), await device.put(host, sealed=True)
+        await device.blas.gemm(plain, sealed)
+        await poison(device)
+        results: list[object] = []
+
+        async def use_sealed() -> None:
+            results.append(await device.get(await device.blas.gemm(sealed, sealed)))
+
+        async def use_plain() -> None:
+            with pytest.raises(GpuRefStale):
+                await device.blas.gemm(plain, sealed)
+
+        async def put() -> None:
+            results.append(await device.get(await device.put(host)))
+
+        async with trio.open_nursery() as nursery:
+            for task in (use_sealed, use_plain, put):
+                nursery.start_soon(task)
+        assert len(results) == 2
+        for result in results:
+            np.testing.assert_array_equal(result, host)
+
+
+@program
+async def test_too_many_faults_lose_the_device() -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(DeviceLost, match="more often"), flatten_subgroups=True
+    ):
+        async with opened(max_restarts=1) as device:
+            await poison(device)
+            await poison(device)
+            await trio.sleep_forever()
+
+
+@cpu_only  # a real fault would poison the process that runs the tests
+@program
+async def test_a_fault_in_a_thread_is_final() -> None:
+    isolation: Isolation = "thread"
+    with pytest.RaisesGroup(pytest.RaisesExc(DeviceLost, match="final"), flatten_subgroups=True):
+        async with opened(isolation=isolation) as device:
+            await poison(device)
+            with pytest.raises(DeviceLost):
+                await device.zeros(3)
+            await trio.sleep_forever()
+
+
+@program
+async def test_the_standby_takes_over() -> None:
+    async with opened(standby=True, max_restarts=3) as device:
+        for generation in (2, 3):
+            while not device.statistics().standby:  # noqa: ASYNC110 - no event tells of a process
+                await trio.sleep(0.01)
+            await poison(device)
+            await device.zeros(3)
+            assert device.generation == generation
