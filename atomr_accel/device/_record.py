@@ -214,10 +214,11 @@ class Program(Collector):
 
     async def dot(self) -> str:
         """The program as a graph in the DOT language, as the backend holds it."""
+        port = await self._core.open_lane(PROGRAMS)
         if self._sent is None or self._sent[0] is not self.memory.epoch:
             raise Unsupported("a program has no graph before its first replay")
-        port = await self._core.open_lane(PROGRAMS)
-        text: str = await self._core.submit(port, "program.dot", Describe(self._number)).wait()
+        message = Describe(self._number)
+        text: str = await self._core.submit(port, "program.dot", message, (self._place,)).wait()
         return text
 
     def _encode(self, steps: list[tuple[str, str, Message]]) -> tuple[Step, ...]:

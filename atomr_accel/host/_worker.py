@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
 _RECEIVE: Final = 1 << 18
-_GROUP: Final = 8
-"""Launches that share one completion token, and go to one way, when many come at once."""
-
 _POLL_SECONDS: Final = 1e-3
 """How long to poll work in flight before napping between polls."""
 
@@ -101,6 +98,8 @@ class Lane:
             sleeps until the oldest is done and takes new requests only then,
             ``"callback"`` has the driver close a descriptor. The first two take the GIL
             again and again: not for the user's process.
+        group: how many launches share one completion token, and go to one way, when many
+            come at once.
         linger: whether an idle lane may look for requests for a moment before it sleeps.
     """
 
@@ -112,12 +111,14 @@ class Lane:
         *,
         completion: str,
         linger: bool,
+        group: int = 8,
     ) -> None:
         self._index = index
         self._sock = sock
         self._lanes = lanes
         self._completion = completion
         self._linger = linger
+        self._group = group
         self._signals: dict[Any, int] = {}
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -326,7 +327,7 @@ class Lane:
         if value is not _FAILED:
             way.unmarked.append((seq, value))
             self._way_of[seq] = way
-            if len(way.unmarked) >= _GROUP:
+            if len(way.unmarked) >= self._group:
                 self._settle(way)
 
     def _try(self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any) -> Any:

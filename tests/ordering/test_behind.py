@@ -34,6 +34,7 @@ def late(request: pytest.FixtureRequest) -> Iterator[Delayed]:
         yield device
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(ops=programs(100))
 def test_ops_behave_as_if_run_one_after_the_other(
