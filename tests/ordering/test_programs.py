@@ -78,7 +78,7 @@ def test_ops_behave_as_if_run_one_after_the_other(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(ops=programs())
 def test_so_they_do_in_another_process(
     delayed_process: Delayed, ops: list[tuple[str, int]]
