@@ -250,8 +250,7 @@ async def test_nothing_is_lost_when_memory_is_short(life: list[tuple[str, int, i
         for ref, mark in pressure.held:
             assert (await device.get(ref) == mark).all()
         pressure.held.clear()
-        del pressure
-        ref = None
+        del pressure, ref
         await settled(device)
         assert used_by(device) == 0
 
