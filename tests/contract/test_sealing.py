@@ -137,7 +137,8 @@ async def test_sealing_that_was_given_up_leaves_a_plain_buffer(
                     inner.start_soon(device.seal, cells)
                     await trio.testing.wait_all_tasks_blocked()
                     scope.cancel()
-            assert not cells.sealed
+            sealed: bool = cells.sealed
+            assert not sealed
             gate.open(2)
             await hold(cells)
         assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
