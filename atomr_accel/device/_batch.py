@@ -15,8 +15,10 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, Unsupported
 from ..libraries import LaneSpec, usable
+from ..libraries.nvrtc import COMPILER
 from ..memory import GpuRef
 from ._core import Shape, as_shape
+from ._transfer import as_host_array
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -92,6 +94,7 @@ class Collector:
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._specs: dict[str, LaneSpec] = {}
         self._facades: dict[str, Synchronous] = {}
+        self._kernels: dict[Kernel, Kernel] = {}
 
     def __getattr__(self, name: str) -> Any:
         facade = vars(self._device).get(name)
@@ -111,6 +114,8 @@ class Collector:
 
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Note that the lane will be needed; the note stands for its port."""
+        if lane is COMPILER:
+            raise Unsupported("compiling cannot be in a batch; compile before it")
         return self.ports.setdefault(lane.name, lane)
 
     def submit(
@@ -126,12 +131,17 @@ class Collector:
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, *args: Any, shared: int = 0) -> None:
         """``kernel.launch`` as part of this program."""
-        twin = copy.copy(kernel)
-        twin._device = self
+        twin = self._kernels.get(kernel)
+        if twin is None:
+            twin = self._kernels[kernel] = self._adopt(kernel)
+            twin._device = self
         if self.take is not None:
             args = tuple(map(self.take, args))
         drive(twin.launch(grid, block, *args, shared=shared))
-        kernel._loaded = twin._loaded
+
+    def _adopt(self, kernel: Kernel) -> Kernel:
+        """The kernel as this program knows it: it may be loaded here, and not elsewhere."""
+        return copy.copy(kernel)
 
 
 @final
@@ -169,7 +179,7 @@ class Batch(Collector):
 
     def put(self, array: Any) -> GpuRef:
         """Copy an array to the device; do not change it before the block is left."""
-        host = np.asarray(array)
+        host = as_host_array(array)
         ref = self.empty(host.shape, host.dtype)
 
         async def transfer() -> None:
@@ -290,6 +300,8 @@ class Batch(Collector):
             raise ExceptionGroup("several ops of a batch failed", errors)
         if errors:
             raise errors[0]
+        for kernel, twin in self._kernels.items():
+            kernel._loaded = twin._loaded
 
     def _spoil(self) -> None:
         """Withdraw what is not under way, and refuse what the batch has made."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..host import DeviceInfo, Message
     from ..lanes import HostHandle, Isolation
     from ..libraries import LaneSpec
+    from ..memory import Block, Epoch
     from ._context import Context
     from ._pinned import Pinned
     from ._standby import Standby
@@ -69,6 +71,8 @@ class DeviceCore:
         quarantined: what may be done once a host has ended, which may still be moving data
             when its ops are answered.
         ports: the open lanes by name; empty while there is no good context.
+        dropped_programs: recordings that were garbage collected and the host still has: their
+            epochs, their numbers, and the blocks that put their release in order.
         in_flight: every op that is not answered, by sequence number.
         info: what the device said of itself when it was opened last.
         lanes: the lanes ever used, with their numbers; a rebuild opens them again.
@@ -99,6 +103,7 @@ class DeviceCore:
         self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []
         self.ports: Mapping[str, Port] = {}
         self.in_flight: Final[dict[int, Op]] = {}
+        self.dropped_programs: Final[deque[tuple[Epoch, int, Block]]] = deque()
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None

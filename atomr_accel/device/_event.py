@@ -30,6 +30,7 @@ class Event:
         self._core = core
         self._number = next(_numbers)
         self._op: Op | None = None
+        self._done = trio.Event()
         self._epoch: Epoch | None = None
 
     async def record(self, lane: str = "blas") -> None:
@@ -48,6 +49,8 @@ class Event:
         message = RecordEvent(self._number)
         self._op = self._core.submit(port, "event.record", message)
         self._epoch = self._core.memory.epoch
+        self._done = trio.Event()
+        self._op.when_answered(self._done.set)
 
     def query(self) -> bool:
         """Whether the work before the point is done (``cuEventQuery``)."""
@@ -56,13 +59,9 @@ class Event:
     async def wait(self) -> None:
         """Wait until the work before the point is done (``cuEventSynchronize``)."""
         op = self._recorded()
-        if op.task is None:
-            await op.wait()
-        else:  # somebody waits already
-            done = trio.Event()
-            op.when_answered(done.set)
-            await done.wait()
-            op.result()
+        # Not by ``op.wait``: that is for one task, which takes the op back if it is cancelled.
+        await self._done.wait()
+        op.result()
 
     async def elapsed(self, end: Event) -> float:
         """Milliseconds on the device from this point to ``end`` (``cuEventElapsedTime``).

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._dtypes import as_dtype
-from .._errors import Unsupported
+from .._errors import ContextPoisoned, DeviceLost, Unsupported
 from ..host import encoder
 from ..libraries import LaneSpec, usable, writable
-from ..libraries.programs import Describe, Record, Replay, Step
+from ..libraries.programs import Describe, Forget, Record, Replay, Step
 from ..memory import Block, GpuRef, LateAddress
 from ._batch import Collector, Submitted
 from ._core import Shape, as_shape
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..host import Message
+    from ..lanes import Op, Port
+    from ..libraries.nvrtc import Kernel
     from ._device import Device
 
 PROGRAMS: Final = LaneSpec(
@@ -60,6 +62,8 @@ class Program(Collector):
         self._read: set[Block] = set()
         self._written: set[Block] = set()
         self._sent: tuple[Any, ...] | None = None
+        self._recorded: Op | None = None
+        self._place = self.memory.promise()  # keeps what the host does with it in order
         self._open = False
 
     async def __aenter__(self) -> Program:
@@ -95,6 +99,11 @@ class Program(Collector):
             stand_in.sealed, stand_in.epoch = block.sealed, block.epoch
             twin = self._twins[argument] = argument.on_block(stand_in)
             self._bound[stand_in] = argument
+        return twin
+
+    def _adopt(self, kernel: Kernel) -> Kernel:
+        twin = super()._adopt(kernel)
+        twin._loaded = None  # programs have executors of their own
         return twin
 
     def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
@@ -168,20 +177,48 @@ class Program(Collector):
             (writes if written else reads).append(block)
             stand_in.address = block.address
             addresses.append(block.address)
-        writes += self._made
+        writes += [*self._made, self._place]
+        self._forget_dropped(port)
         binding = (self.memory.epoch, *addresses)
         if binding != self._sent:
             record = Record(self._number, self._encode(self._prepare), self._encode(self._steps))
-            self._core.submit(port, "program.record", record, reads, writes)
+            self._recorded = self._core.submit(port, "program.record", record, reads, writes)
             self._sent = binding
-        await self._core.submit(port, "program.replay", Replay(self._number), reads, writes).wait()
+        record_op = self._recorded
+        assert record_op is not None
+        try:
+            await self._core.submit(
+                port, "program.replay", Replay(self._number), reads, writes
+            ).wait()
+        except (ContextPoisoned, DeviceLost):
+            raise
+        except Exception as error:
+            if record_op.error is None:
+                raise
+            # There was nothing to replay; the reason is why.
+            if self._recorded is record_op:
+                self._sent = None
+            raise record_op.error from error.__cause__
+
+    def __del__(self) -> None:
+        if self._sent is not None:
+            self._core.dropped_programs.append((self._sent[0], self._number, self._place))
+
+    def _forget_dropped(self, port: Port) -> None:
+        """Have the host release the programs that were garbage collected."""
+        dropped = self._core.dropped_programs
+        while dropped:
+            epoch, number, place = dropped.popleft()
+            if epoch is self.memory.epoch:
+                self._core.submit(port, "program.forget", Forget(number), (), (place,))
 
     async def dot(self) -> str:
         """The program as a graph in the DOT language, as the backend holds it."""
+        port = await self._core.open_lane(PROGRAMS)
         if self._sent is None or self._sent[0] is not self.memory.epoch:
             raise Unsupported("a program has no graph before its first replay")
-        port = await self._core.open_lane(PROGRAMS)
-        text: str = await self._core.submit(port, "program.dot", Describe(self._number)).wait()
+        message = Describe(self._number)
+        text: str = await self._core.submit(port, "program.dot", message, (self._place,)).wait()
         return text
 
     def _encode(self, steps: list[tuple[str, str, Message]]) -> tuple[Step, ...]:

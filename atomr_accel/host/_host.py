@@ -151,7 +151,12 @@ class Host:
             try:
                 first = new_way()
                 lane = Lane(
-                    request.index, sock, self._lanes, completion=completion, linger=self._spin
+                    request.index,
+                    sock,
+                    self._lanes,
+                    completion=completion,
+                    linger=self._spin,
+                    group=self._plan.group,
                 )
                 self._lanes[request.index] = lane
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for

@@ -226,12 +226,14 @@ class StreamPlan(msgspec.Struct, frozen=True):
         pool: how many streams a pool has.
         priorities: stream priority by lane name; lower runs first, 0 is the default.
         completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
+        group: how many launches may share one completion token, and so one answer.
     """
 
     strategy: str = "per_actor"
     pool: int = 4
     priorities: dict[str, int] = {}
     completion: str = "hybrid"
+    group: int = 8
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):

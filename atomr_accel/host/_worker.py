@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
 _RECEIVE: Final = 1 << 18
-_GROUP: Final = 8
-"""Launches that share one completion token, and go to one way, when many come at once."""
-
 _POLL_SECONDS: Final = 1e-3
 """How long to poll work in flight before napping between polls."""
 
@@ -101,6 +98,8 @@ class Lane:
             sleeps until the oldest is done and takes new requests only then,
             ``"callback"`` has the driver close a descriptor. The first two take the GIL
             again and again: not for the user's process.
+        group: how many launches share one completion token, and go to one way, when many
+            come at once.
         linger: whether an idle lane may look for requests for a moment before it sleeps.
     """
 
@@ -112,12 +111,14 @@ class Lane:
         *,
         completion: str,
         linger: bool,
+        group: int = 8,
     ) -> None:
         self._index = index
         self._sock = sock
         self._lanes = lanes
         self._completion = completion
         self._linger = linger
+        self._group = group
         self._signals: dict[Any, int] = {}
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -136,7 +137,7 @@ class Lane:
         self._together: list[tuple[int, Any]] = []
         self._key: Hashable = None
         self._way_of: dict[int, Way] = {}
-        self._watchers: set[Lane] = set()
+        self._watchers: deque[Lane] = deque()
         self._ways: list[Way] = []
         self._delay = _delay_of(index)
 
@@ -255,6 +256,10 @@ class Lane:
                 return
         if self._together:
             self._launch_together()
+        if self._aside and type(message) is RecordEvent:
+            # Its point comes after those too, although they are launched later.
+            dependencies = (*dependencies, *((self._index, before) for before in self._aside))
+            request = seq, dependencies, message
         if dependencies and not self._ready(dependencies):
             self._aside[seq] = request
         else:
@@ -271,7 +276,7 @@ class Lane:
             if lane is self:
                 return False
             # Register first, then look again: the other lane may launch in between.
-            lane._watchers.add(self)
+            lane._watchers.append(self)
             if not lane.launched(seq):
                 return False
         return True
@@ -285,10 +290,12 @@ class Lane:
             self._notify()
 
     def _notify(self) -> None:
-        watchers, self._watchers = self._watchers, set()
-        for lane in list(watchers):  # another thread may be adding itself just now
+        # Other threads add themselves meanwhile, so it stays the same queue: whoever is not
+        # in it yet looks afterwards, and sees what was launched before this.
+        watchers = self._watchers
+        while watchers:
             with contextlib.suppress(OSError):
-                os.write(lane._wake_writer, b"w")
+                os.write(watchers.popleft()._wake_writer, b"w")
 
     def _launch_together(self) -> None:
         """Launch what was collected; it counts as launched only from here on."""
@@ -314,13 +321,13 @@ class Lane:
         way = self._way
         if dependencies:
             way = self._follow(dependencies)
-        elif type(message) is RecordEvent:
+        if type(message) is RecordEvent:
             self._gather(way)
         value = self._try(way, [seq], way.handlers[type(message)], message)
         if value is not _FAILED:
             way.unmarked.append((seq, value))
             self._way_of[seq] = way
-            if len(way.unmarked) >= _GROUP:
+            if len(way.unmarked) >= self._group:
                 self._settle(way)
 
     def _try(self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any) -> Any:

@@ -60,12 +60,16 @@ KINDS: Final = (
     "mix",
     "slow",
     "slow",
+    "part",
     "gemm",
     "gemm new",
     "get",
     "get",
     "put",
     "put sealed",
+    "put out",
+    "copy",
+    "fill",
     "full",
     "seal",
     "free",
@@ -281,6 +285,10 @@ class Run:
             await self._fault(kind)
         elif kind in ("mix", "slow", "fail"):
             await self._mix(kind, rng, cancel)
+        elif kind == "part":
+            await self._part(rng, cancel)
+        elif kind in ("put out", "copy", "fill"):
+            await self._write(kind, rng, cancel)
         elif kind in ("gemm", "gemm new"):
             await self._gemm(kind, rng, cancel)
         elif kind in ("put", "put sealed", "full"):
@@ -302,6 +310,56 @@ class Run:
         if expected is None:
             after = combine(mixed, *(slot.contents for slot in slots))
             slots[2].contents = either(after, slots[2].contents, both=cancel is not None)
+
+    async def _part(self, rng: random.Random, cancel: int | None) -> None:
+        """The kernel on some rows of each buffer: views that may overlap."""
+        slots = [rng.choice(self.slots) for _ in range(3)]
+        a, b, out = [await self._filled(slot, rng) for slot in slots]
+        count = rng.randrange(1, SIDE)
+        i, j, k = (slice(at, at + count) for at in rng.choices(range(SIDE - count), k=3))
+        if a is out:
+            i = k  # or what one thread reads another might have written
+        if b is out:
+            j = k
+        expected = refusal([a, b], out)
+
+        async def call() -> None:
+            wait = rng.randrange(LONGEST)
+            await self.kernel.launch(1, 64, a[i], b[j], out[k], count * SIDE, wait, 1, 0)
+
+        await self._start("part", call, expected, cancel)
+        if expected is None:
+
+            def after(x: Array, y: Array, z: Array) -> Array:
+                whole = z.copy()
+                whole[k] = mixed(x[i], y[j], z[k])
+                return whole
+
+            contents = combine(after, *(slot.contents for slot in slots))
+            slots[2].contents = either(contents, slots[2].contents, both=cancel is not None)
+
+    async def _write(self, kind: str, rng: random.Random, cancel: int | None) -> None:
+        """From the program or another buffer into a buffer that exists."""
+        slot, source = rng.choice(self.slots), rng.choice(self.slots)
+        out = await self._filled(slot, rng)
+        device, array = self.device, some_array(rng)
+        after: Contents = [array]
+        expected = refusal([], out)
+        call: Callable[[], Awaitable[Any]]
+        if kind == "put out":
+            call = partial(device.put, array, out=out)
+        elif kind == "fill":
+            array[...] = array[0, 0]
+            call = partial(device.fill, out, array[0, 0])
+        else:
+            ref = await self._filled(source, rng)
+            if source is slot or out.is_stale:
+                return
+            expected, after = refusal([ref], out), source.contents
+            call = partial(device.copy, ref, out)
+        await self._start(kind, call, expected, cancel)
+        if expected is None:
+            slot.contents = either(after, slot.contents, both=cancel is not None)
 
     def _launch(
         self, a: GpuRef, b: GpuRef, out: GpuRef, wait: int, *, early: bool, fail: bool

@@ -68,6 +68,7 @@ def delayed_process() -> Iterator[Delayed]:
         yield device
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(ops=programs())
 def test_ops_behave_as_if_run_one_after_the_other(
@@ -76,6 +77,7 @@ def test_ops_behave_as_if_run_one_after_the_other(
     delayed.run(lambda: delayed.check(ops))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(ops=programs())
 def test_so_they_do_in_another_process(
@@ -84,6 +86,7 @@ def test_so_they_do_in_another_process(
     delayed_process.run(lambda: delayed_process.check(ops))
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(ops=st.integers(1, 2).flatmap(lambda faults: programs(60, faults)))
 def test_so_they_do_when_contexts_fail(

@@ -35,6 +35,7 @@ class CpuPrograms:
 
     def _record(self, message: Record) -> None:
         self._context.check()
+        self._programs.pop(message.program, None)  # should this fail, nothing is replayed
         for handler, step in self._steps.bind(message.prepare):
             handler(step)
         self._programs[message.program] = self._steps.bind(message.steps)
@@ -46,7 +47,8 @@ class CpuPrograms:
             handler(step)
 
     def _forget(self, message: Forget) -> None:
-        del self._programs[message.program], self._names[message.program]
+        self._programs.pop(message.program, None)  # it may never have been made
+        self._names.pop(message.program, None)
 
     def _describe(self, message: Describe) -> str:
         names = self._names[message.program]

@@ -46,6 +46,13 @@ class CudaPrograms:
         self._steps.close()
 
     def _record(self, message: Record) -> None:
+        try:
+            self._capture(message)
+        except BaseException:
+            self._forget(Forget(message.program))  # nothing is replayed, not with other buffers
+            raise
+
+    def _capture(self, message: Record) -> None:
         for handler, step in self._steps.bind(message.prepare):
             handler(step)
         bound = self._steps.bind(message.steps)
@@ -79,7 +86,9 @@ class CudaPrograms:
         check("cuGraphLaunch", driver.cuGraphLaunch(program.executable, self._stream.handle))
 
     def _forget(self, message: Forget) -> None:
-        program = self._programs.pop(message.program)
+        program = self._programs.pop(message.program, None)
+        if program is None:
+            return  # it could not be made
         self._stream.synchronize()
         check("cuGraphExecDestroy", driver.cuGraphExecDestroy(program.executable))
         check("cuGraphDestroy", driver.cuGraphDestroy(program.graph))

@@ -1,0 +1,226 @@
+"""A CPU device that runs behind, as a GPU does: launching only queues.
+
+Each stream is a queue. Whoever asks whether something is finished moves the device on by a
+step of a pseudo-random stream, so streams that nothing holds back overtake each other.
+``follow`` is the only thing that orders them. Around that everything is as it is on the CPU
+backend: the executors are its own, but their work is queued.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import deque
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from atomr_accel.backends import Backend, _registry
+from atomr_accel.backends.cpu import _context
+from atomr_accel.host import Fusion, _host, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BACKEND: Final = "behind"
+
+AT_ONCE: Final = ("Compile", "Describe", "Load", "Probe", "Record")
+"""Messages that return something, or prepare for others: executed when they are launched."""
+
+TOGETHER: Final = 4
+
+
+class Point:
+    """A place in a stream, reached or not."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+
+class World:
+    """All streams of a device, and what moves them on."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.random = random.Random(0)
+        self.streams: list[Stream] = []
+        self.fused: list[int] = []
+        self._over = threading.Event()
+        self._clock: threading.Thread | None = None
+
+    def tick(self) -> None:
+        """Move the device on by itself from now on: nobody asks those who have a signal."""
+        if self._clock is None:
+            self._clock = threading.Thread(target=self._tick, name="device behind")
+            self._clock.start()
+
+    def _tick(self) -> None:
+        while not self._over.wait(100e-6):
+            self.step()
+
+    def close(self) -> None:
+        """The device is gone."""
+        self._over.set()
+        if self._clock is not None:
+            self._clock.join()
+
+    def step(self) -> None:
+        """Do what is next in one of the streams that are not held back."""
+        with self.lock:
+            able = [stream for stream in self.streams if stream.able()]
+            if able:
+                self.random.choice(able).step()
+
+
+class Stream:
+    """What the worker knows as a stream."""
+
+    def __init__(self, world: World, context: Any) -> None:
+        self.world = world
+        self.queue: deque[Point | Callable[[], object]] = deque()
+        self.awaited: dict[int, Point] = {}
+        self._context = context
+        world.streams.append(self)
+
+    def put(self, work: Callable[[], object]) -> None:
+        """Queue some work."""
+        with self.world.lock:
+            self.queue.append(work)
+
+    def able(self) -> bool:
+        """Whether there is something to do here now."""
+        if not self.queue:
+            return False
+        awaited = self.awaited.get(id(self.queue[0]))
+        return awaited is None or awaited.reached
+
+    def step(self) -> None:
+        head = self.queue.popleft()
+        self.awaited.pop(id(head), None)
+        if isinstance(head, Point):
+            head.reached = True
+        else:
+            head()
+
+    # --- host.Stream ----------------------------------------------------------------------
+
+    def mark(self) -> Point:
+        with self.world.lock:
+            point = Point()
+            self.queue.append(point)
+            return point
+
+    def finished(self, token: Point) -> bool:
+        if not token.reached and self.world.random.random() < 0.3:
+            self.world.step()
+        return token.reached
+
+    def wait(self, token: Point) -> None:
+        while not token.reached:
+            self.world.step()
+
+    def release(self, token: Point) -> None:
+        assert token.reached
+
+    def signal(self) -> int:
+        reader, writer = os.pipe()
+        self.world.tick()
+        self.put(partial(os.close, writer))
+        return reader
+
+    def timestamp(self, event: int) -> None:
+        self.put(partial(_context.CpuStream(self._context).timestamp, event))
+
+    def follow(self, other: Stream) -> None:
+        with self.world.lock:
+            wait = Point()  # its place in this queue; what it waits for is in the other
+            self.awaited[id(wait)] = other.mark()
+            self.queue.append(wait)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Context:
+    """The CPU backend's context, with streams that run behind."""
+
+    def __init__(self, index: int, plan: Any) -> None:
+        self._cpu = _context.CpuContext(index, plan)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cpu, name)
+
+    def open_lane(self, name: str) -> Stream:
+        self._cpu.open_lane(name)
+        return Stream(WORLD[0], self._cpu)
+
+
+class Executor:
+    """An executor of the CPU backend whose work is queued."""
+
+    def __init__(self, inner: Any, stream: Stream) -> None:
+        self._inner = inner
+        self._stream = stream
+        self.handlers = {
+            kind: handler if kind.__name__ in AT_ONCE else partial(self._queue, handler)
+            for kind, handler in inner.handlers.items()
+        }
+        self.fusions = {
+            kind: Fusion(key=_key, run=partial(self._run, handler), most=TOGETHER)
+            for kind, handler in inner.handlers.items()
+            if kind.__name__ == "Gemm"
+        }
+        self.close = inner.close
+
+    def _queue(self, handler: Callable[[Any], None], message: Any) -> None:
+        if _fails(message):
+            handler(message)
+        self._stream.put(partial(handler, message))
+
+    def _run(self, handler: Callable[[Any], None], messages: list[Any]) -> None:
+        self._stream.world.fused.append(len(messages))
+        for message in messages:
+            self._queue(handler, message)
+
+
+def _key(message: Any) -> Any:
+    return (message.m, message.n, message.k, message.beta) if message.beta == 0 else None
+
+
+def _fails(message: Any) -> bool:
+    """Whether it is a launch that was made to fail: that shows when it is launched."""
+    arguments: Any = getattr(message, "arguments", ())
+    return bool(arguments) and any(getattr(arguments[-1], "data", b""))
+
+
+WORLD: list[World] = []
+"""The device's, while there is one."""
+
+
+@contextmanager
+def backend() -> Iterator[World]:
+    """Have the backend of this module, named ``BACKEND``; it needs thread isolation."""
+
+    def load_queued(reference: str) -> Any:
+        loaded: Any = load(reference)
+        if loaded is Context:
+            return loaded
+        return lambda context, stream: Executor(loaded(context, stream), stream)
+
+    description = Backend(
+        name="cpu",
+        context=f"{__name__}:Context",
+        memory=_registry.find_backend("cpu").memory,
+        why_absent=lambda: None,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_registry._BUILT_IN, BACKEND, description)
+        patch.setattr(_host, "load", load_queued)
+        WORLD.append(World())
+        try:
+            yield WORLD[0]
+        finally:
+            WORLD.pop().close()

@@ -1,0 +1,304 @@
+"""Batches: refs at once, one wait for all, errors at the end."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel import ContextPoisoned, GpuRef, GpuRefSealed, GpuRefStale, Unsupported
+from atomr_accel.testing import kill_host, poison
+from atomr_accel.testing._faults import FAULTS, simulate
+
+from ..harness import cancelled_at, on_shared, opened, program, settled, used_by
+from .programs import REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, twin
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+    from atomr_accel.lanes import Isolation
+    from atomr_accel.libraries.nvrtc import Kernel
+
+    from ..harness import Gate
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
+
+ADD: Final = """
+    extern "C" __global__ void add(float* x, float value) { x[threadIdx.x] += value; }
+"""
+
+
+def add(x: Any, value: Any) -> None:
+    x += value
+
+
+async def adder(device: Device) -> Kernel:
+    return await device.nvrtc.compile(ADD, "add", cpu=add)
+
+
+@settings(max_examples=30)
+@given(count=st.integers(0, 100), seed=st.integers(0, 99))
+@on_shared
+async def test_a_batch_computes_what_one_op_after_the_other_does(
+    device: Device, count: int, seed: int
+) -> None:
+    host = np.random.default_rng(seed).integers(-1, 2, (4, 4)).astype(np.float32)
+    signs = np.sign(host @ host)
+    a = await device.put(host)
+    async with device.batch() as batch:
+        refs = [batch.blas.gemm(a, a) for _ in range(count)]
+        pairs = [batch.blas.gemm(one, other) for one, other in itertools.pairwise(refs)]
+    for ref in (*refs[-3:], *pairs[-3:]):
+        expected = host @ host if ref in refs else host @ host @ host @ host
+        assert np.array_equal(await device.get(ref), expected)
+    assert np.array_equal(np.sign(host @ host), signs)
+
+
+@on_shared
+async def test_puts_and_gets_keep_their_order(device: Device) -> None:
+    kernel = await adder(device)
+    x = await device.put(np.zeros(4, np.float32))
+    async with device.batch() as batch:
+        batch.launch(kernel, 1, 4, x, 1.0)
+        first = batch.get(x)
+        batch.launch(kernel, 1, 4, x, 10.0)
+        second = batch.get(x)
+        y, z = batch.put(np.full(4, 5, np.float32)), batch.put(np.full((2, 2), 7, ">f4"))
+        batch.launch(kernel, 1, 4, y, 2.0)
+        third, fourth = batch.get(y), batch.get(z)
+        batch.launch(kernel, 1, 4, y, 1.0)
+        hollow = batch.get(batch.empty((2, 2), np.int16))
+    assert (first[0], second[0], third[0]) == (1, 11, 7)
+    assert fourth.tolist() == [[7, 7], [7, 7]]
+    assert (hollow.shape, hollow.dtype) == ((2, 2), np.int16)
+    assert (await device.get(x)).tolist() == [11] * 4
+    assert (await device.get(y)).tolist() == [8] * 4
+    assert (await device.get(z)).dtype == np.float32
+
+
+@on_shared
+async def test_puts_beside_buffers_that_have_no_memory_yet(device: Device) -> None:
+    async with device.batch() as batch:
+        refs = [batch.put(np.full(3, n, np.int32)) for n in range(5)]
+        hosts = [batch.get(ref) for ref in refs]
+    for n, (ref, host) in enumerate(zip(refs, hosts, strict=True)):
+        assert host.tolist() == [n] * 3
+        assert (await device.get(ref)).tolist() == [n] * 3
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@program
+async def test_lanes_that_are_not_open_yet(isolation: Isolation) -> None:
+    async with opened(isolation=isolation) as device:
+        kernel = await adder(device)
+        x = await device.put(np.zeros(4, np.float32))
+        signal = await device.put(np.ones(4, np.float32))
+        assert [lane.name for lane in device.statistics().lanes] == ["memory", "nvrtc"]
+        async with device.batch() as batch:
+            square = batch.blas.gemm(x.reshape(2, 2), x.reshape(2, 2))
+            batch.launch(kernel, 1, 4, x, 3.0)
+            spectrum = batch.fft.rfft(signal)
+            after = batch.get(x)
+        assert after.tolist() == [3] * 4
+        assert (await device.get(square)).tolist() == [[0, 0], [0, 0]]
+        assert (await device.get(spectrum)).tolist() == [4, 0, 0]
+        assert {"blas", "kernels", "fft"} <= {lane.name for lane in device.statistics().lanes}
+        await settled(device)
+
+
+@on_shared
+async def test_memory_grows_inside_a_batch(device: Device) -> None:
+    side = 3000  # 36 MB each: three need more than a slab
+    a = await device.full((side, 1), 1, np.float32)
+    b = await device.full((1, side), 2, np.float32)
+    async with device.batch() as batch:
+        refs = [batch.blas.gemm(a, b) for _ in range(3)]
+        corner = batch.blas.gemm(refs[2][:1], refs[1])
+    for ref in refs:
+        assert (await device.get(ref))[[0, -1], [0, -1]].tolist() == [2, 2]
+    assert (await device.get(corner))[0, 0] == 4 * side
+    del refs, ref, corner, batch
+    await device.trim()
+
+
+# --- errors --------------------------------------------------------------------------------
+
+
+@on_shared
+async def test_an_error_comes_at_the_end_and_names_its_op(device: Device) -> None:
+    kernel = await device.nvrtc.compile(SOURCE, "mix", cpu=twin)
+    a, out = await device.zeros((SIDE, SIDE), "f4"), await device.zeros((SIDE, SIDE), "f4")
+
+    def launch(batch: Any, *, fail: bool) -> None:
+        shared = TOO_MUCH_SHARED if fail else 0
+        batch.launch(kernel, 1, 64, a, a, out, SIDE**2, 0, 1, int(fail), shared=shared)
+
+    reached = False
+    with pytest.raises(REFUSED) as info:
+        async with device.batch() as batch:
+            launch(batch, fail=False)
+            launch(batch, fail=True)
+            square = batch.blas.gemm(a, a)
+            launch(batch, fail=False)
+            reached = True
+    assert reached
+    assert "in a batch, at kernel mix" in info.value.__notes__
+    assert square.is_stale
+    with pytest.raises(GpuRefStale, match="freed"):
+        await device.get(square)
+    assert np.all(await device.get(out) == 8)  # the other two took place
+
+    with pytest.raises(ExceptionGroup, match="several ops") as several:
+        async with device.batch() as batch:
+            launch(batch, fail=True)
+            launch(batch, fail=True)
+    assert [type(error) for error in several.value.exceptions] == [REFUSED] * 2
+
+
+@on_shared
+async def test_wrong_arguments_raise_where_they_are_given(device: Device) -> None:
+    a, b = await device.zeros((2, 3), np.float32), await device.zeros((2, 3), np.float32)
+    kernel = await adder(device)
+    with pytest.raises(ValueError, match="3"):
+        async with device.batch() as batch:
+            kept = batch.blas.gemm(a, b, trans_b=True)
+            batch.blas.gemm(a, b)
+    assert kept.is_stale
+    async with device.batch() as batch:
+        with pytest.raises(TypeError, match="takes 2 arguments"):
+            batch.launch(kernel, 1, 4, a)
+        with pytest.raises(TypeError, match="must be a GpuRef"):
+            batch.get(np.zeros(3))  # type: ignore[arg-type]
+        with pytest.raises(Unsupported, match="cannot be in a batch"):
+            batch.nvrtc.compile(ADD, "add", cpu=add)
+        with pytest.raises(AttributeError):
+            batch.nothing  # noqa: B018
+        good = batch.blas.gemm(a, b, trans_b=True)
+    assert (await device.get(good)).tolist() == [[0, 0], [0, 0]]
+    sealed = await device.put(np.zeros(4, np.float32), sealed=True)
+    with pytest.raises(GpuRefSealed):
+        async with device.batch() as batch:
+            batch.launch(kernel, 1, 4, sealed, 1.0)
+
+
+@on_shared
+async def test_an_exception_in_the_block_gives_everything_up(device: Device, gate: Gate) -> None:
+    hold, kernel = await gate.kernel(device), await adder(device)
+    x, y = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
+    gate.open()
+    await hold(x)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold, x)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(KeyError, match="mine"):
+            async with device.batch() as batch:
+                for _ in range(5):
+                    batch.launch(kernel, 1, 4, y, 1.0)
+                square = batch.blas.gemm(x.reshape(2, 2), x.reshape(2, 2))
+                raise KeyError("mine")
+        assert square.is_stale  # at once, although the device is busy
+        gate.open()
+    await settled(device)
+    del square, batch
+    assert (await device.get(y))[0] == 0  # none of it was on its way
+
+
+@pytest.mark.parametrize("how", ["immediately", "later"])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@program
+async def test_a_kernel_of_a_batch_that_was_given_up_still_runs(
+    isolation: Isolation, how: str
+) -> None:
+    async with opened(isolation=isolation) as device:
+        kernel, x = await adder(device), await device.zeros(4, np.float32)
+        if how == "immediately":  # the kernels' lane is open, and the kernel is not loaded
+            await (await adder(device)).launch(1, 4, x, 0.0)
+        with pytest.raises(KeyError):
+            async with device.batch() as batch:
+                if how == "immediately":
+                    batch.launch(await adder(device), 1, 4, x, 0.0)  # keeps the lane busy
+                batch.launch(kernel, 1, 4, x, 0.0)
+                raise KeyError
+        await kernel.launch(1, 4, x, 5.0)
+        assert (await device.get(x)).tolist() == [5] * 4
+
+
+@on_shared
+async def test_cancelling_the_block_at_every_checkpoint(device: Device) -> None:
+    kernel = await adder(device)
+    x = await device.zeros(4, np.float32)
+    await kernel.launch(1, 4, x, 0.0)
+
+    async def work() -> None:
+        async with device.batch() as batch:
+            batch.launch(kernel, 1, 4, x, 1.0)
+            y = batch.put(np.zeros(4, np.float32))
+            batch.launch(kernel, 1, 4, y, 1.0)
+            batch.get(y)
+            batch.blas.gemm(x.reshape(2, 2), y.reshape(2, 2))
+
+    step = 1
+    while await cancelled_at(step, work):
+        step += 1
+        await settled(device)
+    assert step > 4
+    assert (await device.get(x))[0] <= step
+
+
+# --- faults --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["in the block", "at its end", "with a get after it"])
+@program
+async def test_a_fault_ends_a_batch(stage: str) -> None:
+    kind = FAULTS["illegal_address"]
+
+    def fault(where: Any) -> None:
+        simulate("illegal_address", where)
+
+    async with opened(isolation="process", max_restarts=10) as device:
+        kernel = await device.nvrtc.compile(kind.source, "fault", cpu=fault)
+        a = await device.put(np.eye(2, dtype=np.float32))
+        sealed = await device.put(np.eye(2, dtype=np.float32), sealed=True)
+        await device.blas.gemm(a, a)
+        made: list[GpuRef] = []
+        with pytest.raises(ContextPoisoned) as info:
+            async with device.batch() as batch:
+                made.append(batch.blas.gemm(sealed, sealed))
+                if stage == "in the block":
+                    await poison(device)
+                else:
+                    batch.launch(kernel, 1, 1, 0)
+                    if stage == "with a get after it":
+                        batch.get(made[0])
+                made.append(batch.blas.gemm(sealed, sealed))
+        assert info.value.generation == 1
+        assert info.value.status == kind.status
+        assert all(ref.is_stale for ref in made)
+        async with device.batch() as batch:
+            good = batch.blas.gemm(sealed, sealed)
+        assert np.array_equal(await device.get(good), np.eye(2))
+        await settled(device)
+
+
+@program
+async def test_the_host_dies_while_a_batch_waits_for_memory_and_lanes() -> None:
+    async with opened(isolation="process", max_restarts=10) as device:
+        with pytest.raises(ContextPoisoned):
+            async with device.batch() as batch:
+                ref = batch.put(np.zeros(100))
+                await kill_host(device)
+        assert ref.is_stale
+        async with device.batch() as batch:
+            ref = batch.put(np.arange(100))
+        assert np.array_equal(await device.get(ref), np.arange(100))
+        del ref, batch
+        await settled(device)
+        assert used_by(device) == 0

@@ -1,0 +1,123 @@
+"""The host's half of lanes against a device that runs behind them; see ``behind``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel.lanes import Op
+
+from ..harness import cpu_only, opened, program
+from . import behind
+from .programs import KINDS, Array, Run
+from .test_programs import Delayed, compiled, programs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+pytestmark = cpu_only
+
+
+@pytest.fixture(scope="module", params=["blocking", "polled", "hybrid", "callback"])
+def late(request: pytest.FixtureRequest) -> Iterator[Delayed]:
+    options: dict[str, Any] = {"backend": behind.BACKEND, "isolation": "thread"}
+    with (
+        behind.backend(),
+        contextlib.closing(Delayed(completion=request.param, **options)) as device,
+    ):
+        yield device
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(ops=programs(100))
+def test_ops_behave_as_if_run_one_after_the_other(
+    late: Delayed, ops: list[tuple[str, int]]
+) -> None:
+    late.run(lambda: late.check(ops))
+
+
+async def goes_wrong(most: int) -> bool:
+    """Whether the model disagrees with one of so many programs."""
+    options = {"backend": behind.BACKEND, "isolation": "thread", "completion": "polled"}
+    async with opened(**options) as device:
+        kernel = await compiled(device)
+        for seed in range(most):
+            ops = [(kind, seed * 100 + at) for at, kind in enumerate(KINDS * 3)]
+            try:
+                await Run(device, kernel).run(ops)
+            except AssertionError:
+                return True
+        return False
+
+
+@pytest.mark.parametrize("missing", ["nothing", "dependencies", "follow"])
+@program
+async def test_what_is_missing_shows(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Or the test above would prove nothing."""
+    if missing == "dependencies":
+        nothing = property(lambda op: (), lambda op, dependencies: None)
+        monkeypatch.setattr(Op, "dependencies", nothing)
+    elif missing == "follow":
+        monkeypatch.setattr(behind.Stream, "follow", lambda stream, other: None)
+    with behind.backend():
+        if missing == "nothing":
+            assert not await goes_wrong(10)
+        else:
+            assert await goes_wrong(100)
+
+
+@settings(max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=60),
+    chained=st.lists(st.booleans(), min_size=60, max_size=60),
+)
+def test_small_products_go_together(sizes: list[int], chained: list[bool]) -> None:
+    """Those of one shape that came one after the other, and that depend on no other."""
+
+    @program
+    async def run() -> None:
+        with behind.backend() as world:
+            async with opened(backend=behind.BACKEND, isolation="thread") as device:
+                rng = np.random.default_rng(0)
+                arrays = {n: rng.integers(-3, 4, (n, n)).astype("f4") for n in (1, 2, 3)}
+                refs = {n: await device.put(array) for n, array in arrays.items()}
+                await device.blas.gemm(refs[1], refs[1])
+                world.fused.clear()
+                made: list[tuple[int, Any, Array]] = []
+                async with device.batch() as batch:
+                    for n, chain in zip(sizes, chained, strict=False):
+                        if chain and made and made[-1][0] == n:
+                            _, last, product = made[-1]
+                            ref = batch.blas.gemm(last, refs[n])
+                            made.append((n, ref, product @ arrays[n]))
+                        else:
+                            ref = batch.blas.gemm(refs[n], refs[n])
+                            made.append((n, ref, arrays[n] @ arrays[n]))
+                for _, ref, expected in made:
+                    assert np.allclose(await device.get(ref), expected, rtol=1e-4)
+                assert all(2 <= count <= behind.TOGETHER for count in world.fused)
+
+    run()
+
+
+@program
+async def test_what_goes_together_and_over_several_streams() -> None:
+    with behind.backend() as world:
+        async with opened(backend=behind.BACKEND, isolation="thread") as device:
+            a = await device.put(np.eye(2, dtype=np.float32))
+            await device.blas.gemm(a, a)
+            streams = len(world.streams)
+            async with device.batch() as batch:
+                refs = [batch.blas.gemm(a, a) for _ in range(200)]
+            assert sum(world.fused) > 100
+            assert max(world.fused) == behind.TOGETHER
+            assert len(world.streams) > streams
+            for ref in refs:
+                assert np.array_equal(await device.get(ref), np.eye(2))

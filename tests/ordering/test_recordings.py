@@ -1,0 +1,362 @@
+"""Recorded programs: collected once, replayed often, with the same or with other buffers."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
+from atomr_accel.testing import poison
+
+from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
+from .programs import REFUSED, TOO_MUCH_SHARED
+from .test_batches import ADD, add, adder
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+    from atomr_accel.lanes import Isolation
+
+    from ..harness import Gate
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
+
+
+def whole(seed: int, *shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float32)
+
+
+@settings(max_examples=20)
+@given(
+    steps=st.lists(st.sampled_from(["left", "right", "add"]), min_size=1, max_size=12),
+    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=5),
+)
+@on_shared
+async def test_a_replay_is_what_the_calls_are(
+    device: Device, steps: list[str], seeds: list[int]
+) -> None:
+    kernel = await adder(device)
+    weights = np.sign(whole(1, 2, 2))
+    x, w = await device.put(whole(0, 2, 2)), await device.put(weights)
+    async with device.record(x) as recorded:
+        y = recorded.blas.gemm(x, w)
+        for step in steps:
+            if step == "add":
+                recorded.launch(kernel, 1, 4, y, 1.0)
+            else:
+                y = recorded.blas.gemm(*((y, w) if step == "right" else (w, y)))
+    for seed in seeds:
+        host = whole(seed, 2, 2)
+        await recorded.replay(await device.put(host))
+        expected = host @ weights
+        for step in steps:
+            if step == "add":
+                expected = expected + 1
+            else:
+                expected = expected @ weights if step == "right" else weights @ expected
+        assert np.array_equal(await device.get(y), expected)
+
+
+@on_shared
+async def test_recording_executes_nothing(device: Device) -> None:
+    kernel, x = await adder(device), await device.zeros(4, np.float32)
+    before = device.statistics().in_flight
+    async with device.record() as recorded:
+        recorded.launch(kernel, 1, 4, x, 1.0)
+    assert device.statistics().in_flight == before
+    assert (await device.get(x)).tolist() == [0] * 4
+    for _ in range(3):
+        await recorded.replay()
+    assert (await device.get(x)).tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("first", ["launched", "recorded", "in a batch"])
+@program
+async def test_a_kernel_in_a_recording_and_beside_it(first: str) -> None:
+    async with opened(isolation="thread") as device:
+        kernel, x = await adder(device), await device.zeros(4, np.float32)
+        if first == "launched":
+            await kernel.launch(1, 4, x, 1.0)
+        elif first == "in a batch":
+            async with device.batch() as batch:
+                batch.launch(kernel, 1, 4, x, 1.0)
+        async with device.record() as recorded:
+            recorded.launch(kernel, 1, 4, x, 10.0)
+            recorded.launch(kernel, 1, 4, x, 10.0)
+        await recorded.replay()
+        await kernel.launch(1, 4, x, 100.0)
+        expected = 120 if first == "recorded" else 121
+        assert (await device.get(x)).tolist() == [expected] * 4
+
+
+@on_shared
+async def test_buffers_that_are_written_can_be_replaced_too(device: Device) -> None:
+    kernel = await adder(device)
+    x, y = await device.zeros(4, np.float32), await device.full(4, 10, np.float32)
+    async with device.record(x) as recorded:
+        recorded.launch(kernel, 1, 4, x, 1.0)
+    await recorded.replay()
+    await recorded.replay(y)
+    await recorded.replay(replace={x: y})
+    await recorded.replay()
+    assert (await device.get(x)).tolist() == [2] * 4
+    assert (await device.get(y)).tolist() == [12] * 4
+
+
+@on_shared
+async def test_replays_keep_their_place_among_other_ops(device: Device, gate: Gate) -> None:
+    """A replay is an op as any other: what it reads was written before, and so on."""
+    hold, kernel = await gate.kernel(device), await adder(device)
+    x = await device.zeros(4, np.float32)
+    gate.open()
+    await hold(x)
+    async with device.record() as recorded:
+        recorded.launch(kernel, 1, 4, x, 1.0)
+    await recorded.replay()
+    got: list[float] = []
+
+    async def get() -> None:
+        got.append(float((await device.get(x))[1]))
+
+    async with trio.open_nursery() as nursery:
+        for call in (lambda: hold(x), recorded.replay, get, recorded.replay):
+            nursery.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked()
+        gate.open()
+    assert got == [2]
+    assert (await device.get(x)).tolist() == [5, 3, 3, 3]
+
+
+@on_shared
+async def test_replays_at_once_with_other_inputs(device: Device) -> None:
+    kernel = await adder(device)
+    refs = [await device.full(4, n, np.float32) for n in range(8)]
+    async with device.record(refs[0]) as recorded:
+        recorded.launch(kernel, 1, 4, refs[0], 0.5)
+    async with trio.open_nursery() as nursery:
+        for ref in refs:
+            nursery.start_soon(recorded.replay, ref)
+    assert [(await device.get(ref))[0] for ref in refs] == [n + 0.5 for n in range(8)]
+
+
+# --- errors --------------------------------------------------------------------------------
+
+
+@on_shared
+async def test_what_replay_refuses(device: Device) -> None:
+    kernel = await adder(device)
+    x, other = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
+    async with device.record(x) as recorded:
+        recorded.launch(kernel, 1, 4, x, 1.0)
+        with pytest.raises(RuntimeError, match="after its block"):
+            await recorded.replay()
+    with pytest.raises(RuntimeError, match="has ended"):
+        recorded.launch(kernel, 1, 4, x, 1.0)
+    with pytest.raises(ValueError, match="has not the shape"):
+        await recorded.replay(await device.zeros(5, np.float32))
+    with pytest.raises(TypeError, match="has not the dtype"):
+        await recorded.replay(await device.zeros(4, np.float64))
+    with pytest.raises(ValueError, match="2 inputs, but 1"):
+        await recorded.replay(x, other)
+    with pytest.raises(ValueError, match="no buffer that this program"):
+        await recorded.replay(replace={other: x})
+    with pytest.raises(GpuRefSealed):
+        await recorded.replay(await device.put(np.zeros(4, np.float32), sealed=True))
+    await device.free(other)
+    with pytest.raises(GpuRefStale):
+        await recorded.replay(other)
+    await device.free(x)
+    with pytest.raises(GpuRefStale):
+        await recorded.replay()
+    await recorded.replay(await device.zeros(4, np.float32))
+
+
+class Unreadable:
+    """A twin that the host cannot load."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+    def __call__(self, x: Any, value: Any) -> None:
+        raise NotImplementedError
+
+
+def _refuse() -> None:
+    raise LookupError("this twin was not to be loaded")
+
+
+@on_shared
+async def test_a_recording_that_cannot_be_made_says_why_each_time(device: Device) -> None:
+    kernel = await device.nvrtc.compile(ADD, "add", cpu=Unreadable())
+    x = await device.zeros(4, np.float32)
+    async with device.record() as recorded:
+        recorded.launch(kernel, 1, 4, x, 1.0, shared=TOO_MUCH_SHARED if ON_CUDA else 0)
+    for _ in range(2):
+        with pytest.raises(REFUSED, match="" if ON_CUDA else "was not to be loaded"):
+            await recorded.replay()
+    good = await adder(device)
+    async with device.record() as recorded:
+        recorded.launch(good, 1, 4, x, 1.0)
+    await recorded.replay()
+    assert (await device.get(x)).tolist() == [1] * 4
+
+
+class ReadableOnce:
+    """A twin that the host can load for as long as a variable of the environment says so."""
+
+    def __reduce__(self) -> Any:
+        return _once, ()
+
+    def __call__(self, x: Any, value: Any) -> None:
+        raise NotImplementedError
+
+
+def _once() -> Any:
+    import os
+
+    if "ATOMR_TEST_UNREADABLE" in os.environ:
+        raise LookupError("this twin was not to be loaded")
+    return add
+
+
+@cpu_only
+@program
+async def test_a_recording_that_fails_for_other_buffers_leaves_the_first_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened(isolation="thread") as device:
+        kernel = await device.nvrtc.compile(ADD, "add", cpu=ReadableOnce())
+        x, y = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
+        async with device.record(x) as recorded:
+            recorded.launch(kernel, 1, 4, x, 1.0)
+        await recorded.replay()
+        with monkeypatch.context() as patch:
+            patch.setenv("ATOMR_TEST_UNREADABLE", "1")
+            with pytest.raises(LookupError, match="was not to be loaded"):
+                await recorded.replay(y)
+        assert (await device.get(x))[0] == 1
+        await recorded.replay(y)
+        assert ((await device.get(x))[0], (await device.get(y))[0]) == (1, 1)
+
+
+@on_shared
+async def test_cancelling_a_replay_at_every_checkpoint(device: Device) -> None:
+    x = await device.put(np.eye(2, dtype=np.float32))
+    step, more = 1, True
+    while more:
+        async with device.record(x) as recorded:
+            y = recorded.blas.gemm(x, x)
+        more = await cancelled_at(step, recorded.replay)
+        await recorded.replay()
+        assert np.array_equal(await device.get(y), np.eye(2))
+        step += 1
+    assert step > 3
+
+
+@on_shared
+async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> None:
+    x = await device.put(np.eye(2, dtype=np.float32))
+    forgotten = 0
+    for _ in range(5):
+        async with device.record(x) as recorded:
+            y = recorded.blas.gemm(x, x)
+        await recorded.replay()
+        number = recorded._number
+        del recorded, y
+        gc.collect()
+        async with device.record(x) as other:
+            other.blas.gemm(x, x)
+        await other.replay()  # sends what has been noted
+        port = await device._core.open_lane(_programs())
+        with pytest.raises(KeyError, match=str(number)):
+            await device._core.submit(port, "dot", _describe(number)).wait()
+        forgotten += 1
+    assert forgotten == 5
+    await trio.lowlevel.checkpoint()  # until then trio holds the last error, and that this frame
+
+
+def _programs() -> Any:
+    from atomr_accel.device._record import PROGRAMS
+
+    return PROGRAMS
+
+
+def _describe(number: int) -> Any:
+    from atomr_accel.libraries.programs import Describe
+
+    return Describe(number)
+
+
+# --- what it looks like --------------------------------------------------------------------
+
+
+@on_shared
+async def test_a_program_can_be_looked_at(device: Device) -> None:
+    x = await device.put(np.eye(2, dtype=np.float32))
+    async with device.record(x) as recorded:
+        recorded.blas.gemm(recorded.blas.gemm(x, x), x)
+    with pytest.raises(Unsupported, match="before its first replay"):
+        await recorded.dot()
+    await recorded.replay()
+    text = await recorded.dot()
+    assert text.startswith("digraph")
+    if not ON_CUDA:
+        assert text.count('label="blas.gemm"') == 2
+
+
+# --- rebuilds ------------------------------------------------------------------------------
+
+
+@program
+async def test_after_a_rebuild_a_program_makes_itself_anew() -> None:
+    async with opened(isolation="process", max_restarts=10) as device:
+        kernel = await adder(device)
+        plain = await device.put(np.eye(2, dtype=np.float32))
+        sealed = await device.put(2 * np.eye(2, dtype=np.float32), sealed=True)
+        async with device.record(plain) as recorded:
+            y = recorded.blas.gemm(plain, sealed)
+            recorded.launch(kernel, 1, 4, y, 1.0)
+        await recorded.replay()
+        assert (await device.get(y)).tolist() == [[3, 1], [1, 3]]
+        await poison(device)
+        assert y.is_stale
+        with pytest.raises(GpuRefStale):
+            await recorded.replay()
+        with pytest.raises(Unsupported):
+            await recorded.dot()
+        again = await device.put(3 * np.eye(2, dtype=np.float32))
+        await recorded.replay(again)
+        assert (await device.get(y)).tolist() == [[7, 1], [1, 7]]
+        assert not y.is_stale
+        await device.seal(again)
+        await poison(device)
+        await recorded.replay(again)
+        assert (await device.get(y)).tolist() == [[7, 1], [1, 7]]
+        await settled(device)
+        del y, recorded, plain, sealed, again
+        assert used_by(device) == 0
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@program
+async def test_a_recording_opens_the_lanes_it_needs(isolation: Isolation) -> None:
+    async with opened(isolation=isolation) as device:
+        x = await device.put(np.eye(2, dtype=np.float32))
+        empty = await device.zeros((2, 0), np.float32)
+        async with device.record(x) as recorded:
+            y = recorded.blas.gemm(x, x)
+            nothing = recorded.empty((0, 3))
+            zeros = recorded.blas.gemm(empty, empty, trans_b=True)
+        await recorded.replay()
+        assert np.array_equal(await device.get(y), np.eye(2))
+        assert (await device.get(nothing)).shape == (0, 3)
+        assert (await device.get(zeros)).tolist() == [[0, 0], [0, 0]]
+        assert "blas" not in {lane.name for lane in device.statistics().lanes}
