@@ -142,8 +142,7 @@ async def test_sealing_that_was_given_up_leaves_a_plain_buffer(
             gate.open(2)
             await hold(cells)
         assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
-        await device.seal(cells)
-        assert cells.sealed
+        assert (await device.seal(cells)).sealed
         assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
 
 
