@@ -111,6 +111,7 @@ async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) ->
     async with opened(isolation=isolation) as device:
         hold = await gate.kernel(device)
         cells = await device.zeros(4, np.float32)
+        await device.put(1, sealed=True)  # so that sealing needs no new slab, which takes a while
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hold, cells)
             await trio.testing.wait_all_tasks_blocked()
