@@ -8,8 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import math
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint32
-from ctypes import c_uint64, c_void_p, py_object
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+    py_object,
+)
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, final
 
@@ -99,13 +110,13 @@ _lent: Final[dict[int, Any]] = {}
 """What consumers hold, by the address of the structure that they were given."""
 
 
-@ctypes.CFUNCTYPE(None, c_void_p)
+@ctypes.CFUNCTYPE(None, c_void_p)  # type: ignore[untyped-decorator]
 def _delete(managed: int) -> None:
     """The consumer is done, in whatever thread: let go."""
     _lent.pop(managed, None)
 
 
-@ctypes.CFUNCTYPE(None, c_void_p)
+@ctypes.CFUNCTYPE(None, c_void_p)  # type: ignore[untyped-decorator]
 def _unused(capsule: int) -> None:
     """The capsule goes away; if nobody consumed it, so does what it lends."""
     for name in (_NAME, _VERSIONED_NAME):
@@ -267,7 +278,7 @@ class Borrowed:
         spans = [(extent - 1) * stride for extent, stride in zip(self.shape, strides, strict=True)]
         before = -sum(span for span in spans if span < 0)
         count = before + sum(span for span in spans if span > 0) + 1
-        raw = (c_uint8 * (count * itemsize)).from_address(self.pointer - before * itemsize)
+        raw: Any = (c_uint8 * (count * itemsize)).from_address(self.pointer - before * itemsize)
         raw._owner = self.owner  # NumPy keeps the ctypes array, which keeps this
         flat = np.frombuffer(raw, dtype=np.uint8).view(self.dtype)[before:]
         return np.lib.stride_tricks.as_strided(

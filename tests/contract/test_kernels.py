@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
 needs_nvrtc: Final = pytest.mark.skipif(
-    not ON_CUDA and importlib.util.find_spec("cuda.bindings.nvrtc") is None,
+    not ON_CUDA and importlib.util.find_spec("cuda") is None,
     reason="cuda-bindings is not installed: nothing here compiles CUDA C++",
 )
 

@@ -111,6 +111,7 @@ async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) ->
     async with opened(isolation=isolation) as device:
         hold = await gate.kernel(device)
         cells = await device.zeros(4, np.float32)
+        await device.put(1, sealed=True)  # so that sealing needs no new slab, which takes a while
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hold, cells)
             await trio.testing.wait_all_tasks_blocked()
@@ -137,12 +138,12 @@ async def test_sealing_that_was_given_up_leaves_a_plain_buffer(
                     inner.start_soon(device.seal, cells)
                     await trio.testing.wait_all_tasks_blocked()
                     scope.cancel()
-            assert not cells.sealed
+            sealed: bool = cells.sealed
+            assert not sealed
             gate.open(2)
             await hold(cells)
         assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
-        await device.seal(cells)
-        assert cells.sealed
+        assert (await device.seal(cells)).sealed
         assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
 
 

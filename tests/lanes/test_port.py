@@ -332,7 +332,8 @@ async def test_conflicting_ops_are_always_ordered(accesses: list[Any]) -> None:
 
     def ordered(earlier: int, later: int) -> bool:
         """Whether ``later`` waits for ``earlier``, directly or not."""
-        seen, todo = set(), [later]
+        seen: set[int] = set()
+        todo = [later]
         while todo:
             seq = todo.pop()
             todo += after[seq] - seen

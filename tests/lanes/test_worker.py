@@ -198,7 +198,7 @@ def test_independent_ops_spread_over_ways() -> None:
 def test_ops_that_can_are_launched_together() -> None:
     device = FakeDevice()
     with Lanes(device, 1, most=3) as lanes:
-        fused = [(seq, [], Work(seq, None, 0)) for seq in range(1, 8)]
+        fused: list[Any] = [(seq, [], Work(seq, None, 0)) for seq in range(1, 8)]
         other = [(8, [], Work(8, None, 1)), (9, [(0, 8)], Work(9, None, 1)), (10, [], Work(10))]
         lanes.send(0, *fused, *other)
         device.wait_for(lambda: len(device.launched()) == 10)

@@ -11,7 +11,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -152,3 +152,20 @@ def with_pointers(
     """Packed arguments with the addresses of arrays in the place of the first pointers."""
     pointers = b"".join(array.ctypes.data.to_bytes(8, "little") for array in arrays)
     return pointers + arguments[len(pointers) :]
+
+
+class HostKernels:
+    """Kernels that run on the host."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+
+    def function(self, name: str) -> Any:
+        return self._compiled[name]
+
+    def launch(self, function: Any, items: int, arguments: Any) -> None:
+        assert items
+        function(bytes(arguments._data))
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -24,7 +24,7 @@ from atomr_accel.libraries.fft._prototypes import CUDA_TYPES, INVERSE, PROTOTYPE
 from atomr_accel.libraries.fft._source import ELEMENTS, KERNELS, move_name
 
 from .conformance import Array, dtype_of
-from .host_kernels import compile_kernels, needs_compiler
+from .host_kernels import HostKernels, compile_kernels, needs_compiler
 from .test_fft_plan import Machine, reference, sample
 
 if TYPE_CHECKING:
@@ -118,23 +118,6 @@ class StandIn:
         }
         machine.fft(Fft(layout, direction == INVERSE, Place(0), Place(1), ((0, 0),)))
         return 0
-
-
-class HostKernels:
-    """Kernels that run on the host."""
-
-    def __init__(self, compiled: Any) -> None:
-        self._compiled = compiled
-
-    def function(self, name: str) -> Any:
-        return self._compiled[name]
-
-    def launch(self, function: Any, items: int, arguments: Any) -> None:
-        assert items
-        function(bytes(arguments._data))
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def cases() -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:

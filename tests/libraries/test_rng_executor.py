@@ -24,9 +24,8 @@ from atomr_accel.libraries.rng._prototypes import GENERATORS, PROTOTYPES, STATUS
 from atomr_accel.libraries.rng._source import KERNELS
 
 from .conformance import Array
-from .host_kernels import compile_kernels, needs_compiler
+from .host_kernels import HostKernels, compile_kernels, needs_compiler
 from .statistics import check_continuous
-from .test_fft_executor import HostKernels
 from .test_rng_kernels import MATH, a_law, at, instances
 
 pytestmark = [pytest.mark.headers, needs_compiler]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] (untyped)
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, take: Callable[[Any], int | None]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._take = take
