@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from ._core import DeviceCore, Shape
+    from ._exports import Export
     from ._pinned import Pinned
 
 
@@ -211,6 +212,49 @@ class Data:
         await core.submit(port, "copy", message, (source,), (target._block,)).wait()
         return target
 
+    # --- the program's own libraries ---------------------------------------------------------
+
+    async def export(self, ref: GpuRef) -> Export:
+        """A buffer as an array in this process, without a copy, for other libraries.
+
+        Fetching is never implicit, so an export is asked for: the object that comes back
+        speaks DLPack, and the CUDA array interface on CUDA (``torch.as_tensor(export,
+        device="cuda")``, ``cupy.asarray(export)``) or NumPy's array interface on the CPU
+        backend (``numpy.asarray(export)``, ``export.numpy()``). On CUDA this process then
+        has a CUDA context of its own, beside the host's.
+
+        Ops that write the buffer and were called before are waited for. From then on order
+        is the program's business: wait for our ops before reading there, and synchronize
+        those libraries before calling our ops. A sealed buffer is read-only there too.
+
+        What was made of an export keeps the memory alive, also over ``free``, a rebuild,
+        and the device itself; what is made later is refused with ``GpuRefStale``.
+
+        Raises:
+            GpuRefStale: the ref is of an older generation, or freed.
+            Unsupported: the platform cannot export device memory, or the buffer is managed
+                or adopted memory.
+            LibraryError: the program's own CUDA context refuses, perhaps because the
+                program has broken it.
+        """
+        return await self._core.exports.export(ref)
+
+    async def adopt(self, array: Any) -> GpuRef:
+        """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy.
+
+        Hand the array over: whether the buffer shares its memory depends. It does where the
+        array is itself a view of an exported buffer (the ref is then one of that buffer),
+        and under ``isolation="thread"``. Otherwise it is copied, on a GPU without going
+        through the host. Memory that is shared that way cannot be exported.
+
+        Raises:
+            TypeError: no such array, or a dtype that buffers cannot have.
+            ValueError: it is in memory that the device cannot read.
+            Unsupported: a dtype that buffers cannot have.
+            OutOfMemory: no room for the copy.
+        """
+        return await self._core.exports.adopt(array, self.put)
+
     # --- lifetime ---------------------------------------------------------------------------
 
     async def free(self, ref: GpuRef) -> None:
@@ -223,6 +267,9 @@ class Data:
         usable(ref, core.memory, "ref")
         await core.ready()
         core.memory.free(usable(ref, core.memory, "ref"))
+        core.memory.collect()
+        if core.memory.unmapped:
+            await core.unmap()
 
     async def trim(self) -> None:
         """Give memory that no buffer uses back to the device, for other programs.

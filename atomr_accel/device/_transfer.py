@@ -405,6 +405,14 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
         source = usable(ref, core.memory, "ref").base
         if source.epoch is core.memory.sealed_epoch:
             return
+        if source.holds:
+            await core.exports.sweep()
+            usable(ref, core.memory, "ref")
+            if source.holds:
+                raise ValueError(
+                    "ref is exported: sealing moves the content, and the arrays made of it would "
+                    "be left behind; let go of them first, or seal before exporting"
+                )
         target = (await core.empty(source.size, np.uint8, sealed=True))._block
         usable(ref, core.memory, "ref")
         source.sealed = True  # refuses writers from here on; what is in flight comes first
