@@ -94,6 +94,30 @@ class Export:
     def __len__(self) -> int:
         return len(self.ref)
 
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The buffer's memory as a NumPy array, read-only if it is sealed.
+
+        Raises:
+            Unsupported: it is a GPU's memory.
+        """
+        raise Unsupported(
+            "this export is in a GPU's memory, which NumPy cannot see; "
+            "fetch the buffer: host = await device.get(ref)"
+        )
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        raise NotImplementedError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise NotImplementedError
+
     def _check(self) -> None:
         usable(self.ref, self._memory, "the exported ref")
 
@@ -139,7 +163,7 @@ class HostExport(Export):
     def __dlpack__(
         self,
         *,
-        stream: object = None,
+        stream: Any = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
@@ -184,8 +208,17 @@ class DeviceExport(Export):
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._array().__dlpack_device__()
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self._array().__dlpack__(**kwargs)
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        return self._array().__dlpack__(
+            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
 
 
 @final

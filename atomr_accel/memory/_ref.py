@@ -146,6 +146,7 @@ class Part(Block):
 
 def _of_the_base(name: str) -> property:
     def get(part: Part) -> Any:
+        """Of the whole block."""
         return getattr(part.base, name)
 
     def set_(part: Part, value: Any) -> None:
