@@ -101,6 +101,7 @@ class DeviceCore:
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
         self.memory: Final = MemoryMap(self.name, memory_limit)
+        self.memory.owner = self
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
         self.transfers: Final[set[Transfer]] = set()
         self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []

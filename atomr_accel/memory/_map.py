@@ -89,7 +89,10 @@ class MemoryMap:
         sealed_epoch: the epoch of sealed blocks, which is always present.
         scopes: how many memory scopes are open.
         limit: bytes that all slabs together may have, if there is a limit.
+        owner: the device, for the layer that knows devices.
     """
+
+    owner: object
 
     def __init__(self, device: str, limit: int | None = None) -> None:
         self.device = device
@@ -269,6 +272,10 @@ class MemoryMap:
     def sealed_slabs(self) -> list[Slab]:
         """The slabs a new host must map, oldest first."""
         return [slab for slab in self._slabs.values() if slab.sealed]
+
+    def is_own(self, block: Block) -> bool:
+        """Whether a block is all of its slab, which goes with it."""
+        return block.address >> SLAB_SHIFT in self._own
 
     def has_slab(self, slab: int) -> bool:
         """Whether a slab has not been given up."""
