@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         RemoteError,
         Unsupported,
     )
-    from .device import Device, DeviceStatistics, open_device
+    from .device import Device, DeviceStatistics, SharedBuffer, open_device
     from .memory import GpuRef
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "LibraryMissing",
     "OutOfMemory",
     "RemoteError",
+    "SharedBuffer",
     "Unsupported",
     "open_device",
 ]
@@ -54,6 +55,7 @@ __all__ = [
 _HOME = {
     "Device": "device",
     "DeviceStatistics": "device",
+    "SharedBuffer": "device",
     "open_device": "device",
     "GpuRef": "memory",
 }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..libraries import LaneSpec
     from ..memory import Block, Epoch
     from ._context import Context
+    from ._exports import Exports
     from ._pinned import Pinned
     from ._standby import Standby
     from ._transfer import Transfer
@@ -67,6 +68,7 @@ class DeviceCore:
         memory: the map of its memory.
         staging: the memory through which ordinary arrays travel.
         pinned: page-locked arrays.
+        exports: buffers that the program has mapped.
         transfers: the long transfers that are under way.
         quarantined: what may be done once a host has ended, which may still be moving data
             when its ops are answered.
@@ -81,6 +83,7 @@ class DeviceCore:
     """
 
     pinned: Pinned
+    exports: Exports
 
     def __init__(
         self,
@@ -98,6 +101,7 @@ class DeviceCore:
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
         self.memory: Final = MemoryMap(self.name, memory_limit)
+        self.memory.owner = self
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
         self.transfers: Final[set[Transfer]] = set()
         self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []
@@ -346,6 +350,9 @@ class DeviceCore:
             block = self.memory.allocate(nbytes, sealed=sealed)
             if block is not None:  # somebody else has grown it while we waited
                 return
+            if self.memory.unheld:
+                await self.exports.sweep()
+                return
             if nbytes > OFFSET_MASK:
                 raise self._out_of_memory(nbytes)
             try:
@@ -370,12 +377,23 @@ class DeviceCore:
                 except (HostDied, StickyFault):
                     context.report_dead()
 
+    async def unmap(self) -> None:
+        """Have the host unmap slabs that went with their only buffer."""
+        context = await self.ready()
+        unmapped, self.memory.unmapped = self.memory.unmapped, []
+        try:
+            with trio.CancelScope(shield=True):
+                await context.host.request(UnmapSlabs(unmapped))
+        except (HostDied, StickyFault):
+            context.report_dead()
+
     async def _trim(self, context: Context) -> None:
         trimmed = self.memory.trim()
         if trimmed:
             # They are off the map: the host must hear of it, whoever is cancelled.
             with trio.CancelScope(shield=True):
                 await context.host.request(UnmapSlabs(trimmed))
+        await self.exports.sweep()
 
     async def _add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
         if sealed and self.info is not None and not self.info.exports_memory:

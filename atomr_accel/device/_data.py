@@ -9,10 +9,19 @@ import numpy as np
 import trio
 
 from .._dtypes import as_dtype
-from ..host import Copy, Fill
+from ..host import Advise, Attach, Copy, Fill, Prefetch
 from ..libraries import overlap, usable, writable
 from ..memory import GpuRef, MemoryScope, refuse
+from ._between import (
+    SharedBuffer,
+    copy_here,
+    lives_elsewhere,
+    open_shared,
+    salvage,
+    share,
+)
 from ._context import MEMORY_LANE
+from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
 from ._transfer import SMALL, Rebuilt, as_host_array, download, filling, in_worker, seal, upload
 
 if TYPE_CHECKING:
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from ._core import DeviceCore, Shape
+    from ._exports import Export
     from ._pinned import Pinned
 
 
@@ -174,22 +184,32 @@ class Data:
         await core.submit(core.ports[MEMORY_LANE], "fill", message, (), (ref._block,)).wait()
 
     async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
-        """Copy a buffer on the device.
+        """Copy a buffer, on the device or from another device to this one.
+
+        Between GPUs that can reach each other nothing goes through the host.
 
         Args:
-            src: what to copy.
-            dst: where to: same shape and dtype, no memory in common. Made if absent.
+            src: what to copy, on this device or another one.
+            dst: where to, on this device: same shape and dtype, no memory in common. Made
+                if absent.
 
         Returns:
             ``dst``, or a new buffer.
 
         Raises:
-            ValueError: other shapes, common memory, a ref of another device.
+            ValueError: other shapes, common memory, ``dst`` of another device.
             TypeError: other dtypes.
             GpuRefStale, GpuRefSealed: ``src`` cannot be read, or ``dst`` not written.
             OutOfMemory: no room.
         """
         core = self._core
+        if lives_elsewhere(core, src):
+            usable(src, src._block.memory, "src")
+            if dst is not None:
+                _check_pair(src, dst, core)
+            src = await copy_here(core, src)
+            if dst is None:
+                return src
         usable(src, core.memory, "src")
         target = dst
         if dst is not None:
@@ -211,6 +231,128 @@ class Data:
         await core.submit(port, "copy", message, (source,), (target._block,)).wait()
         return target
 
+    # --- managed memory ------------------------------------------------------------------------
+
+    async def managed(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer of managed memory, which moves between the device and the host by itself.
+
+        It is used like any other. It never takes more than the device has free, cannot be
+        exported or shared, and is given back when the last ref is gone.
+
+        Raises:
+            OutOfMemory: the device has less free.
+            Unsupported: there is no managed memory here, as on the CPU backend.
+        """
+        return await make_managed(self._core, shape, dtype)
+
+    async def prefetch(self, ref: GpuRef, to: Place = "device") -> None:
+        """Move managed memory to where it is needed next (``cuMemPrefetchAsync``).
+
+        Args:
+            ref: a buffer made by ``managed``, or a view of it.
+            to: ``"device"`` or ``"host"``.
+        """
+        on_device = one_of(to, Place, "to") == "device"
+        await on_managed(
+            self._core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device)
+        )
+
+    async def advise(self, ref: GpuRef, advice: Advice) -> None:
+        """Tell how managed memory is going to be used (``cuMemAdvise``).
+
+        Args:
+            ref: a buffer made by ``managed``, or a view of it.
+            advice: ``"read_mostly"``; ``"prefer:device"`` or ``"prefer:host"``, where it is
+                best kept; ``"accessed_by:device"`` or ``"accessed_by:host"``, who should
+                reach it without moving it; ``"unset_"`` before it takes it back.
+        """
+        one_of(advice, Advice, "advice")
+        await on_managed(self._core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
+
+    async def attach(self, ref: GpuRef, to: Attachment) -> None:
+        """Say who accesses managed memory (``cuStreamAttachMemAsync``).
+
+        Args:
+            ref: a buffer made by ``managed``.
+            to: ``"global"``: any stream; ``"host"``: only the CPU; ``"single"``: only the
+                stream on which data moves.
+        """
+        one_of(to, Attachment, "to")
+        await on_managed(self._core, ref, "attach", lambda at: Attach(at, to))
+
+    # --- the program's own libraries ---------------------------------------------------------
+
+    async def export(self, ref: GpuRef) -> Export:
+        """A buffer as an array in this process, without a copy, for other libraries.
+
+        Fetching is never implicit, so an export is asked for: the object that comes back
+        speaks DLPack, and the CUDA array interface on CUDA (``torch.as_tensor(export,
+        device="cuda")``, ``cupy.asarray(export)``) or NumPy's array interface on the CPU
+        backend (``numpy.asarray(export)``, ``export.numpy()``). On CUDA this process then
+        has a CUDA context of its own, beside the host's.
+
+        Ops that write the buffer and were called before are waited for. From then on order
+        is the program's business: wait for our ops before reading there, and synchronize
+        those libraries before calling our ops. A sealed buffer is read-only there too.
+
+        What was made of an export keeps the memory alive, also over ``free``, a rebuild,
+        and the device itself; what is made later is refused with ``GpuRefStale``.
+
+        Raises:
+            GpuRefStale: the ref is of an older generation, or freed.
+            Unsupported: the platform cannot export device memory, or the buffer is managed
+                or adopted memory.
+            LibraryError: the program's own CUDA context refuses, perhaps because the
+                program has broken it.
+        """
+        return await self._core.exports.export(ref)
+
+    async def adopt(self, array: Any) -> GpuRef:
+        """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy, or of a shared buffer.
+
+        Hand the array over: whether the buffer shares its memory depends. It does where the
+        array is itself a view of an exported buffer (the ref is then one of that buffer),
+        and under ``isolation="thread"``. Otherwise it is copied, on a GPU without going
+        through the host. Memory that is shared that way cannot be exported.
+
+        Raises:
+            TypeError: no such array, or a dtype that buffers cannot have.
+            ValueError: it is in memory that the device cannot read.
+            Unsupported: a dtype that buffers cannot have.
+            OutOfMemory: no room for the copy.
+        """
+        if isinstance(array, SharedBuffer):
+            return await open_shared(self._core, array)
+        return await self._core.exports.adopt(array, self.put)
+
+    async def share(self, ref: GpuRef) -> SharedBuffer:
+        """A buffer for other processes, to be sent to them as a descriptor.
+
+        There ``await device.adopt(shared)`` makes a ref of it: of the same memory if the
+        buffer is sealed, so that many processes use one copy of a model's weights, and of a
+        copy otherwise.
+
+        Raises:
+            GpuRefStale: the ref is of an older generation, or freed.
+            Unsupported: the platform cannot export device memory, or the buffer is managed
+                or adopted memory.
+        """
+        return await share(self._core, ref)
+
+    async def salvage(self, ref: GpuRef) -> np.ndarray[Any, Any]:
+        """Fetch what a fault has left in a stale buffer. Do not trust it.
+
+        The memory of stale refs stays until it is needed, and this reads it on purpose: ops
+        that were in flight may have written a part of their results, and whatever failed may
+        have written anywhere. It is for looking into what happened, and for data that can
+        be checked. Of a buffer that is not stale it is ``get``.
+
+        Raises:
+            GpuRefStale: the buffer was freed, or its memory is in use by others.
+            Unsupported: the platform cannot export device memory.
+        """
+        return await salvage(self._core, ref)
+
     # --- lifetime ---------------------------------------------------------------------------
 
     async def free(self, ref: GpuRef) -> None:
@@ -223,6 +365,9 @@ class Data:
         usable(ref, core.memory, "ref")
         await core.ready()
         core.memory.free(usable(ref, core.memory, "ref"))
+        core.memory.collect()
+        if core.memory.unmapped:
+            await core.unmap()
 
     async def trim(self) -> None:
         """Give memory that no buffer uses back to the device, for other programs.

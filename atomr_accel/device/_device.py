@@ -26,6 +26,7 @@ from ._context import Context
 from ._core import DeviceCore, Startup
 from ._data import Data
 from ._event import Event
+from ._exports import Exports
 from ._pinned import Pinned
 from ._record import Program
 from ._run import Functions
@@ -336,6 +337,7 @@ async def open_device(
             memory_limit=memory_limit,
         )
         core.pinned = Pinned(core, pinned_limit)
+        core.exports = Exports(core)
         try:
             async with open_supervisor(
                 core.name,
@@ -363,6 +365,7 @@ async def open_device(
             core.close()
             with trio.CancelScope(shield=True):
                 await core.bury()
+                await core.exports.close()
     assert unavailable is not None
     raise unavailable
 

@@ -132,7 +132,7 @@ async def upload(core: DeviceCore, host: np.ndarray[Any, Any], ref: GpuRef, *, n
 
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
-        await _send(core, piece, data, ref, 0, check)
+        await send(core, piece, data, ref, 0, check)
         return
     with _observed(core, "put", len(data)) as transfer:
         address = core.pinned.find(data)
@@ -148,7 +148,7 @@ async def upload(core: DeviceCore, host: np.ndarray[Any, Any], ref: GpuRef, *, n
             except BaseException:
                 piece.release()
                 raise
-            await _send(core, piece, None, ref, start, check, length)
+            await send(core, piece, None, ref, start, check, length)
             transfer.done += length
 
         await in_chunks(len(data), move)
@@ -167,7 +167,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
     data = bytes_of(host)
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
-        await _receive(core, piece, ref, 0, len(data))
+        await receive(core, piece, ref, 0, len(data))
         np.copyto(data, piece.view(len(data)))
         piece.release()
         return
@@ -179,7 +179,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
 
         async def move(start: int, length: int) -> None:
             piece = await core.staging.acquire(length)
-            await _receive(core, piece, ref, start, length)
+            await receive(core, piece, ref, start, length)
             try:
                 await in_worker(np.copyto, data[start : start + length], piece.view(length))
             finally:
@@ -189,7 +189,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
         await in_chunks(len(data), move)
 
 
-async def _send(
+async def send(
     core: DeviceCore,
     piece: Piece,
     data: Bytes | None,
@@ -220,7 +220,7 @@ async def _send(
     piece.release()
 
 
-async def _receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, length: int) -> None:
+async def receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, length: int) -> None:
     """Fill a piece, which stays the caller's unless this raises."""
     try:
         block = usable(ref, core.memory, "ref")
@@ -405,6 +405,14 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
         source = usable(ref, core.memory, "ref").base
         if source.epoch is core.memory.sealed_epoch:
             return
+        if source.holds:
+            await core.exports.sweep()
+            usable(ref, core.memory, "ref")
+            if source.holds:
+                raise ValueError(
+                    "ref is exported: sealing moves the content, and the arrays made of it would "
+                    "be left behind; let go of them first, or seal before exporting"
+                )
         target = (await core.empty(source.size, np.uint8, sealed=True))._block
         usable(ref, core.memory, "ref")
         source.sealed = True  # refuses writers from here on; what is in flight comes first

@@ -5,14 +5,27 @@ streams, a library the executors; a host loads them by name.
 """
 
 from ._address import OFFSET_MASK, SLAB_SHIFT, shared_fd
-from ._interop import ON_GPU, ON_HOST, Borrowed, DeviceArray, borrow, device_type
+from ._interop import (
+    CPU,
+    CUDA,
+    ON_GPU,
+    ON_HOST,
+    Borrowed,
+    DeviceArray,
+    borrow,
+    contiguous,
+    device_type,
+    lend,
+    numpy_at,
+)
 from ._load import load
-from ._memory import Copy, Fill, Probe, Protect, Unprotect
+from ._memory import Advise, Attach, Copy, Fill, Prefetch, Probe, Protect, Unprotect
 from ._protocol import Executor, Fusion, HostContext, StickyFault, Stream
 from ._wire import (
     WITHDRAWN,
     ControlReply,
     ControlRequest,
+    CreateManaged,
     CreateSlab,
     DeviceInfo,
     Elapsed,
@@ -20,6 +33,7 @@ from ._wire import (
     Fault,
     Frames,
     MapPinned,
+    MapPointer,
     MapSlab,
     Message,
     Open,
@@ -37,15 +51,20 @@ from ._wire import (
 )
 
 __all__ = [
+    "CPU",
+    "CUDA",
     "OFFSET_MASK",
     "ON_GPU",
     "ON_HOST",
     "SLAB_SHIFT",
     "WITHDRAWN",
+    "Advise",
+    "Attach",
     "Borrowed",
     "ControlReply",
     "ControlRequest",
     "Copy",
+    "CreateManaged",
     "CreateSlab",
     "DeviceArray",
     "DeviceInfo",
@@ -58,11 +77,13 @@ __all__ = [
     "Fusion",
     "HostContext",
     "MapPinned",
+    "MapPointer",
     "MapSlab",
     "Message",
     "Open",
     "OpenLane",
     "Opened",
+    "Prefetch",
     "Preload",
     "Probe",
     "Protect",
@@ -76,9 +97,12 @@ __all__ = [
     "Value",
     "append_frame",
     "borrow",
+    "contiguous",
     "device_type",
     "encoder",
+    "lend",
     "load",
+    "numpy_at",
     "shared_fd",
     "unpack_exception",
 ]

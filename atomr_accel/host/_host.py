@@ -21,10 +21,12 @@ from ._load import load
 from ._protocol import StickyFault
 from ._wire import (
     ControlRequest,
+    CreateManaged,
     CreateSlab,
     Done,
     Fault,
     MapPinned,
+    MapPointer,
     MapSlab,
     Open,
     Opened,
@@ -132,6 +134,10 @@ class Host:
                     self._context.map_pinned(request.id, fd, request.nbytes)
                 finally:
                     os.close(fd)
+            case MapPointer():
+                self._context.map_pointer(request.id, request.pointer, request.nbytes)
+            case CreateManaged():
+                self._context.create_managed(request.id, request.nbytes)
             case UnmapSlabs():
                 for slab in request.ids:
                     self._context.unmap_slab(slab)

@@ -21,7 +21,7 @@ from ctypes import (
     c_void_p,
     py_object,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
@@ -110,18 +110,20 @@ _lent: Final[dict[int, Any]] = {}
 """What consumers hold, by the address of the structure that they were given."""
 
 
-@ctypes.CFUNCTYPE(None, c_void_p)  # type: ignore[untyped-decorator]
-def _delete(managed: int) -> None:
+def _take_back(managed: int) -> None:
     """The consumer is done, in whatever thread: let go."""
     _lent.pop(managed, None)
 
 
-@ctypes.CFUNCTYPE(None, c_void_p)  # type: ignore[untyped-decorator]
-def _unused(capsule: int) -> None:
+def _destroy(capsule: int) -> None:
     """The capsule goes away; if nobody consumed it, so does what it lends."""
     for name in (_NAME, _VERSIONED_NAME):
         if _is_valid_raw(capsule, name):
             _lent.pop(_get_pointer_raw(capsule, name), None)
+
+
+_deleter: Final = ctypes.CFUNCTYPE(None, c_void_p)(_take_back)
+_destructor: Final = ctypes.CFUNCTYPE(None, c_void_p)(_destroy)
 
 
 @final
@@ -206,38 +208,67 @@ class DeviceArray:
         del stream  # what was queued before is done, so no stream has to wait
         if dl_device not in (None, self.__dlpack_device__()) or copy:
             raise BufferError("this array can be shared, but not copied or moved")
-        if self.dtype.name not in _CODES:
-            raise BufferError(f"DLPack has no {self.dtype.name} as it is laid out here")
-        versioned = max_version is not None and max_version[0] >= 1
-        return _lend(self, versioned=versioned)
+        return lend(
+            self.pointer,
+            self.shape,
+            self.dtype,
+            self.__dlpack_device__(),
+            owner=self,
+            read_only=self.sealed,
+            max_version=max_version,
+        )
 
 
-def _lend(array: DeviceArray, *, versioned: bool) -> Any:
-    ndim = array.ndim
-    strides = [math.prod(array.shape[axis + 1 :]) for axis in range(ndim)]
-    shape = (c_int64 * max(1, 2 * ndim))(*array.shape, *strides)
+def lend(
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    device: tuple[int, int],
+    *,
+    owner: object,
+    read_only: bool,
+    max_version: tuple[int, int] | None = None,
+) -> Any:
+    """A DLPack capsule of C-contiguous memory.
+
+    Args:
+        pointer: to the first element.
+        shape: as in NumPy.
+        dtype: as in NumPy.
+        device: DLPack's device.
+        owner: is kept alive for as long as the consumer uses the memory.
+        read_only: says so, if the consumer can be told.
+        max_version: the newest version of DLPack that the consumer knows.
+
+    Raises:
+        BufferError: DLPack has no such dtype.
+    """
+    if dtype.name not in _CODES:
+        raise BufferError(f"DLPack has no {dtype.name} as it is laid out here")
+    ndim = len(shape)
+    extents = (c_int64 * max(1, 2 * ndim))(*shape, *_strides(shape))
     tensor = _Tensor(
-        array.pointer if array.nbytes else None,
-        CUDA,
-        array.device,
+        None if 0 in shape else pointer,
+        *device,
         ndim,
-        _CODES[array.dtype.name],
-        array.dtype.itemsize * 8,
+        _CODES[dtype.name],
+        dtype.itemsize * 8,
         1,
-        ctypes.cast(shape, POINTER(c_int64)),
-        ctypes.cast(ctypes.addressof(shape) + 8 * ndim, POINTER(c_int64)),
+        ctypes.cast(extents, POINTER(c_int64)),
+        ctypes.cast(ctypes.addressof(extents) + 8 * ndim, POINTER(c_int64)),
         0,
     )
-    deleter = ctypes.cast(_delete, c_void_p)
+    deleter = ctypes.cast(_deleter, c_void_p)
     managed: _Managed | _Versioned
+    versioned = max_version is not None and max_version[0] >= 1
     if versioned:
-        managed = _Versioned(1, 0, None, deleter, _READ_ONLY if array.sealed else 0, tensor)
+        managed = _Versioned(1, 0, None, deleter, _READ_ONLY if read_only else 0, tensor)
     else:
         managed = _Managed(tensor, None, deleter)
     address = ctypes.addressof(managed)
-    _lent[address] = (array, shape, managed)
+    _lent[address] = (owner, extents, managed)
     name = _VERSIONED_NAME if versioned else _NAME
-    return _new_capsule(address, name, ctypes.cast(_unused, c_void_p))
+    return _new_capsule(address, name, ctypes.cast(_destructor, c_void_p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +284,9 @@ class Borrowed:
         contiguous: whether it is C-contiguous.
         strides: in elements; None where it is contiguous.
         owner: keeps the memory alive.
+        read_only: whether nobody may write to it.
+        stream: the stream whose work has to be waited for; None if the legacy default
+            stream has been told to, or there is none.
     """
 
     pointer: int
@@ -263,6 +297,8 @@ class Borrowed:
     contiguous: bool
     strides: tuple[int, ...] | None
     owner: object
+    read_only: bool = False
+    stream: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -271,19 +307,46 @@ class Borrowed:
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
         """The array, if its memory is the CPU's; it keeps the owner alive."""
-        itemsize = self.dtype.itemsize
-        if not self.nbytes:
-            return np.empty(self.shape, self.dtype)
-        strides = self.strides or _strides(self.shape)
-        spans = [(extent - 1) * stride for extent, stride in zip(self.shape, strides, strict=True)]
-        before = -sum(span for span in spans if span < 0)
-        count = before + sum(span for span in spans if span > 0) + 1
-        raw: Any = (c_uint8 * (count * itemsize)).from_address(self.pointer - before * itemsize)
-        raw._owner = self.owner  # NumPy keeps the ctypes array, which keeps this
-        flat = np.frombuffer(raw, dtype=np.uint8).view(self.dtype)[before:]
-        return np.lib.stride_tricks.as_strided(
-            flat, self.shape, [stride * itemsize for stride in strides]
+        return numpy_at(
+            self.pointer,
+            self.shape,
+            self.dtype,
+            owner=self.owner,
+            read_only=self.read_only,
+            strides=self.strides,
         )
+
+
+class _Memory:
+    """What NumPy makes an array of, and keeps alive as long as that."""
+
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        self.__array_interface__ = interface
+        self._owner = owner
+
+
+def numpy_at(
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    *,
+    owner: object,
+    read_only: bool = False,
+    strides: tuple[int, ...] | None = None,
+) -> np.ndarray[Any, Any]:
+    """Memory of this process as a NumPy array, which keeps ``owner`` alive."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    size = dtype.itemsize
+    interface = {
+        "data": (pointer, read_only),
+        "shape": (*shape, size),
+        "strides": (*(stride * size for stride in strides or _strides(shape)), 1),
+        "typestr": "|u1",  # NumPy has no words for some dtypes
+        "version": 3,
+    }
+    array: np.ndarray[Any, Any] = np.asarray(_Memory(interface, owner)).view(dtype)[..., 0]
+    return array
 
 
 def device_type(thing: object) -> int | None:
@@ -319,15 +382,47 @@ def borrow(array: Any) -> Borrowed:
     if dtype.name not in DTYPES:
         raise Unsupported(f"dtype {interface['typestr']} cannot live in a buffer")
     shape = tuple(interface["shape"])
+    pointer, read_only = interface["data"]
     strides = interface.get("strides")
     if strides is not None:
         strides = tuple(stride // dtype.itemsize for stride in strides)
-    return _borrowed(interface["data"][0] or 0, shape, strides, DTYPES[dtype.name], CUDA, 0, array)
+    return _borrowed(
+        Borrowed(
+            pointer or 0,
+            shape,
+            DTYPES[dtype.name],
+            CUDA,
+            0,
+            contiguous=True,
+            strides=strides,
+            owner=array,
+            read_only=read_only,
+            stream=interface.get("stream"),
+        )
+    )
+
+
+def contiguous(array: Any) -> Borrowed:
+    """``borrow`` of an array, or of a copy of it that is contiguous.
+
+    Raises:
+        TypeError: it is not, and does not say how to make one.
+    """
+    borrowed = borrow(array)
+    if borrowed.contiguous:
+        return borrowed
+    for name in ("contiguous", "copy"):  # PyTorch's word for it, and CuPy's
+        method = getattr(array, name, None)
+        if method is not None:
+            return borrow(method())
+    raise TypeError(f"an array of {type(array).__name__} is not contiguous; pass a copy that is")
 
 
 def _borrow_capsule(capsule: Any) -> Borrowed:
+    read_only = False
     if _is_valid(capsule, _VERSIONED_NAME):
-        tensor = _Versioned.from_address(_get_pointer(capsule, _VERSIONED_NAME)).tensor
+        managed = _Versioned.from_address(_get_pointer(capsule, _VERSIONED_NAME))
+        tensor, read_only = managed.tensor, bool(managed.flags & _READ_ONLY)
     elif _is_valid(capsule, _NAME):
         tensor = _Managed.from_address(_get_pointer(capsule, _NAME)).tensor
     else:
@@ -340,30 +435,29 @@ def _borrow_capsule(capsule: Any) -> Borrowed:
         )
     ndim = tensor.ndim
     return _borrowed(
-        (tensor.data or 0) + tensor.byte_offset,
-        tuple(tensor.shape[:ndim]),
-        tuple(tensor.strides[:ndim]) if tensor.strides else None,
-        DTYPES[name],
-        tensor.device_type,
-        tensor.device_id,
-        capsule,
+        Borrowed(
+            (tensor.data or 0) + tensor.byte_offset,
+            tuple(tensor.shape[:ndim]),
+            DTYPES[name],
+            tensor.device_type,
+            tensor.device_id,
+            contiguous=True,
+            strides=tuple(tensor.strides[:ndim]) if tensor.strides else None,
+            owner=capsule,
+            read_only=read_only,
+        )
     )
 
 
-def _borrowed(
-    pointer: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
-    dtype: np.dtype[Any],
-    kind: int,
-    device: int,
-    owner: object,
-) -> Borrowed:
-    pairs = zip(shape, strides, _strides(shape), strict=True) if strides is not None else ()
-    contiguous = 0 in shape or all(extent == 1 or have == want for extent, have, want in pairs)
-    return Borrowed(
-        pointer, shape, dtype, kind, device, contiguous, None if contiguous else strides, owner
-    )
+def _borrowed(array: Borrowed) -> Borrowed:
+    """Work out whether it is contiguous."""
+    shape, strides = array.shape, array.strides
+    if strides is None or 0 in shape:
+        return replace(array, strides=None)
+    each = zip(shape, strides, _strides(shape), strict=True)
+    if all(extent == 1 or have == want for extent, have, want in each):
+        return replace(array, strides=None)
+    return replace(array, contiguous=False)
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -27,6 +27,29 @@ class Fill(Message, frozen=True):
     element: bytes
 
 
+class Prefetch(Message, frozen=True):
+    """Move managed memory to the device, or to the host."""
+
+    address: int
+    nbytes: int
+    to_device: bool
+
+
+class Advise(Message, frozen=True):
+    """Tell how managed memory is going to be used: one of ``ADVICE``."""
+
+    address: int
+    nbytes: int
+    advice: str
+
+
+class Attach(Message, frozen=True):
+    """Say who may access a slab of managed memory: ``"global"``, ``"host"`` or ``"single"``."""
+
+    address: int
+    to: str
+
+
 class Unprotect(Message, frozen=True):
     """Let this lane write to a sealed slab, through a second mapping of its own.
 

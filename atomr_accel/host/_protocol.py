@@ -77,6 +77,12 @@ class HostContext(Protocol):
     def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
         """Map memory shared with the program, page-locked for the device, unless it is mapped."""
 
+    def map_pointer(self, slab: int, pointer: int, nbytes: int) -> None:
+        """Give memory of this process, which others own, an address."""
+
+    def create_managed(self, slab: int, nbytes: int) -> None:
+        """Allocate memory that moves between the device and the host by itself."""
+
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Allocate device memory, map it, and return its descriptor."""
 
@@ -91,6 +97,20 @@ class HostContext(Protocol):
 
     def close(self) -> None:
         """Release everything."""
+
+    # What follows the program calls, in a context of its own beside the host's.
+
+    def make_current(self) -> None:
+        """Prepare this thread for the calls below, and for mapping slabs."""
+
+    def pointer(self, address: int) -> int:
+        """The pointer that an address is here."""
+
+    def take(self, address: int, pointer: int, nbytes: int) -> None:
+        """Copy from memory of this process's libraries to an address, and wait for it."""
+
+    def synchronize(self) -> None:
+        """Wait for all that this process has queued on the device."""
 
 
 @dataclass(frozen=True, slots=True)

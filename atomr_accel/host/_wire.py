@@ -290,6 +290,21 @@ class MapPinned(msgspec.Struct, frozen=True, tag=True):
     nbytes: int
 
 
+class MapPointer(msgspec.Struct, frozen=True, tag=True):
+    """Give memory of this very process an address (under thread isolation)."""
+
+    id: int
+    pointer: int
+    nbytes: int
+
+
+class CreateManaged(msgspec.Struct, frozen=True, tag=True):
+    """Allocate memory that moves between the device and the host by itself."""
+
+    id: int
+    nbytes: int
+
+
 class UnmapSlabs(msgspec.Struct, frozen=True, tag=True):
     """Unmap slabs, and page-locked memory, that the program has given up."""
 
@@ -324,5 +339,15 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     exports_memory: bool = True
 
 
-ControlRequest = Open | Preload | OpenLane | CreateSlab | MapSlab | MapPinned | UnmapSlabs
+ControlRequest = (
+    Open
+    | Preload
+    | OpenLane
+    | CreateSlab
+    | CreateManaged
+    | MapSlab
+    | MapPinned
+    | MapPointer
+    | UnmapSlabs
+)
 ControlReply = Opened | Done | Failure | Fault

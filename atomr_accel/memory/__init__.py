@@ -6,7 +6,7 @@ No I/O and no vendor: hosts map what this layer describes.
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._map import MemoryMap, MemoryStatistics, Slab
-from ._ref import Block, Epoch, GpuRef, refuse, refuse_write
+from ._ref import Block, Epoch, GpuRef, Hold, Part, refuse, refuse_write
 from ._scope import MemoryScope
 
 __all__ = [
@@ -14,10 +14,12 @@ __all__ = [
     "Block",
     "Epoch",
     "GpuRef",
+    "Hold",
     "LateAddress",
     "MemoryMap",
     "MemoryScope",
     "MemoryStatistics",
+    "Part",
     "Slab",
     "refuse",
     "refuse_write",

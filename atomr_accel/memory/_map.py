@@ -83,16 +83,23 @@ class MemoryMap:
     Attributes:
         device: the device's name.
         dropped: pieces whose last handle is gone, noted by whichever thread dropped it.
+        unheld: blocks of which a ``Hold`` is gone, likewise.
+        unmapped: slabs that are given up, of which the host has not been told.
         epoch: the present generation's epoch.
         sealed_epoch: the epoch of sealed blocks, which is always present.
         scopes: how many memory scopes are open.
         limit: bytes that all slabs together may have, if there is a limit.
+        owner: the device, for the layer that knows devices.
     """
+
+    owner: object
 
     def __init__(self, device: str, limit: int | None = None) -> None:
         self.device = device
         self.limit: Final = limit
         self.dropped: deque[tuple[int, int]] = deque()
+        self.unheld: deque[Block] = deque()
+        self.unmapped: list[int] = []
         self.epoch = Epoch(0)
         self.sealed_epoch = Epoch(0)
         self.scopes = 0
@@ -100,6 +107,7 @@ class MemoryMap:
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()
         self._sealed = Allocator()
+        self._own: dict[int, object] = {}  # slabs that are one buffer, with what they need
         self._stale: list[Allocator] = []
         self._next_slab = 1
 
@@ -113,7 +121,11 @@ class MemoryMap:
         self.epoch = Epoch(self.epoch.generation + 1)
         self._stale.append(self._plain)
         self._plain = Allocator()
+        for slab in [slab for slab in self._own if not self._slabs[slab].sealed]:
+            del self._own[slab]
+            self._stale.append(self._pool_of[slab])
         self.collect()
+        self.unmapped.clear()  # the next host never mapped them
         return self.epoch.generation
 
     def current(self, epoch: Epoch) -> bool:
@@ -184,10 +196,23 @@ class MemoryMap:
             pool = pool_of.get(address >> SLAB_SHIFT)
             if pool is not None:
                 pool.free(address, size)
+        if self._own:
+            for slab in [slab for slab in self._own if not pool_of[slab].in_use]:
+                self._close(slab)
+                self.unmapped.append(slab)
         if self._stale:
             for pool in [pool for pool in self._stale if not pool.in_use]:
                 self._stale.remove(pool)
                 self._give_up(pool)
+
+    def unhold(self) -> None:
+        """Reuse the memory of blocks that nobody holds any more."""
+        while self.unheld:
+            block = self.unheld.popleft()
+            block.holds -= 1
+            block.settle()
+            del block
+        self.collect()
 
     @property
     def capacity(self) -> int:
@@ -223,9 +248,38 @@ class MemoryMap:
         self._pool_of[slab.id] = pool
         pool.add_slab(slab.id, slab.nbytes)
 
+    def add_own(self, slab: Slab, owner: object = None) -> Block:
+        """Take a slab into use that is one buffer, and is given up with it.
+
+        Args:
+            slab: the slab; if it is sealed it survives rebuilds.
+            owner: what to keep alive as long.
+        """
+        pool = Allocator()
+        pool.add_slab(slab.id, slab.nbytes)
+        address = pool.allocate(slab.nbytes)
+        assert address is not None
+        self._slabs[slab.id] = slab
+        self._pool_of[slab.id] = pool
+        self._own[slab.id] = owner
+        block = Block(self, address, slab.nbytes, self.epoch)
+        if slab.sealed:
+            self.seal(block)
+        if self.scopes:
+            note(self, block)
+        return block
+
     def sealed_slabs(self) -> list[Slab]:
         """The slabs a new host must map, oldest first."""
         return [slab for slab in self._slabs.values() if slab.sealed]
+
+    def is_own(self, block: Block) -> bool:
+        """Whether a block is all of its slab, which goes with it."""
+        return block.address >> SLAB_SHIFT in self._own
+
+    def has_slab(self, slab: int) -> bool:
+        """Whether a slab has not been given up."""
+        return slab in self._slabs
 
     def slab_of(self, block: Block) -> Slab:
         """The slab a block lies in."""
@@ -237,7 +291,7 @@ class MemoryMap:
         for pool in self._stale:
             self._give_up(pool)
         self._stale.clear()
-        trimmed = []
+        trimmed, self.unmapped = self.unmapped, []
         for pool in (self._plain, self._sealed):
             for slab in pool.empty_slabs():
                 pool.remove_slab(slab)
@@ -256,12 +310,14 @@ class MemoryMap:
         plain, sealed = self._plain, self._sealed
         stale = sum(pool.in_use for pool in self._stale)
         capacity = self.capacity
-        used = plain.in_use + sealed.in_use + stale
+        own = {slab: self._pool_of[slab].in_use for slab in self._own}
+        used = plain.in_use + sealed.in_use + stale + sum(own.values())
         return MemoryStatistics(
             capacity=capacity,
             used=used,
             free=capacity - used,
-            sealed=sealed.in_use,
+            sealed=sealed.in_use
+            + sum(used for slab, used in own.items() if self._slabs[slab].sealed),
             largest_free=plain.largest_free,
             slabs=len(self._slabs),
             stale=stale,
@@ -275,6 +331,7 @@ class MemoryMap:
 
     def _close(self, slab: int) -> None:
         del self._pool_of[slab]
+        self._own.pop(slab, None)
         fd = self._slabs.pop(slab).fd
         if fd >= 0:
             os.close(fd)

@@ -44,6 +44,7 @@ class Block:
         writer: sequence number of the op in flight that writes it, or 0.
         readers: those of the ops in flight that read it.
         retired: pieces to release once no op in flight touches the block.
+        holds: how many ``Hold`` keep the memory from being reused.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Block:
         "address",
         "epoch",
         "generation",
+        "holds",
         "memory",
         "readers",
         "retired",
@@ -69,6 +71,7 @@ class Block:
         self.writer = 0
         self.readers: set[int] = set()
         self.retired: list[tuple[int, int]] | None = None
+        self.holds = 0
 
     @property
     def base(self) -> Block:
@@ -97,8 +100,8 @@ class Block:
         self.settle()
 
     def settle(self) -> None:
-        """Release retired pieces if nothing is in flight any more."""
-        if self.retired and not self.writer and not self.readers:
+        """Release retired pieces if nothing uses them any more."""
+        if self.retired and not self.writer and not self.readers and not self.holds:
             for address, size in self.retired:
                 self.memory.release(address, size)
             self.retired = None
@@ -143,6 +146,7 @@ class Part(Block):
 
 def _of_the_base(name: str) -> property:
     def get(part: Part) -> Any:
+        """Of the whole block."""
         return getattr(part.base, name)
 
     def set_(part: Part, value: Any) -> None:
@@ -151,8 +155,26 @@ def _of_the_base(name: str) -> property:
     return property(get, set_)
 
 
-for _name in ("memory", "size", "epoch", "generation", "sealed", "writer", "readers", "retired"):
-    setattr(Part, _name, _of_the_base(_name))
+for _name in Block.__slots__:
+    if _name not in ("__weakref__", "address"):
+        setattr(Part, _name, _of_the_base(_name))
+
+
+@final
+class Hold:
+    """Keeps a block's memory from being reused, whatever becomes of its refs.
+
+    Whoever drops it may be in any thread: that is noted, for ``MemoryMap.unhold``.
+    """
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: Block) -> None:
+        self._block: Final = block.base
+        self._block.holds += 1
+
+    def __del__(self) -> None:
+        self._block.memory.unheld.append(self._block)
 
 
 @final

@@ -7,6 +7,7 @@ outlives its process, and a simulated sticky fault ends the context for good.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import platform
@@ -15,8 +16,16 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from ..._errors import DeviceUnavailable, OutOfMemory
-from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StickyFault, StreamPlan, shared_fd
+from ..._errors import DeviceUnavailable, OutOfMemory, Unsupported
+from ...host import (
+    OFFSET_MASK,
+    SLAB_SHIFT,
+    DeviceInfo,
+    StickyFault,
+    StreamPlan,
+    numpy_at,
+    shared_fd,
+)
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -98,6 +107,18 @@ class CpuContext:
         if slab not in self._slabs:
             self._slabs[slab] = _map(fd, nbytes)
 
+    def map_pointer(self, slab: int, pointer: int, nbytes: int) -> None:
+        """Give memory of this process, which others own, an address."""
+        self._slabs[slab] = numpy_at(pointer, (nbytes,), np.dtype(np.uint8), owner=None)
+
+    def create_managed(self, slab: int, nbytes: int) -> None:
+        """Refuse: there is nothing to move."""
+        del slab, nbytes
+        raise Unsupported(
+            "the CPU backend has no managed memory; use empty, zeros or put, which are the same "
+            "where there is one memory only"
+        )
+
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Make a shared file; the system gives it pages as they are touched."""
         # The system promises more than it has, and ends who believes it.
@@ -163,6 +184,21 @@ class CpuContext:
         for extent in shape:
             nbytes *= extent
         return self.bytes_at(address, nbytes).view(dtype).reshape(shape)
+
+    def make_current(self) -> None:
+        """Threads need no preparation here."""
+
+    def pointer(self, address: int) -> int:
+        """The pointer that an address is here."""
+        base: int = self._slabs[address >> SLAB_SHIFT].__array_interface__["data"][0]
+        return base + (address & OFFSET_MASK)
+
+    def take(self, address: int, pointer: int, nbytes: int) -> None:
+        """Copy from memory of this process."""
+        ctypes.memmove(self.pointer(address), pointer, nbytes)
+
+    def synchronize(self) -> None:
+        """Nothing is ever in flight."""
 
     def fail(self, fault: StickyFault) -> None:
         """Simulate a sticky fault: from now on every op reports it."""

@@ -32,6 +32,8 @@ class CpuMemory:
 
     def _copy(self, message: Copy) -> None:
         self._context.check()
+        if not message.nbytes:
+            return
         target = self._context.bytes_at(message.to, message.nbytes, unsealing=True)
         target[:] = self._context.bytes_at(message.source, message.nbytes)
 

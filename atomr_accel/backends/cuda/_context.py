@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from ..._errors import DeviceUnavailable, OutOfMemory
+from ..._errors import DeviceUnavailable, OutOfMemory, Unsupported
 from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StreamPlan
 from ._driver import NOT_READY, check, driver, failure, start_driver
 
@@ -173,6 +173,7 @@ class CudaContext:
         self._bases: dict[int, int] = {}
         self._writable: dict[int, tuple[int, int]] = {}  # slab -> base, users
         self._pinned: dict[int, mmap.mmap] = {}
+        self._managed: set[int] = set()
 
     @staticmethod
     def preload() -> None:
@@ -251,6 +252,30 @@ class CudaContext:
         memory = self._pinned[address >> SLAB_SHIFT]
         return np.frombuffer(memory, np.uint8, nbytes, address & OFFSET_MASK)
 
+    def map_pointer(self, slab: int, pointer: int, nbytes: int) -> None:
+        """Give memory of this process, which others own, an address."""
+        del nbytes
+        self._bases[slab] = pointer
+
+    def create_managed(self, slab: int, nbytes: int) -> None:
+        """Allocate managed memory (``cuMemAllocManaged``), never more than the card has free.
+
+        The driver would promise more, and move pages in and out for ever.
+        """
+        if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS):
+            raise Unsupported("this device cannot share managed memory with a running host")
+        free, _ = check("cuMemGetInfo", driver.cuMemGetInfo())
+        if nbytes > free:
+            raise OutOfMemory(
+                f"no room for {nbytes} bytes of managed memory: {free} are free on the device",
+                requested=nbytes,
+                free=free,
+            )
+        flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
+        base = check("cuMemAllocManaged", driver.cuMemAllocManaged(nbytes, flags))
+        self._bases[slab] = int(base)
+        self._managed.add(slab)
+
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Allocate (``cuMemCreate``) and map device memory; its descriptor, or -1."""
         properties = self._properties()
@@ -284,10 +309,13 @@ class CudaContext:
         if slab in self._pinned:
             check("cuMemHostUnregister", driver.cuMemHostUnregister(base))
             del self._pinned[slab]
-            return
-        mapping = self._slabs.pop(slab)
-        self._unmap(mapping.base, mapping.nbytes)
-        check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
+        elif slab in self._managed:
+            self._managed.remove(slab)
+            check("cuMemFree", driver.cuMemFree(base))
+        elif slab in self._slabs:  # or others own it
+            mapping = self._slabs.pop(slab)
+            self._unmap(mapping.base, mapping.nbytes)
+            check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
 
     def unprotect(self, slab: int) -> None:
         """Map a sealed slab a second time, writable, for as long as somebody fills it."""
@@ -305,6 +333,20 @@ class CudaContext:
         else:
             self._unmap(base, self._slabs[slab].nbytes)
 
+    def take(self, address: int, pointer: int, nbytes: int) -> None:
+        """Copy on the device, after what the legacy default stream was told to wait for."""
+        if nbytes:
+            legacy = driver.CUstream(driver.CU_STREAM_LEGACY)
+            check(
+                "cuMemcpyAsync",
+                driver.cuMemcpyAsync(self.pointer(address), pointer, nbytes, legacy),
+            )
+            check("cuStreamSynchronize", driver.cuStreamSynchronize(legacy))
+
+    def synchronize(self) -> None:
+        """Wait for all that this process has queued (``cuCtxSynchronize``)."""
+        check("cuCtxSynchronize", driver.cuCtxSynchronize())
+
     def check(self) -> None:
         """Raise StickyFault if the context has failed; any stream tells (``cuStreamQuery``)."""
         (status,) = driver.cuStreamQuery(driver.CUstream(0))
@@ -320,16 +362,20 @@ class CudaContext:
 
     # --- virtual memory -----------------------------------------------------------------
 
-    def _location(self) -> Any:
+    def location(self, *, on_device: bool = True) -> Any:
+        """Where memory may be: on this device, or on the host."""
+        types = driver.CUmemLocationType
         location = driver.CUmemLocation()
-        location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        location.id = int(self._device)
+        location.type = (
+            types.CU_MEM_LOCATION_TYPE_DEVICE if on_device else types.CU_MEM_LOCATION_TYPE_HOST
+        )
+        location.id = int(self._device) if on_device else 0
         return location
 
     def _properties(self) -> Any:
         properties = driver.CUmemAllocationProp()
         properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location = self._location()
+        properties.location = self.location()
         if self.exports:
             properties.requestedHandleTypes = _FD_TYPE
         return properties
@@ -343,7 +389,7 @@ class CudaContext:
         base = check("cuMemAddressReserve", driver.cuMemAddressReserve(nbytes, 0, 0, 0))
         check("cuMemMap", driver.cuMemMap(base, nbytes, 0, allocation, 0))
         access = driver.CUmemAccessDesc()
-        access.location = self._location()
+        access.location = self.location()
         flags = driver.CUmemAccess_flags
         access.flags = (
             flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE

@@ -7,12 +7,28 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from ..._errors import LibraryError
-from ...host import Copy, Fill, Probe, Protect, Unprotect
+from ...host import Advise, Attach, Copy, Fill, Prefetch, Probe, Protect, Unprotect
 from ._driver import check, driver, failure
 
 if TYPE_CHECKING:
     from ._context import CudaContext, CudaStream
 
+# CUDA 13 has dropped the suffix, with the older functions.
+_prefetch_async: Final = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
+_advise: Final = getattr(driver, "cuMemAdvise_v2", driver.cuMemAdvise)
+_ADVICE: Final = {
+    "read_mostly": driver.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY,
+    "unset_read_mostly": driver.CUmem_advise.CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+    "prefer": driver.CUmem_advise.CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+    "unset_prefer": driver.CUmem_advise.CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
+    "accessed_by": driver.CUmem_advise.CU_MEM_ADVISE_SET_ACCESSED_BY,
+    "unset_accessed_by": driver.CUmem_advise.CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+}
+_ATTACH: Final = {
+    "global": driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL,
+    "host": driver.CUmemAttach_flags.CU_MEM_ATTACH_HOST,
+    "single": driver.CUmemAttach_flags.CU_MEM_ATTACH_SINGLE,
+}
 _copy_async: Final = driver.cuMemcpyAsync
 _SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
 
@@ -30,6 +46,9 @@ class CudaMemory:
             Unprotect: self._unprotect,
             Protect: self._protect,
             Probe: self._probe,
+            Prefetch: self._prefetch,
+            Advise: self._advise,
+            Attach: self._attach,
         }
 
     def close(self) -> None:
@@ -72,6 +91,41 @@ class CudaMemory:
                         pointer + column, width, value, 1, nbytes // width, stream
                     ),
                 )
+
+    def _prefetch(self, message: Prefetch) -> None:
+        check(
+            "cuMemPrefetchAsync",
+            _prefetch_async(
+                self._context.pointer(message.address),
+                message.nbytes,
+                self._context.location(on_device=message.to_device),
+                0,
+                self._stream.handle,
+            ),
+        )
+
+    def _advise(self, message: Advise) -> None:
+        name, _, where = message.advice.partition(":")
+        check(
+            "cuMemAdvise",
+            _advise(
+                self._context.pointer(message.address),
+                message.nbytes,
+                _ADVICE[name],
+                self._context.location(on_device=where != "host"),
+            ),
+        )
+
+    def _attach(self, message: Attach) -> None:
+        check(
+            "cuStreamAttachMemAsync",
+            driver.cuStreamAttachMemAsync(
+                self._stream.handle,
+                self._context.pointer(message.address),
+                0,  # all of it
+                _ATTACH[message.to],
+            ),
+        )
 
     def _unprotect(self, message: Unprotect) -> None:
         self._context.unprotect(message.slab)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ..._dtypes import DTYPES
 from ...backends.cuda._driver import check, driver
-from ...host import ON_GPU, Borrowed, DeviceArray, borrow, device_type
+from ...host import ON_GPU, Borrowed, DeviceArray, contiguous, device_type
 from ._runner import Runner
 
 if TYPE_CHECKING:
@@ -38,16 +38,7 @@ class CudaRunner(Runner):
 
     def hold(self, thing: Any) -> Borrowed:
         """The array as it is where it is contiguous, or a copy that is."""
-        held = borrow(thing)
-        if held.contiguous:
-            return held
-        for name in ("contiguous", "copy"):  # PyTorch's word for it, and CuPy's
-            method = getattr(thing, name, None)
-            if method is not None:
-                return borrow(method())
-        raise TypeError(
-            f"a result of {type(thing).__name__} is not contiguous; return a copy of it"
-        )
+        return contiguous(thing)
 
     def keep(self, held: Borrowed, address: int) -> None:
         """Copy it on the device."""

@@ -1,0 +1,263 @@
+"""Buffers across devices, generations and processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel import ContextPoisoned, Device, GpuRefSealed, GpuRefStale, SharedBuffer
+from atomr_accel.testing import kill_host, poison
+
+from ..contract.arrays import random_bits
+from ..harness import (
+    ROOT,
+    cancelled_at,
+    cpu_only,
+    on_shared,
+    opened,
+    program,
+    same_bits,
+    settled,
+    used_by,
+)
+
+SIZES = [0, 1, 1000, (1 << 20) - 1, 1 << 20, 9 << 20]
+
+
+def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return random_bits((nbytes,), np.dtype(np.uint8), seed)
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+# --- between devices --------------------------------------------------------------------------
+
+
+@program
+async def test_copies_between_devices() -> None:
+    async with opened(max_restarts=9) as one, opened(isolation="thread") as two:
+        for nbytes in SIZES:
+            array = noise(nbytes)
+            ref = await one.put(array)
+            there = await two.copy(ref)
+            assert there.device == two.name
+            assert same_bits(await two.get(there), array)
+            back = await one.put(np.zeros_like(array))
+            assert await one.copy(there, back) is back
+            assert same_bits(await one.get(back), array)
+            part = await one.copy(there[nbytes // 3 :])
+            assert same_bits(await one.get(part), array[nbytes // 3 :])
+        sealed = await one.put(np.arange(10), sealed=True)
+        copy = await two.copy(sealed)
+        await two.fill(copy, 1)
+        with pytest.raises(GpuRefSealed):
+            await one.copy(copy, sealed)
+        with pytest.raises(ValueError, match="lives on"):
+            await two.copy(copy, sealed)
+        with pytest.raises(ValueError, match=r"dst has shape \(10,\), but src has shape \(3,\)"):
+            await two.copy(await one.zeros(3), copy)
+        for device in (one, two):
+            assert device._core.staging._pool.in_use == 0
+        await poison(one)
+        with pytest.raises(GpuRefStale):
+            await two.copy(ref)
+
+
+@program
+async def test_copies_in_both_directions_at_once() -> None:
+    async with opened() as one, opened() as two, trio.open_nursery() as nursery:
+        arrays = [noise(3 << 20, seed) for seed in range(6)]
+
+        async def copy(source: Device, target: Device, array: np.ndarray[Any, Any]) -> None:
+            from atomr_accel.device import _between
+
+            # By way of the host, both take pieces of both devices' staging memory.
+            ref = await source.put(array)
+            there = await target.empty(array.shape, array.dtype)
+            await _between._by_way_of_the_host(source._core, ref, target._core, there)
+            assert same_bits(await target.get(there), array)
+
+        for array in arrays:
+            nursery.start_soon(copy, one, two, array)
+            nursery.start_soon(copy, two, one, array)
+
+
+@pytest.mark.parametrize("nbytes", [1000, 9 << 20])
+@program
+async def test_a_cancelled_copy_between_devices_leaves_nothing(nbytes: int) -> None:
+    async with opened(isolation="thread") as one, opened(isolation="thread") as two:
+        array = noise(nbytes)
+        ref = await one.put(array)
+        await two.copy(ref)
+        slabs = two.statistics().memory.slabs
+        step = 1
+        while await cancelled_at(step, lambda: two.copy(ref)):
+            step += 1
+            for device in (one, two):
+                await settled(device)
+                assert device._core.staging._pool.in_use == 0
+        two._core.memory.unhold()
+        assert used_by(two) == 0
+        assert two.statistics().memory.slabs == slabs
+        assert same_bits(await one.get(ref), array)
+
+
+@pytest.mark.parametrize("which", ["source", "target"])
+@program
+async def test_a_fault_in_the_middle_of_a_copy_between_devices(which: str) -> None:
+    array = noise(9 << 20)
+    async with opened(max_restarts=9) as one, opened(max_restarts=9) as two:
+        sealed = await one.put(array, sealed=True)
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(poison, one if which == "source" else two)
+                try:
+                    copy = await two.copy(sealed)
+                except ContextPoisoned:
+                    continue
+            if not copy.is_stale:
+                assert same_bits(await two.get(copy), array)
+        copy = await two.copy(sealed)
+        assert same_bits(await two.get(copy), array)
+
+
+# --- from a generation that is over -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("blow", [poison, kill_host])
+@program
+async def test_what_a_fault_has_left_can_be_salvaged(blow: Any) -> None:
+    async with opened(max_restarts=9) as device:
+        array = noise(5 << 20)
+        ref = await device.put(array)
+        assert same_bits(await device.salvage(ref), array)
+        await blow(device)
+        with pytest.raises(GpuRefStale):
+            await device.get(ref)
+        assert same_bits(await device.salvage(ref), array)
+        assert same_bits(await device.salvage(ref[1000:2000]), array[1000:2000])
+        await blow(device)
+        assert same_bits(await device.salvage(ref), array)  # of the generation before the last
+        other = await device.put(array)
+        await device.free(other)
+        with pytest.raises(GpuRefStale, match="was freed"):
+            await device.salvage(other)
+        await device.trim()
+        with pytest.raises(GpuRefStale, match="given up"):
+            await device.salvage(ref)
+        with pytest.raises(TypeError, match="must be a GpuRef"):
+            await device.salvage(array)  # type: ignore[arg-type]
+        slabs = device.statistics().memory.slabs
+        del ref
+        gc.collect()
+        assert device.statistics().memory.slabs <= slabs
+
+
+@program
+async def test_a_cancelled_salvage_leaves_nothing() -> None:
+    async with opened(max_restarts=9) as device:
+        array = noise(3 << 20)
+        ref = await device.put(array)
+        await poison(device)
+        await device.salvage(ref)
+        before = descriptors()
+        step = 1
+        while await cancelled_at(step, lambda: device.salvage(ref)):
+            step += 1
+            await settled(device)
+        assert descriptors() == before
+        assert same_bits(await device.salvage(ref), array)
+
+
+# --- between processes ------------------------------------------------------------------------
+
+OTHER = """if True:
+    import sys, socket, trio, numpy as np
+    from atomr_accel import open_device, SharedBuffer
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    async def main():
+        async with open_device(0, backend=sys.argv[2]) as device:
+            for _ in range(2):
+                data, fds, _, _ = socket.recv_fds(sock, 4096, 1)
+                with SharedBuffer(fds[0], data) as shared:
+                    ref = await device.adopt(shared)
+                host = await device.get(ref)
+                assert ref.sealed == (host.dtype == np.float32), ref
+                print(host.dtype, host.shape, host.sum())
+    trio.run(main)
+"""
+
+
+@program
+async def test_another_process_opens_a_shared_buffer() -> None:
+    ours, theirs = socket.socketpair()
+    async with opened() as device:
+        command = [sys.executable, "-c", OTHER, str(theirs.fileno()), device.backend]
+        other = await trio.to_thread.run_sync(
+            lambda: subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, cwd=ROOT
+            )
+        )
+        theirs.close()
+        weights = await device.put(np.arange(1 << 18, dtype=np.float32), sealed=True)
+        plain = await device.put(np.arange(100).reshape(20, 5))
+        with await device.share(weights) as one, await device.share(plain[10:]) as two:
+            assert (one.sealed, two.sealed) == (True, False)
+            assert two.shape == (10, 5)
+            assert two.dtype == np.int64
+            for shared in (one, two):
+                socket.send_fds(ours, [shared.description], [shared.fd])
+                await trio.lowlevel.checkpoint()
+            out, _ = await trio.to_thread.run_sync(other.communicate)
+        ours.close()
+    expected = [f"float32 {(1 << 18,)}", f"int64 (10, 5) {np.arange(50, 100).sum()}"]
+    assert all(line in out.decode() for line in expected), out
+
+
+@on_shared
+async def test_a_sealed_shared_buffer_is_the_same_memory(device: Device) -> None:
+    await device.trim()
+    before = descriptors()
+    ref = await device.put(np.arange(1000.0), sealed=True)
+    with await device.share(ref[100:]) as shared:
+        used = device.statistics().memory.used
+        again = await device.adopt(SharedBuffer(os.dup(shared.fd), shared.description))
+    assert again.sealed
+    assert same_bits(await device.get(again), np.arange(100.0, 1000.0))
+    with pytest.raises(GpuRefSealed):
+        await device.fill(again, 1)
+    assert device.statistics().memory.used > used
+    with pytest.raises(ValueError, match="was closed"):
+        await device.adopt(shared)
+    del again
+    device._core.memory.collect()
+    await device.trim()
+    await device.free(ref)
+    del shared
+    device._core.memory.unhold()
+    await device.trim()
+    assert descriptors() == before
+
+
+@cpu_only
+@program
+async def test_what_was_shared_survives_the_other_ones_rebuild() -> None:
+    async with opened() as one, opened(max_restarts=9) as two:
+        ref = await one.put(np.arange(1000), sealed=True)
+        with await one.share(ref) as shared:
+            there = await two.adopt(shared)
+            await poison(two)
+            assert same_bits(await two.get(there), np.arange(1000))
+            copy = await two.copy(there)
+            assert same_bits(await two.get(copy), np.arange(1000))

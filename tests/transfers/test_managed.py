@@ -1,0 +1,83 @@
+"""Managed memory: refused on the CPU backend, and what a GPU promises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import pytest
+
+from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
+from atomr_accel.device._managed import Advice, Attachment
+from atomr_accel.testing import poison
+
+from ..harness import cpu_only, on_shared, opened, program, same_bits, used_by
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+
+@cpu_only
+@on_shared
+async def test_the_cpu_backend_has_none(device: Device) -> None:
+    used = used_by(device)
+    with pytest.raises(Unsupported, match="use empty, zeros or put"):
+        await device.managed((3, 4))
+    ref = await device.zeros(3)
+    for refused in (device.prefetch(ref), device.advise(ref, "read_mostly")):
+        with pytest.raises(Unsupported, match="no managed memory"):
+            await refused
+    await device.free(ref)
+    assert used_by(device) == used
+
+
+@on_shared
+async def test_wrong_words_are_refused_in_the_caller(device: Device) -> None:
+    ref = await device.zeros(3)
+    wrong: Any = "elsewhere"
+    with pytest.raises(ValueError, match="to must be one of device, host, not 'elsewhere'"):
+        await device.prefetch(ref, wrong)
+    with pytest.raises(ValueError, match="advice must be one of read_mostly"):
+        await device.advise(ref, wrong)
+    with pytest.raises(ValueError, match="to must be one of global, host, single"):
+        await device.attach(ref, wrong)
+    with pytest.raises(TypeError, match="cannot live in device memory"):
+        await device.managed((3,), dtype=object)
+    await device.free(ref)
+
+
+@pytest.mark.gpu
+@program
+async def test_managed_buffers_are_buffers() -> None:
+    async with opened(max_restarts=9) as device:
+        array = np.random.default_rng(0).random((300, 400)).astype(np.float32)
+        ref = await device.managed(array.shape, np.float32)
+        await device.put(array, out=ref)
+        for to in ("host", "device"):
+            await device.prefetch(ref, to)
+            assert same_bits(await device.get(ref), array)
+        for advice in get_args(Advice):
+            await device.advise(ref, advice)
+        for attachment in get_args(Attachment):
+            await device.attach(ref, attachment)
+        await device.attach(ref, "global")
+        product = await device.blas.gemm(ref, ref, trans_b=True)
+        assert np.allclose(await device.get(product), array @ array.T, rtol=1e-3)
+        for refused in (device.export, device.share):
+            with pytest.raises(Unsupported, match="no descriptor"):
+                await refused(ref)
+        with pytest.raises(OutOfMemory, match="are free on the device"):
+            await device.managed(1 << 45, np.uint8)
+        plain = await device.zeros(3)
+        with pytest.raises(ValueError, match=r"made by device\.managed"):
+            await device.prefetch(plain)
+        used = device.statistics().memory.used
+        await device.free(ref)
+        assert device.statistics().memory.used < used
+        ref = await device.managed(1000, np.uint8)
+        await poison(device)
+        with pytest.raises(GpuRefStale):
+            await device.get(ref)
+        again = await device.managed(1000, np.uint8)
+        await device.fill(again, 3)
+        assert (await device.get(again) == 3).all()
