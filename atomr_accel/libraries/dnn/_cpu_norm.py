@@ -1,0 +1,106 @@
+"""Normalisation with NumPy.
+
+All of them are one computation; they differ in the axes over which statistics are taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ._graph import Tensor
+
+Array = np.ndarray[Any, Any]
+Axes = tuple[int, ...]
+
+
+def _varying(x: Array, scale: Array) -> Axes:
+    """Layer norm: the axes in which the scale varies."""
+    return tuple(axis for axis in range(x.ndim) if scale.shape[axis] != 1)
+
+
+def _space(x: Array, scale: Array) -> Axes:
+    """Instance norm: all axes of space."""
+    del scale
+    return tuple(range(2, x.ndim))
+
+
+def _batch(x: Array, scale: Array) -> Axes:
+    """Batch norm: all axes but that of channels."""
+    del scale
+    return (0, *range(2, x.ndim))
+
+
+def _forward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -> Any:
+    def compute(
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    ) -> dict[str, Array]:
+        del attributes, outputs
+        x, scale = inputs["input"], inputs["scale"]
+        axes = axes_of(x, scale)
+        mean = x.mean(axes, keepdims=True) if centred else x.dtype.type(0)
+        variance = np.square(x - mean).mean(axes, keepdims=True)
+        inverse = 1 / np.sqrt(variance + inputs["epsilon"])
+        y = (x - mean) * inverse * scale
+        if "bias" in inputs:
+            y = y + inputs["bias"]
+        results = {"y": y, "mean": mean, "inv_variance": inverse}
+        if "momentum" in inputs:
+            count = x.size // variance.size
+            unbiased = variance * (count / max(1, count - 1))
+            for name, before, now in (
+                ("next_running_mean", inputs["in_running_mean"], mean),
+                ("next_running_var", inputs["in_running_var"], unbiased),
+            ):
+                momentum = inputs["momentum"]
+                results[name] = (1 - momentum) * before + momentum * now
+        return results
+
+    return compute
+
+
+def _backward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -> Any:
+    def compute(
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    ) -> dict[str, Array]:
+        del attributes
+        x, scale, grad = inputs["input"], inputs["scale"], inputs["grad"]
+        axes, inverse = axes_of(x, scale), inputs["inv_variance"]
+        normal = (x - inputs["mean"] if centred else x) * inverse
+        scaled = grad * scale
+        dx = scaled - normal * (scaled * normal).mean(axes, keepdims=True)
+        if centred:
+            dx = dx - scaled.mean(axes, keepdims=True)
+        others = tuple(axis for axis in range(x.ndim) if outputs["dscale"].shape[axis] == 1)
+        return {
+            "dx": dx * inverse,
+            "dscale": (grad * normal).sum(others, keepdims=True),
+            "dbias": grad.sum(others, keepdims=True),
+        }
+
+    return compute
+
+
+def _inference(
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    del attributes, outputs
+    normal = (inputs["input"] - inputs["mean"]) * inputs["inv_variance"]
+    return {"y": normal * inputs["scale"] + inputs["bias"]}
+
+
+FUNCTIONS: Final[dict[str, Any]] = {
+    "layernorm": _forward(_varying),
+    "layernorm_backward": _backward(_varying),
+    "rmsnorm": _forward(_varying, centred=False),
+    "rmsnorm_backward": _backward(_varying, centred=False),
+    "instancenorm": _forward(_space),
+    "instancenorm_backward": _backward(_space),
+    "batchnorm": _forward(_batch),
+    "batchnorm_backward": _backward(_batch),
+    "batchnorm_inference": _inference,
+}

@@ -1,0 +1,47 @@
+"""``device.dnn``: neural networks' operations, and graphs of them."""
+
+from __future__ import annotations
+
+from typing import final
+
+from ._run import DnnStatistics, Facade
+
+
+@final
+class Dnn(Facade):
+    """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
+
+    Every operation is a small graph whose plan is made once and kept, in the host and on
+    disk. ``graph`` makes graphs of your own, which run as one kernel where cuDNN can.
+    """
+
+    @property
+    def autotune(self) -> bool:
+        """Whether the first run of each graph tries all of its plans and keeps the fastest.
+
+        Otherwise the vendor's heuristics choose. As ``torch.backends.cudnn.benchmark``.
+        """
+        return self._plans.autotune
+
+    @autotune.setter
+    def autotune(self, autotune: bool) -> None:
+        self._plans.autotune = bool(autotune)
+
+    @property
+    def plan_limit(self) -> int:
+        """How many plans are kept in memory; those used last stay."""
+        return self._plans.limit
+
+    @plan_limit.setter
+    def plan_limit(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"plan_limit must be at least 1, not {limit}")
+        self._plans.limit_to(self._device, limit)
+
+    def clear_plans(self) -> None:
+        """Drop all plans from memory; what is on disk stays."""
+        self._plans.evict(self._device, 0)
+
+    def statistics(self) -> DnnStatistics:
+        """A snapshot of what is known of plans."""
+        return self._plans.statistics()
