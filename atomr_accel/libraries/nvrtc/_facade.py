@@ -27,6 +27,7 @@ COMPILER: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.nvrtc._cpu:CpuCompiler",
         "cuda": "atomr_accel.libraries.nvrtc._cuda:CudaCompiler",
     },
+    hangs=False,
 )
 KERNELS: Final = LaneSpec(
     "kernels",
