@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
+from .._errors import LibraryMissing
 from ..backends.cuda._driver import check, driver
-from .nvrtc._compiler import compile_cubin
+from .nvrtc._compiler import find_cubin, load_nvrtc
 
 if TYPE_CHECKING:
     from ..backends.cuda._context import CudaContext, CudaStream
@@ -21,8 +23,14 @@ waves, because a last one that is half empty takes as long as the others."""
 
 _PARALLEL: Final = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
-_compiled = cache(compile_cubin)
+_compiled = cache(find_cubin)
 """By source, name and capability: ways, and devices of one kind, share what was compiled."""
+
+
+def preload_compiler() -> None:
+    """Load NVRTC, if it is installed; kernels on disk are found by its version, too."""
+    with contextlib.suppress(LibraryMissing):
+        load_nvrtc()
 
 
 @final
@@ -78,7 +86,7 @@ class Kernels:
         """A kernel by its name expression, such as ``"move<float, double>"``."""
         function = self._functions.get(name)
         if function is None:
-            image, lowered, _ = _compiled(self._source, name, (), self._capability)
+            image, lowered, *_ = _compiled(self._source, name, (), self._capability)
             module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
             self._modules.append(module)
             handle = check(
