@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..blaslt._cpu import saturate
-from . import _cpu_conv, _cpu_norm, _cpu_pointwise
+from . import _cpu_attention, _cpu_conv, _cpu_norm, _cpu_pointwise
 from ._graph import decode
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 
@@ -22,6 +22,7 @@ Array = np.ndarray[Any, Any]
 Function = Any  # (inputs by name, attributes by name, output tensors by name) -> arrays by name
 
 FUNCTIONS: Final[dict[str, Function]] = {
+    **_cpu_attention.FUNCTIONS,
     **_cpu_conv.FUNCTIONS,
     **_cpu_norm.FUNCTIONS,
     **_cpu_pointwise.FUNCTIONS,
@@ -170,7 +171,10 @@ class _Buffers:
         The sequence is the dimension, after the first, with the largest step.
         """
         offsets = self.read(tensor.ragged).ravel().tolist()
-        axis = max(range(1, len(tensor.shape)), key=lambda each: tensor.strides[each])
+        # Of a single head the step is the same as of the sequence.
+        axis = max(
+            range(1, len(tensor.shape)), key=lambda each: (tensor.strides[each], tensor.shape[each])
+        )
         for entry in range(tensor.shape[0]):
             begin, end = offsets[entry], offsets[entry + 1]
             length = (end - begin) // tensor.strides[axis]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
+from . import _attention_nodes
 from ._graph import Attribute, Tensor, order_of, packed_strides
 
 Inputs = Mapping[str, Tensor]
@@ -292,9 +293,7 @@ _BACKWARD: Final[Mapping[str, Mapping[str, Attribute]]] = {
 
 def _pointwise_rows() -> dict[str, NodeType]:
     y = ("y",)
-    rows = {
-        op: NodeType(("input",), y, _pointwise(op), about=text) for op, text in _UNARY.items()
-    }
+    rows = {op: NodeType(("input",), y, _pointwise(op), about=text) for op, text in _UNARY.items()}
     rows["relu"] = NodeType(
         ("input",),
         y,
@@ -532,9 +531,7 @@ NODES: Final[dict[str, NodeType]] = {
         attributes=_PHASE,
         about="normalised over space, for each channel of each image",
     ),
-    "instancenorm_backward": NodeType(
-        _SAVED, _GRADIENTS, _norm_backward("instancenorm_backward")
-    ),
+    "instancenorm_backward": NodeType(_SAVED, _GRADIENTS, _norm_backward("instancenorm_backward")),
     "batchnorm": NodeType(
         ("input", "scale", "bias", "epsilon"),
         ("y", *_STATISTICS, "next_running_mean", "next_running_var"),
@@ -550,5 +547,6 @@ NODES: Final[dict[str, NodeType]] = {
         about="``(input - mean) * inv_variance * scale + bias``",
     ),
     "batchnorm_backward": NodeType(_SAVED, _GRADIENTS, _norm_backward("batchnorm_backward")),
+    **_attention_nodes.rows(NodeType),
 }
 """The operations by name."""
