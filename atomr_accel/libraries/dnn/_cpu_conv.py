@@ -71,8 +71,7 @@ def _conv_dgrad(
         part = np.swapaxes(by_group[(..., *tap)], -1, -2) @ grouped
         padded[(..., *where)] += part.reshape(*shape[:2], *loss.shape[2:])
     inside = (
-        slice(before, before + size)
-        for before, size in zip(window.before, shape[2:], strict=True)
+        slice(before, before + size) for before, size in zip(window.before, shape[2:], strict=True)
     )
     return {"dx": padded[(..., *inside)]}
 
