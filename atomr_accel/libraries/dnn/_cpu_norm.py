@@ -68,21 +68,33 @@ def _backward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) 
         inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
     ) -> dict[str, Array]:
         del attributes
-        x, scale, grad = inputs["input"], inputs["scale"], inputs["grad"]
-        axes, inverse = axes_of(x, scale), inputs["inv_variance"]
-        normal = (x - inputs["mean"] if centred else x) * inverse
-        scaled = grad * scale
-        dx = scaled - normal * (scaled * normal).mean(axes, keepdims=True)
-        if centred:
-            dx = dx - scaled.mean(axes, keepdims=True)
-        others = tuple(axis for axis in range(x.ndim) if outputs["dscale"].shape[axis] == 1)
-        return {
-            "dx": dx * inverse,
-            "dscale": (grad * normal).sum(others, keepdims=True),
-            "dbias": grad.sum(others, keepdims=True),
-        }
+        shape = outputs["dscale"].shape
+        others = tuple(axis for axis, size in enumerate(shape) if size == 1)
+        return _gradients(axes_of, inputs, others, centred=centred)
 
     return compute
+
+
+def _gradients(
+    axes_of: Callable[[Array, Array], Axes],
+    inputs: Mapping[str, Array],
+    others: Axes,
+    *,
+    centred: bool = True,
+) -> dict[str, Array]:
+    """The gradients; those of the parameters are sums over the axes ``others``."""
+    x, scale, grad = inputs["input"], inputs["scale"], inputs["grad"]
+    axes, inverse = axes_of(x, scale), inputs["inv_variance"]
+    normal = (x - inputs["mean"] if centred else x) * inverse
+    scaled = grad * scale
+    dx = scaled - normal * (scaled * normal).mean(axes, keepdims=True)
+    if centred:
+        dx = dx - scaled.mean(axes, keepdims=True)
+    return {
+        "dx": dx * inverse,
+        "dscale": (grad * normal).sum(others, keepdims=True),
+        "dbias": grad.sum(others, keepdims=True),
+    }
 
 
 def _inference(
@@ -93,6 +105,43 @@ def _inference(
     return {"y": normal * inputs["scale"] + inputs["bias"]}
 
 
+def _grouped(array: Array, groups: int) -> Array:
+    """The channels as a dimension of groups, and one of the channels of a group."""
+    n, channels = array.shape[:2]
+    return array.reshape(n, groups, channels // groups, *array.shape[2:])
+
+
+def _group(
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    groups, x = attributes["groups"], inputs["input"]
+    split = {name: _grouped(inputs[name], groups) for name in ("input", "scale", "bias")}
+    found = _forward(_space)({**split, "epsilon": inputs["epsilon"]}, {}, outputs)
+    shape = (x.shape[0], groups, *(1 for _ in x.shape[2:]))
+    return {
+        "y": found["y"].reshape(x.shape),
+        "mean": found["mean"].reshape(shape),
+        "inv_variance": found["inv_variance"].reshape(shape),
+    }
+
+
+def _group_backward(
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    del outputs
+    groups, x = attributes["groups"], inputs["input"]
+    split = {name: _grouped(inputs[name], groups) for name in ("input", "scale", "grad")}
+    shape = (x.shape[0], groups, *(1 for _ in range(x.ndim - 1)))
+    kept = {name: inputs[name].reshape(shape) for name in ("mean", "inv_variance")}
+    found = _gradients(_space, {**split, **kept}, (0, *range(3, x.ndim + 1)))
+    across = (1, x.shape[1], *(1 for _ in x.shape[2:]))
+    return {
+        "dx": found["dx"].reshape(x.shape),
+        "dscale": found["dscale"].reshape(across),
+        "dbias": found["dbias"].reshape(across),
+    }
+
+
 FUNCTIONS: Final[dict[str, Any]] = {
     "layernorm": _forward(_varying),
     "layernorm_backward": _backward(_varying),
@@ -100,6 +149,8 @@ FUNCTIONS: Final[dict[str, Any]] = {
     "rmsnorm_backward": _backward(_varying, centred=False),
     "instancenorm": _forward(_space),
     "instancenorm_backward": _backward(_space),
+    "groupnorm": _group,
+    "groupnorm_backward": _group_backward,
     "batchnorm": _forward(_batch),
     "batchnorm_backward": _backward(_batch),
     "batchnorm_inference": _inference,

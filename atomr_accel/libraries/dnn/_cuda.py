@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 from ...backends.cuda._driver import check, driver
+from ._cuda_norms import Norms, computes
 from ._lowering import load_frontend, refusals
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._plans import PlanStore, plan_folder
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.cuda._context import CudaContext, CudaStream
-    from ._plans import Plan
+    from ._plans import Plan, Step
 
 _RUNS: Final = 3
 """How often to run each candidate when tuning; the fastest counts."""
@@ -34,7 +35,7 @@ def _store_of(context: CudaContext) -> PlanStore:
         store = _STORES.get(context)
         if store is None:
             info = context.info
-            store = PlanStore(info.name, context.compute_capability, plan_folder())
+            store = PlanStore(info.name, context.compute_capability, plan_folder(), computes)
             _STORES[context] = store
         return store
 
@@ -48,6 +49,7 @@ class CudaDnn:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._store: Final = _store_of(context)
+        self._norms: Final = Norms(context, stream)
         self._scratch: dict[int, int] = {}
         handle = c_void_p()
         self._library.call("cudnnCreate", byref(handle))
@@ -68,6 +70,7 @@ class CudaDnn:
     def close(self) -> None:
         """Destroy the handle."""
         self._library.call("cudnnDestroy", self._handle)
+        self._norms.close()
         for pointer in self._scratch.values():
             check("cuMemFree", driver.cuMemFree(pointer))
         self._scratch.clear()
@@ -78,20 +81,27 @@ class CudaDnn:
 
     def _run(self, message: RunGraph) -> None:
         plan, _ = self._store.find(message.graph, self._handle, tuned=message.tuned)
-        pointers, workspace = self._where(plan, message)
-        with refusals("cudnnBackendExecute"):
-            plan.made.execute(pointers, workspace, handle=self._handle)
+        addresses, scalars, scratch = self._where(plan, message)
+        for step in plan.steps:
+            if step.made is None:
+                self._norms.run(step.graph, addresses, scalars)
+            else:
+                with refusals("cudnnBackendExecute"):
+                    step.made.execute(
+                        step.pointers(addresses, scalars), scratch, handle=self._handle
+                    )
 
     def _tune(self, message: TuneGraph) -> tuple[int, str]:
         run = message.run
 
-        def time(plan: Plan, position: int) -> float:
-            pointers, workspace = self._where(plan, run)
+        def time(plan: Plan, step: Step, position: int) -> float:
+            addresses, scalars, scratch = self._where(plan, run)
+            pointers = step.pointers(addresses, scalars)
 
             def execute() -> None:
                 with refusals("cudnnBackendExecute"):
-                    plan.made.execute_plan_at_index(
-                        pointers, workspace, position, handle=self._handle
+                    step.made.execute_plan_at_index(
+                        pointers, scratch, position, handle=self._handle
                     )
 
             return self._fastest(execute)
@@ -120,16 +130,18 @@ class CudaDnn:
     def _forget(self, message: ForgetGraph) -> None:
         self._store.forget(message.graph, tuned=message.tuned)
 
-    def _where(self, plan: Plan, message: RunGraph) -> tuple[dict[int, int], int]:
-        """The pointers of a run, and that of its scratch memory."""
+    def _where(self, plan: Plan, message: RunGraph) -> tuple[dict[int, int], dict[int, float], int]:
+        """The pointers and numbers of a run by id, and the pointer of its scratch memory."""
         pointer = self._pointer
-        addresses = [pointer(address) for address in message.addresses]
-        pointers = plan.pointers(addresses, message.scalars)
+        places = map(pointer, message.addresses)
+        addresses = dict(zip(plan.buffers, places, strict=True))
+        scalars = dict(zip(plan.numbers, message.scalars, strict=True))
         if not plan.workspace:
-            return pointers, 0
-        if message.workspace_bytes >= plan.workspace:
-            return pointers, pointer(message.workspace)
-        return pointers, self._own(plan.workspace)
+            return addresses, scalars, 0
+        brought = message.workspace_bytes >= plan.workspace
+        workspace = pointer(message.workspace) if brought else self._own(plan.workspace)
+        addresses.update((id_, workspace + offset) for id_, offset in plan.between.items())
+        return addresses, scalars, workspace + plan.scratch
 
     def _own(self, nbytes: int) -> int:
         """Scratch memory for what did not know how much to bring: a batch, or a rebuild.

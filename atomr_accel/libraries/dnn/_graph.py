@@ -71,13 +71,23 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
 class Graph(msgspec.Struct, frozen=True, array_like=True):
     """Tensors by id, and nodes in an order in which they can be computed.
 
+    A part of a graph has all of its tensors, too, so that they keep their ids.
+
     Attributes:
         compute: dtype of computations and of virtual tensors.
+        tf32: whether products of float32 may round their factors to ten bits.
     """
 
     tensors: tuple[Tensor, ...]
     nodes: tuple[Node, ...]
     compute: str
+    tf32: bool = False
+
+    def used(self) -> frozenset[int]:
+        """Ids of the tensors that nodes read or write, and of what these depend on."""
+        found = {id_ for node in self.nodes for _, id_ in (*node.inputs, *node.outputs)}
+        offsets = {self.tensors[id_].ragged for id_ in found} - {-1}
+        return frozenset(found | offsets)
 
     def written(self) -> tuple[int, ...]:
         """Ids of the buffers that nodes write."""
@@ -85,15 +95,15 @@ class Graph(msgspec.Struct, frozen=True, array_like=True):
         return tuple(sorted(id_ for id_ in found if self.tensors[id_].kind == "buffer"))
 
     def buffers(self) -> tuple[int, ...]:
-        """Ids of all buffers, in the order in which addresses are given."""
+        """Ids of the buffers that are used, in the order in which addresses are given."""
         return self._of_kind("buffer")
 
     def scalars(self) -> tuple[int, ...]:
-        """Ids of all scalars, in the order in which numbers are given."""
+        """Ids of the scalars that are used, in the order in which numbers are given."""
         return self._of_kind("scalar")
 
     def _of_kind(self, kind: str) -> tuple[int, ...]:
-        return tuple(id_ for id_, tensor in enumerate(self.tensors) if tensor.kind == kind)
+        return tuple(id_ for id_ in sorted(self.used()) if self.tensors[id_].kind == kind)
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
@@ -274,12 +284,13 @@ class Builder:
         self.tensors[symbol.id] = Tensor(name, tensor.shape, steps, "buffer", base)
         return symbol
 
-    def finish(self, compute: Any = None) -> Graph:
+    def finish(self, compute: Any = None, *, tf32: bool = False) -> Graph:
         """The graph.
 
         Args:
             compute: dtype of computations; by default float64 where an input has it, and
                 float32 otherwise.
+            tf32: whether products of float32 may round their factors to ten bits.
 
         Raises:
             ValueError: there is nothing to compute, or nothing comes out.
@@ -289,7 +300,8 @@ class Builder:
         if compute is None:
             wide = any(tensor.dtype == "float64" for tensor in self.tensors)
             compute = "float64" if wide else "float32"
-        graph = Graph(tuple(self.tensors), tuple(self.nodes), as_dtype(compute).name)
+        compute = as_dtype(compute).name
+        graph = Graph(tuple(self.tensors), tuple(self.nodes), compute, tf32)
         if not graph.written():
             raise ValueError("a graph needs at least one output: call output(tensor)")
         return graph

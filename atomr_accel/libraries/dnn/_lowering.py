@@ -8,10 +8,11 @@ cuDNN for a device that is only described.
 from __future__ import annotations
 
 import contextlib
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ..._errors import AccelError, LibraryError, LibraryMissing, Unsupported
+from ..._errors import LibraryError, LibraryMissing, Unsupported
 from . import _lowering_attention
 from ._nodes import NODES
 from ._prototypes import DATA_TYPES, library_handle, status_codes
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ._graph import Graph, Node, Tensor
+
+_MOST_CHARACTERS: Final = 2000
+_REASON: Final = re.compile(r"Reason: (.*?)(?= at: | Warning:| Error:|_*\{\"engineId|$)")
+_ECHO: Final = re.compile(r"\(\)$|\(\w*\)$|NOT_INITIALIZED == status|isSupported")
+_REFUSAL: Final = "cudnnGraphNotSupportedError"
+"""The frontend's exception for what it does not support."""
 
 _LEAST_DIMS: Final = 3
 """Dimensions that the library wants; missing ones come first, with size 1."""
@@ -68,9 +75,9 @@ def refusals(call: str) -> Iterator[None]:
     """Turn the frontend's exceptions into ours."""
     try:
         yield
-    except AccelError:
-        raise
     except Exception as error:
+        if not isinstance(error, RuntimeError) and type(error).__name__ != _REFUSAL:
+            raise
         raise _failure(call, error) from error
 
 
@@ -100,11 +107,11 @@ def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
         )
         tensors: dict[int, Any] = {}
         computed = {id_ for node in graph.nodes for _, id_ in node.outputs}
-        missing = max(0, _LEAST_DIMS - max(len(tensor.shape) for tensor in graph.tensors))
+        ids = graph.used()
+        missing = max(0, _LEAST_DIMS - max(len(graph.tensors[id_].shape) for id_ in ids))
         # One that tells where others begin comes before them.
-        for id_ in sorted(range(len(graph.tensors)), key=lambda id_: graph.tensors[id_].ragged):
-            if id_ not in computed:
-                tensors[id_] = _input(made, types, graph, id_, tensors, missing)
+        for id_ in sorted(ids - computed, key=lambda id_: graph.tensors[id_].ragged):
+            tensors[id_] = _input(made, types, graph, id_, tensors, missing)
         for node in graph.nodes:
             for (_, id_), output in _lowered(frontend, made, node, tensors):
                 tensors[id_] = output
@@ -147,7 +154,10 @@ def _lowered(
                 arguments[name] = list(value) if isinstance(value, tuple) else value
         if node.op in _LOGICAL:
             arguments["compute_data_type"] = frontend.data_type.BOOLEAN
-        results = getattr(made, node.op)(**arguments)
+        method = getattr(made, node.op, None)
+        if method is None:
+            raise Unsupported(f"cuDNN's graphs have no {node.op}")
+        results = method(**arguments)
     if not isinstance(results, (list, tuple)):
         results = (results,)
     by_name = dict(zip(row.outputs, results, strict=False))
@@ -189,9 +199,8 @@ def _failure(call: str, error: Exception) -> Exception:
     """What an exception of the frontend means."""
     text = " ".join(str(error).split())
     name = next((word for word in _words(text) if word.startswith("CUDNN_STATUS_")), "")
-    refused = type(error).__name__ == "cudnnGraphNotSupportedError"
-    if refused or "NOT_SUPPORTED" in name or not name:
-        return Unsupported(f"cuDNN does not do this: {text}")
+    if type(error).__name__ == _REFUSAL or "NOT_SUPPORTED" in name or not name:
+        return Unsupported(f"cuDNN does not do this: {_reasons(text)}")
     return LibraryError(
         f"{call} returned {name}: {text}",
         library="cudnn",
@@ -199,6 +208,16 @@ def _failure(call: str, error: Exception) -> Exception:
         status=status_codes().get(name, -1),
         status_name=name,
     )
+
+
+def _reasons(text: str) -> str:
+    """The reasons of all engines, each once; what an engine only passes on is left out."""
+    found = _REASON.findall(text)
+    if not found:
+        return text[:_MOST_CHARACTERS]
+    reasons = dict.fromkeys(reason.strip() for reason in found)
+    telling = [reason for reason in reasons if reason and not _ECHO.search(reason)]
+    return "; ".join(telling or reasons)[:_MOST_CHARACTERS]
 
 
 def _words(text: str) -> list[str]:

@@ -429,6 +429,29 @@ def _norm(op: str, *, mean: bool = True, instance: bool = False) -> Infer:
     return infer
 
 
+def _groupnorm(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+    tensor, _ = _norm_inputs("groupnorm", inputs, "bias")
+    groups = _groups("groupnorm", tensor, attributes)
+    outputs = {"y": like(tensor)}
+    if _phase("groupnorm", attributes):
+        shape = (tensor.shape[0], groups, *(1 for _ in tensor.shape[2:]))
+        kept = like(tensor, shape, wider(tensor.dtype))
+        outputs |= {"mean": kept, "inv_variance": kept}
+    return outputs
+
+
+def _groupnorm_backward(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+    _groups("groupnorm_backward", inputs["input"], attributes)
+    return _norm_backward("groupnorm_backward")(inputs, attributes)
+
+
+def _groups(op: str, tensor: Tensor, attributes: Attributes) -> int:
+    groups: int = attributes["groups"]
+    if groups < 1 or tensor.shape[1] % groups:
+        raise ValueError(f"{op}: {tensor.shape[1]} channels do not split into {groups} groups")
+    return groups
+
+
 def _norm_backward(op: str) -> Infer:
     def infer(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
         tensor, scale = _norm_inputs(op, inputs)
@@ -436,10 +459,9 @@ def _norm_backward(op: str) -> Infer:
             raise ValueError(
                 f"{op}: grad has shape {inputs['grad'].shape}, but input has {tensor.shape}"
             )
-        parameter = like(scale, dtype=wider(scale.dtype))
-        outputs = {"dx": like(tensor), "dscale": parameter}
+        outputs = {"dx": like(tensor), "dscale": like(scale)}
         if attributes.get("has_dbias", True):
-            outputs["dbias"] = parameter
+            outputs["dbias"] = like(scale)
         return outputs
 
     return infer
@@ -532,6 +554,17 @@ NODES: Final[dict[str, NodeType]] = {
         about="normalised over space, for each channel of each image",
     ),
     "instancenorm_backward": NodeType(_SAVED, _GRADIENTS, _norm_backward("instancenorm_backward")),
+    "groupnorm": NodeType(
+        ("input", "scale", "bias", "epsilon"),
+        ("y", *_STATISTICS),
+        _groupnorm,
+        attributes={**_PHASE, "groups": REQUIRED},
+        about="normalised over space and the channels of each of ``groups``; cuDNN has none, "
+        "so on CUDA it is a kernel of this package",
+    ),
+    "groupnorm_backward": NodeType(
+        _SAVED, _GRADIENTS, _groupnorm_backward, attributes={"groups": REQUIRED}
+    ),
     "batchnorm": NodeType(
         ("input", "scale", "bias", "epsilon"),
         ("y", *_STATISTICS, "next_running_mean", "next_running_var"),

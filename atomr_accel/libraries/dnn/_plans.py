@@ -25,14 +25,16 @@ from ..._errors import AccelError, Unsupported
 from ._graph import Graph, decode
 from ._lowering import load_frontend, lower, refusals
 from ._prototypes import version
+from ._rewrite import cut, flattened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _MAGIC: Final = b"atomr_accel dnn plan 1\n"
 _HASH_BYTES: Final = 32
 _MOST_PLANS: Final = 512
 _MOST_CANDIDATES: Final = 16
+_ALIGNMENT: Final = 256
 _MOST_WORKSPACE: Final = 1 << 30
 """The most scratch memory that a plan may want."""
 
@@ -51,16 +53,28 @@ def plan_folder() -> Path | None:
     return Path(base) / "atomr_accel" / "dnn"
 
 
+class StoredStep(msgspec.Struct, frozen=True, array_like=True):
+    """A step of a plan on disk.
+
+    Attributes:
+        graph: the part of the graph that it computes.
+        made: as the frontend serialises it; empty for our own kernels.
+    """
+
+    graph: Graph
+    made: bytes
+
+
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     """What a file says beside its hash.
 
     Attributes:
         question: graph, device and versions.
-        plan: as the frontend serialises it.
+        steps: the plan.
     """
 
     question: bytes
-    plan: bytes
+    steps: tuple[StoredStep, ...]
 
 
 @final
@@ -76,7 +90,7 @@ class PlanFiles:
         self._folder = folder
         self._names = names
 
-    def read(self, graph: bytes, *, tuned: bool) -> bytes | None:
+    def read(self, graph: bytes, *, tuned: bool) -> tuple[StoredStep, ...] | None:
         """A plan; None where there is none that can be trusted."""
         if self._folder is None:
             return None
@@ -91,15 +105,15 @@ class PlanFiles:
         with contextlib.suppress(msgspec.DecodeError):
             stored = msgspec.msgpack.decode(body, type=_Stored)
             if stored.question == question:
-                return stored.plan
+                return stored.steps
         return None
 
-    def write(self, graph: bytes, plan: bytes, *, tuned: bool) -> None:
+    def write(self, graph: bytes, steps: tuple[StoredStep, ...], *, tuned: bool) -> None:
         """Keep a plan; a disk that takes nothing is none of the caller's business."""
         if self._folder is None:
             return
         question = self._question(graph, tuned=tuned)
-        body = msgspec.msgpack.encode(_Stored(question, plan))
+        body = msgspec.msgpack.encode(_Stored(question, steps))
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
@@ -120,38 +134,81 @@ class PlanFiles:
         return self._folder / f"{hashlib.sha256(question).hexdigest()}.plan"
 
 
+class Step(NamedTuple):
+    """A part of a graph that is run at once.
+
+    Attributes:
+        graph: the part; its tensors have the ids of the whole.
+        made: the frontend's graph; None for our own kernels.
+        workspace: bytes of scratch memory that it needs.
+        scalars: where its numbers are put, by id.
+    """
+
+    graph: Graph
+    made: Any
+    workspace: int
+    scalars: dict[int, np.ndarray[Any, Any]]
+
+    def pointers(self, addresses: dict[int, int], scalars: dict[int, float]) -> dict[int, int]:
+        """What the frontend wants to be told for a run: pointers by uid."""
+        found = {id_ + 1: addresses[id_] for id_ in self.graph.buffers()}
+        for id_, memory in self.scalars.items():
+            memory[...] = scalars[id_]
+            found[id_ + 1] = memory.ctypes.data
+        return found
+
+
 class Plan(NamedTuple):
     """A graph that can be run.
 
     Attributes:
-        made: the frontend's graph.
+        steps: its parts, one if cuDNN takes it whole.
+        buffers: ids of what has addresses.
+        numbers: ids of what are numbers.
+        between: where in the workspace is what steps hand on, by id.
+        scratch: where in the workspace the steps' own begins.
         workspace: bytes of scratch memory.
-        buffers: uids of what has addresses, in the order of ids.
-        scalars: uids of numbers, with the host memory where they are put.
     """
 
-    made: Any
-    workspace: int
+    steps: tuple[Step, ...]
     buffers: tuple[int, ...]
-    scalars: tuple[tuple[int, np.ndarray[Any, Any]], ...]
+    numbers: tuple[int, ...]
+    between: dict[int, int]
+    scratch: int
+    workspace: int
 
-    def pointers(self, addresses: list[int], scalars: tuple[float, ...]) -> dict[int, int]:
-        """What the frontend wants to be told for a run."""
-        found = dict(zip(self.buffers, addresses, strict=True))
-        for (uid, memory), value in zip(self.scalars, scalars, strict=True):
-            memory[...] = value
-            found[uid] = memory.ctypes.data
-        return found
+
+def assemble(graph: Graph, steps: Sequence[Step]) -> Plan:
+    """A plan of steps, with places for what they hand on."""
+    given = set(graph.buffers())
+    between: dict[int, int] = {}
+    offset = 0
+    for step in steps:
+        for id_ in step.graph.buffers():
+            if id_ not in given and id_ not in between:
+                tensor = step.graph.tensors[id_]
+                between[id_] = offset
+                offset = _aligned(offset + tensor.extent * DTYPES[tensor.dtype].itemsize)
+    workspace = offset + max(step.workspace for step in steps)
+    return Plan(tuple(steps), graph.buffers(), graph.scalars(), between, offset, workspace)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 @final
 class PlanStore:
     """The plans of one context: shared by its lanes, whose streams and handles differ.
 
+    A graph that cuDNN does not take whole is cut into parts that it takes, as few as
+    possible, with memory for what they hand on.
+
     Args:
         name: the device's name.
         capability: the device's compute capability.
         folder: where to keep plans on disk.
+        own: whether our own kernels compute a node that cuDNN refuses.
         options: for the frontend's graph, in the place of a handle.
     """
 
@@ -160,11 +217,13 @@ class PlanStore:
         name: str,
         capability: tuple[int, int],
         folder: Path | None,
+        own: Callable[[Graph], bool],
         options: dict[str, Any] | None = None,
     ) -> None:
         self._frontend = load_frontend()
         self._capability = capability
         self._options = options
+        self._own = own
         versions = str(version()), str(self._frontend.__version__)
         self._files = PlanFiles(folder, name, *versions)
         self._plans: OrderedDict[tuple[bytes, bool], Plan] = OrderedDict()
@@ -188,20 +247,21 @@ class PlanStore:
             graph = decode(encoded)
             plan, origin = self._read(key, graph, handle), "disk"
             if plan is None:
-                plan, origin = self._finish(graph, self._build(graph, handle)), "built"
-                self._files.write(encoded, bytes(plan.made.serialize()), tuned=tuned)
+                steps = [self._built(part, made) for part, made in self._parts(graph, handle)]
+                plan, origin = assemble(graph, steps), "built"
+                self._write(key, plan)
             self._keep(key, plan)
         return plan, origin
 
     def tune(
-        self, encoded: bytes, handle: int, time: Callable[[Plan, int], float]
+        self, encoded: bytes, handle: int, time: Callable[[Plan, Step, int], float]
     ) -> tuple[Plan, str]:
         """Keep the fastest plan for a graph.
 
         Args:
             encoded: the graph.
             handle: a handle of the library.
-            time: runs a candidate, by its position, and tells how long that took.
+            time: runs a candidate for a step, by its position, and tells how long that took.
 
         Raises:
             Unsupported: cuDNN has none.
@@ -213,21 +273,13 @@ class PlanStore:
             if plan is not None:
                 self._keep(key, plan)
                 return plan, "disk"
-            made = self._prepared(graph, handle)
-            times: dict[int, float] = {}
-            for position in range(made.get_execution_plan_count()):
-                if len(times) >= _MOST_CANDIDATES:
-                    break
-                with contextlib.suppress(AccelError):  # a candidate that fails is none
-                    with refusals("cudnnBackendFinalize"):
-                        made.build_plan_at_index(position)
-                    times[position] = time(self._finish(graph, made), position)
-            if not times:
-                raise Unsupported("cuDNN has no plan for this graph that runs on this device")
-            with refusals("cudnnBackendFinalize"):
-                made.build_plan_at_index(min(times, key=times.__getitem__))
-            plan = self._finish(graph, made)
-            self._files.write(encoded, bytes(made.serialize()), tuned=True)
+            steps = []
+            for part, made in self._parts(graph, handle):
+                if made is not None:
+                    self._choose(graph, part, made, time)
+                steps.append(self._built(part, made))
+            plan = assemble(graph, steps)
+            self._write(key, plan)
             self._keep(key, plan)
         return plan, "built"
 
@@ -235,48 +287,121 @@ class PlanStore:
         """Drop a plan from memory."""
         self._plans.pop((encoded, tuned), None)
 
+    # --- making ---------------------------------------------------------------------------
+
+    def _parts(self, graph: Graph, handle: int) -> list[tuple[Graph, Any]]:
+        """The parts of a graph that cuDNN takes, each with its candidates.
+
+        Raises:
+            Unsupported: there is a node that it does not take by itself.
+        """
+        parts = []
+        rest = graph
+        while rest.nodes:
+            reason: Unsupported | None = None
+            for count in range(len(rest.nodes), 0, -1):
+                head, tail = cut(rest, count)
+                try:
+                    made = self.offer(head, handle)
+                except Unsupported as refusal:
+                    reason = refusal
+                    if count > 1 or not self._own(head):
+                        continue
+                    made = None
+                parts.append((head, made))
+                rest = tail
+                break
+            else:
+                assert reason is not None
+                raise reason
+        return parts
+
+    def offer(self, graph: Graph, handle: int) -> Any:
+        """A frontend graph with candidates, best guess first, of which none is built.
+
+        Raises:
+            Unsupported: there are none.
+        """
+        frontend = self._frontend
+        major, minor = self._capability
+        where = {"handle": handle} if self._options is None else self._options
+        made = lower(frontend, flattened(graph), sm_version=10 * major + minor, **where)
+        modes, notes = frontend.heur_mode, frontend.numerical_note
+        with refusals("cudnnBackendFinalize"):
+            made.build_operation_graph()
+            made.create_execution_plans([modes.A, modes.FALLBACK])
+            made.deselect_workspace_greater_than(_MOST_WORKSPACE)
+            if graph.compute == "float32" and not graph.tf32 and _single(graph):
+                made.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
+            made.check_support()
+        return made
+
+    def _built(self, graph: Graph, made: Any) -> Step:
+        workspace = 0
+        if made is not None:
+            with refusals("cudnnBackendFinalize"):
+                made.build_plans()
+            workspace = made.get_workspace_size()
+        scalars = {id_: np.zeros(1, DTYPES[graph.tensors[id_].dtype]) for id_ in graph.scalars()}
+        return Step(graph, made, workspace, scalars)
+
+    def _choose(
+        self, graph: Graph, part: Graph, made: Any, time: Callable[[Plan, Step, int], float]
+    ) -> None:
+        """Make the fastest candidate the one that is run."""
+        times: dict[int, float] = {}
+        for position in range(made.get_execution_plan_count()):
+            if len(times) >= _MOST_CANDIDATES:
+                break
+            with contextlib.suppress(AccelError):  # a candidate that fails is none
+                with refusals("cudnnBackendFinalize"):
+                    made.build_plan_at_index(position)
+                step = self._built(part, made)
+                times[position] = time(assemble(graph, [step]), step, position)
+        if not times:
+            raise Unsupported("cuDNN has no plan for this graph that runs on this device")
+        with refusals("cudnnBackendFinalize"):
+            made.build_plan_at_index(min(times, key=times.__getitem__))
+
+    # --- keeping --------------------------------------------------------------------------
+
     def _keep(self, key: tuple[bytes, bool], plan: Plan) -> None:
         self._plans[key] = plan
         while len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)
 
+    def _write(self, key: tuple[bytes, bool], plan: Plan) -> None:
+        with contextlib.suppress(AccelError), refusals("serialize"):
+            steps = tuple(
+                StoredStep(step.graph, bytes(step.made.serialize() if step.made else b""))
+                for step in plan.steps
+            )
+            self._files.write(key[0], steps, tuned=key[1])
+
     def _read(self, key: tuple[bytes, bool], graph: Graph, handle: int) -> Plan | None:
         stored = self._files.read(key[0], tuned=key[1])
         if stored is None:
             return None
-        made = self._frontend.pygraph(**self._where(handle))
-        try:
-            # A list, because the binding takes no bytes.
-            made.deserialize(handle, list(stored))
-            return self._finish(graph, made)
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, it can be built
-            return None
+        steps = []
+        for each in stored:
+            made = None
+            if each.made:
+                made = self._frontend.pygraph(handle=handle)
+                try:
+                    # A list, because the binding takes no bytes.
+                    made.deserialize(handle, list(each.made))
+                except Exception:  # noqa: BLE001 - whatever is wrong with it, it can be built
+                    return None
+            steps.append(self._restored(each.graph, made))
+        return assemble(graph, steps)
 
-    def _prepared(self, graph: Graph, handle: int) -> Any:
-        """A frontend graph with its candidates, best guess first; none is built yet."""
-        made = lower(self._frontend, graph, **self._where(handle))
-        modes = self._frontend.heur_mode
-        with refusals("cudnnBackendFinalize"):
-            made.build_operation_graph()
-            made.create_execution_plans([modes.A, modes.FALLBACK])
-            made.deselect_workspace_greater_than(_MOST_WORKSPACE)
-        return made
-
-    def _build(self, graph: Graph, handle: int) -> Any:
-        made = self._prepared(graph, handle)
-        with refusals("cudnnBackendFinalize"):
-            made.check_support()
-            made.build_plans()
-        return made
-
-    def _where(self, handle: int) -> dict[str, Any]:
-        major, minor = self._capability
-        where = {"handle": handle} if self._options is None else self._options
-        return {"sm_version": 10 * major + minor, **where}
-
-    def _finish(self, graph: Graph, made: Any) -> Plan:
-        scalars = tuple(
-            (id_ + 1, np.zeros(1, DTYPES[graph.tensors[id_].dtype])) for id_ in graph.scalars()
+    def _restored(self, graph: Graph, made: Any) -> Step:
+        step = self._built(graph, None)
+        return (
+            step if made is None else step._replace(made=made, workspace=made.get_workspace_size())
         )
-        buffers = tuple(id_ + 1 for id_ in graph.buffers())
-        return Plan(made, made.get_workspace_size(), buffers, scalars)
+
+
+def _single(graph: Graph) -> bool:
+    """Whether a graph is about float32, and float32 only."""
+    return all(graph.tensors[id_].dtype in ("float32", "bool") for id_ in graph.buffers())
