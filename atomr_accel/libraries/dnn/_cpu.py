@@ -9,6 +9,9 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ..blaslt._cpu import saturate
 from . import _cpu_attention, _cpu_conv, _cpu_norm, _cpu_pointwise
+from ._cpu_rnn import CpuRnn
+from ._cpu_routines import CpuRoutines
+from ._cpu_sequences import CpuSequences
 from ._graph import decode
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 
@@ -40,11 +43,17 @@ class CpuDnn:
         del stream
         self._context: Final = context
         self._graphs: dict[bytes, Graph] = {}
-        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+        graphs: dict[type, Callable[[Any], Any]] = {
             PrepareGraph: self._prepare,
             RunGraph: self._run,
             TuneGraph: self._tune,
             ForgetGraph: self._forget,
+        }
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            **graphs,
+            **CpuSequences(context, graphs).handlers,
+            **CpuRoutines(context).handlers,
+            **CpuRnn(context).handlers,
         }
 
     def close(self) -> None:

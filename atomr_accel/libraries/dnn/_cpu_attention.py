@@ -64,6 +64,7 @@ def _scores(inputs: Mapping[str, Any], attributes: Mapping[str, Any], scale: Any
     batch, heads, queries, _ = q.shape
     lengths_q, lengths_k = inputs.get("seq_len_q"), inputs.get("seq_len_kv")
     if "paged_attention_k_table" in inputs:
+        assert lengths_k is not None
         keys = attributes["max_seq_len_kv"]
         k = _gathered(k, inputs["paged_attention_k_table"], lengths_k, keys)
         v = _gathered(v, inputs["paged_attention_v_table"], lengths_k, keys)
@@ -111,11 +112,11 @@ def _softmax(scores: Array, sink: Array | None) -> tuple[Array, Array]:
         total = total + np.exp(sink - top)
     with np.errstate(divide="ignore"):
         stats = np.log(total) + top
-    return exponentials / np.where(total > 0, total, 1), stats
+    return exponentials / np.where(total > 0, total, 1), np.asarray(stats)
 
 
 def _probabilities(scores: Array, stats: Array) -> Array:
-    return np.exp(scores - np.where(np.isfinite(stats), stats, 0))
+    return np.asarray(np.exp(scores - np.where(np.isfinite(stats), stats, 0)))
 
 
 def _dropped(inputs: Mapping[str, Any], attributes: Mapping[str, Any], shape: Any) -> Any:
@@ -177,11 +178,11 @@ def _sdpa_backward(
 
 def _rounded(array: Array, scale: Any, dtype: str) -> Array:
     """Multiplied, and rounded to a narrow type."""
-    return saturate(array * scale, DTYPES[dtype]).astype(array.dtype)
+    return np.asarray(saturate(array * scale, DTYPES[dtype]).astype(array.dtype))
 
 
 def _largest(array: Array) -> Array:
-    return np.abs(array).max(initial=0).reshape(1, 1, 1, 1)
+    return np.asarray(np.abs(array).max(initial=0)).reshape(1, 1, 1, 1)
 
 
 def _sdpa_fp8(

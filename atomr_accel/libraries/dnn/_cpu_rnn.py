@@ -142,9 +142,7 @@ class _Network:
         h0, c0: first states.
     """
 
-    def __init__(
-        self, message: RnnForward, weights: Array, x: Array, h0: Array, c0: Array
-    ) -> None:
+    def __init__(self, message: RnnForward, weights: Array, x: Array, h0: Array, c0: Array) -> None:
         self.spec: Final = message.spec
         self._message: Final = message
         self.parameters: Final = unpack(self.spec, weights)
@@ -198,8 +196,7 @@ class _Network:
     ) -> tuple[Array, Array, Array, list[Parameters]]:
         """Gradients by the input, the first states and the parameters."""
         gradients = [
-            {name: np.zeros_like(value) for name, value in each.items()}
-            for each in self.parameters
+            {name: np.zeros_like(value) for name, value in each.items()} for each in self.parameters
         ]
         dh0, dc0 = np.zeros_like(dhn), np.zeros_like(dcn)
         dx = dy
@@ -256,9 +253,7 @@ class CpuRnn:
         dtype = DTYPES[spec.dtype]
         weights = self._context.array(message.weights, (_count(spec),), dtype)
         parts = unpack(spec, weights)
-        for address, (at, name, shape) in zip(
-            message.parameters, spec.parameters(), strict=True
-        ):
+        for address, (at, name, shape) in zip(message.parameters, spec.parameters(), strict=True):
             parameter = self._context.array(address, shape, dtype)
             source, target = parameter, parts[at][name]
             if message.out:

@@ -59,10 +59,7 @@ class CpuRoutines:
             self._view(message.y, message.y_tensor)[...] = y.astype(DTYPES[message.y_tensor.dtype])
             return
         dy = wide(self._view(message.dy, message.y_tensor))
-        shape = [
-            size + 2 * padding
-            for size, padding in zip(space, message.padding, strict=True)
-        ]
+        shape = [size + 2 * padding for size, padding in zip(space, message.padding, strict=True)]
         gradient = np.zeros((*dy.shape[:2], *shape), dy.dtype)
         if average:
             share = dy / _counts(message, space)
@@ -76,12 +73,15 @@ class CpuRoutines:
                 found = open_ & (x[tap] == y)
                 gradient[tap] += np.where(found, dy, 0)
                 open_ &= ~found
-        inside = tuple(
-            slice(padding, padding + size)
-            for size, padding in zip(space, message.padding, strict=True)
+        inside: tuple[Any, ...] = (
+            ...,
+            *(
+                slice(padding, padding + size)
+                for size, padding in zip(space, message.padding, strict=True)
+            ),
         )
         dx = self._view(message.dx, message.x_tensor)
-        dx[...] = gradient[(..., *inside)].astype(dx.dtype)
+        dx[...] = gradient[inside].astype(dx.dtype)
 
     # --- softmax --------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ def _padded(x: Array, message: Pool, value: float) -> Array:
 def _windows(x: Array, message: Pool) -> Array:
     """All places of the window: (batch, channels, *places, *window)."""
     axes = tuple(range(2, x.ndim))
-    windows = sliding_window_view(x, message.window, axes)  # type: ignore[call-overload]
+    windows = sliding_window_view(x, message.window, axes)
     steps = tuple(slice(None, None, stride) for stride in message.stride)
     return np.asarray(windows[(slice(None), slice(None), *steps)])
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ._philox import kept
-from ._sequence_messages import Append, Attend, Derived, Upload
 from ._routine_messages import Dropout
+from ._sequence_messages import Append, Attend, Derived, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,9 +31,7 @@ class CpuSequences:
         handlers: of the messages that ``Attend`` carries.
     """
 
-    def __init__(
-        self, context: CpuContext, handlers: Mapping[type, Callable[[Any], Any]]
-    ) -> None:
+    def __init__(self, context: CpuContext, handlers: Mapping[type, Callable[[Any], Any]]) -> None:
         self._context: Final = context
         self._others: Final = handlers
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
@@ -103,6 +101,6 @@ class CpuSequences:
         x = self._context.array(message.x, (count,), dtype)
         y = self._context.array(message.y, (count,), dtype)
         keep = kept(message.seed, message.offset, count, message.p)
-        wide = np.float64 if dtype.itemsize == 8 else np.float32
-        scaled = x.astype(wide) * wide(1 / (1 - message.p))
+        wide = DTYPES["float64" if dtype.itemsize == 8 else "float32"]
+        scaled = x.astype(wide) * wide.type(1 / (1 - message.p))
         y[...] = np.where(keep, scaled, 0).astype(dtype)

@@ -72,9 +72,7 @@ class CudaRnn:
                 "cuMemsetD8Async",
                 driver.cuMemsetD8Async(weights, 0, message.weight_bytes, self._stream.handle),
             )
-        for address, (at, name, shape) in zip(
-            message.parameters, spec.parameters(), strict=True
-        ):
+        for address, (at, name, shape) in zip(message.parameters, spec.parameters(), strict=True):
             parameter = self._pointer(address)
             gates = 1 if name == "weight_hr" else spec.gates
             nbytes = math.prod(shape) // gates * itemsize

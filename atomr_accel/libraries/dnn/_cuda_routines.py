@@ -180,8 +180,9 @@ class CudaRoutines:
         at = self._places(message)
         head = (descriptors.handle, norm, ENUMS["CUDNN_LRN_CROSS_CHANNEL_DIM1"], one)
         if message.dx:
-            values = (tensor, at["y"], tensor, at["dy"], tensor, at["x"], zero, tensor, at["dx"])
-            descriptors.call("cudnnLRNCrossChannelBackward", *head, *values)
+            given = (tensor, at["y"], tensor, at["dy"], tensor, at["x"])
+            result = (zero, tensor, at["dx"])
+            descriptors.call("cudnnLRNCrossChannelBackward", *head, *given, *result)
         else:
             values = (tensor, at["x"], zero, tensor, at["y"])
             descriptors.call("cudnnLRNCrossChannelForward", *head, *values)

@@ -100,8 +100,9 @@ class CudaSequences:
             for source, target in message.copies:
                 for layer in range(message.layers):
                     first = pointer(base) + layer * message.pages * page * size
-                    self._copy(first + target * page * size, first + source * page * size,
-                               page * size)
+                    self._copy(
+                        first + target * page * size, first + source * page * size, page * size
+                    )
         if not message.batch or not message.new:
             return
         lengths = pointer(message.lengths)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import final
 
-from ._run import DnnStatistics, Facade
+from ._attention import FlashAttention
+from ._run import DnnStatistics
 
 
 @final
-class Dnn(Facade):
+class Dnn(FlashAttention):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on

@@ -130,7 +130,7 @@ def _options(frontend: Any, node: Node, inputs: dict[str, Any]) -> dict[str, Any
     options["use_padding_mask"] = LENGTHS[0] in inputs
     options["use_alibi_mask"] = attributes["use_alibi_mask"]
     options["diagonal_alignment"] = getattr(
-        frontend.diagonal_alignment, attributes["diagonal_alignment"]
+        frontend.diagonal_alignment, str(attributes["diagonal_alignment"])
     )
     for name in _BOUNDS:
         if attributes[name] is not None:
@@ -193,7 +193,7 @@ def _fp8(method: str) -> Callable[[Any, Any, Node, dict[str, Any]], Any]:
             **options,
             use_padding_mask=LENGTHS[0] in inputs,
             diagonal_alignment=getattr(
-                frontend.diagonal_alignment, attributes["diagonal_alignment"]
+                frontend.diagonal_alignment, str(attributes["diagonal_alignment"])
             ),
         )
 
