@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import final
 
 from ._attention import FlashAttention
+from ._rnn import Recurrent
+from ._routines import Routines
 from ._run import DnnStatistics
 
 
 @final
-class Dnn(FlashAttention):
+class Dnn(FlashAttention, Recurrent, Routines):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on
