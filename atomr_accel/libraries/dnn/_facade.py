@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import final
 
-from ._run import DnnStatistics, Facade
+from ._conv import Convolutions
+from ._norm import Normalizations
+from ._pointwise import Activations
+from ._run import DnnStatistics
 
 
 @final
-class Dnn(Facade):
+class Dnn(Convolutions, Normalizations, Activations):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on

@@ -16,6 +16,8 @@ from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    import numpy as np
+
     from ...memory import Block, GpuRef, MemoryMap
     from .._library import Submitter
     from .._perform import Room
@@ -122,10 +124,12 @@ class PlanCache:
 
     Attributes:
         autotune: whether graphs get the fastest of their plans, found by trying.
+        tf32: whether products of float32 may round their factors.
     """
 
     def __init__(self) -> None:
         self.autotune = False
+        self.tf32 = False
         self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
         self._programs: dict[Hashable, Any] = {}
         self._limit = DEFAULT_LIMIT
@@ -273,11 +277,11 @@ def _prepare(
         refs[id_] = ref
         reads.append(block)
     for id_, output in bound.outputs.items():
-        out = output.out
+        out, dtype = output.out, DTYPES[tensors[id_].dtype]
         if out is not None:
-            _check_out(out, output, bound, memory)
+            _check_out(out, output, dtype, bound, memory)
         if out is None or scratch:
-            out = room.empty(output.shape, DTYPES[tensors[id_].dtype])
+            out = room.empty(output.shape, dtype)
         refs[id_] = out
     writes = [refs[id_]._block for id_ in bound.outputs]
     workspace: Any = 0
@@ -297,9 +301,16 @@ def _prepare(
     return Prepared(message, reads, writes, results[0] if len(results) == 1 else results)
 
 
-def _check_out(out: GpuRef, output: Output, bound: Bound, memory: MemoryMap) -> None:
+def _check_out(
+    out: GpuRef, output: Output, dtype: np.dtype[Any], bound: Bound, memory: MemoryMap
+) -> None:
     writable(out, memory, output.name)
     _aligned(out, output.name)
+    if out.shape != output.shape or out.dtype is not dtype:
+        raise (ValueError if out.shape != output.shape else TypeError)(
+            f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
+            f"{dtype.name} of shape {output.shape}"
+        )
     if output.in_place:
         return
     for _, ref, name in bound.inputs:
