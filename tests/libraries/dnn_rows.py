@@ -57,7 +57,8 @@ def windows(
     spans = [d * (t - 1) + 1 for d, t in zip(dilations, taps, strict=True)]
     found = sliding_window_view(index, spans)
     found = found[tuple(slice(None, None, step) for step in strides)]
-    return found[(..., *(slice(None, None, step) for step in dilations))]
+    apart: Any = (..., *(slice(None, None, step) for step in dilations))
+    return np.asarray(found[apart])
 
 
 def gathered(x: Array, taps: tuple[int, ...], **window: Any) -> Array:
@@ -86,7 +87,8 @@ def correlate_grad_input(
     split = w.reshape(groups, k // groups, w.shape[1], -1)
     parts = np.einsum("ngkp,gkct->ngcpt", grad.reshape(n, groups, k // groups, -1), split)
     dx = np.zeros((n, shape[1], math.prod(shape[2:]) + 1), grad.dtype)
-    np.add.at(dx, (slice(None), slice(None), index), parts.reshape(n, shape[1], *index.shape))
+    where: Any = (slice(None), slice(None), index)
+    np.add.at(dx, where, parts.reshape(n, shape[1], *index.shape))
     return dx[..., :-1].reshape(shape)
 
 
@@ -628,11 +630,12 @@ def norm_grad(kind: str, dtype: str, grad: Array, x: Array, w: Array, **case: An
         Near(each.sum(summed), abs(each).sum(summed), dtype=parameter)
         for each in (loss * normal, loss)
     ]
-    results = (Near(back(dx, last=last), 4 * abs(dx).max()), *sums)
+    terms = abs(loss * across).max() * (abs(normal).max() ** 2 + 1)
+    results = (Near(back(dx, last=last), max(abs(dx).max(), terms)), *sums)
     return results[:2] if kind == "rms" and not case["shift"] else results
 
 
-IMAGES = [
+IMAGES: list[Case] = [
     *product(shape=[(3, 8, 4, 5), (2, 5, 3, 3)], layout=["NCHW", "NHWC"]),
     {"shape": (2, 8, 6), "layout": "NWC"},
     {"shape": (2, 16, 2, 3, 4), "layout": "NCDHW"},
@@ -646,13 +649,13 @@ GROUPS = [
     for groups in (1, 2, case["shape"][1])
     if case["shape"][1] % groups == 0
 ]
-BATCH = [
+BATCH: list[Case] = [
     *({**case, "training": training} for case in IMAGES for training in (True, False)),
     {"shape": (6, 8), "training": True},
     {"shape": (6, 8), "training": False},
 ]
 BATCH_GRAD = [case for case in CHANNELS if case["shape"][0] > 1]
-ROWS = [
+ROWS: list[Case] = [
     {"shape": (6, 40), "parameter": (40,)},
     {"shape": (2, 3, 17), "parameter": (17,)},
     {"shape": (4, 3, 8), "parameter": (3, 8)},

@@ -113,7 +113,7 @@ class CudaDnn:
         """Milliseconds of the fastest of several runs, after one that is not counted."""
         stream = self._stream.handle
         execute()
-        took = []
+        took: list[float] = []
         events = [check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)]
         try:
             for _ in range(_RUNS):

@@ -159,7 +159,8 @@ def paddings(
             raise ValueError(
                 f"padding must be {space} numbers or pairs (before, after), not {value!r}"
             )
-        before, after = ([pair[side] for pair in pairs] for side in (0, 1))
+        before: Any = [pair[0] for pair in pairs]
+        after: Any = [pair[1] for pair in pairs]
         return steps(before, space, "padding", 0), steps(after, space, "padding", 0)
     same: Any = value
     numbers = steps(same, space, "padding", 0)

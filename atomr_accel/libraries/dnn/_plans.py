@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ..._errors import AccelError, Unsupported
+from ..._errors import AccelError, LibraryError, Unsupported
 from ._graph import Graph, decode
 from ._lowering import load_frontend, lower, refusals
 from ._prototypes import version
-from ._rewrite import cut, flattened
+from ._rewrite import ELEMENTWISE, cut, flattened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -247,7 +247,7 @@ class PlanStore:
             graph = decode(encoded)
             plan, origin = self._read(key, graph, handle), "disk"
             if plan is None:
-                steps = [self._built(part, made) for part, made in self._parts(graph, handle)]
+                steps = [self._built(part, made) for part, made in self.parts(graph, handle)]
                 plan, origin = assemble(graph, steps), "built"
                 self._write(key, plan)
             self._keep(key, plan)
@@ -274,7 +274,7 @@ class PlanStore:
                 self._keep(key, plan)
                 return plan, "disk"
             steps = []
-            for part, made in self._parts(graph, handle):
+            for part, made in self.parts(graph, handle):
                 if made is not None:
                     self._choose(graph, part, made, time)
                 steps.append(self._built(part, made))
@@ -289,7 +289,7 @@ class PlanStore:
 
     # --- making ---------------------------------------------------------------------------
 
-    def _parts(self, graph: Graph, handle: int) -> list[tuple[Graph, Any]]:
+    def parts(self, graph: Graph, handle: int) -> list[tuple[Graph, Any]]:
         """The parts of a graph that cuDNN takes, each with its candidates.
 
         Raises:
@@ -298,12 +298,12 @@ class PlanStore:
         parts = []
         rest = graph
         while rest.nodes:
-            reason: Unsupported | None = None
+            reason: AccelError | None = None
             for count in range(len(rest.nodes), 0, -1):
                 head, tail = cut(rest, count)
                 try:
                     made = self.offer(head, handle)
-                except Unsupported as refusal:
+                except (Unsupported, LibraryError) as refusal:
                     reason = refusal
                     if count > 1 or not self._own(head):
                         continue
@@ -331,7 +331,7 @@ class PlanStore:
             made.build_operation_graph()
             made.create_execution_plans([modes.A, modes.FALLBACK])
             made.deselect_workspace_greater_than(_MOST_WORKSPACE)
-            if graph.compute == "float32" and not graph.tf32 and _single(graph):
+            if _precise(graph):
                 made.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
             made.check_support()
         return made
@@ -402,6 +402,10 @@ class PlanStore:
         )
 
 
-def _single(graph: Graph) -> bool:
-    """Whether a graph is about float32, and float32 only."""
-    return all(graph.tensors[id_].dtype in ("float32", "bool") for id_ in graph.buffers())
+def _precise(graph: Graph) -> bool:
+    """Whether engines that round the factors of products are out of the question."""
+    if graph.tf32 or graph.compute != "float32":
+        return False
+    return any(node.op not in ELEMENTWISE for node in graph.nodes) and all(
+        graph.tensors[id_].dtype in ("float32", "bool", "int32") for id_ in graph.buffers()
+    )

@@ -143,7 +143,8 @@ class PlanCache:
             if len(self._programs) >= 4 * max(self._limit, DEFAULT_LIMIT):
                 self._programs.clear()
             program = self._programs[key] = make()
-        return program  # type: ignore[no-any-return]
+        made: _T = program
+        return made
 
     def find(self, encoded: bytes, *, tuned: bool) -> int | None:
         """How much workspace to bring, if that is known."""
