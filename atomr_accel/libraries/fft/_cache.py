@@ -1,4 +1,10 @@
-"""The plans that the program knows its host to have, and the work area they share."""
+"""The plans that the program knows its host to have, and the work areas they share.
+
+Transforms write to a work area, so those that have the same one run one after the other.
+Small ones leave most of a device idle; so while they are in flight together each gets an
+area of its own, up to the number of ways the lane has. Each way has plans of its own, made
+when they are first needed there, because a plan belongs to a stream.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +30,13 @@ LANE: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.fft._cpu:CpuFft",
         "cuda": "atomr_accel.libraries.fft._cuda:CudaFft",
     },
+    ways=4,
 )
 
 DEFAULT_LIMIT: Final = 64
+_SMALL: Final = 16 << 20
+"""Bytes of work area. A transform that needs more keeps the whole device busy by itself."""
+
 _UINT8: Final = DTYPES["uint8"]
 
 
@@ -40,7 +50,7 @@ class FftStatistics:
         hits: transforms that found their plan.
         misses: transforms that had to have it made, after a rebuild too.
         evictions: plans dropped, by the limit or by ``clear``.
-        workspace: bytes of the work area that all plans share.
+        workspace: bytes of the work areas that all plans share.
     """
 
     plans: int
@@ -71,11 +81,11 @@ class _Area:
     """What the device, a batch or a recording has of its own.
 
     Attributes:
-        workspace: the work area that its transforms share.
+        workspaces: the work areas that its transforms share, the last used ones last.
         told: the plans that a batch or recording has asked for.
     """
 
-    workspace: GpuRef | None = None
+    workspaces: list[GpuRef] = field(default_factory=list)
     told: set[Spec] = field(default_factory=set)
 
 
@@ -155,12 +165,20 @@ class PlanCache:
         return area
 
     def workspace(self, device: Submitter, room: Room, nbytes: int) -> Block:
-        """The work area, which transforms write and which therefore orders them."""
-        area = self._area(device)
-        work = area.workspace
-        if work is None or work.nbytes < nbytes or work._block.epoch is not device.memory.epoch:
-            area.workspace = None  # first, so that the new one may take its place
-            work = area.workspace = room.empty((nbytes,), _UINT8)
+        """A work area: one that no transform in flight has, if there may be as many."""
+        area, epoch = self._area(device), device.memory.epoch
+        there = [work for work in area.workspaces if work._block.epoch is epoch]
+        fitting = [work for work in there if work.nbytes >= nbytes]
+        idle = [work for work in fitting if not work._block.writer]
+        most = LANE.ways if nbytes <= _SMALL else 1
+        if idle or len(fitting) >= most:
+            work = (idle or fitting)[0]
+            there.remove(work)
+        else:
+            # Drop first what is too small, so that the new one may take its place.
+            area.workspaces = there = fitting if len(there) >= most else there
+            work = room.empty((nbytes,), _UINT8)
+        area.workspaces = [*there, work]
         return work._block
 
     def clear(self) -> None:
@@ -170,16 +188,14 @@ class PlanCache:
 
     def statistics(self) -> FftStatistics:
         """A snapshot."""
-        area = self._areas.get(self._device)
-        work = None if area is None else area.workspace
-        there = work is not None and work._block.epoch is self._device.memory.epoch
+        area, epoch = self._area(self._device), self._device.memory.epoch
         return FftStatistics(
             plans=len(self._plans),
             plan_limit=self._limit,
             hits=self._hits,
             misses=self._misses,
             evictions=self._evictions,
-            workspace=work.nbytes if work is not None and there else 0,
+            workspace=sum(work.nbytes for work in area.workspaces if work._block.epoch is epoch),
         )
 
     def _evict(self, limit: int) -> None:
