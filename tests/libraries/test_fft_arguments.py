@@ -196,9 +196,9 @@ async def test_many_at_once_share_the_work_area(device: Device) -> None:
 async def test_small_transforms_in_flight_have_work_areas_of_their_own(
     device: Device, gate: Gate, monkeypatch: pytest.MonkeyPatch, small: int, areas: int
 ) -> None:
-    monkeypatch.setattr("atomr_accel.libraries.fft._cache._SMALL", small)
     hold, held = await gate.kernel(device), await device.put(host := noise(100, dtype="float32"))
     device.fft.clear()
+    monkeypatch.setattr(device.fft._plans.workspaces, "_small", small)
     results = [await device.fft.rfft(held, n=200)]  # padded in scratch memory
     area = device.fft.statistics().workspace
     assert area >= 200 * 4

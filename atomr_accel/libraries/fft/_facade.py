@@ -519,7 +519,7 @@ class Fft:
         writes: tuple[Block, ...] = (out._block,)
         workspace = 0
         if call.scratch + work:
-            shared = self._plans.workspace(self._device, room, call.scratch + work)
+            shared = self._plans.workspaces.take(self._device, room, call.scratch + work)
             writes = (out._block, shared)
             workspace = shared.address
         message = Transform(

@@ -1,0 +1,71 @@
+"""Scratch memory that ops of one lane share.
+
+Ops write to their workspace, so those that have the same one run one after the other. Small
+ops leave most of a device idle; so while they are in flight together each gets a workspace of
+its own, up to the number of ways the lane has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
+
+from .._dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from ..memory import Block, GpuRef
+    from ._library import Submitter
+    from ._perform import Room
+
+_UINT8: Final = DTYPES["uint8"]
+
+
+@final
+class Workspaces:
+    """The workspaces of a lane, kept from op to op.
+
+    Batches and recordings have some of their own, which go with them: their memory may come
+    late, and a recording's has to stay where it is.
+
+    Args:
+        ways: how many there may be at a time.
+        small: bytes. An op that needs more keeps the whole device busy by itself, so of
+            such workspaces there is one.
+    """
+
+    def __init__(self, ways: int, small: int) -> None:
+        self._ways = ways
+        self._small = small
+        self._kept: WeakKeyDictionary[Submitter, list[GpuRef]] = WeakKeyDictionary()
+
+    def take(self, device: Submitter, room: Room, nbytes: int) -> Block:
+        """A workspace for one op, which has to name it as written.
+
+        Args:
+            device: the device, or what collects ops in its place.
+            room: where to make it, if there is none.
+            nbytes: how large it has to be at least.
+        """
+        epoch = device.memory.epoch
+        there = [ref for ref in self._kept.get(device, ()) if ref._block.epoch is epoch]
+        fitting = [ref for ref in there if ref.nbytes >= nbytes]
+        idle = [ref for ref in fitting if not ref._block.writer]
+        most = self._ways if nbytes <= self._small else 1
+        if idle or len(fitting) >= most:
+            chosen = (idle or fitting)[0]
+            there.remove(chosen)
+        else:
+            # Drop first what is too small, so that the new one may take its place.
+            self._kept[device] = there = fitting if len(there) >= most else there
+            chosen = room.empty((nbytes,), _UINT8)
+        self._kept[device] = [*there, chosen]  # the last used one last
+        return chosen._block
+
+    def nbytes(self, device: Submitter) -> int:
+        """The size of all that are kept for a device."""
+        epoch = device.memory.epoch
+        return sum(ref.nbytes for ref in self._kept.get(device, ()) if ref._block.epoch is epoch)
+
+    def clear(self, device: Submitter) -> None:
+        """Give the memory back, after the ops in flight."""
+        self._kept.pop(device, None)
