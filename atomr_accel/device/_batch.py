@@ -321,11 +321,14 @@ class Batch(Collector):
         try:
             if error is None:
                 await self._finish()
+            else:
+                self._spoil()
         except BaseException:
             self._spoil()
             raise
+        finally:
+            self._let_go()
         if error is not None:
-            self._spoil()
             await trio.lowlevel.checkpoint()
 
     async def _finish(self) -> None:
@@ -353,6 +356,17 @@ class Batch(Collector):
             raise errors[0]
         for kernel, twin in self._kernels.items():
             kernel._loaded = twin._loaded
+
+    def _let_go(self) -> None:
+        """Hold nothing any more: temporary buffers are free now, not when garbage is collected.
+
+        Facades refer to their batch, so they would keep each other.
+        """
+        for name in self._facades:
+            vars(self).pop(name, None)
+        for collection in (self._facades, self._kernels, self._promised):
+            collection.clear()
+        self._ops, self._made, self._later = [], [], []
 
     def _spoil(self) -> None:
         """Withdraw what is not under way, and refuse what the batch has made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
@@ -60,6 +61,8 @@ class Odd(Message, frozen=True):
     op: int
 
 
+_numbers = itertools.count()
+
 Place = tuple["FakeStream", int]
 """After so many ops of a stream."""
 
@@ -98,7 +101,7 @@ class FakeStream:
         with self.device.changed:
             if self.device.failed:
                 raise _fault()
-            token = (self, len(self.ops), frozenset(self.edges))
+            token = (self, len(self.ops), frozenset(self.edges), next(_numbers))
             if self._finished(token):
                 return None
             self.marked[len(self.ops)] += 1
@@ -111,7 +114,7 @@ class FakeStream:
             return self._finished(token)
 
     def _finished(self, token: Any) -> bool:
-        _, count, edges = token
+        count, edges = token[1:3]
         return self.done >= count and all(stream.done >= n for stream, n in edges)
 
     def wait(self, token: Any) -> None:
@@ -200,7 +203,7 @@ class FakeDevice:
         for stream in self.streams:
             for entry in list(stream.signals):
                 count, edges, writer = entry
-                if stream._finished((stream, count, edges)):
+                if stream._finished((stream, count, edges, writer)):
                     stream.signals.remove(entry)
                     os.close(writer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.host._wire import Failure, Fault, Message, Withdrawn
+from atomr_accel.host._worker import Lane
 
 from .fake import SECONDS, Break, Fail, FakeDevice, Lanes, Odd, Work
 
@@ -277,3 +279,34 @@ def test_a_lane_leaves_no_descriptor_behind(completion: str) -> None:
         if completion != "blocking":  # which waits for the oldest op, whatever happens
             lanes.hang_up()
     assert open_files() == before
+
+
+def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: dict[int, Lane] = {}
+    socks = [socket.socketpair() for _ in range(3)]
+    for index, (_, theirs) in enumerate(socks):
+        lanes[index] = Lane(index, theirs, lanes, completion="callback", linger=False)
+    first, *others = lanes.values()
+    woken: list[int] = []
+
+    def wake(fd: int, _data: bytes) -> None:
+        """Have every lane look again at once, as a thread of its own would."""
+        woken.append(fd)
+        assert len(woken) < 10, "lanes wake each other for ever"
+        for lane in others:
+            lane._retry()
+
+    for lane in others:
+        lane._aside[7] = (7, ((0, 5),), Work(7))
+        lane._retry()  # each watches the first, and then the one who watches too
+        lane._ready(((1, 9), (2, 9)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", wake)
+        first._notify()
+    assert len(woken) == len(others)
+    assert first._watchers == set(others)
+    for fd in [fd for lane in lanes.values() for fd in (lane._wake_reader, lane._wake_writer)]:
+        os.close(fd)
+    for pair in socks:
+        for sock in pair:
+            sock.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
@@ -341,3 +343,31 @@ async def test_the_host_dies_while_a_batch_waits_for_memory_and_lanes() -> None:
         del ref, batch
         await settled(device)
         assert used_by(device) == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@on_shared
+async def test_what_a_batch_has_made_is_free_with_it(device: Device, fails: bool) -> None:
+    """Not only when garbage is collected: its scratch memory may be most of the device's."""
+    x = await device.put(np.ones((8, 2000), np.complex64))
+    kernel = await adder(device)
+    async with device.batch() as first:
+        first.fft.irfft(x)  # plans and lanes are there now
+    del first
+    gc.collect()
+    gc.disable()
+    try:
+        before = device.statistics().memory.used
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+                async with device.batch() as batch:
+                    batch.fft.irfft(x)
+                    batch.blas.gemm(x, x, trans_b=True)
+                    batch.launch(kernel, 1, 4, batch.empty(4, np.float32), 1.0)
+                    if fails:
+                        raise ZeroDivisionError
+        del batch  # a batch has a work area of its own
+        await settled(device)
+        assert device.statistics().memory.used == before
+    finally:
+        gc.enable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, NAMES
 from .._arguments import usable, writable
 from .._perform import Prepared
 from ..blas._checks import scalar
@@ -98,17 +98,24 @@ class Call:
         return Checked(plan, alpha, beta, added, adds)
 
     def prepare(
-        self, room: Room, algorithm: bytes, workspace_bytes: int, *, scratch: bool = False
+        self,
+        room: Room,
+        algorithm: bytes,
+        workspace_bytes: int,
+        *,
+        scratch: bool = False,
+        checked: Checked | None = None,
     ) -> Prepared:
-        """Check again, make outputs, and say what to send.
+        """Make outputs, and say what to send.
 
         Args:
             room: where to make them.
             algorithm: what the lane recommended; empty to let it choose.
             workspace_bytes: the memory that the algorithm gets.
             scratch: write to buffers that nobody sees, whatever the arguments.
+            checked: what ``check`` said, if nothing was awaited since; else it checks again.
         """
-        plan, alpha, beta, added, adds = self.check()
+        plan, alpha, beta, added, adds = checked or self.check()
         epilogue, out, aux = plan.epilogue, self.out, self.aux
         result = out
         if result is None or scratch:
@@ -212,7 +219,7 @@ class Call:
 
 
 def _given(ref: GpuRef | None) -> Any:
-    return None if ref is None else Given(ref.shape, ref.dtype.name, ref.size)
+    return None if ref is None else Given(ref.shape, NAMES[ref.dtype])
 
 
 def _address(ref: GpuRef | None) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from .._library import LaneSpec
 from .._perform import Prepared, perform
 from ..blas._checks import Number, Trans, operation
-from ._call import Call
+from ._call import Call, Checked
 from ._messages import Heuristic, Matmul, Tune
 
 if TYPE_CHECKING:
@@ -197,17 +197,18 @@ class BlasLt:
             layout_b,
             layout_out,
         )
-        key = (call.check().plan.encoded, autotune)
+        first = call.check()
+        key = (first.plan.encoded, autotune)
         choice = self._choices.get(key)
-        if choice is None:
-            choice = await self._choose(call, *key)
-        algorithm, nbytes = choice
-        return await perform(
-            self._device,
-            LANE,
-            "blaslt.matmul",
-            lambda room: call.prepare(room, algorithm, nbytes),
-        )
+        checked: Checked | None = first if choice else None
+        algorithm, nbytes = choice or await self._choose(call, *key)
+
+        def prepare(room: Room) -> Prepared:
+            nonlocal checked
+            fresh, checked = checked, None
+            return call.prepare(room, algorithm, nbytes, checked=fresh)
+
+        return await perform(self._device, LANE, "blaslt.matmul", prepare)
 
     def statistics(self) -> BlasLtStatistics:
         """A snapshot of what is kept."""
