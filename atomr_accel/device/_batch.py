@@ -123,13 +123,14 @@ class Collector:
         self._core: DeviceCore = device._core
         self.memory: MemoryMap = self._core.memory
         self.ports: dict[str, Any] = dict(self._core.ports)
+        self._facades: dict[str, Synchronous] = {}
         self._kernels: dict[Kernel, Kernel] = {}
 
     def __getattr__(self, name: str) -> Any:
         facade = vars(self._device).get(name)
         if name.startswith("_") or facade is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        made = Synchronous(facade, self)
+        made = self._facades[name] = Synchronous(facade, self)
         setattr(self, name, made)
         return made
 
