@@ -1,12 +1,13 @@
 """Scratch memory that ops of one lane share.
 
 Ops write to their workspace, so those that have the same one run one after the other. Small
-ops leave most of a device idle; so while they are in flight together each gets a workspace of
-its own, up to the number of ways the lane has.
+ops leave most of a device idle; so when many are in flight together they get different ones,
+up to the number of ways the lane has.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
@@ -17,7 +18,24 @@ if TYPE_CHECKING:
     from ._library import Submitter
     from ._perform import Room
 
+TOGETHER: Final = 8
+"""How many ops in a row get the same one: a lane launches as many on one way before it goes
+on to the next, so they would run one after the other anyway."""
+
 _UINT8: Final = DTYPES["uint8"]
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """Those of the device, a batch or a recording.
+
+    Attributes:
+        refs: the workspaces, the last used one last.
+        run: how many ops in a row have got that one.
+    """
+
+    refs: list[GpuRef] = field(default_factory=list)
+    run: int = 0
 
 
 @final
@@ -36,7 +54,7 @@ class Workspaces:
     def __init__(self, ways: int, small: int) -> None:
         self._ways = ways
         self._small = small
-        self._kept: WeakKeyDictionary[Submitter, list[GpuRef]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Submitter, _Kept] = WeakKeyDictionary()
 
     def take(self, device: Submitter, room: Room, nbytes: int) -> Block:
         """A workspace for one op, which has to name it as written.
@@ -46,25 +64,30 @@ class Workspaces:
             room: where to make it, if there is none.
             nbytes: how large it has to be at least.
         """
+        kept = self._kept.setdefault(device, _Kept())
         epoch = device.memory.epoch
-        there = [ref for ref in self._kept.get(device, ()) if ref._block.epoch is epoch]
+        there = [ref for ref in kept.refs if ref._block.epoch is epoch]
         fitting = [ref for ref in there if ref.nbytes >= nbytes]
-        idle = [ref for ref in fitting if not ref._block.writer]
         most = self._ways if nbytes <= self._small else 1
-        if idle or len(fitting) >= most:
+        idle = [ref for ref in fitting if not ref._block.writer]
+        last = there[-1] if there and there[-1] in fitting else None
+        if last is not None and (last in idle or kept.run < TOGETHER):
+            chosen = last
+        elif idle or len(fitting) >= most:
             chosen = (idle or fitting)[0]
-            there.remove(chosen)
         else:
             # Drop first what is too small, so that the new one may take its place.
-            self._kept[device] = there = fitting if len(there) >= most else there
+            kept.refs = there = fitting if len(there) >= most else there
             chosen = room.empty((nbytes,), _UINT8)
-        self._kept[device] = [*there, chosen]  # the last used one last
+        kept.run = kept.run + 1 if chosen is last and last not in idle else 1
+        kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
         return chosen._block
 
     def nbytes(self, device: Submitter) -> int:
         """The size of all that are kept for a device."""
         epoch = device.memory.epoch
-        return sum(ref.nbytes for ref in self._kept.get(device, ()) if ref._block.epoch is epoch)
+        kept = self._kept.get(device, _Kept())
+        return sum(ref.nbytes for ref in kept.refs if ref._block.epoch is epoch)
 
     def clear(self, device: Submitter) -> None:
         """Give the memory back, after the ops in flight."""

@@ -18,6 +18,7 @@ from atomr_accel import (
     Unsupported,
     open_device,
 )
+from atomr_accel.libraries._workspaces import TOGETHER
 from atomr_accel.testing import poison
 
 from ..harness import Gate
@@ -209,7 +210,7 @@ async def test_small_transforms_in_flight_have_work_areas_of_their_own(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, held)  # adds 1 to the first element
         await trio.testing.wait_all_tasks_blocked()
-        for _ in range(9):
+        for _ in range(4 * TOGETHER):
             nursery.start_soon(one)
         await trio.testing.wait_all_tasks_blocked()
         assert device.fft.statistics().workspace == areas * area

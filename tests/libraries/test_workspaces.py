@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.libraries._perform import Room
-from atomr_accel.libraries._workspaces import Workspaces
+from atomr_accel.libraries._workspaces import TOGETHER, Workspaces
 from atomr_accel.testing import poison
 
 from ..harness import on_shared, opened, program
@@ -22,35 +22,47 @@ WAYS, SMALL = 3, 4096
 
 
 @settings(max_examples=60)
-@given(
-    steps=st.lists(
-        st.tuples(st.integers(1, 2 * SMALL), st.booleans(), st.integers(0, 9)), max_size=20
-    )
-)
+@given(steps=st.lists(st.tuples(st.integers(1, 2 * SMALL), st.booleans()), max_size=40))
 @on_shared
-async def test_an_op_gets_what_no_other_has_while_there_may_be_more(
-    device: Device, steps: list[tuple[int, bool, int]]
+async def test_there_are_few_and_each_is_large_enough(
+    device: Device, steps: list[tuple[int, bool]]
 ) -> None:
-    spaces = Workspaces(WAYS, SMALL)
-    core = device._core
-    in_flight: list[Block] = []
+    spaces, core = Workspaces(WAYS, SMALL), device._core
     await device.free(await device.zeros(16 * SMALL))  # so that there is room
-    for nbytes, stays, ends in steps:
+    taken: list[Block] = []
+    for nbytes, ends in steps:
         block = spaces.take(core, Room(core), nbytes)
-        busy = [other for other in in_flight if other.writer]
         assert block.size >= nbytes
-        if block in busy:  # then there are as many as there may be
-            assert nbytes > SMALL or len({id(other) for other in busy}) >= WAYS
-        assert len(spaces._kept[core]) <= WAYS
-        assert spaces.nbytes(core) >= nbytes
-        block.writer = 1 if stays else block.writer
-        in_flight.append(block)
-        if ends < len(in_flight):
-            in_flight.pop(ends).writer = 0
-    for block in in_flight:
+        assert nbytes <= spaces.nbytes(core) <= WAYS * 2 * SMALL
+        block.writer = 1
+        taken.append(block)
+        if ends:
+            taken.pop(0).writer = 0
+    for block in taken:
         block.writer = 0
     spaces.clear(core)
     assert spaces.nbytes(core) == 0
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(SMALL, WAYS), (SMALL + 1, 1)])
+@on_shared
+async def test_small_ops_that_are_in_flight_together_take_different_ones(
+    device: Device, nbytes: int, most: int
+) -> None:
+    spaces, core = Workspaces(WAYS, SMALL), device._core
+    await device.free(await device.zeros(16 * SMALL))
+    taken: list[Block] = []
+    for _ in range(5):  # longer than there are ways
+        for op in range(TOGETHER):
+            block = spaces.take(core, Room(core), nbytes)
+            block.writer = 1
+            if not op:
+                taken.append(block)
+            assert block is taken[-1]
+    for number, block in enumerate(taken):
+        assert block is taken[number % most]
+        block.writer = 0
+    assert len({id(block) for block in taken}) == most
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, SMALL + 1])
