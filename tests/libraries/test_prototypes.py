@@ -23,8 +23,6 @@ from atomr_accel.libraries._vendor import TYPES, VendorLibrary
 from .host_kernels import COMPILER, needs_compiler
 from .vendor_tables import TABLES, Table
 
-pytestmark = pytest.mark.headers
-
 ACCEPTED: Final = {
     "int": {"int"},
     "enum": {"int"},
@@ -165,6 +163,7 @@ def asked(
     return table, ask_compiler(table, tmp_path_factory.mktemp("headers"))
 
 
+@pytest.mark.headers
 @needs_compiler
 def test_prototypes_are_those_of_the_headers(asked: tuple[Table, dict[str, Any]]) -> None:
     table, answers = asked
@@ -184,6 +183,7 @@ def wrong_rows(prototypes: dict[str, str], answers: dict[str, Any]) -> list[str]
     return wrong
 
 
+@pytest.mark.headers
 @needs_compiler
 def test_values_are_those_of_the_headers(asked: tuple[Table, dict[str, Any]]) -> None:
     table, answers = asked
@@ -193,6 +193,7 @@ def test_values_are_those_of_the_headers(asked: tuple[Table, dict[str, Any]]) ->
         assert eval(value, vars(table.tables)) == answers[expression], expression
 
 
+@pytest.mark.headers
 @pytest.mark.parametrize("name", TABLES)
 def test_every_symbol_is_in_the_library(name: str) -> None:
     tables = TABLES[name].tables
@@ -220,6 +221,7 @@ def test_every_table_of_the_package_is_held_against_headers() -> None:
     assert modules == {table.module for table in TABLES.values()}
 
 
+@pytest.mark.headers
 @needs_compiler
 def test_wrong_rows_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     table = TABLES["curand"]
