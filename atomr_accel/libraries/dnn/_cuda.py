@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 from ...backends.cuda._driver import check, driver
+from .._cuda_kernels import preload_compiler
+from .._disk_cache import DiskCache
 from ._cuda_norms import Norms, computes
 from ._lowering import load_frontend, refusals
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
-from ._plans import PlanStore, plan_folder
+from ._plans import PlanStore
 from ._prototypes import load_cudnn
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ def _store_of(context: CudaContext) -> PlanStore:
         store = _STORES.get(context)
         if store is None:
             info = context.info
-            store = PlanStore(info.name, context.compute_capability, plan_folder(), computes)
+            files = DiskCache("dnn-plans")
+            store = PlanStore(info.name, context.compute_capability, files, computes)
             _STORES[context] = store
         return store
 
@@ -66,6 +69,7 @@ class CudaDnn:
     def preload() -> None:
         """Load the library and its frontend."""
         load_frontend()
+        preload_compiler()
 
     def close(self) -> None:
         """Destroy the handle."""

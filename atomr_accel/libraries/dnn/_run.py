@@ -10,6 +10,7 @@ from ..._dtypes import DTYPES
 from .._arguments import overlap, usable, writable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
+from .._workspaces import Workspaces
 from ._graph import Graph, encode
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 
@@ -22,20 +23,22 @@ if TYPE_CHECKING:
     from .._library import Submitter
     from .._perform import Room
 
-LANE: Final = LaneSpec(
-    "dnn",
-    {
-        "cpu": "atomr_accel.libraries.dnn._cpu:CpuDnn",
-        "cuda": "atomr_accel.libraries.dnn._cuda:CudaDnn",
-    },
-    ways=4,
-)
+_WAYS: Final = 4
+_EXECUTORS: Final = {
+    "cpu": "atomr_accel.libraries.dnn._cpu:CpuDnn",
+    "cuda": "atomr_accel.libraries.dnn._cuda:CudaDnn",
+}
+LANE: Final = LaneSpec("dnn", _EXECUTORS, ways=_WAYS)
+PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False)
+"""Makes plans, which may take seconds, while the other lane runs those that are there."""
 
 DEFAULT_LIMIT: Final = 512
 _ALIGNMENT: Final = 16
 """Bytes that cuDNN expects every address to be a multiple of."""
 
-_UINT8: Final = DTYPES["uint8"]
+_SMALL: Final = 4 << 20
+"""Bytes of workspace up to which ops run side by side, each with one of its own."""
+
 _T = TypeVar("_T")
 
 
@@ -52,6 +55,7 @@ class DnnStatistics:
         loaded: plans that were on disk.
         tuned: plans found by trying all.
         evictions: plans dropped, by the limit or by ``clear_plans``.
+        workspace: bytes of the workspaces that they share.
     """
 
     plans: int
@@ -62,6 +66,7 @@ class DnnStatistics:
     loaded: int
     tuned: int
     evictions: int
+    workspace: int
 
 
 @final
@@ -125,11 +130,13 @@ class PlanCache:
     Attributes:
         autotune: whether graphs get the fastest of their plans, found by trying.
         tf32: whether products of float32 may round their factors.
+        workspaces: the plans' scratch memory.
     """
 
     def __init__(self) -> None:
         self.autotune = False
         self.tf32 = False
+        self.workspaces: Final = Workspaces(_WAYS, _SMALL)
         self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
         self._programs: dict[Hashable, Any] = {}
         self._limit = DEFAULT_LIMIT
@@ -186,7 +193,7 @@ class PlanCache:
         """How many plans are kept."""
         return self._limit
 
-    def statistics(self) -> DnnStatistics:
+    def statistics(self, device: Submitter) -> DnnStatistics:
         """A snapshot."""
         return DnnStatistics(
             plans=len(self._workspaces),
@@ -197,6 +204,7 @@ class PlanCache:
             loaded=self._loaded,
             tuned=self._tuned,
             evictions=self._evictions,
+            workspace=self.workspaces.nbytes(device),
         )
 
 
@@ -223,7 +231,10 @@ class Facade:
             workspace = await self._make(name, bind, encoded, tuned=tuned)
         nbytes = workspace
         return await perform(
-            device, LANE, name, lambda room: _prepare(device, bind(), room, nbytes, tuned=tuned)
+            device,
+            LANE,
+            name,
+            lambda room: _prepare(device, plans, bind(), room, nbytes, tuned=tuned),
         )
 
     async def _make(
@@ -234,15 +245,17 @@ class Facade:
         # What to try all plans with needs as much workspace as the first guess; a candidate
         # that wants more gets it from the lane.
         request = Prepared(PrepareGraph(encoded, tuned=False), (), ())
-        answer = await perform(device, LANE, "dnn.plan", lambda _room: request)
+        answer = await perform(device, PLANNER, "dnn.plan", lambda _room: request)
         if answer is not None and tuned:
 
             def prepare(room: Room) -> Prepared:
-                prepared = _prepare(device, bind(), room, answer[0], tuned=True, scratch=True)
+                prepared = _prepare(
+                    device, plans, bind(), room, answer[0], tuned=True, scratch=True
+                )
                 assert isinstance(prepared.message, RunGraph)
                 return prepared._replace(message=TuneGraph(prepared.message), result=None)
 
-            answer = await perform(device, LANE, f"{name}.tune", prepare)
+            answer = await perform(device, PLANNER, f"{name}.tune", prepare)
         if answer is None:  # inside a batch there is no answer yet: the lane has its own
             return 0
         plans.keep(device, encoded, (answer[0], answer[1]), tuned=tuned)
@@ -251,6 +264,7 @@ class Facade:
 
 def _prepare(
     device: Submitter,
+    plans: PlanCache,
     bound: Bound,
     room: Room,
     workspace_bytes: int,
@@ -262,6 +276,7 @@ def _prepare(
 
     Args:
         device: where.
+        plans: has the workspaces.
         bound: the program and its buffers.
         room: where to make outputs.
         workspace_bytes: scratch memory to bring.
@@ -287,7 +302,7 @@ def _prepare(
     writes = [refs[id_]._block for id_ in bound.outputs]
     workspace: Any = 0
     if workspace_bytes:
-        block = room.empty((workspace_bytes,), _UINT8)._block
+        block = plans.workspaces.take(device, room, workspace_bytes)
         writes.append(block)
         workspace = block.address
     message = RunGraph(
