@@ -10,7 +10,7 @@ import numpy as np
 from ._nodes import Window, groups_of, window_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ._graph import Tensor
 
@@ -29,6 +29,11 @@ def _taps(
             )
         )
         yield tap, where
+
+
+def _last(index: Iterable[Any]) -> Any:
+    """An index into the last dimensions."""
+    return (..., *index)
 
 
 def _grouped(array: Array, groups: int) -> Array:
@@ -55,7 +60,7 @@ def _conv_fprop(
     padded, by_group = _padded(image, window), _by_group(weight, groups)
     y = _grouped(np.zeros(shape, image.dtype), groups)
     for tap, where in _taps(window, weight.shape[2:], shape[2:]):
-        y += by_group[(..., *tap)] @ _grouped(padded[(..., *where)], groups)
+        y += by_group[_last(tap)] @ _grouped(padded[_last(where)], groups)
     return {"y": y.reshape(shape)}
 
 
@@ -68,12 +73,12 @@ def _conv_dgrad(
     by_group, grouped = _by_group(weight, groups), _grouped(loss, groups)
     padded = _padded(np.zeros(shape, loss.dtype), window)
     for tap, where in _taps(window, weight.shape[2:], loss.shape[2:]):
-        part = np.swapaxes(by_group[(..., *tap)], -1, -2) @ grouped
-        padded[(..., *where)] += part.reshape(*shape[:2], *loss.shape[2:])
+        part = np.swapaxes(by_group[_last(tap)], -1, -2) @ grouped
+        padded[_last(where)] += part.reshape(*shape[:2], *loss.shape[2:])
     inside = (
         slice(before, before + size) for before, size in zip(window.before, shape[2:], strict=True)
     )
-    return {"dx": padded[(..., *inside)]}
+    return {"dx": padded[_last(inside)]}
 
 
 def _conv_wgrad(
@@ -86,8 +91,8 @@ def _conv_wgrad(
     dw = np.zeros(shape, image.dtype)
     by_group = _by_group(dw, groups)
     for tap, where in _taps(window, shape[2:], loss.shape[2:]):
-        met = np.swapaxes(_grouped(padded[(..., *where)], groups), -1, -2)
-        by_group[(..., *tap)] = (grouped @ met).sum(0)
+        met = np.swapaxes(_grouped(padded[_last(where)], groups), -1, -2)
+        by_group[_last(tap)] = (grouped @ met).sum(0)
     return {"dw": dw}
 
 

@@ -19,63 +19,63 @@ _SLOPE: Final = math.sqrt(2 / math.pi)
 _CUBIC: Final = 0.044715
 
 
-def _relu(x: Array, negative_slope: Any, lower_clip: Any, upper_clip: Any) -> Array:
+def _relu(x: Array, negative_slope: Any, lower_clip: Any, upper_clip: Any) -> Any:
     low = lower_clip or 0.0
     below = low + (negative_slope or 0.0) * (x - low)
     y = np.where(x > low, x, below)
     return y if upper_clip is None else np.minimum(y, x.dtype.type(upper_clip))
 
 
-def _relu_slope(x: Array, negative_slope: Any, lower_clip: Any, upper_clip: Any) -> Array:
+def _relu_slope(x: Array, negative_slope: Any, lower_clip: Any, upper_clip: Any) -> Any:
     slope = np.where(x > (lower_clip or 0.0), 1.0, negative_slope or 0.0)
     return slope if upper_clip is None else np.where(x < upper_clip, slope, 0.0)
 
 
-def _swish(x: Array, swish_beta: float) -> Array:
+def _swish(x: Array, swish_beta: float) -> Any:
     return x * special.expit(swish_beta * x)
 
 
-def _swish_slope(x: Array, swish_beta: float) -> Array:
+def _swish_slope(x: Array, swish_beta: float) -> Any:
     s = special.expit(swish_beta * x)
     return s + swish_beta * x * s * (1 - s)
 
 
-def _gelu(x: Array) -> Array:
+def _gelu(x: Array) -> Any:
     return 0.5 * x * (1 + special.erf(x / math.sqrt(2)))
 
 
-def _gelu_slope(x: Array) -> Array:
+def _gelu_slope(x: Array) -> Any:
     density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     return 0.5 * (1 + special.erf(x / math.sqrt(2))) + x * density
 
 
-def _gelu_tanh(x: Array) -> Array:
+def _gelu_tanh(x: Array) -> Any:
     return 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x**3)))
 
 
-def _gelu_tanh_slope(x: Array) -> Array:
+def _gelu_tanh_slope(x: Array) -> Any:
     t = np.tanh(_SLOPE * (x + _CUBIC * x**3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _SLOPE * (1 + 3 * _CUBIC * x * x)
 
 
-def _elu(x: Array) -> Array:
+def _elu(x: Array) -> Any:
     return np.where(x > 0, x, np.expm1(x))
 
 
-def _elu_slope(x: Array) -> Array:
+def _elu_slope(x: Array) -> Any:
     return np.where(x > 0, 1.0, np.exp(x))
 
 
-def _sigmoid_slope(x: Array) -> Array:
+def _sigmoid_slope(x: Array) -> Any:
     s = special.expit(x)
     return s * (1 - s)
 
 
-def _tanh_slope(x: Array) -> Array:
+def _tanh_slope(x: Array) -> Any:
     return 1 - np.square(np.tanh(x))
 
 
-def _softplus(x: Array) -> Array:
+def _softplus(x: Array) -> Any:
     return np.logaddexp(x, x.dtype.type(0))
 
 

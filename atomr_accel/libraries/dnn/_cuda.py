@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 from ...backends.cuda._driver import check, driver
+from .._cuda_kernels import preload_compiler
+from .._disk_cache import DiskCache
 from ._cuda_norms import Norms, computes
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
 from ._lowering import load_frontend, refusals
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
-from ._plans import PlanStore, plan_folder
+from ._plans import PlanStore
 from ._prototypes import load_cudnn
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ def _store_of(context: CudaContext) -> PlanStore:
         store = _STORES.get(context)
         if store is None:
             info = context.info
-            store = PlanStore(info.name, context.compute_capability, plan_folder(), computes)
+            files = DiskCache("dnn-plans")
+            store = PlanStore(info.name, context.compute_capability, files, computes)
             _STORES[context] = store
         return store
 
@@ -78,6 +81,7 @@ class CudaDnn:
     def preload() -> None:
         """Load the library and its frontend."""
         load_frontend()
+        preload_compiler()
 
     def close(self) -> None:
         """Destroy the handle, and what was made with it."""
@@ -128,7 +132,7 @@ class CudaDnn:
         """Milliseconds of the fastest of several runs, after one that is not counted."""
         stream = self._stream.handle
         execute()
-        took = []
+        took: list[float] = []
         events = [check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)]
         try:
             for _ in range(_RUNS):

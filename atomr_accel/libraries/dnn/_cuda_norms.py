@@ -70,7 +70,7 @@ def axes_of(graph: Graph, node: Node) -> list[tuple[Axis, bool]]:
         "out": tensors.get("y") or tensors.get("dx"),
         "parameter": scale,
     }
-    statistic = tensors["inv_variance"] if "inv_variance" in tensors else None
+    statistic = tensors.get("inv_variance")
     axes: list[tuple[Axis, bool]] = []
     for axis in range(ndim):
         size = x.shape[axis]

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import final
 
 from ._attention import FlashAttention
+from ._conv import Convolutions
+from ._norm import Normalizations
+from ._pointwise import Activations
 from ._rnn import Recurrent
 from ._routines import Routines
 from ._run import DnnStatistics
 
 
 @final
-class Dnn(FlashAttention, Recurrent, Routines):
+class Dnn(Convolutions, Normalizations, Activations, FlashAttention, Recurrent, Routines):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on
@@ -31,6 +34,18 @@ class Dnn(FlashAttention, Recurrent, Routines):
         self._plans.autotune = bool(autotune)
 
     @property
+    def allow_tf32(self) -> bool:
+        """Whether products of float32 may round their factors to ten bits, to run faster.
+
+        Off by default. As ``torch.backends.cudnn.allow_tf32``.
+        """
+        return self._plans.tf32
+
+    @allow_tf32.setter
+    def allow_tf32(self, allow: bool) -> None:
+        self._plans.tf32 = bool(allow)
+
+    @property
     def plan_limit(self) -> int:
         """How many plans are kept in memory; those used last stay."""
         return self._plans.limit
@@ -42,9 +57,10 @@ class Dnn(FlashAttention, Recurrent, Routines):
         self._plans.limit_to(self._device, limit)
 
     def clear_plans(self) -> None:
-        """Drop all plans from memory; what is on disk stays."""
+        """Drop all plans and workspaces from memory; what is on disk stays."""
         self._plans.evict(self._device, 0)
+        self._plans.workspaces.clear(self._device)
 
     def statistics(self) -> DnnStatistics:
         """A snapshot of what is known of plans."""
-        return self._plans.statistics()
+        return self._plans.statistics(self._device)

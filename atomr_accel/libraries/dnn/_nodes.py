@@ -59,6 +59,11 @@ def like(tensor: Tensor, shape: tuple[int, ...] | None = None, dtype: str | None
     return Tensor(tensor.dtype if dtype is None else dtype, sizes, strides, "virtual")
 
 
+def wider(dtype: str) -> str:
+    """The dtype of statistics and gradients of parameters."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 # --- convolution --------------------------------------------------------------------------
 
 
@@ -370,7 +375,7 @@ def _reduction(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     if not axes or not set(axes) <= set(range(len(tensor.shape))):
         raise ValueError(f"reduction: axes {axes} are not some of those of shape {tensor.shape}")
     shape = tuple(1 if axis in axes else size for axis, size in enumerate(tensor.shape))
-    return {"y": like(tensor, shape)}
+    return {"y": like(tensor, shape, wider(tensor.dtype))}
 
 
 # --- normalisation ------------------------------------------------------------------------
@@ -382,11 +387,6 @@ def _statistics(tensor: Tensor, scale: Tensor) -> Tensor:
         1 if factor != 1 else size for size, factor in zip(tensor.shape, scale.shape, strict=True)
     )
     return like(tensor, shape, wider(tensor.dtype))
-
-
-def wider(dtype: str) -> str:
-    """The dtype of statistics and gradients of parameters."""
-    return "float64" if dtype == "float64" else "float32"
 
 
 def _norm_inputs(op: str, inputs: Inputs, *names: str) -> tuple[Tensor, Tensor]:

@@ -1,56 +1,36 @@
 """Plans: what the vendor makes of a graph for a device; kept in memory and on disk.
 
 Making one takes from milliseconds to seconds, because some are compiled. On disk a plan is
-found by its graph, the device's name and the versions of cuDNN and of its frontend. A file
-has a hash of its content and the question that it answers, is written in one step, and is
-used only if both are as expected.
+found by its graph, the device's name and the versions of cuDNN and of its frontend.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import tempfile
 import threading
 from collections import OrderedDict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ..._errors import AccelError, Unsupported
+from ..._errors import AccelError, LibraryError, Unsupported
 from ._graph import Graph, decode
 from ._lowering import load_frontend, lower, refusals
 from ._prototypes import version
-from ._rewrite import cut, flattened
+from ._rewrite import ELEMENTWISE, cut, flattened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_MAGIC: Final = b"atomr_accel dnn plan 1\n"
-_HASH_BYTES: Final = 32
+    from .._disk_cache import DiskCache
+
 _MOST_PLANS: Final = 512
 _MOST_CANDIDATES: Final = 16
 _ALIGNMENT: Final = 256
 _MOST_WORKSPACE: Final = 1 << 30
 """The most scratch memory that a plan may want."""
-
-FOLDER: Final = "ATOMR_ACCEL_CACHE"
-"""The environment variable that moves the files of all caches; empty to have none."""
-
-
-def plan_folder() -> Path | None:
-    """Where plans are kept on disk; None to keep none."""
-    chosen = os.environ.get(FOLDER)
-    if chosen == "":
-        return None
-    if chosen is not None:
-        return Path(chosen) / "dnn"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "atomr_accel" / "dnn"
 
 
 class StoredStep(msgspec.Struct, frozen=True, array_like=True):
@@ -63,75 +43,6 @@ class StoredStep(msgspec.Struct, frozen=True, array_like=True):
 
     graph: Graph
     made: bytes
-
-
-class _Stored(msgspec.Struct, frozen=True, array_like=True):
-    """What a file says beside its hash.
-
-    Attributes:
-        question: graph, device and versions.
-        steps: the plan.
-    """
-
-    question: bytes
-    steps: tuple[StoredStep, ...]
-
-
-@final
-class PlanFiles:
-    """Plans on disk.
-
-    Args:
-        folder: where; None for nowhere.
-        names: what a plan depends on beside its graph, such as the device's name.
-    """
-
-    def __init__(self, folder: Path | None, *names: str) -> None:
-        self._folder = folder
-        self._names = names
-
-    def read(self, graph: bytes, *, tuned: bool) -> tuple[StoredStep, ...] | None:
-        """A plan; None where there is none that can be trusted."""
-        if self._folder is None:
-            return None
-        question = self._question(graph, tuned=tuned)
-        try:
-            data = self._path(question).read_bytes()
-        except OSError:
-            return None
-        body = data[len(_MAGIC) + _HASH_BYTES :]
-        if data[: len(_MAGIC) + _HASH_BYTES] != _MAGIC + hashlib.sha256(body).digest():
-            return None
-        with contextlib.suppress(msgspec.DecodeError):
-            stored = msgspec.msgpack.decode(body, type=_Stored)
-            if stored.question == question:
-                return stored.steps
-        return None
-
-    def write(self, graph: bytes, steps: tuple[StoredStep, ...], *, tuned: bool) -> None:
-        """Keep a plan; a disk that takes nothing is none of the caller's business."""
-        if self._folder is None:
-            return
-        question = self._question(graph, tuned=tuned)
-        body = msgspec.msgpack.encode(_Stored(question, steps))
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
-            part = Path(name)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_MAGIC + hashlib.sha256(body).digest() + body)
-                part.replace(self._path(question))
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
-
-    def _question(self, graph: bytes, *, tuned: bool) -> bytes:
-        return msgspec.msgpack.encode((graph, tuned, self._names))
-
-    def _path(self, question: bytes) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{hashlib.sha256(question).hexdigest()}.plan"
 
 
 class Step(NamedTuple):
@@ -207,7 +118,7 @@ class PlanStore:
     Args:
         name: the device's name.
         capability: the device's compute capability.
-        folder: where to keep plans on disk.
+        files: plans on disk; None to keep none there.
         own: whether our own kernels compute a node that cuDNN refuses.
         options: for the frontend's graph, in the place of a handle.
     """
@@ -216,7 +127,7 @@ class PlanStore:
         self,
         name: str,
         capability: tuple[int, int],
-        folder: Path | None,
+        files: DiskCache | None,
         own: Callable[[Graph], bool],
         options: dict[str, Any] | None = None,
     ) -> None:
@@ -224,8 +135,8 @@ class PlanStore:
         self._capability = capability
         self._options = options
         self._own = own
-        versions = str(version()), str(self._frontend.__version__)
-        self._files = PlanFiles(folder, name, *versions)
+        self._files = files
+        self._names = (name, str(version()), str(self._frontend.__version__))
         self._plans: OrderedDict[tuple[bytes, bool], Plan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -247,7 +158,7 @@ class PlanStore:
             graph = decode(encoded)
             plan, origin = self._read(key, graph, handle), "disk"
             if plan is None:
-                steps = [self._built(part, made) for part, made in self._parts(graph, handle)]
+                steps = [self._built(part, made) for part, made in self.parts(graph, handle)]
                 plan, origin = assemble(graph, steps), "built"
                 self._write(key, plan)
             self._keep(key, plan)
@@ -274,7 +185,7 @@ class PlanStore:
                 self._keep(key, plan)
                 return plan, "disk"
             steps = []
-            for part, made in self._parts(graph, handle):
+            for part, made in self.parts(graph, handle):
                 if made is not None:
                     self._choose(graph, part, made, time)
                 steps.append(self._built(part, made))
@@ -289,7 +200,7 @@ class PlanStore:
 
     # --- making ---------------------------------------------------------------------------
 
-    def _parts(self, graph: Graph, handle: int) -> list[tuple[Graph, Any]]:
+    def parts(self, graph: Graph, handle: int) -> list[tuple[Graph, Any]]:
         """The parts of a graph that cuDNN takes, each with its candidates.
 
         Raises:
@@ -298,12 +209,12 @@ class PlanStore:
         parts = []
         rest = graph
         while rest.nodes:
-            reason: Unsupported | None = None
+            reason: AccelError | None = None
             for count in range(len(rest.nodes), 0, -1):
                 head, tail = cut(rest, count)
                 try:
                     made = self.offer(head, handle)
-                except Unsupported as refusal:
+                except (Unsupported, LibraryError) as refusal:
                     reason = refusal
                     if count > 1 or not self._own(head):
                         continue
@@ -331,7 +242,7 @@ class PlanStore:
             made.build_operation_graph()
             made.create_execution_plans([modes.A, modes.FALLBACK])
             made.deselect_workspace_greater_than(_MOST_WORKSPACE)
-            if graph.compute == "float32" and not graph.tf32 and _single(graph):
+            if _precise(graph):
                 made.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
             made.check_support()
         return made
@@ -370,18 +281,25 @@ class PlanStore:
         while len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)
 
+    def _question(self, key: tuple[bytes, bool]) -> bytes:
+        """What a plan on disk is the answer to."""
+        return msgspec.msgpack.encode((key, self._names))
+
     def _write(self, key: tuple[bytes, bool], plan: Plan) -> None:
+        if self._files is None:
+            return
         with contextlib.suppress(AccelError), refusals("serialize"):
             steps = tuple(
                 StoredStep(step.graph, bytes(step.made.serialize() if step.made else b""))
                 for step in plan.steps
             )
-            self._files.write(key[0], steps, tuned=key[1])
+            self._files.put(self._question(key), msgspec.msgpack.encode(steps))
 
     def _read(self, key: tuple[bytes, bool], graph: Graph, handle: int) -> Plan | None:
-        stored = self._files.read(key[0], tuned=key[1])
-        if stored is None:
+        data = None if self._files is None else self._files.get(self._question(key))
+        if data is None:
             return None
+        stored = msgspec.msgpack.decode(data, type=tuple[StoredStep, ...])
         steps = []
         for each in stored:
             made = None
@@ -402,6 +320,10 @@ class PlanStore:
         )
 
 
-def _single(graph: Graph) -> bool:
-    """Whether a graph is about float32, and float32 only."""
-    return all(graph.tensors[id_].dtype in ("float32", "bool") for id_ in graph.buffers())
+def _precise(graph: Graph) -> bool:
+    """Whether engines that round the factors of products are out of the question."""
+    if graph.tf32 or graph.compute != "float32":
+        return False
+    return any(node.op not in ELEMENTWISE for node in graph.nodes) and all(
+        graph.tensors[id_].dtype in ("float32", "bool", "int32") for id_ in graph.buffers()
+    )

@@ -19,6 +19,9 @@ PROTOTYPES: Final[Prototypes] = {
 }
 """Functions that return a status."""
 
+ENUMS: Final[dict[str, int]] = {}
+"""Values of the header's enumerations."""
+
 DATA_TYPES: Final[dict[str, str]] = {
     "float32": "FLOAT",
     "float64": "DOUBLE",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ._graph import Graph, Node, Tensor, channels_last, order_of, packed_strides
+from ._graph import Attribute, Graph, Node, Tensor, channels_last, order_of, packed_strides
 from ._nodes import NODES
 
 if TYPE_CHECKING:
@@ -38,8 +38,12 @@ def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:
     head, tail = graph.nodes[:at], graph.nodes[at:]
     made = {id_ for node in head for _, id_ in node.outputs}
     wanted = {id_ for node in tail for _, id_ in node.inputs}
+    # Products come in the dtype of their factors; the rest loses nothing on the way.
+    plain = all(node.op in ELEMENTWISE for node in head)
     tensors = tuple(
-        _as_buffer(tensor) if id_ in made & wanted and tensor.kind == "virtual" else tensor
+        _as_buffer(tensor, graph.compute if plain else "")
+        if id_ in made & wanted and tensor.kind == "virtual"
+        else tensor
         for id_, tensor in enumerate(graph.tensors)
     )
     return (
@@ -48,8 +52,10 @@ def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:
     )
 
 
-def _as_buffer(tensor: Tensor) -> Tensor:
-    return msgspec.structs.replace(tensor, kind="buffer")
+def _as_buffer(tensor: Tensor, dtype: str) -> Tensor:
+    if not dtype or tensor.dtype in ("bool", "int32"):
+        dtype = tensor.dtype
+    return msgspec.structs.replace(tensor, kind="buffer", dtype=dtype)
 
 
 def flattened(graph: Graph) -> Graph:
@@ -79,6 +85,7 @@ def flattened(graph: Graph) -> Graph:
     axes = {axis: places[at] for at, group in enumerate(groups) for axis in group}
     if len(groups) == 1 and not any(node.op == "reduction" for node in graph.nodes):
         shapes = {id_: _split(shape) for id_, shape in shapes.items()}
+    shapes |= dict.fromkeys(graph.scalars(), (1,) * _MOST_GROUPS)
     return msgspec.structs.replace(
         graph,
         tensors=tuple(
@@ -143,7 +150,7 @@ def _grouped(
 
 def _moved(node: Node, axes: dict[int, int]) -> Node:
     """A node with the dimensions it names in their new places."""
-    moved = []
+    moved: list[tuple[str, Attribute]] = []
     for name, value in node.attributes:
         if name == "axes" and isinstance(value, tuple):
             moved.append((name, tuple(sorted({axes[axis] for axis in value if axis in axes}))))

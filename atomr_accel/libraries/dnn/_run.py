@@ -10,30 +10,35 @@ from ..._dtypes import DTYPES
 from .._arguments import overlap, usable, writable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
+from .._workspaces import Workspaces
 from ._graph import Graph, encode
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    import numpy as np
+
     from ...memory import Block, GpuRef, MemoryMap
     from .._library import Submitter
     from .._perform import Room
 
-LANE: Final = LaneSpec(
-    "dnn",
-    {
-        "cpu": "atomr_accel.libraries.dnn._cpu:CpuDnn",
-        "cuda": "atomr_accel.libraries.dnn._cuda:CudaDnn",
-    },
-    ways=4,
-)
+_WAYS: Final = 4
+_EXECUTORS: Final = {
+    "cpu": "atomr_accel.libraries.dnn._cpu:CpuDnn",
+    "cuda": "atomr_accel.libraries.dnn._cuda:CudaDnn",
+}
+LANE: Final = LaneSpec("dnn", _EXECUTORS, ways=_WAYS)
+PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False)
+"""Makes plans, which may take seconds, while the other lane runs those that are there."""
 
 DEFAULT_LIMIT: Final = 512
 _ALIGNMENT: Final = 16
 """Bytes that cuDNN expects every address to be a multiple of."""
 
-_UINT8: Final = DTYPES["uint8"]
+_SMALL: Final = 4 << 20
+"""Bytes of workspace up to which ops run side by side, each with one of its own."""
+
 _T = TypeVar("_T")
 
 
@@ -50,6 +55,7 @@ class DnnStatistics:
         loaded: plans that were on disk.
         tuned: plans found by trying all.
         evictions: plans dropped, by the limit or by ``clear_plans``.
+        workspace: bytes of the workspaces that they share.
     """
 
     plans: int
@@ -60,6 +66,7 @@ class DnnStatistics:
     loaded: int
     tuned: int
     evictions: int
+    workspace: int
 
 
 @final
@@ -122,10 +129,14 @@ class PlanCache:
 
     Attributes:
         autotune: whether graphs get the fastest of their plans, found by trying.
+        tf32: whether products of float32 may round their factors.
+        workspaces: the plans' scratch memory.
     """
 
     def __init__(self) -> None:
         self.autotune = False
+        self.tf32 = False
+        self.workspaces: Final = Workspaces(_WAYS, _SMALL)
         self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
         self._programs: dict[Hashable, Any] = {}
         self._limit = DEFAULT_LIMIT
@@ -139,7 +150,8 @@ class PlanCache:
             if len(self._programs) >= 4 * max(self._limit, DEFAULT_LIMIT):
                 self._programs.clear()
             program = self._programs[key] = make()
-        return program  # type: ignore[no-any-return]
+        made: _T = program
+        return made
 
     def find(self, encoded: bytes, *, tuned: bool) -> int | None:
         """How much workspace to bring, if that is known."""
@@ -181,7 +193,7 @@ class PlanCache:
         """How many plans are kept."""
         return self._limit
 
-    def statistics(self) -> DnnStatistics:
+    def statistics(self, device: Submitter) -> DnnStatistics:
         """A snapshot."""
         return DnnStatistics(
             plans=len(self._workspaces),
@@ -192,6 +204,7 @@ class PlanCache:
             loaded=self._loaded,
             tuned=self._tuned,
             evictions=self._evictions,
+            workspace=self.workspaces.nbytes(device),
         )
 
 
@@ -230,7 +243,7 @@ class Facade:
             device,
             LANE,
             name,
-            lambda room: wrap(_prepare(device, bind(), room, nbytes, tuned=tuned)),
+            lambda room: wrap(_prepare(device, plans, bind(), room, nbytes, tuned=tuned)),
         )
 
     async def _make(
@@ -247,15 +260,17 @@ class Facade:
         # What to try all plans with needs as much workspace as the first guess; a candidate
         # that wants more gets it from the lane.
         request = Prepared(PrepareGraph(encoded, tuned=False), (), ())
-        answer = await perform(device, LANE, "dnn.plan", lambda _room: request)
+        answer = await perform(device, PLANNER, "dnn.plan", lambda _room: request)
         if answer is not None and tuned:
 
             def prepare(room: Room) -> Prepared:
-                prepared = _prepare(device, bind(), room, answer[0], tuned=True, scratch=True)
+                prepared = _prepare(
+                    device, plans, bind(), room, answer[0], tuned=True, scratch=True
+                )
                 assert isinstance(prepared.message, RunGraph)
                 return wrap(prepared._replace(message=TuneGraph(prepared.message), result=None))
 
-            answer = await perform(device, LANE, f"{name}.tune", prepare)
+            answer = await perform(device, PLANNER, f"{name}.tune", prepare)
         if answer is None:  # inside a batch there is no answer yet: the lane has its own
             return 0
         plans.keep(device, encoded, (answer[0], answer[1]), tuned=tuned)
@@ -268,6 +283,7 @@ def _as_it_is(prepared: Prepared) -> Prepared:
 
 def _prepare(
     device: Submitter,
+    plans: PlanCache,
     bound: Bound,
     room: Room,
     workspace_bytes: int,
@@ -279,6 +295,7 @@ def _prepare(
 
     Args:
         device: where.
+        plans: has the workspaces.
         bound: the program and its buffers.
         room: where to make outputs.
         workspace_bytes: scratch memory to bring.
@@ -295,16 +312,16 @@ def _prepare(
         refs[id_] = ref
         reads.append(block)
     for id_, output in bound.outputs.items():
-        out = output.out
+        out, dtype = output.out, DTYPES[tensors[id_].dtype]
         if out is not None:
-            _check_out(out, output, bound, memory)
+            _check_out(out, output, dtype, bound, memory)
         if out is None or scratch:
-            out = room.empty(output.shape, DTYPES[tensors[id_].dtype])
+            out = room.empty(output.shape, dtype)
         refs[id_] = out
     writes = [refs[id_]._block for id_ in bound.outputs]
     workspace: Any = 0
     if workspace_bytes:
-        block = room.empty((workspace_bytes,), _UINT8)._block
+        block = plans.workspaces.take(device, room, workspace_bytes)
         writes.append(block)
         workspace = block.address
     message = RunGraph(
@@ -319,9 +336,16 @@ def _prepare(
     return Prepared(message, reads, writes, results[0] if len(results) == 1 else results)
 
 
-def _check_out(out: GpuRef, output: Output, bound: Bound, memory: MemoryMap) -> None:
+def _check_out(
+    out: GpuRef, output: Output, dtype: np.dtype[Any], bound: Bound, memory: MemoryMap
+) -> None:
     writable(out, memory, output.name)
     _aligned(out, output.name)
+    if out.shape != output.shape or out.dtype is not dtype:
+        raise (ValueError if out.shape != output.shape else TypeError)(
+            f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
+            f"{dtype.name} of shape {output.shape}"
+        )
     if output.in_place:
         return
     for _, ref, name in bound.inputs:

@@ -55,6 +55,8 @@ class CudaKernels:
             check("cuModuleUnload", driver.cuModuleUnload(module))
 
     def _load(self, message: Load) -> None:
+        if message.kernel in self._kernels:  # by another program, which executes here too
+            return
         module = check("cuModuleLoadData", driver.cuModuleLoadData(message.image))
         function = check(
             "cuModuleGetFunction", driver.cuModuleGetFunction(module, message.name.encode())
