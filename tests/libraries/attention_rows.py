@@ -213,9 +213,7 @@ def dense_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
 
 
 async def call_dense(device: Any, q: Any, k: Any, v: Any, *given: Any, **case: Any) -> Any:
-    return await device.dnn.flash_attention(
-        q, k, v, return_lse=True, **arguments(case, given)
-    )
+    return await device.dnn.flash_attention(q, k, v, return_lse=True, **arguments(case, given))
 
 
 def one_bias(found: dict[str, Any]) -> dict[str, Any]:
@@ -250,9 +248,7 @@ def backward_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
 async def call_backward(
     device: Any, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any, **case: Any
 ) -> Any:
-    return await device.dnn.flash_attention_backward(
-        do, q, k, v, o, lse, **arguments(case, given)
-    )
+    return await device.dnn.flash_attention_backward(do, q, k, v, o, lse, **arguments(case, given))
 
 
 def expect_backward(
@@ -599,3 +595,5 @@ CACHED = [
         writes=(1, 2),
     ),
 ]
+
+OPERATIONS = [*DENSE, *BACKWARD, *RAGGED, *CACHED]

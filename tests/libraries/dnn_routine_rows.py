@@ -129,7 +129,7 @@ def shares(case: Case) -> list[tuple[tuple[int, ...], tuple[slice, ...], float]]
     """For each place: where, what is in it, and what it is divided by."""
     include = case.get("count_include_pad", True)
     return [
-        (at, inside, count if include else int(np.prod([part.stop - part.start for part in inside])))
+        (at, inside, count if include else int(np.prod([end.stop - end.start for end in inside])))
         for at, inside, count in places(case)
     ]
 
@@ -277,9 +277,7 @@ def lrn_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
 
 
 def lrn_options(case: Case) -> dict[str, Any]:
-    return {
-        name: case[name] for name in ("size", "alpha", "beta", "k", "layout") if name in case
-    }
+    return {name: case[name] for name in ("size", "alpha", "beta", "k", "layout") if name in case}
 
 
 def bases(x: Array, case: Case) -> tuple[Array, Array]:

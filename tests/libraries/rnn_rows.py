@@ -120,7 +120,12 @@ def run(
                 own = parameters[at * each : at * each + each]
                 given = rows[::-1] if direction else rows
                 found, hn[:, at, b], cn[:, at, b] = run_one(
-                    case["cell"], own, given, h0[:, at, b], c0[:, at, b], bias=case.get("bias", True)
+                    case["cell"],
+                    own,
+                    given,
+                    h0[:, at, b],
+                    c0[:, at, b],
+                    bias=case.get("bias", True),
                 )
                 sides.append(found[::-1] if direction else found)
             rows = [np.concatenate(pair, axis=-1) for pair in zip(*sides, strict=True)]
@@ -271,9 +276,7 @@ async def call_backward(
 ) -> Any:
     net = network(device, x.dtype, case)
     weights = await net.pack(parameters)
-    result = await net(
-        x, weights, *first_states(case, h0, c0), training=True, **call_options(case)
-    )
+    result = await net(x, weights, *first_states(case, h0, c0), training=True, **call_options(case))
     last = () if case.get("zeros") else (dhn, dcn) if case["cell"] == "lstm" else (dhn,)
     found = await net.backward(result.tape, dy, *last)
     by_states = (found.dh0,) if found.dc0 is None else (found.dh0, found.dc0)

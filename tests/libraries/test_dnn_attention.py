@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .attention_rows import BACKWARD, CACHED, DENSE, RAGGED
+from .attention_rows import OPERATIONS
 from .conformance import MARKS, conform
 
 pytestmark = MARKS
 
-test_conforms = conform([*DENSE, *BACKWARD, *RAGGED, *CACHED])
+test_conforms = conform(OPERATIONS)
