@@ -191,7 +191,7 @@ async def neighbours(device: Device) -> Iterator[Row]:
     host = np.random.default_rng(0).random((2, USUAL, USUAL), dtype=np.float32)
     a, b = await device.put(host[0]), await device.put(host[1])
     run = flying(lambda: device.blas.gemm(a, b), 64)
-    count = 32000 // SCALE
+    count = 32000 // min(SCALE, 4)
     delays: list[float] = []
 
     async def watch(period: float) -> None:
@@ -238,7 +238,9 @@ async def neighbours(device: Device) -> Iterator[Row]:
             nursery.start_soon(_compute_task, share)
             loud = min([await seconds(run, count // 8) for _ in range(3)])
             nursery.cancel_scope.cancel()
-        rows += rates(f"a task computes {share * 1e3:g} ms at a time", loud, {"without it": quiet}, 0.5)
+        rows += rates(
+            f"a task computes {share * 1e3:g} ms at a time", loud, {"without it": quiet}, 0.5
+        )
     return iter(rows)
 
 
