@@ -327,12 +327,17 @@ class Lane:
             way = self._follow(dependencies)
         if type(message) is RecordEvent:
             self._gather(way)
-        value = self._try(way, [seq], way.handlers[type(message)], message)
+        handler = self._on_all_ways if message.everywhere else way.handlers[type(message)]
+        value = self._try(way, [seq], handler, message)
         if value is not _FAILED:
             way.unmarked.append((seq, value))
             self._way_of[seq] = way
             if len(way.unmarked) >= self._group:
                 self._settle(way)
+
+    def _on_all_ways(self, message: Message) -> None:
+        for way in self._ways:
+            way.handlers[type(message)](message)
 
     def _try(self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any) -> Any:
         """Call a handler; report its failure for all ``seqs``, unless the context failed."""

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
@@ -55,6 +55,14 @@ class Break(Message, frozen=True):
     op: int
 
 
+class Drop(Message, frozen=True):
+    """Something that every way may hold is not needed any more."""
+
+    everywhere: ClassVar[bool] = True
+
+    op: int
+
+
 class Odd(Message, frozen=True):
     """A call that returns what cannot be sent."""
 
@@ -78,6 +86,7 @@ class FakeStream:
         done: how many have finished.
         signals: descriptors to close when so many have finished.
         marked: tokens that were given out, and those that came back.
+        dropped: what its executor was told to drop.
     """
 
     device: FakeDevice
@@ -89,6 +98,7 @@ class FakeStream:
     marked: Counter[int] = field(default_factory=Counter)
     released: Counter[int] = field(default_factory=Counter)
     closed: bool = False
+    dropped: list[int] = field(default_factory=list)
 
     def launch(self, op: int) -> None:
         """Queue work."""
@@ -228,6 +238,7 @@ class FakeExecutor:
         self._launched = launched
         self._close_fails = close_fails
         self.handlers = {Work: self._work, Fail: self._fail, Break: self._break, Odd: self._odd}
+        self.handlers[Drop] = lambda message: stream.dropped.append(message.op)
         self.fusions = {
             Work: Fusion(lambda work: work.key if work.key >= 0 else None, self._together, most)
         }

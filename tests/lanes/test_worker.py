@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from atomr_accel.host._wire import Failure, Fault, Message, Withdrawn
 from atomr_accel.host._worker import Lane
 
-from .fake import SECONDS, Break, Fail, FakeDevice, Lanes, Odd, Work
+from .fake import SECONDS, Break, Drop, Fail, FakeDevice, Lanes, Odd, Work
 
 COMPLETIONS: Final = ("polled", "hybrid", "blocking", "callback")
 
@@ -195,6 +195,18 @@ def test_independent_ops_spread_over_ways() -> None:
         device.wait_for(lambda: len(device.launched()) == 101)
         follower = next(stream for stream in device.streams if 101 in stream.ops)
         assert 5 in follower.ops
+
+
+def test_what_every_way_may_hold_is_dropped_by_every_way() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, ways=3) as lanes:
+        lanes.send(0, *((seq, [], Work(seq)) for seq in range(1, 101)))
+        device.wait_for(lambda: len(device.launched()) == 100)
+        device.finish_all()
+        assert len(take(lanes, 0, 100)) == 100
+        lanes.send(0, (101, [], Drop(7)))
+        assert take(lanes, 0, 1) == {101: None}
+        assert [stream.dropped for stream in device.streams] == [[7]] * 3
 
 
 def test_ops_that_can_are_launched_together() -> None:

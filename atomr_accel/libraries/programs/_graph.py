@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import struct
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, final
-
-import cuda.bindings
 
 from ..._errors import Unsupported
 from ...backends.cuda._driver import check, driver
@@ -30,7 +29,7 @@ _RELAXED: Final = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 CONDITIONAL_DRIVER: Final = 12030
 """The first driver with conditional nodes: that of CUDA 12.3."""
 
-_EDGE_DATA: Final = (None,) if int(cuda.bindings.__version__.split(".")[0]) >= 13 else ()
+_EDGE_DATA: Final = (None,) if int(version("cuda-bindings").split(".")[0]) >= 13 else ()
 """An argument that ``cuGraphAddNode`` has since CUDA 13."""
 
 # The driver itself links cudaGraphSetConditional. As PTX of an old version this works with
