@@ -128,13 +128,11 @@ def gradients(
     queries, heads, size = q.shape
     group = heads // k.shape[1]
     scale = mask.softmax_scale or 1 / math.sqrt(size)
-    shape = (heads, queries, len(k))
-    zeros = [np.zeros(each) for each in (q.shape, k.shape, v.shape, shape, (heads,))]
-    found = Gradients(
-        *zeros[:3],
-        *(each.copy() for each in zeros[:3]),
-        *(zeros[3], zeros[3].copy(), zeros[4], zeros[4].copy()),
-    )
+    shapes = {"q": q.shape, "k": k.shape, "v": v.shape}
+    shapes |= {"bias": (heads, queries, len(k)), "sink": (heads,)}
+    named = {name: np.zeros(shape) for name, shape in shapes.items()}
+    named |= {f"{name}_size": np.zeros(shape) for name, shape in shapes.items()}
+    found = Gradients(**named)
     for head in range(heads):
         at = head // group
         each = None if bias is None else bias[head % len(bias)]
@@ -193,15 +191,12 @@ def make_extras(sample: Sample, case: Case, heads: int, queries: int, keys: int)
     return made
 
 
-def sizes(case: Case) -> tuple[int, int, int, int, int, int, int]:
+def sizes(case: Case) -> Any:
     """Batch, queries, keys, heads, key and value heads, size, size of values."""
-    heads = case.get("heads", 4)
-    size = case.get("size", 16)
-    queries = case.get("queries", 24)
-    return (
-        *(case.get("batch", 2), queries, case.get("keys", queries)),
-        *(heads, case.get("kv_heads", heads), size, case.get("value_size", size)),
-    )
+    heads, size = case.get("heads", 4), case.get("size", 16)
+    queries, values = case.get("queries", 24), case.get("value_size", size)
+    keys, kv_heads = case.get("keys", queries), case.get("kv_heads", heads)
+    return (case.get("batch", 2), queries, keys, heads, kv_heads, size, values)
 
 
 def dense_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
@@ -365,7 +360,8 @@ def ragged_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
 
 
 def longest(case: Case) -> tuple[int, int]:
-    return max(case["lengths_q"]), max(case.get("lengths_k", case["lengths_q"]))
+    lengths = case["lengths_q"]
+    return max(lengths), max(case.get("lengths_k") or lengths)
 
 
 async def call_ragged(
@@ -431,12 +427,10 @@ def expect_ragged_backward(
     **case: Any,
 ) -> tuple[Near, ...]:
     mask, more = mask_of(case), extras(case, given)
-    by_query = [pieces(each, cu_q) for each in (do, q, o)]
+    by_query = [pieces(each, cu_q) for each in (do, q)]
     by_key = [pieces(each, cu_k) for each in (k, v)]
-    found = [
-        gradients(*one[:2], *one[3:], one[2], mask, **more)
-        for one in zip(*by_query, *by_key, strict=True)
-    ]
+    each: Any = zip(*by_query, *by_key, pieces(o, cu_q), strict=True)
+    found = [gradients(*one, mask, **more) for one in each]
     results = [
         Near(
             np.concatenate([getattr(each, name) for each in found]),

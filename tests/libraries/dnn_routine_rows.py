@@ -69,6 +69,11 @@ def places(case: Case) -> list[tuple[tuple[int, ...], tuple[slice, ...], int]]:
     return found
 
 
+def behind(index: Any) -> Any:
+    """An index of the last dimensions."""
+    return (..., *index)
+
+
 def output_shape(case: Case) -> tuple[int, ...]:
     *_, (at, _, _) = places(case)
     return (*case["lead"], *(i + 1 for i in at))
@@ -89,10 +94,10 @@ def max_pool(x: Array, case: Case) -> tuple[Array, Array]:
     index = np.zeros(y.shape, int)
     numbers = np.arange(int(np.prod(case["space"]))).reshape(case["space"])
     for at, inside, _ in places(case):
-        part = image[(..., *inside)].reshape(*image.shape[:2], -1)
+        part = image[behind(inside)].reshape(*image.shape[:2], -1)
         best = part.argmax(-1)
-        y[(..., *at)] = np.take_along_axis(part, best[..., None], -1)[..., 0]
-        index[(..., *at)] = numbers[inside].ravel()[best]
+        y[behind(at)] = np.take_along_axis(part, best[..., None], -1)[..., 0]
+        index[behind(at)] = numbers[inside].ravel()[best]
     return y, index
 
 
@@ -139,8 +144,8 @@ def expect_average(x: Array, **case: Any) -> Near:
     y, size = np.zeros((2, *output_shape(case)))
     axes = tuple(range(2, image.ndim))
     for at, inside, count in shares(case):
-        y[(..., *at)] = image[(..., *inside)].sum(axes) / count
-        size[(..., *at)] = abs(image[(..., *inside)]).sum(axes) / count
+        y[behind(at)] = image[behind(inside)].sum(axes) / count
+        size[behind(at)] = abs(image[behind(inside)]).sum(axes) / count
     return Near(last(y, case), last(size, case))
 
 
@@ -156,9 +161,9 @@ def expect_average_backward(dy: Array, **case: Any) -> Near:
     given = first(dy, case)
     dx, size = np.zeros((2, *case["lead"], *case["space"]))
     for at, inside, count in shares(case):
-        each = given[(..., *at)].reshape(*given.shape[:2], *[1] * (given.ndim - 2))
-        dx[(..., *inside)] += each / count
-        size[(..., *inside)] += abs(each) / count
+        each = given[behind(at)].reshape(*given.shape[:2], *[1] * (given.ndim - 2))
+        dx[behind(inside)] += each / count
+        size[behind(inside)] += abs(each) / count
     return Near(last(dx, case), last(size, case))
 
 
@@ -183,7 +188,7 @@ AVERAGES = [{**case, "count_include_pad": include} for case in POOLS for include
 
 def softmax(x: Array, axis: int) -> Array:
     exponentials = np.exp(x - x.max(axis, keepdims=True))
-    return exponentials / exponentials.sum(axis, keepdims=True)
+    return np.asarray(exponentials / exponentials.sum(axis, keepdims=True))
 
 
 def softmax_inputs(sample: Sample, shape: tuple[int, ...], **_: Any) -> tuple[Array, ...]:

@@ -58,12 +58,12 @@ def parameter_shapes(case: Case) -> list[tuple[int, ...]]:
 
 
 def sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
+    return np.asarray(1 / (1 + np.exp(-x)))
 
 
 def times(matrix: Array, vector: Array) -> Array:
     """Matrix times vector, for each variant."""
-    return np.einsum("vij,vj->vi", matrix, vector)
+    return np.asarray(np.einsum("vij,vj->vi", matrix, vector))
 
 
 def run_one(
