@@ -49,7 +49,8 @@ def attributes_of(op: str) -> list[dict[str, Any]]:
 
 def memory(address: int, nbytes: int) -> Array:
     """The bytes at an address of this process."""
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+    there: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(there, np.uint8)
 
 
 def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
@@ -57,7 +58,7 @@ def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
     arrays = {}
     for id_ in graph.buffers():
         tensor = graph.tensors[id_]
-        values = rng.uniform(-2, 2, tensor.extent)
+        values: Array = rng.uniform(-2, 2, tensor.extent)
         if tensor.dtype == "bool":
             values = values > 0
         arrays[id_] = values.astype(dtype_of(tensor.dtype))
@@ -188,7 +189,7 @@ def norm_graphs() -> list[Graph]:
 
                 types = kept if op == "batchnorm" else parameter
                 x, scale = tensor(shape, dtype), tensor(wide, types)
-                more = {"groups": 3} if op == "groupnorm" else {}
+                more: dict[str, Any] = {"groups": 3} if op == "groupnorm" else {}
                 given = dict(more)
                 if op != "rmsnorm" or last:
                     given["bias"] = tensor(wide, types)
@@ -207,7 +208,7 @@ def norm_graphs() -> list[Graph]:
                 statistic = found["inv_variance"].shape
                 builder = Builder()
                 x, grad = tensor(shape, dtype, builder), tensor(shape, dtype, builder)
-                saved = {"inv_variance": tensor(statistic, kept, builder)}
+                saved: dict[str, Any] = {"inv_variance": tensor(statistic, kept, builder)}
                 if op == "rmsnorm":
                     saved["has_dbias"] = last
                 else:
@@ -244,7 +245,7 @@ def members_of(name: str) -> str:
 def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = np.random.default_rng(8)
     cases = []
-    kernels = {}
+    kernels: dict[str, str] = {}
     for graph in norm_graphs():
         assert _cuda_norms.computes(graph)
         arrays = filled(graph, rng)
@@ -282,7 +283,8 @@ def test_nvrtc_compiles_every_node() -> None:
     """All of them in one program, because a program takes long to begin with."""
     from atomr_accel.libraries.nvrtc._compiler import compile_cubin
 
-    spaces, calls = [], []
+    spaces: list[str] = []
+    calls: list[str] = []
     for op in EXPRESSIONS:
         for attributes in attributes_of(op):
             count = len(NODES[op].inputs)
