@@ -388,6 +388,8 @@ class DeviceCore:
             context.report_dead()
 
     async def _trim(self, context: Context) -> None:
+        if self.memory.unheld:
+            await self.exports.sweep()
         trimmed = self.memory.trim()
         if trimmed:
             # They are off the map: the host must hear of it, whoever is cancelled.

@@ -236,8 +236,9 @@ class Data:
     async def managed(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
         """A buffer of managed memory, which moves between the device and the host by itself.
 
-        It is used like any other. It never takes more than the device has free, cannot be
-        exported or shared, and is given back when the last ref is gone.
+        It is used like any other. It begins on the device and never takes more than that has
+        free, room for what has moved to the host included. It cannot be exported or shared,
+        and is given back by ``free``, or after the last ref is gone as soon as memory is short.
 
         Raises:
             OutOfMemory: the device has less free.
