@@ -146,7 +146,7 @@ async def _by_way_of_the_host(
             raise
         finally:
             pieces[there].release()
-        await send(core, pieces[core], None, ref, start, check, length)
+        await send(core, pieces[core], ref, start, length, check)
 
     await in_chunks(src.nbytes, move)
 
