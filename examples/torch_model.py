@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def load(weights: Mapping[str, Any]) -> Any:
 
     layers: list[Any] = []
     with torch.device("meta"):  # no memory of its own
-        for here, there in zip(WIDTHS, WIDTHS[1:], strict=False):
+        for here, there in pairwise(WIDTHS):
             layers += [torch.nn.Linear(here, there), torch.nn.GELU()]
         model = torch.nn.Sequential(*layers[:-1])
     model.load_state_dict({name: tensor(w) for name, w in weights.items()}, assign=True)
@@ -87,7 +88,7 @@ async def main() -> None:
     """Each step says what it did and checks it."""
     rng = np.random.default_rng()
     host = {}
-    for layer, (here, there) in enumerate(zip(WIDTHS, WIDTHS[1:], strict=False)):
+    for layer, (here, there) in enumerate(pairwise(WIDTHS)):
         scale = 1 / np.sqrt(here)
         host[f"{2 * layer}.weight"] = rng.normal(0, scale, (there, here)).astype(np.float32)
         host[f"{2 * layer}.bias"] = np.zeros(there, np.float32)

@@ -103,7 +103,8 @@ class Bulk:
                     self._stop()
                     with trio.CancelScope(shield=True):
                         await self._over.wait()
-                self._nursery.cancel_scope.cancel()
+                if self._nursery.child_tasks:
+                    self._nursery.cancel_scope.cancel()
                 # A copier may not have quite returned yet; it shall not keep buffers alive.
                 del self._submit
         if self._failures:
