@@ -27,6 +27,9 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 """The dtypes a buffer may have, by name."""
 
+NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+"""The names of dtypes, which NumPy makes anew each time one is asked for."""
+
 _KNOWN: Final = frozenset(DTYPES.values())
 
 bfloat16: Final = DTYPES["bfloat16"]

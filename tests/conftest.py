@@ -48,6 +48,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU; the backend is {BACKEND!r}"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that was compiled before the tests, and nothing of them left afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATOMR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session", params=["thread", "process"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     """A device that tests share, in both isolations; see ``on_shared``."""

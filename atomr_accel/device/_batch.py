@@ -7,6 +7,7 @@ still runs; leaving it waits for all of them, and an error raises there.
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -61,24 +62,54 @@ def drive(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Synchronous:
-    """A facade whose methods return at once: ``batch.blas.gemm(a, b)``."""
+    """A facade whose methods return at once: ``batch.blas.gemm(a, b)``.
+
+    What a facade hands out to call methods of, such as a random generator, is one too.
+    Attributes are read, and set, as on the facade itself.
+    """
 
     def __init__(self, facade: Any, submitter: Collector) -> None:
-        self._facade = copy.copy(facade)  # shares the plans, not the device
-        self._facade._device = submitter
+        # A copy shares the facade's plans and state, but not the device.
+        bound = copy.copy(facade)
+        bound._device = submitter
+        vars(self).update(_facade=facade, _bound=bound)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._facade, name)
-        take = self._facade._device.take
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{self!r} has no public attribute {name!r}")
+        attribute = getattr(self._bound, name)
+        if not callable(attribute):
+            return attribute
+        submitter = self._bound._device
+        take = submitter.take
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if take is not None:
                 args = tuple(map(take, args))
                 kwargs = {key: take(value) for key, value in kwargs.items()}
-            return drive(method(*args, **kwargs))
+            result = attribute(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                result = drive(result)
+            return _synchronous(result, submitter)
 
-        setattr(self, name, call)
+        vars(self)[name] = call
         return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._facade, name, value)
+        setattr(self._bound, name, value)
+
+    def __repr__(self) -> str:
+        return repr(self._facade)
+
+
+def _synchronous(result: Any, submitter: Collector) -> Any:
+    """What a call gives, with methods that return at once where they would be awaited."""
+    if type(result) is list:
+        return [_synchronous(item, submitter) for item in result]
+    if getattr(result, "_device", None) is submitter:
+        return Synchronous(result, submitter)
+    return result
 
 
 class Collector:
@@ -92,7 +123,6 @@ class Collector:
         self._core: DeviceCore = device._core
         self.memory: MemoryMap = self._core.memory
         self.ports: dict[str, Any] = dict(self._core.ports)
-        self._specs: dict[str, LaneSpec] = {}
         self._facades: dict[str, Synchronous] = {}
         self._kernels: dict[Kernel, Kernel] = {}
 
@@ -103,6 +133,19 @@ class Collector:
         made = self._facades[name] = Synchronous(facade, self)
         setattr(self, name, made)
         return made
+
+    def using(self, made: Any) -> Any:
+        """Something that a library has made, such as a random generator, for this program.
+
+        ``batch.using(generator).normal(size=1000)`` returns a ref at once. What it holds, such
+        as the place in a random sequence, it shares with ``made``.
+
+        Raises:
+            TypeError: it is nothing that a library of this device has made.
+        """
+        if getattr(made, "_device", None) is not self._core:
+            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
+        return Synchronous(made, self)
 
     take: Callable[[Any], Any] | None = None
     """How arguments are taken into the program, where not as they are."""
@@ -160,11 +203,13 @@ class Batch(Collector):
         self._promised: dict[Block, int] = {}
         self._later: list[Callable[[], Awaitable[None]]] = []
         self._unsent = 0
+        self._open = False
 
     async def __aenter__(self) -> Batch:
         await self._core.ready()
         self.ports = dict(self._core.ports)
         self._epoch = self.memory.epoch
+        self._open = True
         return self
 
     # --- what a batch offers beside the libraries -------------------------------------------
@@ -192,6 +237,7 @@ class Batch(Collector):
     def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
         """An array that holds what ``ref`` has at this point, once the block is left."""
         usable(ref, self.memory, "ref")
+        self._check()
         host = np.empty(ref.shape, ref.dtype)
 
         async def transfer() -> None:
@@ -228,7 +274,7 @@ class Batch(Collector):
             async def submit_later() -> None:
                 await self._provide()
                 lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
-                self._check()
+                self._check_epoch()
                 self._ops.append(self._core.submit(lane, name, message, reads, writes))
 
             self._later.append(submit_later)
@@ -241,6 +287,11 @@ class Batch(Collector):
         return _SUBMITTED
 
     def _check(self) -> None:
+        if not self._open:
+            raise RuntimeError("calls belong inside the batch's block, which is not entered")
+        self._check_epoch()
+
+    def _check_epoch(self) -> None:
         if self.memory.epoch is not self._epoch:
             fault = self._core.last_fault
             assert fault is not None
@@ -256,7 +307,7 @@ class Batch(Collector):
         for block, nbytes in list(self._promised.items()):
             while not self.memory.provide(block, nbytes):
                 await self._core.grow(nbytes)
-                self._check()
+                self._check_epoch()
             del self._promised[block]
 
     # --- the end ----------------------------------------------------------------------------
@@ -267,14 +318,18 @@ class Batch(Collector):
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        self._open = False
         try:
             if error is None:
                 await self._finish()
+            else:
+                self._spoil()
         except BaseException:
             self._spoil()
             raise
+        finally:
+            self._let_go()
         if error is not None:
-            self._spoil()
             await trio.lowlevel.checkpoint()
 
     async def _finish(self) -> None:
@@ -302,6 +357,17 @@ class Batch(Collector):
             raise errors[0]
         for kernel, twin in self._kernels.items():
             kernel._loaded = twin._loaded
+
+    def _let_go(self) -> None:
+        """Hold nothing any more: temporary buffers are free now, not when garbage is collected.
+
+        Facades refer to their batch, so they would keep each other.
+        """
+        for name in self._facades:
+            vars(self).pop(name, None)
+        for collection in (self._facades, self._kernels, self._promised):
+            collection.clear()
+        self._ops, self._made, self._later = [], [], []
 
     def _spoil(self) -> None:
         """Withdraw what is not under way, and refuse what the batch has made."""

@@ -135,11 +135,11 @@ class Context:
         """End the host when an op hangs: nothing else ends a kernel that never does."""
         while True:
             await trio.sleep(deadline / _WATCH_DIVISOR)
-            for port in self._ports.values():
+            core = self._core
+            for name, port in self._ports.items():
                 op = port.overdue(trio.current_time(), deadline)
-                if op is None:
+                if op is None or not core.lanes[name][0].hangs:
                     continue
-                core = self._core
                 generation = core.memory.generation
                 self._fault = KernelHung(
                     f"generation {generation} of {core.name} is gone: {op.name} had not finished "

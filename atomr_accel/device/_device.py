@@ -277,7 +277,8 @@ async def open_device(
         op_deadline: seconds after which an op at the head of its lane counts as hung: its
             host is killed, the op and what was in flight with it fail with
             ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
-            kernel that never finishes. Needs ``isolation="process"``.
+            kernel that never finishes. Compiling is not counted. Needs
+            ``isolation="process"``.
         memory_limit: bytes of device memory to take at most; by default all there is. Whoever
             wants more gets ``OutOfMemory``.
         pinned_limit: bytes that arrays of ``device.pinned`` may take together.

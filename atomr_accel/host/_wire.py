@@ -48,6 +48,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     required: ClassVar[bool] = False
     """Whether it is executed even if nobody waits for it any more."""
 
+    everywhere: ClassVar[bool] = False
+    """Whether every way of its lane executes it, because each may hold what it is about."""
+
 
 class Withdrawn(Message, frozen=True):
     """An op whose caller was cancelled before it was sent: only its place is left."""

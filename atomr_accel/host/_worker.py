@@ -137,7 +137,7 @@ class Lane:
         self._together: list[tuple[int, Any]] = []
         self._key: Hashable = None
         self._way_of: dict[int, Way] = {}
-        self._watchers: deque[Lane] = deque()
+        self._watchers: set[Lane] = set()
         self._ways: list[Way] = []
         self._delay = _delay_of(index)
 
@@ -276,26 +276,30 @@ class Lane:
             if lane is self:
                 return False
             # Register first, then look again: the other lane may launch in between.
-            lane._watchers.append(self)
+            lane._watchers.add(self)
             if not lane.launched(seq):
                 return False
         return True
 
     def _retry(self) -> None:
+        launched = False
         for seq, request in list(self._aside.items()):
             if self._ready(request[1]):
                 self._launch(request)
                 del self._aside[seq]
-        if self._watchers:
+                launched = True
+        # Not if nothing has changed: two lanes that watch each other would never rest.
+        if launched and self._watchers:
             self._notify()
 
     def _notify(self) -> None:
-        # Other threads add themselves meanwhile, so it stays the same queue: whoever is not
-        # in it yet looks afterwards, and sees what was launched before this.
-        watchers = self._watchers
-        while watchers:
+        # Other threads add themselves meanwhile, so it stays the same set: whoever is not in
+        # it yet looks afterwards, and sees what was launched before this. Each only once: one
+        # that was woken may be back already, for what comes later.
+        for lane in list(self._watchers):
+            self._watchers.discard(lane)
             with contextlib.suppress(OSError):
-                os.write(watchers.popleft()._wake_writer, b"w")
+                os.write(lane._wake_writer, b"w")
 
     def _launch_together(self) -> None:
         """Launch what was collected; it counts as launched only from here on."""
@@ -323,12 +327,17 @@ class Lane:
             way = self._follow(dependencies)
         if type(message) is RecordEvent:
             self._gather(way)
-        value = self._try(way, [seq], way.handlers[type(message)], message)
+        handler = self._on_all_ways if message.everywhere else way.handlers[type(message)]
+        value = self._try(way, [seq], handler, message)
         if value is not _FAILED:
             way.unmarked.append((seq, value))
             self._way_of[seq] = way
             if len(way.unmarked) >= self._group:
                 self._settle(way)
+
+    def _on_all_ways(self, message: Message) -> None:
+        for way in self._ways:
+            way.handlers[type(message)](message)
 
     def _try(self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any) -> Any:
         """Call a handler; report its failure for all ``seqs``, unless the context failed."""

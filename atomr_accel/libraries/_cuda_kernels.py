@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
+from .._errors import LibraryMissing
 from ..backends.cuda._driver import check, driver
-from .nvrtc._compiler import compile_cubin
+from .nvrtc._compiler import find_cubin, load_nvrtc
 
 if TYPE_CHECKING:
     from ..backends.cuda._context import CudaContext, CudaStream
@@ -15,11 +17,20 @@ if TYPE_CHECKING:
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
 _THREADS: Final = 256
-_BLOCKS_PER_PROCESSOR: Final = 16
+_WAVES: Final = 4
+"""Blocks beyond what is resident at once even out how fast processors are. They are whole
+waves, because a last one that is half empty takes as long as the others."""
+
 _PARALLEL: Final = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
-_compiled = cache(compile_cubin)
+_compiled = cache(find_cubin)
 """By source, name and capability: ways, and devices of one kind, share what was compiled."""
+
+
+def preload_compiler() -> None:
+    """Load NVRTC, if it is installed; kernels on disk are found by its version, too."""
+    with contextlib.suppress(LibraryMissing):
+        load_nvrtc()
 
 
 @final
@@ -44,6 +55,18 @@ class Arguments:
         self.address: Final = ctypes.addressof(self._extra)
 
 
+class _Function(NamedTuple):
+    """A kernel.
+
+    Attributes:
+        handle: the driver's.
+        most_blocks: with how many blocks it is launched at most.
+    """
+
+    handle: Any
+    most_blocks: int
+
+
 @final
 class Kernels:
     """The kernels of one source, for one stream."""
@@ -53,31 +76,37 @@ class Kernels:
         self._stream = stream
         self._source = source
         self._modules: list[Any] = []
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, _Function] = {}
         device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
-        processors = check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(_PARALLEL, device))
-        self._most_blocks: int = processors * _BLOCKS_PER_PROCESSOR
+        self._processors: Final[int] = check(
+            "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(_PARALLEL, device)
+        )
 
-    def function(self, name: str) -> Any:
+    def function(self, name: str) -> _Function:
         """A kernel by its name expression, such as ``"move<float, double>"``."""
         function = self._functions.get(name)
         if function is None:
-            image, lowered, _ = _compiled(self._source, name, (), self._capability)
+            image, lowered, *_ = _compiled(self._source, name, (), self._capability)
             module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
             self._modules.append(module)
-            function = check(
+            handle = check(
                 "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
             )
-            self._functions[name] = function
+            resident = check(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(handle, _THREADS, 0),
+            )
+            most = max(1, resident) * self._processors * _WAVES
+            function = self._functions[name] = _Function(handle, most)
         return function
 
-    def launch(self, function: Any, items: int, arguments: Arguments) -> None:
+    def launch(self, function: _Function, items: int, arguments: Arguments) -> None:
         """Launch with a thread for each item, or with threads that take several in turn."""
-        blocks = min(-(-items // _THREADS), self._most_blocks)
+        blocks = min(-(-items // _THREADS), function.most_blocks)
         check(
             "cuLaunchKernel",
             driver.cuLaunchKernel(
-                function,
+                function.handle,
                 *(blocks, 1, 1),
                 *(_THREADS, 1, 1),
                 0,

@@ -32,11 +32,14 @@ class LaneSpec:
         executors: ``module:class`` by backend name.
         ways: how many executors, each with a stream of its own, may run side by side in
             the lane, so that independent ops overlap on the device.
+        hangs: whether its ops are work of the device, which ends only if its kernels do. A
+            compiler takes what time it takes, and the watchdog leaves it alone.
     """
 
     name: str
     executors: Mapping[str, str]
     ways: int = 1
+    hangs: bool = True
 
 
 class Submitted(Protocol):

@@ -365,7 +365,7 @@ async def test_threads_cannot_be_killed_or_hung() -> None:
 
 @program
 async def test_a_hung_op_is_ended_by_its_deadline() -> None:
-    async with opened(op_deadline=0.2, max_restarts=OFTEN) as device:
+    async with opened(op_deadline=1.0, max_restarts=OFTEN) as device:
         sealed = await device.put(EYE, sealed=True)
         with pytest.raises(KernelHung) as info:
             await hang(device)

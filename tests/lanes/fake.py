@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
@@ -54,11 +55,21 @@ class Break(Message, frozen=True):
     op: int
 
 
+class Drop(Message, frozen=True):
+    """Something that every way may hold is not needed any more."""
+
+    everywhere: ClassVar[bool] = True
+
+    op: int
+
+
 class Odd(Message, frozen=True):
     """A call that returns what cannot be sent."""
 
     op: int
 
+
+_numbers = itertools.count()
 
 Place = tuple["FakeStream", int]
 """After so many ops of a stream."""
@@ -75,6 +86,7 @@ class FakeStream:
         done: how many have finished.
         signals: descriptors to close when so many have finished.
         marked: tokens that were given out, and those that came back.
+        dropped: what its executor was told to drop.
     """
 
     device: FakeDevice
@@ -86,6 +98,7 @@ class FakeStream:
     marked: Counter[int] = field(default_factory=Counter)
     released: Counter[int] = field(default_factory=Counter)
     closed: bool = False
+    dropped: list[int] = field(default_factory=list)
 
     def launch(self, op: int) -> None:
         """Queue work."""
@@ -98,7 +111,7 @@ class FakeStream:
         with self.device.changed:
             if self.device.failed:
                 raise _fault()
-            token = (self, len(self.ops), frozenset(self.edges))
+            token = (self, len(self.ops), frozenset(self.edges), next(_numbers))
             if self._finished(token):
                 return None
             self.marked[len(self.ops)] += 1
@@ -111,7 +124,7 @@ class FakeStream:
             return self._finished(token)
 
     def _finished(self, token: Any) -> bool:
-        _, count, edges = token
+        count, edges = token[1:3]
         return self.done >= count and all(stream.done >= n for stream, n in edges)
 
     def wait(self, token: Any) -> None:
@@ -200,7 +213,7 @@ class FakeDevice:
         for stream in self.streams:
             for entry in list(stream.signals):
                 count, edges, writer = entry
-                if stream._finished((stream, count, edges)):
+                if stream._finished((stream, count, edges, writer)):
                     stream.signals.remove(entry)
                     os.close(writer)
 
@@ -225,6 +238,7 @@ class FakeExecutor:
         self._launched = launched
         self._close_fails = close_fails
         self.handlers = {Work: self._work, Fail: self._fail, Break: self._break, Odd: self._odd}
+        self.handlers[Drop] = lambda message: stream.dropped.append(message.op)
         self.fusions = {
             Work: Fusion(lambda work: work.key if work.key >= 0 else None, self._together, most)
         }

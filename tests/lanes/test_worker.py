@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.host._wire import Failure, Fault, Message, Withdrawn
+from atomr_accel.host._worker import Lane
 
-from .fake import SECONDS, Break, Fail, FakeDevice, Lanes, Odd, Work
+from .fake import SECONDS, Break, Drop, Fail, FakeDevice, Lanes, Odd, Work
 
 COMPLETIONS: Final = ("polled", "hybrid", "blocking", "callback")
 
@@ -195,6 +197,18 @@ def test_independent_ops_spread_over_ways() -> None:
         assert 5 in follower.ops
 
 
+def test_what_every_way_may_hold_is_dropped_by_every_way() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, ways=3) as lanes:
+        lanes.send(0, *((seq, [], Work(seq)) for seq in range(1, 101)))
+        device.wait_for(lambda: len(device.launched()) == 100)
+        device.finish_all()
+        assert len(take(lanes, 0, 100)) == 100
+        lanes.send(0, (101, [], Drop(7)))
+        assert take(lanes, 0, 1) == {101: None}
+        assert [stream.dropped for stream in device.streams] == [[7]] * 3
+
+
 def test_ops_that_can_are_launched_together() -> None:
     device = FakeDevice()
     with Lanes(device, 1, most=3) as lanes:
@@ -277,3 +291,34 @@ def test_a_lane_leaves_no_descriptor_behind(completion: str) -> None:
         if completion != "blocking":  # which waits for the oldest op, whatever happens
             lanes.hang_up()
     assert open_files() == before
+
+
+def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: dict[int, Lane] = {}
+    socks = [socket.socketpair() for _ in range(3)]
+    for index, (_, theirs) in enumerate(socks):
+        lanes[index] = Lane(index, theirs, lanes, completion="callback", linger=False)
+    first, *others = lanes.values()
+    woken: list[int] = []
+
+    def wake(fd: int, _data: bytes) -> None:
+        """Have every lane look again at once, as a thread of its own would."""
+        woken.append(fd)
+        assert len(woken) < 10, "lanes wake each other for ever"
+        for lane in others:
+            lane._retry()
+
+    for lane in others:
+        lane._aside[7] = (7, ((0, 5),), Work(7))
+        lane._retry()  # each watches the first, and then the one who watches too
+        lane._ready(((1, 9), (2, 9)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", wake)
+        first._notify()
+    assert len(woken) == len(others)
+    assert first._watchers == set(others)
+    for fd in [fd for lane in lanes.values() for fd in (lane._wake_reader, lane._wake_writer)]:
+        os.close(fd)
+    for pair in socks:
+        for sock in pair:
+            sock.close()

@@ -564,7 +564,7 @@ class FakeCudaBlas:
         self._context = context
         executor: Any = CudaBlas(
             FakeContext(context),  # type: ignore[arg-type]
-            SimpleNamespace(handle=0, pointer=0),  # type: ignore[arg-type]
+            SimpleNamespace(handle=0, pointer=0, captures=False),  # type: ignore[arg-type]
         )
         self._executor = executor
         self.handlers = {kind: self._checked(run) for kind, run in executor.handlers.items()}

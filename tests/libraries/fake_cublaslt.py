@@ -6,6 +6,7 @@ device of compute capability 9.0: fp8 is multiplied as a.T @ b only, and rows ar
 
 from __future__ import annotations
 
+import itertools
 import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ class FakeLt:
     def __init__(self) -> None:
         self.things: dict[int, Thing] = {}
         self.launched: list[str] = []
+        self.events: FakeEvents
         self.functions: dict[str, Callable[..., int]] = {
             "cublasLtCreate": lambda made: self.make(made),
             "cublasLtDestroy": self.destroy,
@@ -238,13 +240,28 @@ def block_scales(pointer: int, rows: int, k: int) -> Array:
 
 
 class FakeEvents:
-    """The driver's events in use: time stands still."""
+    """The driver's events in use. The clock is what was launched.
 
-    def __init__(self, driver: SimpleNamespace) -> None:
-        driver.cuEventCreate = lambda _flags: (0, 1)
-        driver.cuEventRecord = lambda _event, _stream: (0,)
+    Attributes:
+        milliseconds: what an algorithm takes; 1 unless it is here.
+    """
+
+    def __init__(self, driver: SimpleNamespace, library: FakeLt) -> None:
+        self.milliseconds: dict[str, float] = {}
+        numbers, records = itertools.count(), dict[int, int]()
+
+        def record(event: int, _stream: object) -> tuple[int]:
+            records[event] = len(library.launched)
+            return (0,)
+
+        def elapsed(start: int, end: int) -> tuple[int, float]:
+            between = library.launched[records[start] : records[end]]
+            return 0, sum(self.milliseconds.get(name, 1.0) for name in between)
+
+        driver.cuEventCreate = lambda _flags: (0, next(numbers))
+        driver.cuEventRecord = record
         driver.cuEventSynchronize = lambda _event: (0,)
-        driver.cuEventElapsedTime = lambda _start, _end: (0, 1.0)
+        driver.cuEventElapsedTime = elapsed
         driver.cuEventDestroy = lambda _event: (0,)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from atomr_accel import (
     Device,
@@ -17,8 +18,10 @@ from atomr_accel import (
     Unsupported,
     open_device,
 )
+from atomr_accel.libraries._workspaces import TOGETHER
 from atomr_accel.testing import poison
 
+from ..harness import Gate
 from .conformance import MARKS, SEED, on_cuda
 
 if TYPE_CHECKING:
@@ -188,6 +191,34 @@ async def test_many_at_once_share_the_work_area(device: Device) -> None:
         expected = np.fft.irfft(host, norm="ortho")
         np.testing.assert_allclose(await device.get(results[number]), expected, atol=1e-4)
     assert device.fft.statistics().plans == 2
+
+
+@pytest.mark.parametrize(("small", "areas"), [(1 << 24, 4), (0, 1)])
+async def test_small_transforms_in_flight_have_work_areas_of_their_own(
+    device: Device, gate: Gate, monkeypatch: pytest.MonkeyPatch, small: int, areas: int
+) -> None:
+    hold, held = await gate.kernel(device), await device.put(host := noise(100, dtype="float32"))
+    device.fft.clear()
+    monkeypatch.setattr(device.fft._plans.workspaces, "_small", small)
+    results = [await device.fft.rfft(held, n=200)]  # padded in scratch memory
+    area = device.fft.statistics().workspace
+    assert area >= 200 * 4
+
+    async def one() -> None:
+        results.append(await device.fft.rfft(held, n=200))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hold, held)  # adds 1 to the first element
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(4 * TOGETHER):
+            nursery.start_soon(one)
+        await trio.testing.wait_all_tasks_blocked()
+        assert device.fft.statistics().workspace == areas * area
+        gate.open()
+    host[0] += 1
+    for result in results[1:]:
+        expected = np.fft.rfft(host, n=200)
+        np.testing.assert_allclose(await device.get(result), expected, atol=1e-4)
 
 
 @pytest.fixture

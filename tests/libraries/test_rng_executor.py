@@ -26,7 +26,7 @@ from atomr_accel.libraries.rng._source import KERNELS
 from .conformance import Array
 from .host_kernels import HostKernels, compile_kernels, needs_compiler
 from .statistics import check_continuous
-from .test_rng_kernels import MATH, a_law, at, instances
+from .test_rng_kernels import INTRINSICS, a_law, at, instances
 
 pytestmark = [pytest.mark.headers, needs_compiler]
 
@@ -88,7 +88,7 @@ class HostDriver:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     members = instances(("int8", "uint32", "int64"))
-    return compile_kernels(MATH + KERNELS, members, tmp_path_factory.mktemp("rng"))
+    return compile_kernels(INTRINSICS + KERNELS, members, tmp_path_factory.mktemp("rng"))
 
 
 class Machine:

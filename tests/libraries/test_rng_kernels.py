@@ -21,10 +21,15 @@ from .conformance import Array, dtype_of
 from .host_kernels import compile_kernels, needs_compiler
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
 
-MATH = """
-static float fast_log(float x) { return std::log(x); }
-static void fast_sincos(float x, float* s, float* c) { *s = std::sin(x); *c = std::cos(x); }
+INTRINSICS = """
+static unsigned multiply(unsigned a, unsigned b, unsigned& high) {
+  const unsigned long long wide = (unsigned long long)a * b;
+  high = wide >> 32;
+  return (unsigned)wide;
+}
+static float fast_log2(float x) { return std::log2(x); }
 static float fast_sqrt(float x) { return std::sqrt(x); }
+static void fast_sincos(float x, float* s, float* c) { *s = std::sin(x); *c = std::cos(x); }
 """
 
 N = 20_000
@@ -85,7 +90,7 @@ def instances(whole: tuple[str, ...] = (*WHOLE, "bool")) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return compile_kernels(MATH + KERNELS, instances(), tmp_path_factory.mktemp("rng"))
+    return compile_kernels(INTRINSICS + KERNELS, instances(), tmp_path_factory.mktemp("rng"))
 
 
 def at(array: Array | None) -> int:

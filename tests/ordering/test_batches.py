@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
@@ -126,6 +128,45 @@ async def test_memory_grows_inside_a_batch(device: Device) -> None:
     assert (await device.get(corner))[0, 0] == 4 * side
     del refs, ref, corner, batch
     await device.trim()
+
+
+# --- what libraries hand out ---------------------------------------------------------------
+
+
+@on_shared
+async def test_generators_and_plan_caches_in_a_batch(device: Device) -> None:
+    """What is no coroutine works as outside, and what has coroutines returns at once."""
+    mine = device.rng.default_rng(7)
+    limit = device.fft.plan_limit
+    async with device.batch() as batch:
+        made = batch.rng.default_rng(7)
+        drawn = made.normal(size=8)
+        children = [child.random(size=3) for child in made.spawn(2)]
+        batch.rng.seed(5)
+        seeded = batch.rng.random(size=4)
+        shared = batch.using(mine).normal(size=8)
+        assert made.kind == "philox4_32_10"
+        batch.fft.plan_limit = limit + 1
+        assert batch.fft.plan_limit == device.fft.plan_limit == limit + 1
+        assert batch.fft.statistics().plan_limit == limit + 1
+        assert repr(made).startswith("<Generator")
+        with pytest.raises(TypeError, match="was not made by a library"):
+            batch.using(np.random.default_rng(7))
+        with pytest.raises(AttributeError, match="no public attribute"):
+            batch.rng._state  # noqa: B018
+    device.fft.plan_limit = limit
+    expected = device.rng.default_rng(7)
+    first = await device.get(await expected.normal(size=8))
+    assert np.array_equal(await device.get(drawn), first)
+    assert np.array_equal(await device.get(shared), first)
+    for ref, child in zip(children, expected.spawn(2), strict=True):
+        assert np.array_equal(await device.get(ref), await device.get(await child.random(size=3)))
+    device.rng.seed(5)
+    again = await device.get(await device.rng.random(size=4))
+    assert np.array_equal(await device.get(seeded), again)
+    assert mine.state["position"] == expected.state["position"]
+    with pytest.raises(RuntimeError, match="inside the batch's block"):
+        made.normal(size=8)
 
 
 # --- errors --------------------------------------------------------------------------------
@@ -302,3 +343,31 @@ async def test_the_host_dies_while_a_batch_waits_for_memory_and_lanes() -> None:
         del ref, batch
         await settled(device)
         assert used_by(device) == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@on_shared
+async def test_what_a_batch_has_made_is_free_with_it(device: Device, fails: bool) -> None:
+    """Not only when garbage is collected: its scratch memory may be most of the device's."""
+    x = await device.put(np.ones((8, 2000), np.complex64))
+    kernel = await adder(device)
+    async with device.batch() as first:
+        first.fft.irfft(x)  # plans and lanes are there now
+    del first
+    gc.collect()
+    gc.disable()
+    try:
+        before = device.statistics().memory.used
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+                async with device.batch() as batch:
+                    batch.fft.irfft(x)
+                    batch.blas.gemm(x, x, trans_b=True)
+                    batch.launch(kernel, 1, 4, batch.empty(4, np.float32), 1.0)
+                    if fails:
+                        raise ZeroDivisionError
+        del batch  # a batch has a work area of its own
+        await settled(device)
+        assert device.statistics().memory.used == before
+    finally:
+        gc.enable()

@@ -126,17 +126,17 @@ async def test_a_slow_compiler_delays_only_what_needs_it(monkeypatch: pytest.Mon
     module: Any = importlib.import_module(
         f"atomr_accel.libraries.nvrtc._{'cuda' if ON_CUDA else 'cpu'}"
     )
-    compile_cubin, entered, go_on = module.compile_cubin, threading.Event(), threading.Event()
+    find_cubin, entered, go_on = module.find_cubin, threading.Event(), threading.Event()
 
     def slow(*args: Any) -> Any:
         entered.set()
         go_on.wait()
-        return compile_cubin(*args)
+        return find_cubin(*args)
 
     async with opened(isolation="thread") as device:
         kernel, x = await adder(device), await device.zeros(4, np.float32)
         await kernel.launch(1, 4, x, 0.0)
-        monkeypatch.setattr(module, "compile_cubin", slow)
+        monkeypatch.setattr(module, "find_cubin", slow)
         done: list[str] = []
         try:
             async with trio.open_nursery() as nursery:

@@ -45,10 +45,17 @@ def _close_address() -> int:
 
 @final
 class CudaStream:
-    """A stream and a pool of events to mark places in it."""
+    """A stream and a pool of events to mark places in it.
 
-    def __init__(self, context: CudaContext, handle: Any) -> None:
+    Attributes:
+        captures: whether what is queued here goes into graphs. Libraries then work in
+            memory of their own: what they allocate in a stream makes nodes that neither
+            child graphs nor the bodies of conditional nodes may have.
+    """
+
+    def __init__(self, context: CudaContext, handle: Any, *, captures: bool = False) -> None:
         self._context = context
+        self.captures: Final = captures
         self.handle = handle
         self.pointer = int(self.handle)
         self._events: list[Any] = []
@@ -115,7 +122,10 @@ class CudaStream:
         """Destroy the events, and the stream if no other lane uses it."""
         for event in (*self._events, self._following):
             check("cuEventDestroy", driver.cuEventDestroy(event))
-        self._context.release_stream(self.handle)
+        if self.captures:
+            check("cuStreamDestroy", driver.cuStreamDestroy(self.handle))
+        else:
+            self._context.release_stream(self.handle)
 
     @staticmethod
     def _new_event() -> Any:
@@ -215,6 +225,11 @@ class CudaContext:
                 self._stream_users[index] += 1
                 handle = self._streams[index]
         return CudaStream(self, handle)
+
+    def capture_stream(self) -> CudaStream:
+        """A stream to capture graphs from, which no lane uses: all it is given is captured."""
+        handle = check("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
+        return CudaStream(self, handle, captures=True)
 
     def release_stream(self, handle: Any) -> None:
         """One lane fewer uses a stream; the last one destroys it."""

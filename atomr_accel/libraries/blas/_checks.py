@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, NAMES
 from ...memory import GpuRef
 from .._arguments import require_dtype, require_rank, usable, writable
 from .._library import LaneSpec
@@ -97,7 +97,7 @@ def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
 
 def require_kind(ref: GpuRef, dtypes: tuple[str, ...], routine: str) -> str:
     """The name of the ref's dtype, which must be one of these."""
-    name: str = ref.dtype.name
+    name = NAMES[ref.dtype]
     if name not in dtypes:
         raise TypeError(
             f"{routine} does not take dtype {name}; expected one of {', '.join(dtypes)}"

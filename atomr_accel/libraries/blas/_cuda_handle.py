@@ -35,6 +35,8 @@ _PIECE: Final = 1 << 16
 """Uploads of up to this size return before the stream comes to them."""
 
 _MOST_SCALARS: Final = 1000
+_WORKSPACE: Final = 32 << 20
+"""What cuBLAS takes by itself on the largest devices."""
 
 _KERNELS: Final = r"""
 template <class T>
@@ -79,6 +81,13 @@ class Handle:
         # comes after the stream, because cublasSetStream resets the workspace.
         self._nothing: Final = check("cuMemAlloc", driver.cuMemAlloc(256))
         self._library.call("cublasSetWorkspace_v2", self.small, int(self._nothing), 0)
+        self._workspace: Final = (
+            check("cuMemAlloc", driver.cuMemAlloc(_WORKSPACE)) if stream.captures else None
+        )
+        if self._workspace is not None:
+            self._library.call(
+                "cublasSetWorkspace_v2", self.value, int(self._workspace), _WORKSPACE
+            )
         self._kernels: Kernels | None = None
         self._captured: dict[bytes, int] = {}
         self._scalars: dict[tuple[str, Scalar], Any] = {}
@@ -90,6 +99,8 @@ class Handle:
         if self._kernels is not None:
             self._kernels.close()
         check("cuMemFree", driver.cuMemFree(self._nothing))
+        if self._workspace is not None:
+            check("cuMemFree", driver.cuMemFree(self._workspace))
         for held in self._captured.values():
             check("cuMemFreeHost", driver.cuMemFreeHost(held))
 

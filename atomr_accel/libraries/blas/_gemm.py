@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..._dtypes import as_dtype
+from ..._dtypes import NAMES, as_dtype
 from .._arguments import require_dtype, require_rank, require_shape, usable, writable
 from .._broadcast import broadcast
 from .._perform import Prepared
@@ -22,10 +23,11 @@ from ._checks import (
 from ._messages import Gemm, GemmEx, GemmList, Scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
+    from ...host import Message
     from ...memory import Block, GpuRef
     from .._library import Submitter
     from .._perform import Room
@@ -55,7 +57,19 @@ _PLAIN: Final = ("float16", "bfloat16", "float32", "float64")
 _POINTER_BYTES: Final = 8
 _MOST_PLANS: Final = 4096
 
-_Plan = tuple[int, int, int, tuple[int, int], int, str, int, int]
+
+class _Plan(NamedTuple):
+    """A product that takes one call of the library and no memory but its result's.
+
+    Attributes:
+        shape: the result's.
+        nbytes: its size.
+        message: what to send, given the addresses of a, b and c, alpha and beta.
+    """
+
+    shape: tuple[int, ...]
+    nbytes: int
+    message: Callable[[int, int, int, float, float], Message]
 
 
 class _Wide(NamedTuple):
@@ -99,7 +113,7 @@ class Products(Routines):
 
     def __init__(self, device: Submitter) -> None:
         super().__init__(device)
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._plans: dict[tuple[Any, ...], _Plan | None] = {}
         self._wide_plans: dict[tuple[Any, ...], _Wide] = {}
 
     async def gemm(
@@ -153,7 +167,7 @@ class Products(Routines):
         scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
         key = (a.shape, b.shape, a.dtype, b.dtype, trans_a, trans_b)
         plan = self._plans.get(key)
-        if plan is None and _is_plain(a, b):
+        if plan is None and key not in self._plans:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = _plan_gemm(a, b, trans_a=trans_a, trans_b=trans_b)
@@ -177,7 +191,7 @@ class Products(Routines):
                 dtype,
                 compute_type,
             )
-        m, n, k, shape, nbytes, name, op_a, op_b = plan
+        shape, nbytes, make_message = plan
         reads: tuple[Block, ...] = (block_a, block_b)
         if out is None:
             if scale != 0.0:
@@ -200,19 +214,7 @@ class Products(Routines):
             return await self.gemm(
                 a, b, out=out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
             )
-        message = Gemm(
-            block_a.address,
-            block_b.address,
-            block_c.address,
-            m,
-            n,
-            k,
-            name,
-            op_a,
-            op_b,
-            factor,
-            scale,
-        )
+        message = make_message(block_a.address, block_b.address, block_c.address, factor, scale)
         await device.submit(port, "blas.gemm", message, reads, (block_c,)).wait()
         return out
 
@@ -401,8 +403,8 @@ class Products(Routines):
                 plan.batch,
                 plan.strides_a,
                 plan.strides_b,
-                a.dtype.name,
-                plan.dtype_c.name,
+                NAMES[a.dtype],
+                NAMES[plan.dtype_c],
                 plan.compute,
                 plan.op_a,
                 plan.op_b,
@@ -507,11 +509,6 @@ class Products(Routines):
         return refs
 
 
-def _is_plain(a: GpuRef, b: GpuRef) -> bool:
-    """Whether the shortest way will do: two matrices of a real floating dtype."""
-    return len(a.shape) == 2 and len(b.shape) == 2 and a.dtype.name in _PLAIN
-
-
 def _real(value: Number, like: GpuRef, name: str) -> Any:
     """A scalar as a float, where the dtype is real; as it is otherwise."""
     if like.dtype.kind == "c":
@@ -519,11 +516,27 @@ def _real(value: Number, like: GpuRef, name: str) -> Any:
     return scalar(value, like.dtype, name)
 
 
-def _plan_gemm(a: GpuRef, b: GpuRef, *, trans_a: Trans, trans_b: Trans) -> _Plan:
+def _plan_gemm(a: GpuRef, b: GpuRef, *, trans_a: Trans, trans_b: Trans) -> _Plan | None:
+    """The plan of a product of real floating numbers, if the shortest way will do."""
+    name = NAMES[a.dtype]
+    if name not in _PLAIN:
+        return None
     require_dtype(b, a.dtype, "b", "a")
-    op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
-    m, n, k = _inner(a.shape, b.shape, op_a, op_b)
-    return m, n, k, (m, n), m * n * a.dtype.itemsize, a.dtype.name, op_a, op_b
+    wide = _plan_wide(a, b, a.shape, b.shape, trans_a, trans_b, None, None)
+    if wide.pointer_bytes:
+        return None
+    nbytes = math.prod(wide.shape) * a.dtype.itemsize
+    m, n, k, batch, steps_a, steps_b = wide[:6]
+    compute, op_a, op_b = wide.compute, wide.op_a, wide.op_b
+
+    def one(a: int, b: int, c: int, alpha: float, beta: float) -> Gemm:
+        return Gemm(a, b, c, m, n, k, name, op_a, op_b, alpha, beta)
+
+    def several(a: int, b: int, c: int, alpha: float, beta: float) -> GemmEx:
+        sizes = (m, n, k, batch, steps_a, steps_b)
+        return GemmEx(a, b, c, *sizes, name, name, compute, op_a, op_b, alpha, beta, 0)
+
+    return _Plan(wide.shape, nbytes, several if batch else one)
 
 
 def _inner(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, NAMES
 from .._arguments import usable, writable
 from .._perform import Prepared
 from ..blas._checks import scalar
@@ -13,6 +13,8 @@ from ._messages import Matmul, Scalar
 from ._plan import FP8, Given, Plan, Question, make_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...memory import Block, GpuRef, MemoryMap
     from .._perform import Room
     from ._layout import Layout
@@ -98,17 +100,26 @@ class Call:
         return Checked(plan, alpha, beta, added, adds)
 
     def prepare(
-        self, room: Room, algorithm: bytes, workspace_bytes: int, *, scratch: bool = False
+        self,
+        room: Room,
+        algorithm: bytes,
+        workspace_bytes: int,
+        take: Callable[[Room, int], Block],
+        *,
+        scratch: bool = False,
+        checked: Checked | None = None,
     ) -> Prepared:
-        """Check again, make outputs, and say what to send.
+        """Make outputs, and say what to send.
 
         Args:
             room: where to make them.
             algorithm: what the lane recommended; empty to let it choose.
             workspace_bytes: the memory that the algorithm gets.
+            take: makes that memory.
             scratch: write to buffers that nobody sees, whatever the arguments.
+            checked: what ``check`` said, if nothing was awaited since; else it checks again.
         """
-        plan, alpha, beta, added, adds = self.check()
+        plan, alpha, beta, added, adds = checked or self.check()
         epilogue, out, aux = plan.epilogue, self.out, self.aux
         result = out
         if result is None or scratch:
@@ -128,11 +139,14 @@ class Call:
             results.append(largest)
         temporary = [
             room.empty((size,), _UINT8)._block if size else None
-            for size in (workspace_bytes, plan.zeros, *plan.packed)
+            for size in (plan.zeros, *plan.packed)
         ]
-        workspace, zeros, packed_a, packed_b, packed_scales = (
+        zeros, packed_a, packed_b, packed_scales = (
             block.address if block else 0 for block in temporary
         )
+        # After everything that may have to wait, and so be asked for again.
+        workspace = take(room, workspace_bytes) if workspace_bytes else None
+        temporary.append(workspace)
         message = Matmul(
             plan.encoded,
             algorithm,
@@ -146,7 +160,7 @@ class Call:
             _address(self.scale_b),
             _address(self.scale_out),
             _address(largest),
-            workspace,
+            workspace.address if workspace else 0,
             workspace_bytes,
             packed_a,
             packed_b,
@@ -212,7 +226,7 @@ class Call:
 
 
 def _given(ref: GpuRef | None) -> Any:
-    return None if ref is None else Given(ref.shape, ref.dtype.name, ref.size)
+    return None if ref is None else Given(ref.shape, NAMES[ref.dtype])
 
 
 def _address(ref: GpuRef | None) -> Any:

@@ -7,6 +7,7 @@ places, and what it calls a row of d is a column of ours.
 from __future__ import annotations
 
 import ctypes
+import statistics
 import struct
 from ctypes import byref, c_int, c_int8, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
 
 _MOST_PLANS: Final = 512
 _MOST_SCALARS: Final = 1000
-_RUNS: Final = 3
-"""How often to run each candidate when tuning; the fastest counts."""
+_ROUNDS: Final = 5
+_ROUND_MILLISECONDS: Final = 2.0
+_MOST_RUNS: Final = 20
+"""How to time candidates: in turns, because clocks change while a device gets warm, and for
+so long in each turn. Each one's median counts."""
 
 _EVENT_DEFAULT: Final = 0
 _SOMEWHERE: Final = 1 << 12
@@ -156,24 +160,35 @@ class CudaBlasLt:
         if not spec.m or not spec.n or not spec.batch:
             return 0
         self._arrange(spec, product)
-        stream = self._stream.handle
+        algorithms = [algorithm for algorithm, _ in message.candidates]
+        good = [i for i, each in enumerate(algorithms) if not self._launch(plan, product, each)]
         events = [check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)]
-        times = []
+        times: dict[int, list[float]] = {i: [] for i in good}
         try:
-            for algorithm, _ in message.candidates:
-                best = float("inf") if self._launch(plan, product, algorithm) else 0.0
-                runs = []
-                for _ in range(0 if best else _RUNS):
-                    check("cuEventRecord", driver.cuEventRecord(events[0], stream))
-                    self._launch(plan, product, algorithm)
-                    check("cuEventRecord", driver.cuEventRecord(events[1], stream))
-                    check("cuEventSynchronize", driver.cuEventSynchronize(events[1]))
-                    runs.append(check("cuEventElapsedTime", driver.cuEventElapsedTime(*events)))
-                times.append(min(runs, default=best))
+            for _ in range(_ROUNDS if len(good) > 1 else 0):
+                for i in good:
+                    time = self._time(events, plan, product, algorithms[i], 1)
+                    runs = min(_MOST_RUNS, int(_ROUND_MILLISECONDS / max(time, 1e-3)))
+                    if runs > 1:
+                        time = self._time(events, plan, product, algorithms[i], runs)
+                    times[i].append(time)
         finally:
             for event in events:
                 check("cuEventDestroy", driver.cuEventDestroy(event))
-        return times.index(min(times))
+        return min(good, key=lambda i: statistics.median(times[i] or [0.0]), default=0)
+
+    def _time(
+        self, events: list[Any], plan: _Prepared, message: Matmul, algorithm: bytes, runs: int
+    ) -> float:
+        """Milliseconds that a product takes."""
+        stream = self._stream.handle
+        check("cuEventRecord", driver.cuEventRecord(events[0], stream))
+        for _ in range(runs):
+            self._launch(plan, message, algorithm)
+        check("cuEventRecord", driver.cuEventRecord(events[1], stream))
+        check("cuEventSynchronize", driver.cuEventSynchronize(events[1]))
+        time: float = check("cuEventElapsedTime", driver.cuEventElapsedTime(*events))
+        return time / runs
 
     def _launch(self, plan: _Prepared, message: Matmul, algorithm: bytes) -> int:
         """Queue a product; its status."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._library import LaneSpec
 from .._perform import Prepared, perform
+from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
-from ._call import Call
+from ._call import Call, Checked
 from ._messages import Heuristic, Matmul, Tune
 
 if TYPE_CHECKING:
@@ -47,11 +49,13 @@ class BlasLtStatistics:
         plans: combinations of shapes, dtypes and options that were checked and are kept.
         algorithms: products whose algorithm is known.
         tuned: those of them whose algorithm was found by trying.
+        workspace: bytes of the workspaces that all products share.
     """
 
     plans: int
     algorithms: int
     tuned: int
+    workspace: int
 
 
 @final
@@ -59,6 +63,8 @@ class BlasLt:
     """Matrix products that do more than multiply: cuBLASLt on CUDA, NumPy on the CPU.
 
     An algorithm is looked up once for every combination of shapes and options, and kept.
+    Products share up to four workspaces of at most 32 MiB, in the device's memory; those that
+    are in flight together have different ones.
 
     | a and b | result (the first is the default) | bias |
     |---|---|---|
@@ -82,6 +88,7 @@ class BlasLt:
         self._device = device
         self._plans: dict[Question, Plan] = {}
         self._choices: dict[tuple[bytes, bool], _Choice] = {}
+        self._workspaces = Workspaces(LANE.ways, WORKSPACE)
 
     async def matmul(
         self,
@@ -197,22 +204,30 @@ class BlasLt:
             layout_b,
             layout_out,
         )
-        key = (call.check().plan.encoded, autotune)
+        first = call.check()
+        key = (first.plan.encoded, autotune)
         choice = self._choices.get(key)
-        if choice is None:
-            choice = await self._choose(call, *key)
-        algorithm, nbytes = choice
-        return await perform(
-            self._device,
-            LANE,
-            "blaslt.matmul",
-            lambda room: call.prepare(room, algorithm, nbytes),
-        )
+        checked: Checked | None = first if choice else None
+        algorithm, nbytes = choice or await self._choose(call, *key)
+
+        take = partial(self._workspaces.take, self._device)
+
+        def prepare(room: Room) -> Prepared:
+            nonlocal checked
+            fresh, checked = checked, None
+            return call.prepare(room, algorithm, nbytes, take, checked=fresh)
+
+        return await perform(self._device, LANE, "blaslt.matmul", prepare)
 
     def statistics(self) -> BlasLtStatistics:
         """A snapshot of what is kept."""
         tuned = sum(autotune for _, autotune in self._choices)
-        return BlasLtStatistics(len(self._plans), len(self._choices), tuned)
+        return BlasLtStatistics(
+            plans=len(self._plans),
+            algorithms=len(self._choices),
+            tuned=tuned,
+            workspace=self._workspaces.nbytes(self._device),
+        )
 
     async def _choose(self, call: Call, spec: bytes, autotune: bool) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
@@ -239,9 +254,10 @@ class BlasLt:
     async def _tune(self, call: Call, candidates: list[_Choice]) -> list[_Choice]:
         """Put the fastest of the candidates first."""
         most = max(nbytes for _, nbytes in candidates)
+        take = partial(self._workspaces.take, self._device)
 
         def prepare(room: Room) -> Prepared:
-            message, reads, writes, _ = call.prepare(room, b"", most, scratch=True)
+            message, reads, writes, _ = call.prepare(room, b"", most, take, scratch=True)
             assert isinstance(message, Matmul)
             return Prepared(Tune(message, tuple(candidates)), reads, writes)
 

@@ -92,7 +92,11 @@ class Given(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    size: int
+
+    @property
+    def size(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
 
 
 class Question(NamedTuple):

@@ -1,20 +1,24 @@
-"""The plans that the program knows its host to have, and the work area they share."""
+"""The plans that the program knows its host to have, and the work areas they share.
+
+Each way of the lane has plans of its own, made when they are first needed there, because a
+plan belongs to a stream.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
-from ..._dtypes import DTYPES
 from .._library import LaneSpec
-from .._perform import Prepared, Room, perform
+from .._perform import Prepared, perform
+from .._workspaces import Workspaces
 from ._messages import Forget, Prepare
 
 if TYPE_CHECKING:
-    from ...memory import Block, Epoch, GpuRef
+    from ...memory import Epoch
     from .._library import Submitter
     from ._messages import Spec
 
@@ -24,10 +28,12 @@ LANE: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.fft._cpu:CpuFft",
         "cuda": "atomr_accel.libraries.fft._cuda:CudaFft",
     },
+    ways=4,
 )
 
 DEFAULT_LIMIT: Final = 64
-_UINT8: Final = DTYPES["uint8"]
+SMALL: Final = 16 << 20
+"""Bytes of work area up to which transforms may run side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class FftStatistics:
         hits: transforms that found their plan.
         misses: transforms that had to have it made, after a rebuild too.
         evictions: plans dropped, by the limit or by ``clear``.
-        workspace: bytes of the work area that all plans share.
+        workspace: bytes of the work areas that all plans share.
     """
 
     plans: int
@@ -66,22 +72,12 @@ class Plan:
     work: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Area:
-    """What the device, a batch or a recording has of its own.
-
-    Attributes:
-        workspace: the work area that its transforms share.
-        told: the plans that a batch or recording has asked for.
-    """
-
-    workspace: GpuRef | None = None
-    told: set[Spec] = field(default_factory=set)
-
-
 @final
 class PlanCache:
     """Plans by what they are for, the last used ones last.
+
+    Attributes:
+        workspaces: the work areas.
 
     Batches and recordings use it with themselves in the place of the device. They get no
     answers before they end, so a plan that is new there brings a work area of its own.
@@ -90,7 +86,8 @@ class PlanCache:
     def __init__(self, device: Submitter) -> None:
         self._device = device
         self._plans: OrderedDict[Spec, Plan] = OrderedDict()
-        self._areas: WeakKeyDictionary[Submitter, _Area] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Submitter, set[Spec]] = WeakKeyDictionary()
+        self.workspaces: Final = Workspaces(LANE.ways, SMALL)
         self._numbers = itertools.count(1)
         self._hits = self._misses = self._evictions = 0
         self._limit = DEFAULT_LIMIT
@@ -110,7 +107,7 @@ class PlanCache:
         plan = self._plans.get(spec)
         if plan is None or plan.epoch is not device.memory.epoch:
             return None
-        if device is not self._device and spec not in self._area(device).told:
+        if device is not self._device and spec not in self._told.get(device, ()):
             return None
         self._hits += 1
         self._plans.move_to_end(spec)
@@ -132,8 +129,8 @@ class PlanCache:
             plan = self._plans[spec] = Plan(next(self._numbers))
             self._evict(self._limit)
         request = Prepared(Prepare(plan.number, spec), (), ())
-        area = self._area(device)
-        if spec not in area.told:
+        told = self._told.setdefault(device, set())
+        if spec not in told:
             self._misses += 1
             try:
                 answer = await perform(device, LANE, "fft.plan", lambda _room: request)
@@ -145,41 +142,23 @@ class PlanCache:
                 # Only the host can tell how much work area a plan needs.
                 plan.work, plan.epoch = answer, device.memory.epoch
             else:
-                area.told.add(spec)
+                told.add(spec)
         return plan.number, plan.work if plan.epoch is device.memory.epoch else 0
-
-    def _area(self, device: Submitter) -> _Area:
-        area = self._areas.get(device)
-        if area is None:
-            area = self._areas[device] = _Area()
-        return area
-
-    def workspace(self, device: Submitter, room: Room, nbytes: int) -> Block:
-        """The work area, which transforms write and which therefore orders them."""
-        area = self._area(device)
-        work = area.workspace
-        if work is None or work.nbytes < nbytes or work._block.epoch is not device.memory.epoch:
-            area.workspace = None  # first, so that the new one may take its place
-            work = area.workspace = room.empty((nbytes,), _UINT8)
-        return work._block
 
     def clear(self) -> None:
         """Drop everything."""
         self._evict(0)
-        self._areas.pop(self._device, None)
+        self.workspaces.clear(self._device)
 
     def statistics(self) -> FftStatistics:
         """A snapshot."""
-        area = self._areas.get(self._device)
-        work = None if area is None else area.workspace
-        there = work is not None and work._block.epoch is self._device.memory.epoch
         return FftStatistics(
             plans=len(self._plans),
             plan_limit=self._limit,
             hits=self._hits,
             misses=self._misses,
             evictions=self._evictions,
-            workspace=work.nbytes if work is not None and there else 0,
+            workspace=self.workspaces.nbytes(self._device),
         )
 
     def _evict(self, limit: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._errors import LibraryError, Unsupported
 from ...backends.cuda._driver import check, driver
-from .._cuda_kernels import Arguments, Kernels
+from .._cuda_kernels import Arguments, Kernels, preload_compiler
 from .._vendor import VendorLibrary
 from ._messages import Forget, Frequencies, Prepare, Roll, Transform
 from ._plan import ALIGNMENT, COMPLEX, Fft, Move, plan
@@ -64,8 +64,9 @@ class CudaFft:
 
     @staticmethod
     def preload() -> None:
-        """Load the library."""
+        """Load the libraries."""
         _library()
+        preload_compiler()
 
     def close(self) -> None:
         """Destroy the plans."""

@@ -61,9 +61,10 @@ class Fft:
         OutOfMemory: no room for the result or the work area.
         LibraryError: cuFFT refuses (``cufftXtMakePlanMany``, ``cufftXtExec``).
 
-    Plans are kept, the last used ones up to ``plan_limit``. They share one work area,
-    which lies in the device's memory and grows as needed; ``clear`` gives all of it back.
-    Batches and recordings have a work area of their own.
+    Plans are kept, the last used ones up to ``plan_limit``. They share work areas, which lie
+    in the device's memory and grow as needed; ``clear`` gives all of it back. Transforms that
+    are small enough to leave some of the device idle run side by side, up to four, with an
+    area each. Batches and recordings have work areas of their own.
     """
 
     def __init__(self, device: Submitter) -> None:
@@ -518,7 +519,7 @@ class Fft:
         writes: tuple[Block, ...] = (out._block,)
         workspace = 0
         if call.scratch + work:
-            shared = self._plans.workspace(self._device, room, call.scratch + work)
+            shared = self._plans.workspaces.take(self._device, room, call.scratch + work)
             writes = (out._block, shared)
             workspace = shared.address
         message = Transform(

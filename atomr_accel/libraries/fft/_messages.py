@@ -68,6 +68,8 @@ class Transform(Message, frozen=True):
 class Forget(Message, frozen=True):
     """Drop a plan."""
 
+    everywhere: ClassVar[bool] = True
+
     number: int
 
 

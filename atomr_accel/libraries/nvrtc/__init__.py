@@ -1,5 +1,5 @@
 """NVRTC: CUDA C++ compiled and launched at run time."""
 
-from ._facade import COMPILER, KERNELS, Kernel, Nvrtc
+from ._facade import COMPILER, KERNELS, Kernel, Nvrtc, NvrtcStatistics
 
-__all__ = ["COMPILER", "KERNELS", "Kernel", "Nvrtc"]
+__all__ = ["COMPILER", "KERNELS", "Kernel", "Nvrtc", "NvrtcStatistics"]

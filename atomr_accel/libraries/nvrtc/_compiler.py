@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from ..._errors import CompileError, LibraryError, LibraryMissing
+from .._disk_cache import DiskCache
+
+CUBINS: Final = DiskCache("cubins")
+"""What was compiled by this user, so that neither rebuilds nor programs compile it again."""
+
+_SEES_MORE: Final = re.compile(r"include|__DATE__|__TIME")
+"""Where the result may depend on more than the text: other files, or the clock."""
+
+
+class Compiled(NamedTuple):
+    """A kernel for one kind of device.
+
+    Attributes:
+        image: the cubin.
+        lowered: the kernel's mangled name in it.
+        log: what the compiler had to say.
+        kept: whether it was on disk.
+    """
+
+    image: bytes
+    lowered: str
+    log: str
+    kept: bool = False
 
 
 def load_nvrtc() -> Any:
@@ -24,6 +50,29 @@ def load_nvrtc() -> Any:
             library="nvrtc",
         ) from error
     return nvrtc
+
+
+def find_cubin(
+    source: str, name: str, options: tuple[str, ...], capability: tuple[int, int]
+) -> Compiled:
+    """Like ``compile_cubin``, unless the same was compiled before and is on disk.
+
+    Raises:
+        CompileError: with the log.
+        LibraryMissing: NVRTC or cuda-bindings is not installed.
+    """
+    nvrtc = load_nvrtc()
+    if any(_SEES_MORE.search(text) for text in (source, *options)):
+        return Compiled(*compile_cubin(source, name, options, capability))
+    status, *version = nvrtc.nvrtcVersion()
+    _check("nvrtcVersion", status)
+    key = msgspec.msgpack.encode((version, source, name, options, capability))
+    kept = CUBINS.get(key)
+    if kept is not None:
+        return Compiled(*msgspec.msgpack.decode(kept, type=tuple[bytes, str, str]), kept=True)
+    made = compile_cubin(source, name, options, capability)
+    CUBINS.put(key, msgspec.msgpack.encode(made))
+    return Compiled(*made)
 
 
 def compile_cubin(

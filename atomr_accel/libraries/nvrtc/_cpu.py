@@ -11,7 +11,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ..._errors import LibraryMissing
 from ...host import StickyFault
-from ._compiler import compile_cubin
+from ._compiler import Compiled, find_cubin
 from ._messages import Array, Compile, Launch, Load, Scalar
 
 if TYPE_CHECKING:
@@ -34,15 +34,13 @@ class CpuCompiler:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _compile(self, message: Compile) -> tuple[bytes, str, str]:
+    def _compile(self, message: Compile) -> Compiled:
         self._context.check()
         try:
-            _, lowered, log = compile_cubin(
-                message.source, message.name, message.options, _CHECKED_FOR
-            )
+            made = find_cubin(message.source, message.name, message.options, _CHECKED_FOR)
         except LibraryMissing:
-            return b"", message.name, ""
-        return b"", lowered, log
+            return Compiled(b"", message.name, "")
+        return made._replace(image=b"")
 
 
 @final

@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...backends.cuda._driver import check, driver
-from ._compiler import compile_cubin, load_nvrtc
+from ._compiler import Compiled, find_cubin, load_nvrtc
 from ._messages import Array, Compile, Launch, Load
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class CudaCompiler:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _compile(self, message: Compile) -> tuple[bytes, str, str]:
-        return compile_cubin(message.source, message.name, message.options, self._capability)
+    def _compile(self, message: Compile) -> Compiled:
+        return find_cubin(message.source, message.name, message.options, self._capability)
 
 
 @final
@@ -55,6 +55,8 @@ class CudaKernels:
             check("cuModuleUnload", driver.cuModuleUnload(module))
 
     def _load(self, message: Load) -> None:
+        if message.kernel in self._kernels:  # by another program, which executes here too
+            return
         module = check("cuModuleLoadData", driver.cuModuleLoadData(message.image))
         function = check(
             "cuModuleGetFunction", driver.cuModuleGetFunction(module, message.name.encode())

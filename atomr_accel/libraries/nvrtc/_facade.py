@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 import cloudpickle
@@ -27,6 +28,7 @@ COMPILER: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.nvrtc._cpu:CpuCompiler",
         "cuda": "atomr_accel.libraries.nvrtc._cuda:CudaCompiler",
     },
+    hangs=False,
 )
 KERNELS: Final = LaneSpec(
     "kernels",
@@ -44,13 +46,32 @@ _MAX_SHARED: Final = 2**31 - 1
 Dim = int | Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class NvrtcStatistics:
+    """What the compiler was asked for.
+
+    Attributes:
+        kernels: kernels that were made.
+        found: those of them that were on disk and not compiled again.
+    """
+
+    kernels: int
+    found: int
+
+
 @final
 class Nvrtc:
-    """The run-time compiler. Compiling has a lane of its own and delays no launch."""
+    """The run-time compiler. Compiling has a lane of its own and delays no launch.
+
+    What was compiled is kept on disk and found there by later programs and by this one after
+    a rebuild: in ``$ATOMR_CACHE_DIR``, by default ``~/.cache/atomr-accel``. Sources that
+    include others are compiled each time.
+    """
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
         self._numbers = itertools.count(1)
+        self._compiled = self._found = 0
 
     async def compile(
         self,
@@ -100,7 +121,9 @@ class Nvrtc:
         message = Compile(source, name, tuple(options))
         port = await self._device.open_lane(COMPILER)
         op = self._device.submit(port, "nvrtc.compile", message)
-        image, lowered, log = await op.wait()
+        image, lowered, log, kept = await op.wait()
+        self._compiled += 1
+        self._found += kept
         return Kernel(
             self._device,
             next(self._numbers),
@@ -110,6 +133,10 @@ class Nvrtc:
             lowered=lowered,
             log=log,
         )
+
+    def statistics(self) -> NvrtcStatistics:
+        """A snapshot of what was compiled."""
+        return NvrtcStatistics(self._compiled, self._found)
 
 
 @final

@@ -8,7 +8,10 @@ from ...host import Message
 
 
 class Compile(Message, frozen=True):
-    """Compile CUDA C++ for this device; the result is ``(image, lowered name, log)``."""
+    """Compile CUDA C++ for this device.
+
+    The result is ``(image, lowered name, log, whether it was kept on disk)``.
+    """
 
     source: str
     name: str

@@ -1,5 +1,5 @@
 """Recorded programs: CUDA graphs, and lists of ops on the CPU."""
 
-from ._messages import Describe, Forget, Record, Replay, Step
+from ._messages import Describe, Forget, Kind, Node, Record, Replay, Section, Step
 
-__all__ = ["Describe", "Forget", "Record", "Replay", "Step"]
+__all__ = ["Describe", "Forget", "Kind", "Node", "Record", "Replay", "Section", "Step"]

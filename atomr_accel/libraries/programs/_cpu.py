@@ -1,16 +1,19 @@
-"""Programs on the CPU: lists of ops."""
+"""Programs on the CPU: lists of ops, and of lists."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+import itertools
+from typing import TYPE_CHECKING, Final, final
 
 from ._messages import Describe, Forget, Record, Replay
-from ._steps import Steps
+from ._steps import BoundStep, Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from ...backends.cpu._context import CpuContext, CpuStream
+    from ._messages import Section
+    from ._steps import Bound
 
 
 @final
@@ -20,8 +23,7 @@ class CpuPrograms:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         self._context: Final = context
         self._steps: Final = Steps(context, stream)
-        self._programs: dict[int, list[tuple[Callable[[Any], Any], Any]]] = {}
-        self._names: dict[int, list[str]] = {}
+        self._programs: dict[int, list[Bound]] = {}
         self.handlers: Final = {
             Record: self._record,
             Replay: self._replay,
@@ -36,22 +38,50 @@ class CpuPrograms:
     def _record(self, message: Record) -> None:
         self._context.check()
         self._programs.pop(message.program, None)  # should this fail, nothing is replayed
-        for handler, step in self._steps.bind(message.prepare):
-            handler(step)
-        self._programs[message.program] = self._steps.bind(message.steps)
-        self._names[message.program] = [step.name for step in message.steps]
+        self._steps.prepare(message.prepare)
+        self._programs[message.program] = self._steps.bind(message.nodes)
 
     def _replay(self, message: Replay) -> None:
         self._context.check()
-        for handler, step in self._programs[message.program]:
-            handler(step)
+        self._execute(self._programs[message.program])
+
+    def _execute(self, nodes: list[Bound]) -> None:
+        for node in nodes:
+            if isinstance(node, BoundStep):
+                node.handler(node.message)
+                continue
+            section = node.section
+            if section.kind == "loop":
+                while self._is_set(section):
+                    self._execute(node.nodes)
+            elif section.kind == "call" or self._is_set(section):
+                self._execute(node.nodes)
+
+    def _is_set(self, section: Section) -> bool:
+        return bool(self._context.bytes_at(section.flag, section.nbytes).any())
 
     def _forget(self, message: Forget) -> None:
         self._programs.pop(message.program, None)  # it may never have been made
-        self._names.pop(message.program, None)
 
     def _describe(self, message: Describe) -> str:
-        names = self._names[message.program]
-        nodes = [f'  op{i} [label="{name}"];' for i, name in enumerate(names)]
-        edges = [f"  op{i} -> op{i + 1};" for i in range(len(names) - 1)]
-        return "\n".join(["digraph program {", *nodes, *edges, "}"])
+        numbers = itertools.count()
+        return "\n".join(
+            ["digraph program {", *_chain(self._programs[message.program], numbers), "}"]
+        )
+
+
+def _chain(nodes: list[Bound], numbers: Iterator[int]) -> Iterator[str]:
+    """Nodes of a graph, one after the other; sections are clusters of their own."""
+    before = None
+    for node in nodes:
+        number = next(numbers)
+        if isinstance(node, BoundStep):
+            yield f'  op{number} [label="{node.name}"];'
+        else:
+            yield f'  op{number} [label="{node.section.kind}" shape=diamond];'
+            yield f"  subgraph cluster{number} {{"
+            yield from (f"  {line}" for line in _chain(node.nodes, numbers))
+            yield "  }"
+        if before is not None:
+            yield f"  op{before} -> op{number};"
+        before = number

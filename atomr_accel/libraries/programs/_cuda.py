@@ -9,19 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...backends.cuda._driver import check, driver
+from ._graph import Graphs, conditional
 from ._messages import Describe, Forget, Record, Replay
 from ._steps import Steps
 
 if TYPE_CHECKING:
     from ...backends.cuda._context import CudaContext, CudaStream
-
-_RELAXED: Final = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    from ._steps import Bound
 
 
 @dataclass(frozen=True, slots=True)
 class _Program:
+    """A graph, and what can be launched of it.
+
+    Attributes:
+        fixed: whether its parameters cannot be changed in place.
+    """
+
     graph: Any
     executable: Any
+    fixed: bool
 
 
 @final
@@ -30,7 +37,9 @@ class CudaPrograms:
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._stream: Final = stream
-        self._steps: Final = Steps(context, stream)
+        self._captured: Final = context.capture_stream()
+        self._steps: Final = Steps(context, self._captured)
+        self._graphs: Final = Graphs(context, self._captured)
         self._programs: dict[int, _Program] = {}
         self.handlers: Final = {
             Record: self._record,
@@ -43,7 +52,9 @@ class CudaPrograms:
         """Release the graphs and close the executors."""
         for number in list(self._programs):
             self._forget(Forget(number))
+        self._graphs.close()
         self._steps.close()
+        self._captured.close()
 
     def _record(self, message: Record) -> None:
         try:
@@ -53,33 +64,39 @@ class CudaPrograms:
             raise
 
     def _capture(self, message: Record) -> None:
-        for handler, step in self._steps.bind(message.prepare):
-            handler(step)
-        bound = self._steps.bind(message.steps)
-        stream = self._stream.handle
-        # Relaxed, because libraries allocate and load modules when first called, which
-        # the stricter modes forbid while any stream of the process captures.
-        check("cuStreamBeginCapture", driver.cuStreamBeginCapture(stream, _RELAXED))
+        if message.prepare:
+            # Graphs are launched on another stream: those in flight come before, the next after.
+            self._captured.follow(self._stream)
+            self._steps.prepare(message.prepare)
+            self._stream.follow(self._captured)
+        nodes = self._steps.bind(message.nodes)
+        graph = self._graphs.build(nodes)
         try:
-            for handler, step in bound:
-                handler(step)
+            self._take(message.program, graph, nodes)
         except BaseException:
-            driver.cuStreamEndCapture(stream)
+            driver.cuGraphDestroy(graph)
             raise
-        graph = check("cuStreamEndCapture", driver.cuStreamEndCapture(stream))
-        former = self._programs.pop(message.program, None)
+
+    def _take(self, number: int, graph: Any, nodes: list[Bound]) -> None:
+        """Launch a graph from now on as the program of that number."""
+        # The kernels that look at flags have their graph's own handles as arguments, which
+        # an update would put into a graph that has others.
+        fixed = conditional(nodes)
+        former = self._programs.pop(number, None)
         executable = None
         if former is not None:
-            # The same steps on other buffers: change the parameters in place.
-            status, _ = driver.cuGraphExecUpdate(former.executable, graph)
-            if int(status) == 0:
-                executable = former.executable
-            else:
+            if not fixed and not former.fixed:
+                # The same nodes on other buffers: change the parameters in place.
+                status, _ = driver.cuGraphExecUpdate(former.executable, graph)
+                if int(status) == 0:
+                    executable = former.executable
+            if executable is None:
+                self._stream.synchronize()
                 check("cuGraphExecDestroy", driver.cuGraphExecDestroy(former.executable))
             check("cuGraphDestroy", driver.cuGraphDestroy(former.graph))
         if executable is None:
             executable = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
-        self._programs[message.program] = _Program(graph, executable)
+        self._programs[number] = _Program(graph, executable, fixed)
 
     def _replay(self, message: Replay) -> None:
         program = self._programs[message.program]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from ...host import Message
+
+Kind = Literal["call", "when", "loop"]
 
 
 class Step(Message, frozen=True):
@@ -19,18 +23,38 @@ class Step(Message, frozen=True):
     message: bytes
 
 
+class Section(Message, frozen=True):
+    """A part of a program.
+
+    Attributes:
+        kind: ``"call"``: another program; ``"when"``: executed if the flag is set;
+            ``"loop"``: again and again, as long as it is.
+        nodes: what it executes.
+        flag: the flag's address.
+        nbytes: the flag's size; it is set unless all its bytes are zero.
+    """
+
+    kind: Kind
+    nodes: tuple[Step | Section, ...]
+    flag: int = 0
+    nbytes: int = 0
+
+
+Node: TypeAlias = Step | Section
+
+
 class Record(Message, frozen=True):
-    """Make a program, or change the buffers of one that was made with the same steps.
+    """Make a program, or change the buffers of one that was made of the same nodes.
 
     Attributes:
         program: its number.
         prepare: steps that are executed now, such as loading a kernel.
-        steps: steps that every replay executes.
+        nodes: what every replay executes.
     """
 
     program: int
     prepare: tuple[Step, ...]
-    steps: tuple[Step, ...]
+    nodes: tuple[Step | Section, ...]
 
 
 class Replay(Message, frozen=True):

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import operator
 from functools import reduce
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import msgspec
 
 from ...host import load
+from ._messages import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ...host import Executor
-    from ._messages import Step
+    from ._messages import Node, Step
+
+
+class BoundStep(NamedTuple):
+    """A step with what executes it."""
+
+    name: str
+    handler: Callable[[Any], Any]
+    message: Any
+
+
+class BoundSection(NamedTuple):
+    """A section with what executes its nodes."""
+
+    section: Section
+    nodes: list[BoundStep | BoundSection]
+
+
+Bound: TypeAlias = BoundStep | BoundSection
 
 
 @final
@@ -26,14 +45,25 @@ class Steps:
         self._stream = stream
         self._executors: dict[str, tuple[Executor, Callable[[bytes], Any]]] = {}
 
-    def bind(self, steps: tuple[Step, ...]) -> list[tuple[Callable[[Any], Any], Any]]:
-        """Each step as a handler and its message."""
-        bound = []
+    def prepare(self, steps: Iterable[Step]) -> None:
+        """Execute steps now, those of which a program needs the effect only once."""
         for step in steps:
-            executor, decode = self._executor(step.executor)
-            message = decode(step.message)
-            bound.append((executor.handlers[type(message)], message))
-        return bound
+            bound = self._bind_step(step)
+            bound.handler(bound.message)
+
+    def bind(self, nodes: Iterable[Node]) -> list[Bound]:
+        """Each node with what executes it."""
+        return [
+            BoundSection(node, self.bind(node.nodes))
+            if isinstance(node, Section)
+            else self._bind_step(node)
+            for node in nodes
+        ]
+
+    def _bind_step(self, step: Step) -> BoundStep:
+        executor, decode = self._executor(step.executor)
+        message = decode(step.message)
+        return BoundStep(step.name, executor.handlers[type(message)], message)
 
     def close(self) -> None:
         """Close the executors."""

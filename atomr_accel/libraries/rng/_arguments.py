@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..._dtypes import DTYPES, as_dtype
+from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from .._arguments import require_shape, writable
-from ._laws import FLOATS, NAMES, WHOLE, Kind, bounds
+from ._laws import FLOATS, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:
     from ...memory import GpuRef, MemoryMap

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._errors import LibraryError, Unsupported
 from ...backends.cuda._driver import check, driver
-from .._cuda_kernels import Arguments, Kernels
+from .._cuda_kernels import Arguments, Kernels, preload_compiler
 from .._vendor import VendorLibrary
 from ._laws import BLOCK, KINDS, LAWS
 from ._messages import Draw, Pick, Points, Table, Take
@@ -60,6 +60,11 @@ class CudaRng:
             Take: self._take,
             Table: self._table,
         }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the compiler; cuRAND is not needed for most generators."""
+        preload_compiler()
 
     def close(self) -> None:
         """Destroy cuRAND's generators and free the tables."""

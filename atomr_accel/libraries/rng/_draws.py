@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, NAMES
 from ..._errors import GpuRefStale, Unsupported
 from .._arguments import usable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
 from ._arguments import Size, check_out, dtype_of, shape_of
-from ._laws import BLOCK, LAWS, NAMES
+from ._laws import BLOCK, LAWS
 from ._messages import Draw, Law, Points, Table
 
 if TYPE_CHECKING:

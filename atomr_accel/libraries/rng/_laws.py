@@ -12,9 +12,6 @@ from ..._dtypes import DTYPES
 FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 WHOLE: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
-NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-"""The names of dtypes, which NumPy makes anew each time."""
-
 BLOCK: Final = 4
 """Words that generators make at once."""
 

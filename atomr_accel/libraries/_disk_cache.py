@@ -1,0 +1,154 @@
+"""What takes long to make, kept in files: compiled kernels, libraries' plans.
+
+A file is written under another name first and renamed, so that readers see all of it or
+none, and it begins with a hash of what it holds and of what it is for. What does not match
+is not used. Whoever can write to the folder can run code on the device, so it is used only
+if it belongs to this user and nobody else may write there.
+
+Without such a folder, or on a full disk, nothing is kept, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+FOLDER_VARIABLE: Final = "ATOMR_CACHE_DIR"
+"""The environment variable that says where files go; empty, it turns them off. By default
+they go to ``atomr-accel`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+
+_MAGIC: Final = b"atomr-cache-1\n"
+_HASH_BYTES: Final = hashlib.sha256().digest_size
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCacheStatistics:
+    """What a cache was asked for in this process.
+
+    Attributes:
+        hits: what was there.
+        misses: what was not.
+        damaged: files that did not hold what they should, which count as misses, too.
+        written: files written.
+    """
+
+    hits: int
+    misses: int
+    damaged: int
+    written: int
+
+
+@final
+class DiskCache:
+    """One kind of things, by keys of any bytes.
+
+    Args:
+        kind: names the folder's part that these are in.
+        limit: bytes that they may take; the ones not used for longest go first.
+    """
+
+    def __init__(self, kind: str, limit: int = 256 << 20) -> None:
+        self._kind = kind
+        self._limit = limit
+        self._hits = self._misses = self._damaged = self._written = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        """What was put under a key, if that is there and whole."""
+        data = self._read(key)
+        if data is None:
+            self._misses += 1
+        else:
+            self._hits += 1
+        return data
+
+    def put(self, key: bytes, data: bytes) -> None:
+        """Keep something, if that is possible."""
+        folder = self._folder()
+        if folder is None:
+            return
+        name = _name(key)
+        with contextlib.suppress(OSError):
+            handle, temporary = tempfile.mkstemp(dir=folder, prefix=".")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(_MAGIC + _hash(name, data) + data)
+                Path(temporary).replace(folder / name)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+            self._written += 1
+            self._make_room(folder)
+
+    def statistics(self) -> DiskCacheStatistics:
+        """A snapshot of the counters."""
+        return DiskCacheStatistics(self._hits, self._misses, self._damaged, self._written)
+
+    def _read(self, key: bytes) -> bytes | None:
+        folder = self._folder()
+        if folder is None:
+            return None
+        name = _name(key)
+        try:
+            content = (folder / name).read_bytes()
+        except OSError:
+            return None
+        head = len(_MAGIC) + _HASH_BYTES
+        data = content[head:]
+        if content[:head] != _MAGIC + _hash(name, data):
+            self._damaged += 1
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(folder / name)  # it was used now
+        return data
+
+    def _make_room(self, folder: Path) -> None:
+        """Remove what was not used for longest, until three quarters of the limit are taken."""
+        files = []
+        for entry in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # somebody else makes room, too
+                about = entry.stat()
+                files.append((about.st_mtime_ns, about.st_size, entry))
+        excess = sum(size for _, size, _ in files) - self._limit
+        if excess <= 0:
+            return
+        excess += self._limit // 4
+        for _, size, entry in sorted(files):
+            if excess <= 0:
+                break
+            entry.unlink(missing_ok=True)
+            excess -= size
+
+    def _folder(self) -> Path | None:
+        """The folder, made if it is not there; None if it cannot be used."""
+        chosen = os.environ.get(FOLDER_VARIABLE)
+        if chosen == "":
+            return None
+        try:
+            if chosen is not None:
+                base = Path(chosen)
+            else:
+                caches = os.environ.get("XDG_CACHE_HOME")
+                base = (Path(caches) if caches else Path.home() / ".cache") / "atomr-accel"
+            folder = base / self._kind
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            about = folder.stat()
+        except (OSError, RuntimeError):  # the latter where there is no home
+            return None
+        if about.st_uid != os.geteuid() or about.st_mode & _OTHERS_MAY_WRITE:
+            return None
+        return folder
+
+
+def _name(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
+
+
+def _hash(name: str, data: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + data).digest()

@@ -1,0 +1,94 @@
+"""Scratch memory that ops of one lane share.
+
+Ops write to their workspace, so those that have the same one run one after the other. Small
+ops leave most of a device idle; so when many are in flight together they get different ones,
+up to the number of ways the lane has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
+
+from .._dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from ..memory import Block, GpuRef
+    from ._library import Submitter
+    from ._perform import Room
+
+TOGETHER: Final = 8
+"""How many ops in a row get the same one: a lane launches as many on one way before it goes
+on to the next, so they would run one after the other anyway."""
+
+_UINT8: Final = DTYPES["uint8"]
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """Those of the device, a batch or a recording.
+
+    Attributes:
+        refs: the workspaces, the last used one last.
+        run: how many ops in a row have got that one.
+    """
+
+    refs: list[GpuRef] = field(default_factory=list)
+    run: int = 0
+
+
+@final
+class Workspaces:
+    """The workspaces of a lane, kept from op to op.
+
+    Batches and recordings have some of their own, which go with them: their memory may come
+    late, and a recording's has to stay where it is.
+
+    Args:
+        ways: how many there may be at a time.
+        small: bytes. An op that needs more keeps the whole device busy by itself, so of
+            such workspaces there is one.
+    """
+
+    def __init__(self, ways: int, small: int) -> None:
+        self._ways = ways
+        self._small = small
+        self._kept: WeakKeyDictionary[Submitter, _Kept] = WeakKeyDictionary()
+
+    def take(self, device: Submitter, room: Room, nbytes: int) -> Block:
+        """A workspace for one op, which has to name it as written.
+
+        Args:
+            device: the device, or what collects ops in its place.
+            room: where to make it, if there is none.
+            nbytes: how large it has to be at least.
+        """
+        kept = self._kept.setdefault(device, _Kept())
+        epoch = device.memory.epoch
+        there = [ref for ref in kept.refs if ref._block.epoch is epoch]
+        fitting = [ref for ref in there if ref.nbytes >= nbytes]
+        most = self._ways if nbytes <= self._small else 1
+        idle = [ref for ref in fitting if not ref._block.writer]
+        last = there[-1] if there and there[-1] in fitting else None
+        if last is not None and (last in idle or kept.run < TOGETHER):
+            chosen = last
+        elif idle or len(fitting) >= most:
+            chosen = (idle or fitting)[0]
+        else:
+            # Drop first what is too small, so that the new one may take its place.
+            kept.refs = there = fitting if len(there) >= most else there
+            chosen = room.empty((nbytes,), _UINT8)
+        kept.run = kept.run + 1 if chosen is last and last not in idle else 1
+        kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
+        return chosen._block
+
+    def nbytes(self, device: Submitter) -> int:
+        """The size of all that are kept for a device."""
+        epoch = device.memory.epoch
+        kept = self._kept.get(device, _Kept())
+        return sum(ref.nbytes for ref in kept.refs if ref._block.epoch is epoch)
+
+    def clear(self, device: Submitter) -> None:
+        """Give the memory back, after the ops in flight."""
+        self._kept.pop(device, None)

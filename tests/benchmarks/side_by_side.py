@@ -1,0 +1,157 @@
+"""How this package and its rivals are measured: the same way, in turns.
+
+Two things are measured of each op. Its *throughput*: many are queued, then the last one is
+waited for; here they are queued by ``device.batch``, there by a loop that synchronizes at its
+end. And its *latency*: one is asked for and waited for. Rounds of ours and theirs alternate,
+so that clocks and temperatures are the same for both, and medians are compared. Results go
+to memory that is there already.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from atomr_accel import Device
+
+    Queue = Callable[[int], Coroutine[Any, Any, None]]
+
+ROUNDS = 5
+ROUND_SECONDS = 0.08
+"""How long a round of throughput is at least: what its beginning and end take vanishes."""
+
+MOST_QUEUED = 4000
+ALONE = 30
+"""How many ops a round of latency is."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """How somebody else does the same.
+
+    Attributes:
+        call: queues one op.
+        wait: returns when everything that was queued is done.
+    """
+
+    call: Callable[[], object]
+    wait: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of one op: in a queue of many, and alone."""
+
+    queued: float
+    alone: float
+
+
+@dataclass
+class Row:
+    """A line of the table.
+
+    Attributes:
+        name: what was done.
+        amount: how much of it is in one op: operations, or bytes.
+        unit: in what to give the speed: ``"TFLOP/s"`` or ``"GB/s"``.
+        ours: our pace.
+        theirs: the rivals' paces.
+        goals: the least ratio of our speed to that of a rival.
+    """
+
+    name: str
+    amount: float
+    unit: str
+    ours: Pace
+    theirs: dict[str, Pace] = field(default_factory=dict)
+    goals: dict[str, float] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """What to print: one line for each rival, or one without."""
+        scale = {"TFLOP/s": 1e12, "GB/s": 1e9}[self.unit]
+        speed = self.amount / self.ours.queued / scale
+        start = f"{self.name:32} {self.ours.queued * 1e6:9.1f} us {speed:8.1f} {self.unit:7}"
+        start += f" alone {self.ours.alone * 1e6:8.1f} us"
+        lines = []
+        for rival, pace in self.theirs.items():
+            goal = f"(goal >= {self.goals[rival]})" if rival in self.goals else ""
+            lines.append(
+                f"{start} | {rival:8} {pace.queued * 1e6:9.1f} us"
+                f"  ratio {pace.queued / self.ours.queued:5.2f} {goal:13}"
+                f" alone {pace.alone * 1e6:8.1f} us  ratio {pace.alone / self.ours.alone:5.2f}"
+            )
+        return lines or [start]
+
+
+def there(name: str) -> bool:
+    """Whether a rival is installed."""
+    return importlib.util.find_spec(name) is not None
+
+
+async def compare(
+    device: Device, call: Callable[[Any], Any], rivals: dict[str, Rival]
+) -> tuple[Pace, dict[str, Pace]]:
+    """Measure an op and what rivals do instead.
+
+    Args:
+        device: ours.
+        call: one op on what it is given: the device, then to be awaited, or a batch.
+        rivals: the others.
+    """
+
+    async def queued(count: int) -> None:
+        async with device.batch() as batch:
+            for _ in range(count):
+                call(batch)
+
+    async def alone(count: int) -> None:
+        for _ in range(count):
+            await call(device)
+
+    sides: dict[str, tuple[Queue, Queue]] = {"": (queued, alone)}
+    sides |= {name: _sides_of(rival) for name, rival in rivals.items()}
+    counts: dict[str, int] = {}
+    for name, (many, one) in sides.items():
+        await one(1)  # plans, memory, clocks
+        await many(8)
+        await many(8)
+        seconds = await _seconds(many, 8)
+        counts[name] = min(MOST_QUEUED, max(8, int(ROUND_SECONDS / seconds)))
+    count = max(counts.values())  # as many for everybody, and enough for the fastest
+    samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in sides}
+    for _ in range(ROUNDS):
+        for name, (many, one) in sides.items():
+            samples[name][0].append(await _seconds(many, count))
+            samples[name][1].append(await _seconds(one, ALONE))
+    paces = {
+        name: Pace(statistics.median(many), statistics.median(one))
+        for name, (many, one) in samples.items()
+    }
+    return paces.pop(""), paces
+
+
+def _sides_of(rival: Rival) -> tuple[Queue, Queue]:
+    async def queued(count: int) -> None:
+        for _ in range(count):
+            rival.call()
+        rival.wait()
+
+    async def alone(count: int) -> None:
+        for _ in range(count):
+            rival.call()
+            rival.wait()
+
+    return queued, alone
+
+
+async def _seconds(run: Queue, count: int) -> float:
+    """Seconds of one of ``count`` ops."""
+    start = time.perf_counter()
+    await run(count)
+    return (time.perf_counter() - start) / count
