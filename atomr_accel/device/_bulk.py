@@ -173,6 +173,9 @@ class Bulk:
         self._pump()
 
     def _send(self, chunk: _Chunk) -> None:
+        if self._stopped:
+            chunk.piece.release()
+            return
         try:
             op = self._submit(chunk.piece, chunk.start, chunk.length)
         except Exception as error:  # noqa: BLE001 (raised where the transfer is awaited)
