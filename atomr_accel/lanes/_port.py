@@ -27,6 +27,7 @@ from ..host import (
     append_frame,
     unpack_exception,
 )
+from ._promptness import hurry, relax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -208,6 +209,8 @@ class Port:
             block.writer = seq
         if dependencies:
             op.dependencies = tuple(set(dependencies))
+        if not in_flight:
+            hurry()
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
@@ -387,6 +390,8 @@ class Port:
         """The op is over: let go of its buffers."""
         seq = op.seq
         del self._in_flight[seq]
+        if not self._in_flight:
+            relax()
         self._count -= 1
         for block in op.reads:
             block.readers.discard(seq)
