@@ -429,8 +429,8 @@ def expect_ragged_backward(
     mask, more = mask_of(case), extras(case, given)
     by_query = [pieces(each, cu_q) for each in (do, q)]
     by_key = [pieces(each, cu_k) for each in (k, v)]
-    each: Any = zip(*by_query, *by_key, pieces(o, cu_q), strict=True)
-    found = [gradients(*one, mask, **more) for one in each]
+    each = zip(*by_query, *by_key, pieces(o, cu_q), strict=True)
+    found = [gradients(a, b, c, d, e, mask, **more) for a, b, c, d, e in each]
     results = [
         Near(
             np.concatenate([getattr(each, name) for each in found]),

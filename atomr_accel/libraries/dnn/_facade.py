@@ -11,10 +11,15 @@ from ._pointwise import Activations
 from ._rnn import Recurrent
 from ._routines import Routines
 from ._run import DnnStatistics
+from ._user import Graphs
 
 
 @final
+<<<<<<< HEAD
 class Dnn(Convolutions, Normalizations, Activations, FlashAttention, Recurrent, Routines):
+=======
+class Dnn(Convolutions, Normalizations, Activations, Graphs):
+>>>>>>> dnn
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on
