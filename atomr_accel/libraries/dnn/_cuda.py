@@ -10,14 +10,10 @@ from weakref import WeakKeyDictionary
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import preload_compiler
 from .._disk_cache import DiskCache
-<<<<<<< HEAD
-from ._cuda_norms import Norms, computes
+from . import _cuda_nodes, _cuda_norms
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
-=======
-from . import _cuda_nodes, _cuda_norms
->>>>>>> dnn
 from ._lowering import load_frontend, refusals
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._plans import PlanStore

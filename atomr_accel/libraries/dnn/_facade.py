@@ -15,11 +15,7 @@ from ._user import Graphs
 
 
 @final
-<<<<<<< HEAD
-class Dnn(Convolutions, Normalizations, Activations, FlashAttention, Recurrent, Routines):
-=======
-class Dnn(Convolutions, Normalizations, Activations, Graphs):
->>>>>>> dnn
+class Dnn(Convolutions, Normalizations, Activations, Graphs, FlashAttention, Recurrent, Routines):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on
