@@ -90,6 +90,10 @@ async def test_parts_that_do_not_are_as_good_as_whole_buffers(
     starts = (shift, 32 + shift)
     parts = [buffer[start : start + 32] for start in starts]
     apart = [await device.put(host[start : start + 32]) for start in starts]
+    if name == "blaslt, the bias" and shift % 4:
+        with pytest.raises(ValueError, match="bias is a view that begins at a multiple of 8"):
+            await CALLS[name](device, parts[0], parts[1], m)
+        return
     await CALLS[name](device, parts[0], parts[1], m)
     await CALLS[name](device, apart[0], apart[1], m)
     for part, whole in zip(parts, apart, strict=True):

@@ -224,6 +224,7 @@ def make_plan(question: Question) -> Plan:
     lead = batch.shape
     offset_d, ld_d, step_d = _output_layout(question, m, n, count, shape)
     _check_narrow(question, view_a, view_b, k, n)
+    _require_aligned(question)
     bias_dtype = _bias_dtype(question, kind, epilogue)
     bias_step = _bias_step(question, n, batch.shape, count)
     c_dtype = _c_dtype(question, kind, bias_dtype, shape)
@@ -375,6 +376,17 @@ def _output_layout(
 def _alignment(given: Given | None, offset: int = 0) -> int:
     """What an address in a buffer is a multiple of; one that is made is well aligned."""
     return math.gcd(_ALIGNED if given is None else given.alignment, offset)
+
+
+def _require_aligned(question: Question) -> None:
+    """What epilogues read is read 16 bytes at a time, which the library does not check."""
+    for name in ("bias", "aux"):
+        given: Given | None = getattr(question, name)
+        if given is not None and given.alignment % _LINE:
+            raise ValueError(
+                f"{name} is a view that begins at a multiple of {given.alignment} bytes only; "
+                f"it needs {_LINE}: copy it first"
+            )
 
 
 def _operand(view: _View, steps: tuple[int, ...], given: Given) -> Operand:
