@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ._core import DeviceCore
     from ._device import Device
 
+
 _BUNCH: Final = 32
 """Ops after which a bunch goes to the host, so that it works while the block still runs."""
 

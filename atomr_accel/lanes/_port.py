@@ -27,6 +27,7 @@ from ..host import (
     append_frame,
     unpack_exception,
 )
+from ._promptness import hurry, relax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -208,6 +209,8 @@ class Port:
             block.writer = seq
         if dependencies:
             op.dependencies = tuple(set(dependencies))
+        if not in_flight:
+            hurry()
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
@@ -229,6 +232,11 @@ class Port:
         self._buffer.clear()
         for op in [op for op in self._in_flight.values() if op.port is self]:
             self._answer(op, None, make_error(op))
+
+    @property
+    def load(self) -> int:
+        """How many ops are submitted and not answered."""
+        return self._count
 
     def overdue(self, now: float, deadline: float) -> Op | None:
         """The op at the head of this lane, if it has been there for ``deadline`` seconds.
@@ -334,6 +342,8 @@ class Port:
             return
         in_flight = self._in_flight
         for frame in self._frames_in.feed(data):
+            if self._is_over():  # what was answered has ended it: everything else is answered too
+                return
             reply = self._decode(frame)
             if type(reply) is list:
                 self._completed += len(reply)
@@ -343,6 +353,8 @@ class Port:
                         self._completed -= 1
                         self._failed += 1
                         self._answer(op, None, op.error)
+                        if self._is_over():
+                            return
                         continue
                     self._settle(op)
                     if op.task is not None:
@@ -364,6 +376,9 @@ class Port:
             trio.lowlevel.reschedule(self._writer)
             self._writer = None
 
+    def _is_over(self) -> bool:
+        return self._ended
+
     def _answer(self, op: Op, value: Any, error: Exception | None) -> None:
         op.value, op.error = value, error
         self._settle(op)
@@ -375,6 +390,8 @@ class Port:
         """The op is over: let go of its buffers."""
         seq = op.seq
         del self._in_flight[seq]
+        if not self._in_flight:
+            relax()
         self._count -= 1
         for block in op.reads:
             block.readers.discard(seq)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .blas import Blas
 from .blaslt import BlasLt
+from .dnn import Dnn
 from .fft import Fft
 from .nvrtc import Nvrtc
 from .rng import Rng
@@ -20,6 +21,7 @@ class Libraries:
     Attributes:
         blas: linear algebra (cuBLAS).
         blaslt: products with epilogues, scales and narrow types (cuBLASLt).
+        dnn: neural networks' operations and graphs of them (cuDNN).
         fft: Fourier transforms (cuFFT).
         nvrtc: kernels compiled at run time (NVRTC).
         rng: random numbers (cuRAND).
@@ -27,6 +29,7 @@ class Libraries:
 
     blas: Blas
     blaslt: BlasLt
+    dnn: Dnn
     fft: Fft
     nvrtc: Nvrtc
     rng: Rng
@@ -34,6 +37,7 @@ class Libraries:
     def _add_libraries(self, device: Submitter) -> None:
         self.blas = Blas(device)
         self.blaslt = BlasLt(device)
+        self.dnn = Dnn(device)
         self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device)

@@ -1,23 +1,26 @@
-"""Ops in flight, batches, recordings and completion, each against doing it by hand.
+"""Ops in flight, batches, recordings, neighbours and completion, each against doing it by hand.
 
-The rivals are measured in the same run: tight synchronous loops of CuPy and PyTorch, which
-wait once at their end, and a CUDA graph captured by hand. What is not installed is left out;
-without a GPU there are only our own numbers, of the CPU backend.
+The rivals are tight synchronous loops of CuPy and PyTorch, which wait once at their end, and a
+CUDA graph captured by hand. They and we are measured in turns, in one run. What is not
+installed, or does not start, is left out; without a GPU there are only our own numbers, of the
+CPU backend, which gets less to do.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
-import importlib.util
-import statistics
+import math
 import sys
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Final, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 import numpy as np
 import trio
+from side_by_side import Rival, there
 
 from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.backends import cuda
@@ -28,15 +31,18 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
-ON_CUDA: Final = cuda.why_absent() is None
-SCALE: Final = 1 if ON_CUDA else 50
-"""The CPU backend gets so much less to do."""
+    Run = Callable[[int], Awaitable[None]]
+    """Does so many ops, and returns when all are done."""
 
+ON_CUDA: Final = cuda.why_absent() is None
+SCALE: Final = 1 if ON_CUDA else 20
+ROUNDS: Final = 4
 SIZES: Final = (64, 256, 1024) if ON_CUDA else (64,)
 USUAL: Final = 256 if ON_CUDA else 64
 IN_FLIGHT: Final = (64, 256)
 BATCH: Final = 1000
 STEPS: Final = 100
+ELEMENTS: Final = (1 << 8, 1 << 20, 1 << 24) if ON_CUDA else (1 << 8,)
 THREADS: Final = 256
 
 ADD: Final = f"""
@@ -54,145 +60,211 @@ def add(x: Any, value: Any) -> None:
 # --- measuring -----------------------------------------------------------------------------
 
 
-async def latency(call: Callable[[], Awaitable[object]], repeats: int) -> float:
-    """Median seconds of one awaited call."""
-    for _ in range(repeats // 5):
-        await call()
-    samples = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        await call()
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+class Goal(NamedTuple):
+    """What a number shall be: at least, or at most."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __str__(self) -> str:
+        return f">= {self.least:g}" if self.most == math.inf else f"<= {self.most:g}"
 
 
-async def throughput(
-    call: Callable[[], Awaitable[object]], total: int, in_flight: int, attempts: int = 3
-) -> float:
-    """Calls per second with so many tasks calling in a loop; the best attempt."""
-    each = max(1, total // in_flight)
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: what we do, what another does, and how much better that is."""
 
-    async def worker() -> None:
-        for _ in range(each):
-            await call()
+    name: str
+    ours: str
+    theirs: str = ""
+    ratio: float | None = None
+    goal: Goal | None = None
 
-    best = 0.0
-    for _ in range(attempts):
-        start = time.perf_counter()
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
+        verdict = ""
+        if self.goal is not None and self.ratio is not None:
+            met = self.goal.least <= self.ratio <= self.goal.most
+            verdict = f"{self.goal!s:8} {'met' if met else 'MISSED'}"
+        return f"{self.name:38} {self.ours:>13}  {self.theirs:38} {ratio:>6}  {verdict}".rstrip()
+
+
+async def seconds(run: Run, count: int) -> float:
+    """Seconds that one of so many ops takes."""
+    start = time.perf_counter()
+    await run(count)
+    return (time.perf_counter() - start) / count
+
+
+async def contest(sides: dict[str, Run], count: int, rounds: int = ROUNDS) -> dict[str, float]:
+    """Seconds of one op by whoever takes part; the best round of each, after one to warm up."""
+    best: dict[str, float] = {}
+    for attempt in range(rounds + 1):
+        for name, run in sides.items():
+            took = await seconds(run, count)
+            if attempt:
+                best[name] = min(took, best.get(name, took))
+    return best
+
+
+def flying(call: Callable[[], Awaitable[object]], in_flight: int) -> Run:
+    """So many tasks that call in a loop."""
+
+    async def run(count: int) -> None:
+        async def worker(share: int) -> None:
+            for _ in range(share):
+                await call()
+
         async with trio.open_nursery() as nursery:
-            for _ in range(in_flight):
-                nursery.start_soon(worker)
-        best = max(best, each * in_flight / (time.perf_counter() - start))
-    return best
+            for n in range(in_flight):
+                nursery.start_soon(worker, (count + n) // in_flight)
+
+    return run
 
 
-def tight(step: Callable[[], object], finish: Callable[[], object], total: int) -> float:
-    """Calls per second of a loop that waits at its end; the best of five, the first to warm up."""
-    best = 0.0
-    for attempt in range(6):
-        start = time.perf_counter()
-        for _ in range(total):
-            step()
-        finish()
-        if attempt:
-            best = max(best, total / (time.perf_counter() - start))
-    return best
+def tight(rival: Rival) -> Run:
+    """A loop that waits at its end."""
+
+    async def run(count: int) -> None:
+        for _ in range(count):
+            rival.call()
+        rival.wait()
+
+    return run
 
 
-class Rival:
-    """A library in a tight loop in this process."""
+def waited(rival: Rival) -> Run:
+    """A loop that waits for each."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.module: Any = importlib.import_module(name)
+    async def run(count: int) -> None:
+        for _ in range(count):
+            rival.call()
+            rival.wait()
 
-    def arrays(self, size: int) -> tuple[Any, Any]:
-        """Two float32 matrices on the device."""
-        host = np.random.default_rng(0).random((2, size, size), dtype=np.float32)
-        if self.name == "torch":
-            self.module.backends.cuda.matmul.allow_tf32 = False
-            return self.module.tensor(host[0]).cuda(), self.module.tensor(host[1]).cuda()
-        return self.module.asarray(host[0]), self.module.asarray(host[1])
-
-    def finish(self) -> None:
-        """Wait for everything."""
-        if self.name == "torch":
-            self.module.cuda.synchronize()
-        else:
-            self.module.cuda.get_current_stream().synchronize()
-
-    def products(self, size: int, total: int) -> float:
-        """Products per second."""
-        a, b = self.arrays(size)
-        return tight(lambda: a @ b, self.finish, total)
+    return run
 
 
-def rivals() -> list[Rival]:
-    """Those that are here, the faster one last."""
-    found = [Rival(name) for name in ("cupy", "torch") if importlib.util.find_spec(name)]
-    return found if ON_CUDA else []
+def products(size: int) -> dict[str, Run]:
+    """Products of float32 by whoever is installed."""
+    host = np.random.default_rng(0).random((2, size, size), dtype=np.float32)
+    found: dict[str, Run] = {}
+    for name in ("cupy", "torch"):
+        if ON_CUDA and there(name):
+            try:
+                found[f"tight {name}"] = tight(_product(importlib.import_module(name), host))
+            except Exception as error:  # noqa: BLE001 (a rival that does not start)
+                print(f"{name} is left out: {type(error).__name__}: {str(error)[:200]}")
+    return found
 
 
-Row = tuple[str, str, str, str]
+def _product(library: Any, host: Any) -> Rival:
+    if library.__name__ == "torch":
+        library.backends.cuda.matmul.allow_tf32 = False
+        a, b = (library.tensor(array, device="cuda") for array in host)
+        wait = library.cuda.synchronize
+    else:
+        a, b = (library.asarray(array) for array in host)
+        wait = library.cuda.get_current_stream().synchronize
+    rival = Rival(lambda: a @ b, wait)
+    rival.call()
+    rival.wait()
+    return rival
 
 
-def compared(name: str, ours: float, theirs: list[tuple[str, float]], goal: str) -> Iterator[Row]:
-    """Lines of the table: our rate against each rival's; the goal holds against the last."""
-    text = f"{ours:,.0f}/s"
+def rates(name: str, ours: float, theirs: dict[str, float], goal: float) -> Iterator[Row]:
+    """Our rate against that of each rival; the goal holds against the last."""
+    text = f"{1 / ours:,.0f}/s"
     if not theirs:
-        yield name, text, "", ""
-    for at, (rival, rate) in enumerate(theirs):
+        yield Row(name, text)
+    for at, (rival, took) in enumerate(theirs.items()):
         last = at == len(theirs) - 1
-        yield (
-            name,
-            text,
-            f"{rival} {rate:,.0f}/s",
-            f"{ours / rate:.2f}{f' ({goal})' if last else ''}",
+        yield Row(
+            name, text, f"{rival} {1 / took:,.0f}/s", took / ours, Goal(goal) if last else None
         )
 
 
 # --- what is measured ----------------------------------------------------------------------
 
 
-async def in_flight(device: Device) -> list[Row]:
-    """64 and 256 products in flight at each size."""
-    rows: list[Row] = []
-    for size in SIZES:
-        host = np.random.default_rng(0).random((2, size, size), dtype=np.float32)
-        a, b = await device.put(host[0]), await device.put(host[1])
-        total = (3200 if size > 256 else 32000) // SCALE
-        theirs = [(f"tight {rival.name}", rival.products(size, total)) for rival in rivals()]
-        for count in IN_FLIGHT:
-            rate = await throughput(lambda a=a, b=b: device.blas.gemm(a, b), total, count)  # type: ignore[misc]
-            rows += compared(f"gemm {size}, {count} in flight", rate, theirs, "goal >= 1.0")
-    return rows
+async def neighbours(device: Device) -> Iterator[Row]:
+    """What ops in flight do to other tasks, and what computing in Python does to ops."""
+    host = np.random.default_rng(0).random((2, USUAL, USUAL), dtype=np.float32)
+    a, b = await device.put(host[0]), await device.put(host[1])
+    run = flying(lambda: device.blas.gemm(a, b), 64)
+    count = 32000 // min(SCALE, 4)
+    delays: list[float] = []
 
-
-async def batches(device: Device) -> list[Row]:
-    """A batch of small products."""
-    rows: list[Row] = []
-    for size in SIZES[:2]:
-        host = np.random.default_rng(0).random((2, size, size), dtype=np.float32)
-        a, b = await device.put(host[0]), await device.put(host[1])
-        best = 0.0
-        for _ in range(6):
+    async def watch(period: float) -> None:
+        while True:
             start = time.perf_counter()
-            async with device.batch() as batch:
-                gemm = batch.blas.gemm
-                kept = [gemm(a, b) for _ in range(BATCH)]
-            best = max(best, BATCH / (time.perf_counter() - start))
-            del kept, gemm, batch
-        theirs = [(f"tight {rival.name}", rival.products(size, BATCH)) for rival in rivals()]
-        rows += compared(f"batch of {BATCH:,} gemm {size}", best, theirs, "goal >= 1.5")
-    return rows
+            await trio.sleep(period)
+            delays.append(time.perf_counter() - start - period)
+
+    await run(count)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch, 1e-3)
+        await trio.sleep(0.5)
+        idle = max(delays)
+        delays.clear()
+        quiet = min([await seconds(run, count) for _ in range(3)])
+        nursery.cancel_scope.cancel()
+    delays.sort()
+    worst, usual = delays[-1], delays[len(delays) * 99 // 100]
+    rows = [
+        Row(
+            "worst delay of another task, 64 in flight",
+            f"{worst * 1e3:.2f} ms",
+            f"99 % under {usual * 1e3:.2f} ms; idle {idle * 1e3:.2f} ms",
+            worst * 1e3,
+            Goal(most=2),
+        )
+    ]
+    before = sys.getswitchinterval()
+    for interval in (before, 1e-4):
+        stop = threading.Event()
+        busy = threading.Thread(target=_compute, args=(stop.is_set,), daemon=True)
+        sys.setswitchinterval(interval)
+        busy.start()
+        try:
+            loud = min([await seconds(run, count // 8) for _ in range(3)])
+        finally:
+            stop.set()
+            busy.join()
+            sys.setswitchinterval(before)
+        name = f"a thread computes, switching {interval * 1e3:g} ms"
+        rows += rates(name, loud, {"without it": quiet}, 0.5)
+    for share in (1e-4, 1e-3):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_compute_task, share)
+            loud = min([await seconds(run, count // 8) for _ in range(3)])
+            nursery.cancel_scope.cancel()
+        rows += rates(
+            f"a task computes {share * 1e3:g} ms at a time", loud, {"without it": quiet}, 0.5
+        )
+    return iter(rows)
+
+
+def _compute(stop: Callable[[], bool]) -> None:
+    value = 1
+    while not stop():
+        for _ in range(1000):
+            value = (value * 16807) % 2147483647
+
+
+async def _compute_task(share: float) -> None:
+    while True:
+        end = time.perf_counter() + share
+        value = 1
+        while time.perf_counter() < end:
+            for _ in range(100):
+                value = (value * 16807) % 2147483647
+        await trio.lowlevel.checkpoint()
 
 
 class Graph:
     """``STEPS`` kernels captured by hand into a CUDA graph of this process."""
 
     def __init__(self, elements: int) -> None:
-        import ctypes
-
         from atomr_accel.backends.cuda._driver import check, driver
         from atomr_accel.libraries.nvrtc._compiler import compile_cubin
 
@@ -202,33 +274,26 @@ class Graph:
         context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(gpu))
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
         which = driver.CUdevice_attribute
-        capability = tuple(
+        major, minor = (
             check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, gpu))
             for attribute in (
                 which.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                 which.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
             )
         )
-        image, name, _ = compile_cubin(ADD, "add", (), capability)
+        image, name, _ = compile_cubin(ADD, "add", (), (major, minor))
         module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
         function = check("cuModuleGetFunction", driver.cuModuleGetFunction(module, name.encode()))
         memory = check("cuMemAlloc", driver.cuMemAlloc(4 * elements))
-        self.stream = check("cuStreamCreate", driver.cuStreamCreate(1))
+        self.stream = check("cuStreamCreate", driver.cuStreamCreate(1))  # non-blocking
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         check("cuStreamBeginCapture", driver.cuStreamBeginCapture(self.stream, mode))
         for _ in range(STEPS):
             arguments = ((int(memory), 1.0), (ctypes.c_void_p, ctypes.c_float))
+            grid, block = (elements // THREADS, 1, 1), (THREADS, 1, 1)
             check(
                 "cuLaunchKernel",
-                driver.cuLaunchKernel(
-                    function,
-                    *(elements // THREADS, 1, 1),
-                    *(THREADS, 1, 1),
-                    0,
-                    self.stream,
-                    arguments,
-                    0,
-                ),
+                driver.cuLaunchKernel(function, *grid, *block, 0, self.stream, arguments, 0),
             )
         graph = check("cuStreamEndCapture", driver.cuStreamEndCapture(self.stream))
         self.executable = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
@@ -241,146 +306,100 @@ class Graph:
         """Wait for the stream."""
         self._check("cuStreamSynchronize", self._driver.cuStreamSynchronize(self.stream))
 
-    def latency(self, repeats: int) -> float:
-        """Median seconds of a launch that is waited for."""
-        samples = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            self.launch()
-            self.finish()
-            samples.append(time.perf_counter() - start)
-        return statistics.median(samples)
 
-
-async def recordings(device: Device) -> list[Row]:
+async def recordings(device: Device) -> Iterator[Row]:
     """A recorded program of ``STEPS`` kernels against the same graph by itself."""
     rows: list[Row] = []
-    for elements in (THREADS, 1 << 20):
+    for elements in ELEMENTS:
         x = await device.zeros(elements, np.float32)
         kernel = await device.nvrtc.compile(ADD, "add", cpu=add)
         async with device.record() as program:
             for _ in range(STEPS):
                 program.launch(kernel, elements // THREADS, THREADS, x, 1.0)
         await program.replay()
-        took = await latency(program.replay, 500 // SCALE)
-        rate = await throughput(program.replay, 1000 // SCALE, 8)
-        name = f"replay of {STEPS} kernels, {elements:,}"
-        if not ON_CUDA:
-            rows.append((name, f"{took * 1e6:.0f} us", "", ""))
-            continue
-        graph = Graph(elements)
-        alone, tight_rate = graph.latency(500), tight(graph.launch, graph.finish, 200)
-        rows += [
-            (
-                f"{name}, awaited",
-                f"{took * 1e6:.0f} us",
-                f"cuGraphLaunch, waited for {alone * 1e6:.0f} us",
-                f"{took / alone:.2f} (goal <= 1.1)",
-            ),
-            (
-                f"{name}, 8 in flight",
-                f"{rate:,.0f}/s",
-                f"cuGraphLaunch, tight {tight_rate:,.0f}/s",
-                f"{rate / tight_rate:.2f} (goal >= 0.9)",
-            ),
-        ]
-    return rows
+
+        alone, many = flying(program.replay, 1), flying(program.replay, 8)
+        ours = {"awaited": alone, "8 in flight": many}
+        theirs: dict[str, tuple[str, Run]] = {}
+        if ON_CUDA:
+            graph = Rival((made := Graph(elements)).launch, made.finish)
+            theirs = {
+                "awaited": ("cuGraphLaunch, waited for", waited(graph)),
+                "8 in flight": ("cuGraphLaunch, tight", tight(graph)),
+            }
+        for how, run in ours.items():
+            sides = {"": run} | dict([theirs[how]] if how in theirs else [])
+            took = await contest(sides, 200 // min(SCALE, 10))
+            mine = took.pop("")
+            name, text = f"{STEPS} kernels, {elements:,}, {how}", f"{mine * 1e6:,.1f} us"
+            if not took:
+                rows.append(Row(name, text))
+            for rival, other in took.items():
+                against = f"{rival} {other * 1e6:,.1f} us"
+                rows.append(Row(name, text, against, mine / other, Goal(most=1.1)))
+    return iter(rows)
 
 
-async def neighbours(device: Device) -> list[Row]:
-    """What ops in flight do to other tasks, and what a computing thread does to ops."""
-    host = np.random.default_rng(0).random((2, USUAL, USUAL), dtype=np.float32)
-    a, b = await device.put(host[0]), await device.put(host[1])
-    total = 64000 // SCALE
-    delays: list[float] = []
-
-    async def watch(period: float) -> None:
-        while True:
-            start = time.perf_counter()
-            await trio.sleep(period)
-            delays.append(time.perf_counter() - start - period)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch, 1e-3)
-        await trio.sleep(0.5)
-        idle = max(delays)
-        delays.clear()
-        await throughput(lambda: device.blas.gemm(a, b), total, 64)
-        nursery.cancel_scope.cancel()
-    delays.sort()
-    worst, usual = delays[-1], delays[len(delays) * 99 // 100]
-    rows: list[Row] = [
-        (
-            "worst delay of another task",
-            f"{worst * 1e3:.2f} ms",
-            f"99 % under {usual * 1e3:.2f} ms, idle {idle * 1e3:.2f} ms",
-            "(goal < 2 ms)",
-        )
-    ]
-
-    quiet = await throughput(lambda: device.blas.gemm(a, b), total, 64)
-    before = sys.getswitchinterval()
-    for interval in (before, 1e-4):
-        sys.setswitchinterval(interval)
-        stop = threading.Event()
-        busy = threading.Thread(target=_compute, args=(stop,), daemon=True)
-        busy.start()
-        try:
-            loud = await throughput(lambda: device.blas.gemm(a, b), total // 8, 64, attempts=2)
-        finally:
-            stop.set()
-            busy.join()
-            sys.setswitchinterval(before)
-        rows.append(
-            (
-                f"a thread computes, switching {interval * 1e3:.1f} ms",
-                f"{loud:,.0f}/s",
-                f"without it {quiet:,.0f}/s",
-                f"{loud / quiet:.2f} (goal >= 0.5)",
-            )
-        )
-    return rows
-
-
-def _compute(stop: threading.Event) -> None:
-    value = 1
-    while not stop.is_set():
-        for _ in range(10_000):
-            value = (value * 16807) % 2147483647
-
-
-async def strategies() -> list[Row]:
-    """Each completion strategy."""
+async def in_flight(device: Device) -> Iterator[Row]:
+    """64 and 256 products in flight at each size."""
     rows: list[Row] = []
+    for size in SIZES:
+        host = np.random.default_rng(0).random((2, size, size), dtype=np.float32)
+        a, b = await device.put(host[0]), await device.put(host[1])
+        call = lambda a=a, b=b: device.blas.gemm(a, b)  # noqa: E731
+        ours = {f"gemm {size}, {count} in flight": flying(call, count) for count in IN_FLIGHT}
+        took = await contest(ours | products(size), (3200 if size > 256 else 12800) // SCALE)
+        theirs = {name: took[name] for name in took if name not in ours}
+        for name in ours:
+            rows += rates(name, took[name], theirs, 1.0)
+    return iter(rows)
+
+
+async def batches(device: Device) -> Iterator[Row]:
+    """A batch of small products."""
+    rows: list[Row] = []
+    for size in SIZES[:2]:
+        host = np.random.default_rng(0).random((2, size, size), dtype=np.float32)
+        a, b = await device.put(host[0]), await device.put(host[1])
+
+        async def batch(count: int, a: Any = a, b: Any = b) -> None:
+            async with device.batch() as batch:
+                gemm = batch.blas.gemm
+                for _ in range(count):
+                    gemm(a, b)
+
+        took = await contest({"": batch} | products(size), BATCH, 2 * ROUNDS)
+        rows += rates(f"batch of {BATCH:,} gemm {size}", took.pop(""), took, 1.5)
+    return iter(rows)
+
+
+async def strategies() -> None:
+    """Each completion strategy."""
     for completion in get_args(Completion):
-        async with open_device(0, completion=completion) as device:
+        async with open_device(0, completion=completion, standby=False) as device:
             host = np.random.default_rng(0).random((2, USUAL, USUAL), dtype=np.float32)
             a, b = await device.put(host[0]), await device.put(host[1])
-            took = await latency(lambda a=a, b=b, d=device: d.blas.gemm(a, b), 2000 // SCALE)  # type: ignore[misc]
-            rate = await throughput(
-                lambda a=a, b=b, d=device: d.blas.gemm(a, b),  # type: ignore[misc]
-                32000 // SCALE,
-                64,
-            )
-            rows.append(
-                (f"completion {completion}", f"{took * 1e6:.1f} us", f"{rate:,.0f}/s in flight", "")
-            )
-    return rows
+            call = lambda a=a, b=b, on=device: on.blas.gemm(a, b)  # noqa: E731
+            alone = await contest({"": flying(call, 1)}, 1000 // SCALE)
+            many = await contest({"": flying(call, 64)}, 12800 // SCALE)
+        text = f"{1 / many['']:,.0f}/s with 64 in flight"
+        print(Row(f"completion {completion}, one awaited", f"{alone[''] * 1e6:.1f} us", text))
 
 
 async def run() -> None:
     """Measure and print."""
     warnings.simplefilter("ignore", CpuFallbackWarning)
+    begun = time.perf_counter()
     async with open_device(0) as device:
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
-        for measure in (in_flight, batches, recordings, neighbours):
-            _show(await measure(device))
-    _show(await strategies())
-
-
-def _show(rows: list[Row]) -> None:
-    for name, ours, them, ratio in rows:
-        print(f"{name:42} {ours:>14}   {them:38} {ratio}", flush=True)
+        print(f"{'what':38} {'here':>13}  {'the other':38} {'ratio':>6}  goal")
+        # Rivals are imported last: another task's delays shall be ours, not those of
+        # collecting their garbage.
+        for measure in (neighbours, recordings, in_flight, batches):
+            for row in await measure(device):
+                print(row, flush=True)
+    await strategies()
+    print(f"in {time.perf_counter() - begun:.0f} s")
 
 
 def main() -> None:

@@ -101,6 +101,7 @@ STAND_INS: Final = {
         #include <library_types.h>
         #include <vector_types.h>
     """,
+    "cuda_runtime_api.h": "#include <cuda_runtime.h>",
 }
 
 

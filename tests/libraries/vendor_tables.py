@@ -51,6 +51,7 @@ TABLES: Final = {
                 f"offsetof({RESULT}, state)": "ALGORITHM_BYTES + 8",
             },
         ),
+        Table("cudnn", "dnn._prototypes", ("cudnn.h",)),
         Table("cufft", "fft._prototypes", ("cufft.h", "cufftXt.h")),
         Table("curand", "rng._prototypes", ("curand.h",)),
     )

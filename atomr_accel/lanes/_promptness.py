@@ -1,0 +1,49 @@
+"""Getting the GIL back in time: what keeps a computing thread from slowing ops down.
+
+Whoever wants the GIL of another thread asks for it after the interpreter's *switch interval*,
+5 ms by default, and trio's thread gives it away whenever it waits for I/O. So with a thread
+that computes without pause each turn of the event loop would take 5 ms, in which a device is
+long done with all that is in flight. Therefore the interval is short while ops are in flight.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Final
+
+_USUAL: Final = 5000
+"""The interpreter's own interval, in microseconds. Where a program has set another, that stays."""
+
+_PROMPT: Final = 100
+"""A switch takes some ten, so threads that compute lose little by it."""
+
+_lock: Final = threading.Lock()
+_busy = 0
+"""Devices of this process with ops in flight."""
+
+
+def hurry() -> None:
+    """A device has ops in flight now."""
+    global _busy  # noqa: PLW0603 (the interval is the process's too)
+    with _lock:
+        _busy += 1
+        if _busy == 1 and _interval() == _USUAL:
+            _set(_PROMPT)
+
+
+def relax() -> None:
+    """A device has none any more."""
+    global _busy  # noqa: PLW0603
+    with _lock:
+        _busy -= 1
+        if not _busy and _interval() == _PROMPT:
+            _set(_USUAL)
+
+
+def _interval() -> int:
+    return round(sys.getswitchinterval() * 1e6)
+
+
+def _set(microseconds: int) -> None:
+    sys.setswitchinterval((microseconds + 0.5) * 1e-6)  # which cuts off what is beyond

@@ -1,0 +1,159 @@
+"""DNN on CUDA: a cuDNN handle on one lane, running plans of the vendor's frontend."""
+
+from __future__ import annotations
+
+import threading
+from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary
+
+from ...backends.cuda._driver import check, driver
+from .._cuda_kernels import preload_compiler
+from .._disk_cache import DiskCache
+from ._cuda_norms import Norms, computes
+from ._lowering import load_frontend, refusals
+from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
+from ._plans import PlanStore
+from ._prototypes import load_cudnn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...backends.cuda._context import CudaContext, CudaStream
+    from ._plans import Plan, Step
+
+_RUNS: Final = 3
+"""How often to run each candidate when tuning; the fastest counts."""
+
+_EVENT_DEFAULT: Final = 0
+
+_STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
+_STORES_LOCK: Final = threading.Lock()
+
+
+def _store_of(context: CudaContext) -> PlanStore:
+    """The plans of a context: every way of every lane asks for the same."""
+    with _STORES_LOCK:
+        store = _STORES.get(context)
+        if store is None:
+            info = context.info
+            files = DiskCache("dnn-plans")
+            store = PlanStore(info.name, context.compute_capability, files, computes)
+            _STORES[context] = store
+        return store
+
+
+@final
+class CudaDnn:
+    """Executes DNN messages."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._library: Final = load_cudnn()
+        self._pointer: Final = context.pointer
+        self._stream: Final = stream
+        self._store: Final = _store_of(context)
+        self._norms: Final = Norms(context, stream)
+        self._scratch: dict[int, int] = {}
+        handle = c_void_p()
+        self._library.call("cudnnCreate", byref(handle))
+        self._handle: Final = handle.value or 0
+        self._library.call("cudnnSetStream", self._handle, stream.pointer)
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            PrepareGraph: self._prepare,
+            RunGraph: self._run,
+            TuneGraph: self._tune,
+            ForgetGraph: self._forget,
+        }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library and its frontend."""
+        load_frontend()
+        preload_compiler()
+
+    def close(self) -> None:
+        """Destroy the handle."""
+        self._library.call("cudnnDestroy", self._handle)
+        self._norms.close()
+        for pointer in self._scratch.values():
+            check("cuMemFree", driver.cuMemFree(pointer))
+        self._scratch.clear()
+
+    def _prepare(self, message: PrepareGraph) -> tuple[int, str]:
+        plan, origin = self._store.find(message.graph, self._handle, tuned=message.tuned)
+        return plan.workspace, origin
+
+    def _run(self, message: RunGraph) -> None:
+        plan, _ = self._store.find(message.graph, self._handle, tuned=message.tuned)
+        addresses, scalars, scratch = self._where(plan, message)
+        for step in plan.steps:
+            if step.made is None:
+                self._norms.run(step.graph, addresses, scalars)
+            else:
+                with refusals("cudnnBackendExecute"):
+                    step.made.execute(
+                        step.pointers(addresses, scalars), scratch, handle=self._handle
+                    )
+
+    def _tune(self, message: TuneGraph) -> tuple[int, str]:
+        run = message.run
+
+        def time(plan: Plan, step: Step, position: int) -> float:
+            addresses, scalars, scratch = self._where(plan, run)
+            pointers = step.pointers(addresses, scalars)
+
+            def execute() -> None:
+                with refusals("cudnnBackendExecute"):
+                    step.made.execute_plan_at_index(
+                        pointers, scratch, position, handle=self._handle
+                    )
+
+            return self._fastest(execute)
+
+        plan, origin = self._store.tune(run.graph, self._handle, time)
+        return plan.workspace, origin
+
+    def _fastest(self, execute: Callable[[], None]) -> float:
+        """Milliseconds of the fastest of several runs, after one that is not counted."""
+        stream = self._stream.handle
+        execute()
+        took: list[float] = []
+        events = [check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)]
+        try:
+            for _ in range(_RUNS):
+                check("cuEventRecord", driver.cuEventRecord(events[0], stream))
+                execute()
+                check("cuEventRecord", driver.cuEventRecord(events[1], stream))
+                check("cuEventSynchronize", driver.cuEventSynchronize(events[1]))
+                took.append(check("cuEventElapsedTime", driver.cuEventElapsedTime(*events)))
+        finally:
+            for event in events:
+                check("cuEventDestroy", driver.cuEventDestroy(event))
+        return min(took)
+
+    def _forget(self, message: ForgetGraph) -> None:
+        self._store.forget(message.graph, tuned=message.tuned)
+
+    def _where(self, plan: Plan, message: RunGraph) -> tuple[dict[int, int], dict[int, float], int]:
+        """The pointers and numbers of a run by id, and the pointer of its scratch memory."""
+        pointer = self._pointer
+        places = map(pointer, message.addresses)
+        addresses = dict(zip(plan.buffers, places, strict=True))
+        scalars = dict(zip(plan.numbers, message.scalars, strict=True))
+        if not plan.workspace:
+            return addresses, scalars, 0
+        brought = message.workspace_bytes >= plan.workspace
+        workspace = pointer(message.workspace) if brought else self._own(plan.workspace)
+        addresses.update((id_, workspace + offset) for id_, offset in plan.between.items())
+        return addresses, scalars, workspace + plan.scratch
+
+    def _own(self, nbytes: int) -> int:
+        """Scratch memory for what did not know how much to bring: a batch, or a rebuild.
+
+        Kept while the executor lives, because a captured graph may have it.
+        """
+        size = 1 << (nbytes - 1).bit_length()
+        scratch = self._scratch.get(size)
+        if scratch is None:
+            scratch = self._scratch[size] = int(check("cuMemAlloc", driver.cuMemAlloc(size)))
+        return scratch

@@ -1,0 +1,190 @@
+"""Normalisation by our own kernels: group norm, and what cuDNN refuses of the others."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+from .._device_code import C_TYPES
+from ._nodes import wider
+from ._norm_source import MOST_DIMS, SOURCE
+
+if TYPE_CHECKING:
+    from ...backends.cuda._context import CudaContext, CudaStream
+    from .._cuda_kernels import Kernels
+    from ._graph import Graph, Node, Tensor
+
+_THREADS: Final = 256
+_FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+_FORWARD: Final = frozenset({"layernorm", "rmsnorm", "instancenorm", "groupnorm", "batchnorm"})
+_STATISTICS: Final = (
+    *("mean", "inv_variance", "in_running_mean", "in_running_var"),
+    *("next_running_mean", "next_running_var"),
+)
+_BACKWARD: Final = frozenset(f"{op}_backward" for op in _FORWARD)
+
+
+class Axis(NamedTuple):
+    """A dimension of a normalisation: its size, and the step it makes in each tensor."""
+
+    size: int
+    x: int
+    grad: int = 0
+    out: int = 0
+    parameter: int = 0
+    statistic: int = 0
+
+
+def computes(graph: Graph) -> bool:
+    """Whether a graph is one node that the kernels compute."""
+    if len(graph.nodes) != 1:
+        return False
+    (node,) = graph.nodes
+    if node.op not in _FORWARD | _BACKWARD:
+        return False
+    dtypes = {name: graph.tensors[id_].dtype for name, id_ in (*node.inputs, *node.outputs)}
+    element, parameter = dtypes["input"], dtypes["scale"]
+    expected = {
+        **dict.fromkeys(("y", "grad", "dx"), element),
+        "bias": parameter,
+        **dict.fromkeys(_STATISTICS, wider(element)),
+    }
+    return set(dtypes.values()) <= _FLOATS and all(
+        dtype == expected.get(name, dtype) for name, dtype in dtypes.items()
+    )
+
+
+def axes_of(graph: Graph, node: Node) -> list[tuple[Axis, bool]]:
+    """The dimensions of a normalisation, each with whether it is summed over.
+
+    For group norm the channels are two of them: groups, and channels of a group.
+    """
+    tensors = {name: graph.tensors[id_] for name, id_ in (*node.inputs, *node.outputs)}
+    x, scale = tensors["input"], tensors["scale"]
+    ndim, attributes = len(x.shape), dict(node.attributes)
+    kind = node.op.removesuffix("_backward")
+    groups = int(str(attributes.get("groups", 0)))
+    others = {
+        "grad": tensors.get("grad"),
+        "out": tensors.get("y") or tensors.get("dx"),
+        "parameter": scale,
+    }
+    statistic = tensors.get("inv_variance")
+    axes: list[tuple[Axis, bool]] = []
+    for axis in range(ndim):
+        size = x.shape[axis]
+        steps = {name: _step(tensor, axis) for name, tensor in others.items()}
+        if kind == "groupnorm" and axis == 1:
+            each = size // groups
+            wide = {name: step * each for name, step in steps.items()}
+            at = _step(statistic, axis)
+            axes.append((Axis(groups, x.strides[axis] * each, statistic=at, **wide), False))
+            axes.append((Axis(each, x.strides[axis], **steps), True))
+            continue
+        at = _step(statistic, axis)
+        summed = {
+            "batchnorm": axis != 1,
+            "instancenorm": axis > 1,
+            "groupnorm": axis > 1,
+        }.get(kind, scale.shape[axis] != 1)
+        axes.append((Axis(size, x.strides[axis], statistic=at, **steps), summed))
+    return axes
+
+
+def _step(tensor: Tensor | None, axis: int) -> int:
+    return 0 if tensor is None or tensor.shape[axis] == 1 else tensor.strides[axis]
+
+
+def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
+    """The kernels' ``Norm``: a block for each place in ``outer``, which sums over ``inner``."""
+    counts = [math.prod(axis.size for axis in axes) for axes in (outer, inner)]
+    data = struct.pack("<4q", *counts, len(outer), len(inner))
+    for axes in (outer, inner):
+        assert len(axes) <= MOST_DIMS
+        for axis in (*axes, *[Axis(1, 0)] * (MOST_DIMS - len(axes))):
+            data += struct.pack("<6q", *axis)
+    return data
+
+
+@final
+class Norms:
+    """The kernels, for one stream."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._context = context
+        self._stream = stream
+        self._made: Kernels | None = None
+
+    def close(self) -> None:
+        """Unload what was loaded."""
+        if self._made is not None:
+            self._made.close()
+
+    def run(self, graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> None:
+        """Queue a graph of one normalisation.
+
+        Args:
+            graph: one for which ``computes`` is true.
+            addresses: pointers by id.
+            scalars: numbers by id.
+        """
+        (node,) = graph.nodes
+        axes = axes_of(graph, node)
+        ids = dict((*node.inputs, *node.outputs))
+        tensors = {name: graph.tensors[id_] for name, id_ in ids.items()}
+        pointers = {name: addresses.get(id_, 0) for name, id_ in ids.items()}
+        element, parameter = tensors["input"].dtype, tensors["scale"].dtype
+        kept = [axis for axis, summed in axes if not summed]
+        summed_over = [axis for axis, summed in axes if summed]
+        types = (C_TYPES[element], C_TYPES[parameter], C_TYPES[wider(element)])
+        if node.op in _FORWARD:
+            numbers = {name: scalars[id_] for name, id_ in node.inputs if id_ in scalars}
+            tail = struct.pack(
+                "<ddq",
+                numbers["epsilon"],
+                numbers.get("momentum", 0.0),
+                not node.op.startswith("rms"),
+            )
+            self._launch("forward", types, _FORWARD_POINTERS, pointers, kept, summed_over, tail)
+            return
+        names = _INPUT_POINTERS
+        self._launch("backward_input", types, names, pointers, kept, summed_over)
+        types = (C_TYPES[element], C_TYPES[tensors["dscale"].dtype], types[2])
+        varying = [axis for axis, _ in axes if axis.parameter]
+        others = [axis for axis, _ in axes if not axis.parameter]
+        names = _PARAMETER_POINTERS
+        # dscale and dbias lie as scale does, because they are made like it.
+        self._launch("backward_parameters", types, names, pointers, varying, others)
+
+    def _launch(
+        self,
+        kernel: str,
+        types: tuple[str, str, str],
+        names: tuple[str, ...],
+        pointers: dict[str, int],
+        outer: list[Axis],
+        inner: list[Axis],
+        tail: bytes = b"",
+    ) -> None:
+        from .._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
+
+        if self._made is None:
+            self._made = Kernels(self._context, self._stream, SOURCE)
+        data = b"".join(struct.pack("<Q", pointers.get(name, 0)) for name in names)
+        arguments = Arguments(data + packed(outer, inner) + tail)
+        function = self._made.function(f"{kernel}<{', '.join(types)}>")
+        blocks = math.prod(axis.size for axis in outer)
+        self._made.launch(function, blocks * _THREADS, arguments)
+
+
+_FORWARD_POINTERS: Final[tuple[str, ...]] = (
+    *("y", "input", "scale", "bias", "mean", "inv_variance"),
+    *("next_running_mean", "next_running_var", "in_running_mean", "in_running_var"),
+)
+_INPUT_POINTERS: Final[tuple[str, ...]] = (
+    *("dx", "grad", "input", "scale", "mean", "inv_variance"),
+)
+_PARAMETER_POINTERS: Final[tuple[str, ...]] = (
+    *("dscale", "dbias", "grad", "input", "mean", "inv_variance"),
+)

@@ -1,0 +1,63 @@
+"""``device.dnn``: neural networks' operations, and graphs of them."""
+
+from __future__ import annotations
+
+from typing import final
+
+from ._conv import Convolutions
+from ._norm import Normalizations
+from ._pointwise import Activations
+from ._run import DnnStatistics
+
+
+@final
+class Dnn(Convolutions, Normalizations, Activations):
+    """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
+
+    Every operation is a small graph whose plan is made once and kept, in the host and on
+    disk. ``graph`` makes graphs of your own, which run as one kernel where cuDNN can.
+    """
+
+    @property
+    def autotune(self) -> bool:
+        """Whether the first run of each graph tries all of its plans and keeps the fastest.
+
+        Otherwise the vendor's heuristics choose. As ``torch.backends.cudnn.benchmark``.
+        """
+        return self._plans.autotune
+
+    @autotune.setter
+    def autotune(self, autotune: bool) -> None:
+        self._plans.autotune = bool(autotune)
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether products of float32 may round their factors to ten bits, to run faster.
+
+        Off by default. As ``torch.backends.cudnn.allow_tf32``.
+        """
+        return self._plans.tf32
+
+    @allow_tf32.setter
+    def allow_tf32(self, allow: bool) -> None:
+        self._plans.tf32 = bool(allow)
+
+    @property
+    def plan_limit(self) -> int:
+        """How many plans are kept in memory; those used last stay."""
+        return self._plans.limit
+
+    @plan_limit.setter
+    def plan_limit(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"plan_limit must be at least 1, not {limit}")
+        self._plans.limit_to(self._device, limit)
+
+    def clear_plans(self) -> None:
+        """Drop all plans and workspaces from memory; what is on disk stays."""
+        self._plans.evict(self._device, 0)
+        self._plans.workspaces.clear(self._device)
+
+    def statistics(self) -> DnnStatistics:
+        """A snapshot of what is known of plans."""
+        return self._plans.statistics(self._device)

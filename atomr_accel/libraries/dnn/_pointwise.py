@@ -1,0 +1,245 @@
+"""Activations and reductions of ``device.dnn``."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, Literal
+
+from .._arguments import require_dtype, require_shape, usable
+from ._graph import Builder
+from ._layout import require_float
+from ._run import Bound, Facade, Output, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...memory import GpuRef
+
+
+class Activations(Facade):
+    """Activations with their gradients, and reductions, of arrays of any shape.
+
+    The gradients take the gradient by the result, and what the activation was given.
+    """
+
+    async def relu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``max(x, 0)``."""
+        return await self._pointwise("relu", {"input": x}, out)
+
+    async def relu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``relu``."""
+        return await self._pointwise("relu_backward", {"loss": grad, "input": x}, out)
+
+    async def leaky_relu(
+        self, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
+    ) -> GpuRef:
+        """``x`` where positive, else ``negative_slope * x``."""
+        slope = float(negative_slope)
+        return await self._pointwise("relu", {"input": x}, out, negative_slope=slope)
+
+    async def leaky_relu_grad(
+        self, grad: GpuRef, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
+    ) -> GpuRef:
+        """The gradient of ``leaky_relu``."""
+        slope = float(negative_slope)
+        inputs = {"loss": grad, "input": x}
+        return await self._pointwise("relu_backward", inputs, out, negative_slope=slope)
+
+    async def sigmoid(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``1 / (1 + exp(-x))``."""
+        return await self._pointwise("sigmoid", {"input": x}, out)
+
+    async def sigmoid_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``sigmoid``."""
+        return await self._pointwise("sigmoid_backward", {"loss": grad, "input": x}, out)
+
+    async def tanh(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``tanh(x)``."""
+        return await self._pointwise("tanh", {"input": x}, out)
+
+    async def tanh_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``tanh``."""
+        return await self._pointwise("tanh_backward", {"loss": grad, "input": x}, out)
+
+    async def gelu(
+        self,
+        x: GpuRef,
+        *,
+        approximate: Literal["none", "tanh"] = "none",
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """``x * (1 + erf(x / sqrt(2))) / 2``, or its approximation by ``tanh``."""
+        return await self._pointwise(_gelu(approximate), {"input": x}, out)
+
+    async def gelu_grad(
+        self,
+        grad: GpuRef,
+        x: GpuRef,
+        *,
+        approximate: Literal["none", "tanh"] = "none",
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """The gradient of ``gelu``."""
+        op = f"{_gelu(approximate)}_backward"
+        return await self._pointwise(op, {"loss": grad, "input": x}, out)
+
+    async def silu(self, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None) -> GpuRef:
+        """``x * sigmoid(beta * x)``, which with a ``beta`` is also called swish."""
+        return await self._pointwise("swish", {"input": x}, out, swish_beta=float(beta))
+
+    async def silu_grad(
+        self, grad: GpuRef, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None
+    ) -> GpuRef:
+        """The gradient of ``silu``."""
+        inputs = {"loss": grad, "input": x}
+        return await self._pointwise("swish_backward", inputs, out, swish_beta=float(beta))
+
+    async def elu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``x`` where positive, else ``exp(x) - 1``."""
+        return await self._pointwise("elu", {"input": x}, out)
+
+    async def elu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``elu``."""
+        return await self._pointwise("elu_backward", {"loss": grad, "input": x}, out)
+
+    async def softplus(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``log(1 + exp(x))``."""
+        return await self._pointwise("softplus", {"input": x}, out)
+
+    async def softplus_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``softplus``."""
+        return await self._pointwise("softplus_backward", {"loss": grad, "input": x}, out)
+
+    async def reduce(
+        self,
+        x: GpuRef,
+        mode: Literal["sum", "mean", "max", "min", "absmax", "norm1", "norm2"],
+        axis: int | Sequence[int] | None = None,
+        *,
+        keepdims: bool = False,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Reduce over dimensions.
+
+        Vendor operation: ``reduction``, with pointwise ones around it.
+
+        Args:
+            x: float16, bfloat16, float32 or float64.
+            mode: ``"absmax"`` is the largest magnitude; ``"norm1"`` the sum of magnitudes;
+                ``"norm2"`` the root of the sum of squares.
+            axis: over which; None for all. On CUDA they must be neighbours, or all but one
+                run of neighbours.
+            keepdims: leave them in the result, with size 1.
+            out: where the result goes.
+
+        Returns:
+            float32, or float64 for float64.
+
+        Raises:
+            ValueError: an axis that is not there, or twice.
+            TypeError: a dtype that does not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not have this combination.
+        """
+        if mode not in _REDUCTIONS:
+            raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")
+        plans, memory = self._plans, self._device.memory
+
+        def bind() -> Bound:
+            usable(x, memory, "x")
+            axes = _axes(axis, x.ndim)
+            wide = "float64" if x.dtype.name == "float64" else "float32"
+
+            def build() -> tuple[Program, int, int]:
+                require_float(x, "x")
+                before, op, after = _REDUCTIONS[mode]
+                builder = Builder()
+                source = symbol = builder.tensor(x.shape, x.dtype)
+                if before == "square":
+                    symbol = builder.node("mul", a=symbol, b=symbol)["y"]
+                elif before:
+                    symbol = builder.node(before, input=symbol)["y"]
+                symbol = builder.node("reduction", input=symbol, mode=op, axes=axes)["y"]
+                if after == "divide":
+                    number = builder.scalar(wide, x.ndim)
+                    symbol = builder.node("mul", a=symbol, b=number)["y"]
+                elif after:
+                    symbol = builder.node(after, input=symbol)["y"]
+                builder.output(symbol, wide)
+                return Program(builder.finish()), source.id, symbol.id
+
+            key = ("reduce", mode, axes, x.shape, x.dtype.name)
+            program, source, target = plans.program(key, build)
+            shape = tuple(
+                1 if each in axes else size
+                for each, size in enumerate(x.shape)
+                if keepdims or each not in axes
+            )
+            count = 1
+            for each in axes:
+                count *= x.shape[each]
+            numbers = (1 / count,) if mode == "mean" else ()
+            outputs = {target: Output(shape, out)}
+            return Bound(program, [(source, x, "x")], outputs, numbers, (target,))
+
+        result: GpuRef = await self._run("dnn.reduce", bind)
+        return result
+
+    async def _pointwise(
+        self, op: str, named: dict[str, GpuRef], out: GpuRef | None, **attributes: Any
+    ) -> GpuRef:
+        plans, memory = self._plans, self._device.memory
+        arguments = [("grad" if name == "loss" else "x", ref) for name, ref in named.items()]
+        x = named["input"]
+
+        def bind() -> Bound:
+            for name, ref in arguments:
+                usable(ref, memory, name)
+                require_dtype(ref, x.dtype, name, "x")
+                if ref.shape != x.shape:
+                    require_shape(ref, x.shape, name)
+
+            def build() -> tuple[Program, tuple[int, ...], int]:
+                require_float(x, "x")
+                builder = Builder()
+                # Of any shape: only how many there are counts.
+                symbols = {name: builder.tensor((x.size,), x.dtype) for name in named}
+                y = builder.output(builder.node(op, **symbols, **attributes)["y"])
+                ids = tuple(symbol.id for symbol in symbols.values())
+                return Program(builder.finish()), ids, y.id
+
+            key = (op, x.size, x.dtype.name, tuple(attributes.items()))
+            program, ids, target = plans.program(key, build)
+            inputs = [(id_, ref, name) for id_, (name, ref) in zip(ids, arguments, strict=True)]
+            outputs = {target: Output(x.shape, out)}
+            return Bound(program, inputs, outputs, (), (target,))
+
+        result: GpuRef = await self._run(f"dnn.{op}", bind)
+        return result
+
+
+_REDUCTIONS: dict[str, tuple[str, str, str]] = {
+    "sum": ("", "ADD", ""),
+    "mean": ("", "ADD", "divide"),
+    "max": ("", "MAX", ""),
+    "min": ("", "MIN", ""),
+    "absmax": ("", "AMAX", ""),
+    "norm1": ("abs", "ADD", ""),
+    "norm2": ("square", "ADD", "sqrt"),
+}
+"""What is done before a reduction, the reduction, and what is done to its result."""
+
+
+def _gelu(approximate: str) -> str:
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
+    return "gelu" if approximate == "none" else "gelu_approx_tanh"
+
+
+def _axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    given = (axis,) if isinstance(axis, int) else tuple(map(operator.index, axis))
+    axes = tuple(sorted(each + ndim if each < 0 else each for each in given))
+    if not axes or len(set(axes)) < len(axes) or axes[0] < 0 or axes[-1] >= ndim:
+        raise ValueError(f"axis {axis} does not fit {ndim} dimensions")
+    return axes

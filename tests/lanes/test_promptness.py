@@ -1,0 +1,79 @@
+"""The interpreter's switch interval while ops are in flight."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel.lanes import _promptness
+
+from ..harness import opened, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..harness import Gate
+
+USUAL: Final = 5000
+
+
+def interval() -> int:
+    """In microseconds."""
+    return round(sys.getswitchinterval() * 1e6)
+
+
+@pytest.fixture(autouse=True)
+def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_promptness, "_busy", 0)  # tests of ports leave ops unanswered
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(USUAL * 1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@program
+async def test_it_is_short_while_any_device_has_ops_in_flight(gate: Gate) -> None:
+    async with opened(isolation="thread") as one, opened(isolation="thread") as other:
+        hold, cells = await gate.kernel(one), await one.zeros(1, np.float32)
+        x = await other.zeros(4, np.float32)
+        assert interval() == USUAL
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, cells)
+            await trio.testing.wait_all_tasks_blocked()
+            assert interval() < USUAL / 10
+            await other.get(x)
+            assert interval() < USUAL / 10
+            gate.open()
+        assert interval() == USUAL
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@program
+async def test_what_a_program_has_set_stays(gate: Gate, when: str) -> None:
+    async with opened(isolation="thread") as device:
+        hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)
+        if when == "before":
+            sys.setswitchinterval(0.002)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, cells)
+            await trio.testing.wait_all_tasks_blocked()
+            sys.setswitchinterval(0.002)
+            gate.open()
+        await device.get(cells)
+        assert interval() == 2000
+
+
+@program
+async def test_it_is_as_before_after_a_device_was_left_in_the_middle(gate: Gate) -> None:
+    async with trio.open_nursery() as nursery, opened(isolation="thread") as device:
+        hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)
+        nursery.start_soon(hold, cells)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        gate.open()
+    assert interval() == USUAL
