@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import preload_compiler
 from .._disk_cache import DiskCache
-from ._cuda_norms import Norms, computes
+from . import _cuda_nodes, _cuda_norms
 from ._lowering import load_frontend, refusals
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._plans import PlanStore
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.cuda._context import CudaContext, CudaStream
+    from ._graph import Graph
     from ._plans import Plan, Step
 
 _RUNS: Final = 3
@@ -29,6 +30,11 @@ _EVENT_DEFAULT: Final = 0
 
 _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
+
+
+def computes(graph: Graph) -> bool:
+    """Whether our own kernels compute a graph of one node, where cuDNN does not."""
+    return _cuda_norms.computes(graph) or _cuda_nodes.computes(graph)
 
 
 def _store_of(context: CudaContext) -> PlanStore:
@@ -52,7 +58,8 @@ class CudaDnn:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._store: Final = _store_of(context)
-        self._norms: Final = Norms(context, stream)
+        self._norms: Final = _cuda_norms.Norms(context, stream)
+        self._nodes: Final = _cuda_nodes.Nodes(context, stream)
         self._scratch: dict[int, int] = {}
         handle = c_void_p()
         self._library.call("cudnnCreate", byref(handle))
@@ -75,6 +82,7 @@ class CudaDnn:
         """Destroy the handle."""
         self._library.call("cudnnDestroy", self._handle)
         self._norms.close()
+        self._nodes.close()
         for pointer in self._scratch.values():
             check("cuMemFree", driver.cuMemFree(pointer))
         self._scratch.clear()
@@ -88,7 +96,9 @@ class CudaDnn:
         addresses, scalars, scratch = self._where(plan, message)
         for step in plan.steps:
             if step.made is None:
-                self._norms.run(step.graph, addresses, scalars)
+                norm = _cuda_norms.computes(step.graph)
+                own = self._norms if norm else self._nodes
+                own.run(step.graph, addresses, scalars)
             else:
                 with refusals("cudnnBackendExecute"):
                     step.made.execute(

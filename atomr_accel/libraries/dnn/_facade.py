@@ -8,10 +8,11 @@ from ._conv import Convolutions
 from ._norm import Normalizations
 from ._pointwise import Activations
 from ._run import DnnStatistics
+from ._user import Graphs
 
 
 @final
-class Dnn(Convolutions, Normalizations, Activations):
+class Dnn(Convolutions, Normalizations, Activations, Graphs):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on

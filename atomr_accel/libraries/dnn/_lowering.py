@@ -52,6 +52,10 @@ def load_frontend() -> Any:
         LibraryMissing: it or cuDNN is not installed.
     """
     library = library_handle()
+    with contextlib.suppress(ImportError, RuntimeError, OSError):
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("cudart")  # which the frontend looks for by its name
     try:
         import cudnn
 

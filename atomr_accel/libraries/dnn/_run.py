@@ -237,6 +237,14 @@ class Facade:
             lambda room: _prepare(device, plans, bind(), room, nbytes, tuned=tuned),
         )
 
+    async def _plan(self, program: Program) -> None:
+        """Have the host make a plan now, so that what cuDNN refuses is known."""
+        plans, device = self._plans, self._device
+        if plans.find(program.encoded, tuned=False) is None:
+            request = Prepared(PrepareGraph(program.encoded, tuned=False), (), ())
+            answer = await perform(device, PLANNER, "dnn.plan", lambda _room: request)
+            plans.keep(device, program.encoded, (answer[0], answer[1]), tuned=False)
+
     async def _make(
         self, name: str, bind: Callable[[], Bound], encoded: bytes, *, tuned: bool
     ) -> int:
