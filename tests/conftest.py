@@ -41,7 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if ON_CUDA and any(
-            item.path.is_relative_to(here / part) for part in ("contract", "ordering")
+            item.path.is_relative_to(here / part)
+            for part in ("contract", "ordering", "transfers", "interop")
         ):
             item.add_marker("gpu")
         elif not ON_CUDA and item.get_closest_marker("gpu"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
@@ -11,7 +12,7 @@ import trio
 
 from .._dtypes import DTYPES
 from .._errors import AccelError, GpuRefStale, LibraryError, Unsupported
-from ..host import SLAB_SHIFT, Copy, MapSlab, StickyFault, UnmapSlabs
+from ..host import OFFSET_MASK, SLAB_SHIFT, Copy, MapSlab, StickyFault, UnmapSlabs
 from ..lanes import HostDied
 from ..libraries import usable
 from ..memory import Block, GpuRef, Hold, Part, Slab, refuse
@@ -145,7 +146,7 @@ async def _by_way_of_the_host(
             raise
         finally:
             pieces[there].release()
-        await send(core, pieces[core], None, ref, start, check, length)
+        await send(core, pieces[core], ref, start, length, check)
 
     await in_chunks(src.nbytes, move)
 
@@ -164,6 +165,8 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
     if core.memory.current(block.epoch):
         await download(core, ref, host)
         return host
+    if not isinstance(block.address, int):
+        raise GpuRefStale("this ref was made in a batch and never had any memory")
     if not core.memory.has_slab(block.address >> SLAB_SHIFT):
         raise GpuRefStale("the memory of this ref was given up for other buffers: nothing is left")
     slab = core.memory.slab_of(block)
@@ -216,13 +219,17 @@ class SharedBuffer:
     Attributes:
         fd: the descriptor; closed with ``close``, or with this object.
         description: bytes to send along.
+
+    Raises:
+        ValueError: the description is none.
     """
 
     def __init__(self, fd: int, description: bytes, *, hold: Hold | None = None) -> None:
-        self.fd = fd
-        self.description: Final = description
-        self._content = msgspec.msgpack.decode(description, type=_Description)
+        self.fd = -1  # until it is known to be ours: a constructor that raises takes nothing
         self._hold = hold
+        self.description: Final = description
+        self._content = _decoded(description)
+        self.fd = fd
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -256,6 +263,25 @@ class SharedBuffer:
         self.close()
 
 
+def _decoded(description: bytes) -> _Description:
+    """A description of a buffer that lies in its slab: it comes from somewhere else."""
+    try:
+        content = msgspec.msgpack.decode(description, type=_Description)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"this describes no shared buffer: {error}") from None
+    dtype = DTYPES.get(content.dtype)
+    if dtype is None:
+        raise ValueError(f"this describes no shared buffer: there is no dtype {content.dtype!r}")
+    nbytes = math.prod(content.shape) * dtype.itemsize
+    inside = 0 <= content.offset <= content.offset + nbytes <= content.slab_bytes <= OFFSET_MASK
+    if min(content.shape, default=0) < 0 or not inside:
+        raise ValueError(
+            f"this describes no shared buffer: {dtype.name}{list(content.shape)} at "
+            f"{content.offset} does not lie in {content.slab_bytes} bytes"
+        )
+    return content
+
+
 async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
     """See ``Device.share``."""
     usable(ref, core.memory, "ref")
@@ -286,16 +312,23 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
     content = shared._content
     if content.backend != core.backend:
         raise ValueError(
-            f"the shared buffer is of a {content.backend} device, but {core.name} is none"
+            f"the shared buffer belongs to backend {content.backend!r}, but {core.name} does not"
         )
     if shared.fd < 0:
         raise ValueError("the shared buffer was closed")
     dtype = DTYPES[content.dtype]
-    nbytes = int(np.prod(content.shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(content.shape) * dtype.itemsize
     fd = os.dup(shared.fd)
     try:
         while True:
-            context, number = await mapped(core, fd, content.slab_bytes, sealed=True)
+            try:
+                context, number = await mapped(core, fd, content.slab_bytes, sealed=True)
+            except LibraryError as error:
+                if core.info is None or content.uuid == core.info.uuid:
+                    raise
+                raise Unsupported(
+                    f"the shared buffer is on another GPU, whose memory {core.name} cannot reach"
+                ) from error
             if content.sealed:
                 slab = Slab(number, content.slab_bytes, fd, sealed=True)
                 fd = -1  # the map's from now on

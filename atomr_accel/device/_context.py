@@ -230,6 +230,12 @@ class Context:
         """Somebody found the host gone: end, whoever else has noticed."""
         self._dead.set()
 
+    def fail(self, op: Op) -> None:
+        """Something went wrong for which nobody waits: no less than a fault."""
+        error = op.error
+        self._poison(0, type(error).__name__, f"{op.name} failed: {error}", op.name)
+        self.report_dead()
+
     async def wait_ended(self) -> None:
         """Wait until the context is over, once it was reported dead."""
         await self._ended.wait()

@@ -10,6 +10,7 @@ import math
 import operator
 import os
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
@@ -21,6 +22,7 @@ from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
 from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port
 from ..memory import GpuRef, MemoryMap, Slab
+from ._bulk import COPIERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,6 +71,7 @@ class DeviceCore:
         staging: the memory through which ordinary arrays travel.
         pinned: page-locked arrays.
         exports: buffers that the program has mapped.
+        copiers: threads that copy large arrays to and from there.
         transfers: the long transfers that are under way.
         quarantined: what may be done once a host has ended, which may still be moving data
             when its ops are answered.
@@ -104,6 +107,7 @@ class DeviceCore:
         self.memory: Final = MemoryMap(self.name, memory_limit)
         self.memory.owner = self
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
+        self.copiers: Final = ThreadPoolExecutor(COPIERS, f"{self.name} copier")
         self.transfers: Final[set[Transfer]] = set()
         self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []
         self.ports: Mapping[str, Port] = {}
@@ -220,6 +224,7 @@ class DeviceCore:
         self.memory.bump()
         self.memory.close()
         self.staging.close()
+        self.copiers.shutdown(wait=False)
         self.pinned.close()
 
     async def bury(self) -> None:
@@ -390,6 +395,8 @@ class DeviceCore:
             context.report_dead()
 
     async def _trim(self, context: Context) -> None:
+        if self.memory.unheld:
+            await self.exports.sweep()
         trimmed = self.memory.trim()
         if trimmed:
             # They are off the map: the host must hear of it, whoever is cancelled.

@@ -61,6 +61,10 @@ class Data:
         Arrays of ``device.pinned`` move at the speed of the bus. How far a long transfer
         is, ``device.statistics().transfers`` tells.
 
+        An array of up to 512 KiB may still be on its way when ``put`` returns. It is the
+        caller's to change again, and ops that use the buffer come after it. If the device
+        fails before it has arrived, the ref is stale.
+
         Args:
             array: a NumPy array or what ``numpy.asarray`` takes; a copy is made where it
                 is not C-contiguous. Do not change it before ``put`` returns.
@@ -93,7 +97,7 @@ class Data:
         if out is not None:
             _check_like(out, host.shape, host.dtype, "out", "the array")
             await core.ready()
-            await upload(core, host, out, new=False)
+            await upload(core, host, out, new=False, arrived=False)
             return out
         while True:
             ref = None if sealed else core.try_empty(host.shape, host.dtype, host.nbytes)
@@ -104,7 +108,7 @@ class Data:
                     async with filling(core, ref._block):
                         await upload(core, host, ref, new=True)
                 else:
-                    await upload(core, host, ref, new=True)
+                    await upload(core, host, ref, new=True, arrived=False)
             except Rebuilt:
                 continue
             return ref
@@ -246,8 +250,9 @@ class Data:
     async def managed(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
         """A buffer of managed memory, which moves between the device and the host by itself.
 
-        It is used like any other. It never takes more than the device has free, cannot be
-        exported or shared, and is given back when the last ref is gone.
+        It is used like any other. It begins on the device and never takes more than that has
+        free, room for what has moved to the host included. It cannot be exported or shared,
+        and is given back by ``free``, or after the last ref is gone as soon as memory is short.
 
         Raises:
             OutOfMemory: the device has less free.

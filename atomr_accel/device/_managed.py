@@ -42,14 +42,20 @@ async def make_managed(core: DeviceCore, shape: Shape, dtype: Any) -> GpuRef:
     shape = as_shape(shape)
     nbytes = math.prod(shape) * dtype.itemsize
     room = max(1, -(-nbytes // _PAGE)) * _PAGE
+    trimmed = False
     while True:
         context = await core.ready()
-        _check_limit(core, room)
         slab = Slab(core.memory.new_slab_id(), room, -1, sealed=False)
         try:
+            _check_limit(core, room)
             await context.host.request(CreateManaged(slab.id, room))
             if context is core.context:
                 return GpuRef(core.memory.add_own(slab), shape, dtype, nbytes)
+        except OutOfMemory:
+            if trimmed:
+                raise
+            await core.trim()  # what was dropped may be enough
+            trimmed = True
         except (HostDied, StickyFault):
             context.report_dead()
 

@@ -13,12 +13,12 @@ from .._errors import GpuRefStale
 from ..libraries import LaneSpec, usable
 from ..libraries.run import Buffer, Call, Fetch, Forget, Initialize, Keep, dumps, loads
 from ..memory import Block, GpuRef
-from ._transfer import SMALL, after, in_chunks, in_worker
+from ._bulk import Bulk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..lanes import Op, Port
+    from ..lanes import Op, Piece, Port
     from ..memory import Epoch
     from ._core import DeviceCore
 
@@ -212,32 +212,12 @@ class Functions:
         array = np.empty(shape, dtype)
         data = array.reshape(-1).view(np.uint8)
 
-        async def move(start: int, length: int) -> None:
-            piece = await core.staging.acquire(length)
-            try:
-                self._check(epoch, name)
-                context = core.context
-                assert context is not None  # or the epoch would be another
-                message = Fetch(ticket, index, start, piece.address, length)
-                op = core.submit(port, f"{name}: result", message)
-            except BaseException:
-                piece.release()
-                raise
-            try:
-                await op.wait()
-            except BaseException:
-                after(core, context.host, op, piece.release)
-                raise
-            try:
-                part = data[start : start + length]
-                if length <= SMALL:
-                    np.copyto(part, piece.view(length))
-                else:
-                    await in_worker(np.copyto, part, piece.view(length))
-            finally:
-                piece.release()
+        def submit(piece: Piece, start: int, length: int) -> Op:
+            self._check(epoch, name)  # so there is a context
+            message = Fetch(ticket, index, start, piece.address, length)
+            return core.submit(port, f"{name}: result", message)
 
-        await in_chunks(len(data), move)
+        await Bulk(core, data, submit, upload=False).run()
         return array
 
     def _check(self, epoch: Epoch, name: str) -> None:

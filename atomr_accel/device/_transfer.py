@@ -1,12 +1,11 @@
 """Moving arrays between the program and the device.
 
-Ordinary memory goes through staging memory, in chunks: worker threads copy some while
-others are on the bus. Arrays of ``device.pinned`` are on the bus themselves.
+Ordinary memory goes through staging memory, in chunks where it is large (see ``_bulk``).
+Arrays of ``device.pinned`` are on the bus themselves.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,10 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale
 from ..host import Copy, Protect, Unprotect
-from ..lanes import CHUNK, HostDied
+from ..lanes import HostDied
 from ..libraries import usable, writable
 from ..memory import refuse
+from ._bulk import COPIERS, Bulk, chunk_size
 from ._context import MEMORY_LANE
 from ._core import taken_down
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
     from ..lanes import Bytes, HostHandle, Op, Piece
     from ..memory import Block, GpuRef
+    from ._context import Context
     from ._core import DeviceCore
 
 SMALL: Final = 1 << 19
 """Copies up to this many bytes (some 50 us) are done in the trio thread."""
 
-_LEAST_CHUNK: Final = 1 << 20
 _DIRECT_CHUNK: Final = 32 << 20
 """Bytes of a page-locked array that one op moves: a cancelled caller waits for no more."""
 
 _DIRECT_DEPTH: Final = 4
-_COPIERS: Final = min(8, os.cpu_count() or 1)
-"""Threads that copy at once. Eight saturate the memory of the machines we know."""
+_BACKLOG: Final = 64
+"""Ops that the memory lane may have before ``put`` waits for its own to be answered."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("atomr_accel copiers")
 _T = TypeVar("_T")
@@ -60,6 +60,10 @@ class Transfer:
         self.name = name
         self.nbytes = nbytes
         self.done = 0
+
+    def add(self, length: int) -> None:
+        """So many bytes more have arrived."""
+        self.done += length
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
     try:
         limiter = _limiter.get()
     except LookupError:
-        limiter = trio.CapacityLimiter(_COPIERS)
+        limiter = trio.CapacityLimiter(COPIERS)
         _limiter.set(limiter)
     return await trio.to_thread.run_sync(partial(function, *args), limiter=limiter)
 
@@ -108,7 +112,14 @@ def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
 # --- one way and the other -----------------------------------------------------------
 
 
-async def upload(core: DeviceCore, host: np.ndarray[Any, Any], ref: GpuRef, *, new: bool) -> None:
+async def upload(
+    core: DeviceCore,
+    host: np.ndarray[Any, Any],
+    ref: GpuRef,
+    *,
+    new: bool,
+    arrived: bool = True,
+) -> None:
     """Copy an array into a buffer.
 
     Args:
@@ -116,6 +127,7 @@ async def upload(core: DeviceCore, host: np.ndarray[Any, Any], ref: GpuRef, *, n
         host: the array, C-contiguous.
         ref: the buffer.
         new: nobody has it yet, so if it becomes stale it is nobody's loss.
+        arrived: wait until it is there; otherwise, if it is small, until it is sent.
 
     Raises:
         Rebuilt: a new buffer became stale before anything had arrived.
@@ -132,7 +144,8 @@ async def upload(core: DeviceCore, host: np.ndarray[Any, Any], ref: GpuRef, *, n
 
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
-        await send(core, piece, data, ref, 0, check)
+        np.copyto(piece.view(len(data)), data)
+        await send(core, piece, ref, 0, len(data), check, arrived=arrived)
         return
     with _observed(core, "put", len(data)) as transfer:
         address = core.pinned.find(data)
@@ -140,18 +153,14 @@ async def upload(core: DeviceCore, host: np.ndarray[Any, Any], ref: GpuRef, *, n
             await _upload_directly(core, address, ref, check, transfer)
             return
 
-        async def move(start: int, length: int) -> None:
-            piece = await core.staging.acquire(length)
-            try:
-                part = data[start : start + length]
-                await in_worker(np.copyto, piece.view(length), part)
-            except BaseException:
-                piece.release()
-                raise
-            await send(core, piece, None, ref, start, check, length)
-            transfer.done += length
+        def submit(piece: Piece, start: int, length: int) -> Op | None:
+            check()
+            if core.context is None:
+                return None
+            message = Copy(ref._block.address + start, piece.address, length)
+            return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref._block,))
 
-        await in_chunks(len(data), move)
+        await Bulk(core, data, submit, upload=True, progress=transfer.add).run()
 
 
 async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
@@ -177,41 +186,42 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
             await _download_directly(core, address, ref, transfer)
             return
 
-        async def move(start: int, length: int) -> None:
-            piece = await core.staging.acquire(length)
-            await receive(core, piece, ref, start, length)
-            try:
-                await in_worker(np.copyto, data[start : start + length], piece.view(length))
-            finally:
-                piece.release()
-            transfer.done += length
+        def submit(piece: Piece, start: int, length: int) -> Op | None:
+            block = usable(ref, core.memory, "ref")
+            if core.context is None:  # sealed buffers are good without one, too
+                return None
+            message = Copy(piece.address, ref._block.address + start, length)
+            return core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
 
-        await in_chunks(len(data), move)
+        await Bulk(core, data, submit, upload=False, progress=transfer.add).run()
 
 
 async def send(
     core: DeviceCore,
     piece: Piece,
-    data: Bytes | None,
     ref: GpuRef,
     start: int,
+    length: int,
     check: Callable[[], None],
-    length: int = 0,
+    *,
+    arrived: bool = True,
 ) -> None:
-    """Send a piece, filled with ``data`` if that is given, and give it back."""
+    """Send what a piece holds, and give it back."""
     try:
-        if data is not None:
-            length = len(data)
-            np.copyto(piece.view(length), data)
         check()
         while (context := core.context) is None:
             await core.ready()
             check()
         message = Copy(ref._block.address + start, piece.address, length)
-        op = core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref._block,))
+        port = core.ports[MEMORY_LANE]
+        op = core.submit(port, "put", message, (), (ref._block,))
     except BaseException:
         piece.release()
         raise
+    if not arrived and port.load <= _BACKLOG:
+        after(core, context.host, op, piece.release, expected=context)
+        await trio.lowlevel.checkpoint()
+        return
     try:
         await op.wait()
     except BaseException:
@@ -239,17 +249,34 @@ async def receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, lengt
         raise
 
 
-def after(core: DeviceCore, host: HostHandle, op: Op, callback: Callable[[], None]) -> None:
+def after(
+    core: DeviceCore,
+    host: HostHandle,
+    op: Op,
+    callback: Callable[[], None],
+    *,
+    expected: Context | None = None,
+) -> None:
     """Call back once nothing touches the memory of ``op`` any more.
 
     A host that is being killed may still be moving data when its ops are answered.
+
+    Args:
+        core: the device.
+        host: the host that has the op.
+        op: the op.
+        callback: what to call.
+        expected: the context, where nobody waits for the op: what fails it, if not a fault,
+            is one, since a buffer would be left that does not hold what it should.
     """
 
     def answered() -> None:
         if isinstance(op.error, (ContextPoisoned, HostDied, DeviceLost)):
             core.quarantined.append((host, callback))
-        else:
-            callback()
+            return
+        callback()
+        if op.error is not None and expected is not None:
+            expected.fail(op)
 
     op.when_answered(answered)
 
@@ -258,9 +285,9 @@ async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) ->
     """Call ``move(start, length)`` for all chunks of a transfer, several at a time.
 
     There are twice as many as threads that copy: while one half copies, the other half is
-    on the bus.
+    on the bus. What needs no more than one copy and one op has a faster way: ``Bulk``.
     """
-    size = min(CHUNK, max(_LEAST_CHUNK, -(-nbytes // (2 * _COPIERS))))
+    size = chunk_size(nbytes)
     starts = iter(range(0, nbytes, size))
     failures: list[Exception] = []
 
@@ -273,7 +300,7 @@ async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) ->
                 nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for _ in range(min(2 * _COPIERS, -(-nbytes // size))):
+        for _ in range(min(2 * COPIERS, -(-nbytes // size))):
             nursery.start_soon(mover)
     if failures:
         # What was in flight tells more than what came after it.

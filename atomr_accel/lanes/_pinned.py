@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 CHUNK: Final = 4 << 20
 """Bytes a large transfer of ordinary memory moves at a time."""
 
-STAGING_BYTES: Final = 64 << 20
-"""Size of the memory through which ordinary arrays travel."""
+STAGING_BYTES: Final = 80 << 20
+"""Size of the memory through which ordinary arrays travel: a large one takes up to 64 MiB."""
 
 _PAGE: Final = 4096
 _ARENA_BYTES: Final = 64 << 20

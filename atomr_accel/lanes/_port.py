@@ -233,6 +233,11 @@ class Port:
         for op in [op for op in self._in_flight.values() if op.port is self]:
             self._answer(op, None, make_error(op))
 
+    @property
+    def load(self) -> int:
+        """How many ops are submitted and not answered."""
+        return self._count
+
     def overdue(self, now: float, deadline: float) -> Op | None:
         """The op at the head of this lane, if it has been there for ``deadline`` seconds.
 
@@ -337,6 +342,8 @@ class Port:
             return
         in_flight = self._in_flight
         for frame in self._frames_in.feed(data):
+            if self._is_over():  # what was answered has ended it: everything else is answered too
+                return
             reply = self._decode(frame)
             if type(reply) is list:
                 self._completed += len(reply)
@@ -346,6 +353,8 @@ class Port:
                         self._completed -= 1
                         self._failed += 1
                         self._answer(op, None, op.error)
+                        if self._is_over():
+                            return
                         continue
                     self._settle(op)
                     if op.task is not None:
@@ -366,6 +375,9 @@ class Port:
         if self._outbox and self._writer is not None:
             trio.lowlevel.reschedule(self._writer)
             self._writer = None
+
+    def _is_over(self) -> bool:
+        return self._ended
 
     def _answer(self, op: Op, value: Any, error: Exception | None) -> None:
         op.value, op.error = value, error

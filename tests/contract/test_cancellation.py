@@ -118,6 +118,7 @@ async def test_a_caller_may_be_cancelled_at_any_step(
 ) -> None:
     sealed = await device.put(EYE, sealed=True)
     await call(device, sealed)
+    await settled(device)
     used = used_by(device)
     for step in range(1, 200):
         reached = await cancelled_at(step, partial(call, device, sealed))

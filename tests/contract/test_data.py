@@ -16,7 +16,7 @@ from atomr_accel import GpuRef, GpuRefStale
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.lanes import CHUNK
 
-from ..harness import on_shared, same_bits
+from ..harness import on_shared, same_bits, settled
 from .arrays import LAYOUTS, arrays, dtypes, layouts, random_bits, shapes
 
 if TYPE_CHECKING:
@@ -311,4 +311,5 @@ async def test_a_dropped_ref_frees_itself(device: Device) -> None:
     assert before.used >= ref.nbytes
     assert before.used + before.free == before.capacity
     del ref
+    await settled(device)  # ``put`` returns while a small array is still on its way
     assert device.statistics().memory.used == 0

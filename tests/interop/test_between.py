@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, Device, GpuRefSealed, GpuRefStale, SharedBuffer
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale, SharedBuffer
 from atomr_accel.testing import kill_host, poison
 
 from ..contract.arrays import random_bits
@@ -261,3 +262,39 @@ async def test_what_was_shared_survives_the_other_ones_rebuild() -> None:
             assert same_bits(await two.get(there), np.arange(1000))
             copy = await two.copy(there)
             assert same_bits(await two.get(copy), np.arange(1000))
+
+
+@on_shared
+async def test_a_description_is_not_believed(device: Device) -> None:
+    ref = await device.put(np.arange(100))
+    with await device.share(ref) as shared:
+        good = msgspec.msgpack.decode(shared.description)
+        slab_bytes, _, shape, dtype, sealed = good[2:]
+        wrong: list[tuple[object, str]] = [
+            (good[:-1], "describes no shared buffer"),
+            ([*good[:4], [1 << 40], dtype, sealed], "does not lie in"),
+            ([*good[:4], [-1, -100], dtype, sealed], "does not lie in"),
+            ([*good[:3], -8, shape, dtype, sealed], "does not lie in"),
+            ([*good[:3], slab_bytes, shape, dtype, sealed], "does not lie in"),
+            ([*good[:2], 1 << 60, *good[3:]], "does not lie in"),
+            ([*good[:5], "object", sealed], "there is no dtype 'object'"),
+        ]
+        for content, message in wrong:
+            with pytest.raises(ValueError, match=message):
+                SharedBuffer(shared.fd, msgspec.msgpack.encode(content))
+        assert os.fstat(shared.fd).st_size >= 0  # refused, so not taken either
+        elsewhere = msgspec.msgpack.encode(["other", *good[1:]])
+        with pytest.raises(ValueError, match="belongs to backend 'other'"):
+            await device.adopt(SharedBuffer(os.dup(shared.fd), elsewhere))
+    await device.trim()
+
+
+@program
+async def test_a_ref_that_never_had_memory_cannot_be_salvaged() -> None:
+    async with opened(max_restarts=9, memory_limit=16 << 20) as device:
+        late = device._core.memory.promise()
+        ref = GpuRef(late, (3,), np.dtype(np.float32), 12)
+        await poison(device)
+        for view in (ref, ref[1:]):
+            with pytest.raises(GpuRefStale, match="never had any memory"):
+                await device.salvage(view)

@@ -81,3 +81,31 @@ async def test_managed_buffers_are_buffers() -> None:
         again = await device.managed(1000, np.uint8)
         await device.fill(again, 3)
         assert (await device.get(again) == 3).all()
+
+
+@pytest.mark.gpu
+@program
+async def test_managed_buffers_never_take_more_than_the_card_has() -> None:
+    gib = 1 << 30
+    async with opened() as device:
+        ballast = []
+        try:
+            while True:  # leave about 8 GiB
+                ballast.append(await device.empty(8 * gib, np.uint8))
+        except OutOfMemory:
+            await device.free(ballast.pop())
+            await device.trim()
+        one = await device.managed(5 * gib, np.uint8)
+        with pytest.raises(OutOfMemory, match="are free on the device"):
+            await device.managed(5 * gib, np.uint8)
+        with pytest.raises(OutOfMemory):
+            await device.empty(5 * gib, np.uint8)
+        await device.prefetch(one, "host")  # its place stays its own
+        for make in (device.managed, device.empty):
+            with pytest.raises(OutOfMemory):
+                await make(5 * gib, np.uint8)
+        await device.prefetch(one, "device")
+        del one
+        again = await device.managed(5 * gib, np.uint8)  # what was dropped makes room
+        await device.fill(again, 7)
+        assert (await device.get(again[-1000:]) == 7).all()

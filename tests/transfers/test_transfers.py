@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from atomr_accel.lanes import CHUNK, PinnedPool
 from atomr_accel.testing import kill_host, poison
 
 from ..contract.arrays import random_bits
-from ..harness import cancelled_at, on_shared, opened, program, same_bits, settled, used_by
+from ..harness import Gate, cancelled_at, on_shared, opened, program, same_bits, settled, used_by
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -310,3 +311,78 @@ async def break_a_transfer(
             await trio.lowlevel.checkpoint()
         await blow(device)
     assert ref.is_stale
+
+
+# --- small arrays return before they have arrived ---------------------------------------------
+
+
+@on_shared
+async def test_a_small_array_is_the_callers_again_at_once(device: Device) -> None:
+    array = noise(SMALL)
+    expected = array.copy()
+    refs = []
+    for _ in range(3):
+        refs.append(await device.put(array))
+        array[:] = 0
+        array[:] = expected
+    target = await device.put(np.zeros_like(array))
+    await device.put(array, out=target)
+    array[:] = 0
+    for ref in (*refs, target):
+        assert same_bits(await device.get(ref), expected)
+    assert nothing_is_held(device)
+
+
+@on_shared
+async def test_small_arrays_on_their_way_are_bounded(device: Device) -> None:
+    array = noise(1000)
+    most = 0
+    for _ in range(500):
+        ref = await device.put(array)
+        most = max(most, device.statistics().in_flight)
+    assert most <= 66
+    assert same_bits(await device.get(ref), array)
+    await settled(device)
+    assert nothing_is_held(device)
+
+
+@program
+async def test_a_small_array_that_does_not_arrive_is_a_fault() -> None:
+    async with opened(max_restarts=9) as device:
+        ref = await device.put(noise(1000))
+        # A message that the host cannot obey stands for whatever may go wrong there.
+        ref._block.address += 1 << 60
+        async with device.watch_generation() as changes:
+            await device.put(noise(1000), out=ref)
+            assert await anext(changes) == 2
+        assert ref.is_stale
+        fault = device.statistics().last_fault
+        assert fault is not None
+        assert "put failed" in fault
+        ref._block.address -= 1 << 60
+        assert same_bits(await device.get(await device.put(noise(1000))), noise(1000))
+        while not nothing_is_held(device):
+            await trio.lowlevel.checkpoint()
+
+
+@program
+async def test_a_fault_makes_what_was_on_its_way_stale(gate: Gate) -> None:
+    async with opened(max_restarts=9) as device:
+        hold = await gate.kernel(device)
+        cells = await device.zeros(1000, np.float32)
+        async with trio.open_nursery() as nursery:
+
+            async def launch() -> None:
+                with pytest.raises(ContextPoisoned):
+                    await hold(cells, fault=True)
+
+            nursery.start_soon(launch)
+            await trio.testing.wait_all_tasks_blocked()
+            await device.put(np.ones(1000, np.float32), out=cells)  # after the kernel, that is
+            assert device.statistics().in_flight == 2
+            gate.open()
+        assert cells.is_stale
+        with pytest.raises(GpuRefStale):
+            await device.get(cells)
+        while not nothing_is_held(device):
+            await trio.lowlevel.checkpoint()

@@ -25,9 +25,15 @@ _FD_TYPE: Final = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE
 _DISABLE_TIMING: Final = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
 _BLOCKING_SYNC: Final = driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
 _NON_BLOCKING: Final = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+# CUDA 13 has dropped the suffix, with the older function.
+_prefetch_async: Final = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
 _query: Final = driver.cuEventQuery
 _record: Final = driver.cuEventRecord
 _SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
+
+
+_PAGE: Final = 4096
+"""Managed memory comes in whole pages of this."""
 
 
 def _close_address() -> int:
@@ -183,7 +189,8 @@ class CudaContext:
         self._bases: dict[int, int] = {}
         self._writable: dict[int, tuple[int, int]] = {}  # slab -> base, users
         self._pinned: dict[int, mmap.mmap] = {}
-        self._managed: set[int] = set()
+        self._managed: dict[int, int] = {}  # slab -> bytes
+        self._away: set[int] = set()  # those whose pages may be on the host
 
     @staticmethod
     def preload() -> None:
@@ -275,25 +282,51 @@ class CudaContext:
     def create_managed(self, slab: int, nbytes: int) -> None:
         """Allocate managed memory (``cuMemAllocManaged``), never more than the card has free.
 
-        The driver would promise more, and move pages in and out for ever.
+        The driver would promise more, and move pages in and out for ever. It gives pages as
+        they are touched, so they are all moved to the device here, where what others ask
+        for next finds them taken.
         """
         if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS):
             raise Unsupported("this device cannot share managed memory with a running host")
+        self._check_room(nbytes, "managed memory")
+        flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
+        base = int(check("cuMemAllocManaged", driver.cuMemAllocManaged(nbytes, flags)))
+        self._bases[slab] = base
+        self._managed[slab] = nbytes
+        legacy = driver.CUstream(driver.CU_STREAM_LEGACY)
+        self.prefetch(slab << SLAB_SHIFT, nbytes, legacy, on_device=True)
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(legacy))
+
+    def prefetch(self, address: int, nbytes: int, stream: Any, *, on_device: bool) -> None:
+        """Move managed memory to the device, or to the host (``cuMemPrefetchAsync``)."""
+        slab = address >> SLAB_SHIFT
+        if not on_device:
+            self.may_leave(slab)
+        location = self.location(on_device=on_device)
+        pointer = self.pointer(address)
+        check("cuMemPrefetchAsync", _prefetch_async(pointer, nbytes, location, 0, stream))
+        if on_device and nbytes > self._managed[slab] - _PAGE:
+            self._away.discard(slab)
+
+    def may_leave(self, slab: int) -> None:
+        """Managed memory may move to the host: keep room on the device for its return."""
+        self._away.add(slab)
+
+    def _check_room(self, nbytes: int, what: str) -> None:
         free, _ = check("cuMemGetInfo", driver.cuMemGetInfo())
+        free = max(0, free - sum(self._managed[slab] for slab in self._away))
         if nbytes > free:
             raise OutOfMemory(
-                f"no room for {nbytes} bytes of managed memory: {free} are free on the device",
+                f"no room for {nbytes} bytes of {what}: {free} are free on the device",
                 requested=nbytes,
                 free=free,
             )
-        flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
-        base = check("cuMemAllocManaged", driver.cuMemAllocManaged(nbytes, flags))
-        self._bases[slab] = int(base)
-        self._managed.add(slab)
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Allocate (``cuMemCreate``) and map device memory; its descriptor, or -1."""
         properties = self._properties()
+        if self._away:
+            self._check_room(nbytes, "device memory beside managed memory that is on the host")
         try:
             allocation = check("cuMemCreate", driver.cuMemCreate(nbytes, properties, 0))
         except OutOfMemory as error:
@@ -325,7 +358,8 @@ class CudaContext:
             check("cuMemHostUnregister", driver.cuMemHostUnregister(base))
             del self._pinned[slab]
         elif slab in self._managed:
-            self._managed.remove(slab)
+            del self._managed[slab]
+            self._away.discard(slab)
             check("cuMemFree", driver.cuMemFree(base))
         elif slab in self._slabs:  # or others own it
             mapping = self._slabs.pop(slab)

@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from ..._errors import LibraryError
-from ...host import Advise, Attach, Copy, Fill, Prefetch, Probe, Protect, Unprotect
+from ...host import (
+    SLAB_SHIFT,
+    Advise,
+    Attach,
+    Copy,
+    Fill,
+    Prefetch,
+    Probe,
+    Protect,
+    Unprotect,
+)
 from ._driver import check, driver, failure
 
 if TYPE_CHECKING:
     from ._context import CudaContext, CudaStream
 
-# CUDA 13 has dropped the suffix, with the older functions.
-_prefetch_async: Final = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
+# CUDA 13 has dropped the suffix, with the older function.
 _advise: Final = getattr(driver, "cuMemAdvise_v2", driver.cuMemAdvise)
 _ADVICE: Final = {
     "read_mostly": driver.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY,
@@ -93,19 +102,14 @@ class CudaMemory:
                 )
 
     def _prefetch(self, message: Prefetch) -> None:
-        check(
-            "cuMemPrefetchAsync",
-            _prefetch_async(
-                self._context.pointer(message.address),
-                message.nbytes,
-                self._context.location(on_device=message.to_device),
-                0,
-                self._stream.handle,
-            ),
+        self._context.prefetch(
+            message.address, message.nbytes, self._stream.handle, on_device=message.to_device
         )
 
     def _advise(self, message: Advise) -> None:
         name, _, where = message.advice.partition(":")
+        if where == "host":
+            self._context.may_leave(message.address >> SLAB_SHIFT)
         check(
             "cuMemAdvise",
             _advise(
@@ -117,6 +121,8 @@ class CudaMemory:
         )
 
     def _attach(self, message: Attach) -> None:
+        if message.to == "host":
+            self._context.may_leave(message.address >> SLAB_SHIFT)
         check(
             "cuStreamAttachMemAsync",
             driver.cuStreamAttachMemAsync(

@@ -1,0 +1,182 @@
+"""Faults in the middle of moving data: the right error, nothing corrupt, nothing leaked."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel.testing import kill_host
+
+from ..contract.arrays import random_bits
+from ..harness import ON_CUDA, Gate, opened, program, same_bits, settled, used_by
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atomr_accel import Device, GpuRef
+
+    from ..contract.arrays import Array
+
+NBYTES: Final = 1 << 30 if ON_CUDA else 20 << 20
+
+
+class Tensor:
+    """An array of a library that is not NumPy."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def made_here() -> Callable[[Any], int]:
+    """A function of a function travels by value."""
+
+    def length(x: Any) -> int:
+        return len(x)
+
+    return length
+
+
+CALLS: Final[dict[str, Callable[[Device, GpuRef, Array], Awaitable[object]]]] = {
+    "put": lambda device, ref, array: device.put(array, out=ref),
+    "get": lambda device, ref, array: device.get(ref, out=array),
+    "export": lambda device, ref, array: device.export(ref),
+    "share": lambda device, ref, array: device.share(ref),
+    "seal": lambda device, ref, array: device.seal(ref),
+    "copy": lambda device, ref, array: device.copy(ref),
+    "run": lambda device, ref, array: device.run(made_here(), ref),
+}
+"""What has to wait for a kernel that holds ``ref``, and is in flight meanwhile."""
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def nothing_is_held(device: Device) -> bool:
+    """Whether all staging and page-locked memory has been given back."""
+    core = device._core
+    held = core.staging._pool.in_use or device.pinned.statistics().used
+    return not (held or core.transfers or core.quarantined or core.dying)
+
+
+@pytest.mark.parametrize(
+    ("call", "page_locked"),
+    [*((call, False) for call in CALLS), ("put", True), ("get", True)],
+)
+@pytest.mark.parametrize("blow", ["fault", "kill"])
+@program
+async def test_a_fault_in_the_middle(gate: Gate, call: str, blow: str, page_locked: bool) -> None:
+    async with opened(pinned_limit=2 * NBYTES, max_restarts=9) as device:
+        hold = await gate.kernel(device)
+        content = random_bits((NBYTES // 4,), np.dtype(np.float32), 0)
+        sealed = await device.put(content, sealed=True)
+        small = np.zeros(1, np.float32)
+        await CALLS[call](device, await device.put(small), small)  # its lane is open
+        await device.trim()
+        before = descriptors()
+        async with device.pinned.array(content.shape, np.float32) as own:
+            own[:] = content
+            array = own if page_locked else content.copy()
+            expected = array.tobytes()
+            ref = await device.put(np.zeros_like(content))
+            errors: list[ContextPoisoned] = []
+
+            async def in_flight(function: Callable[[], Awaitable[object]]) -> None:
+                with pytest.raises(ContextPoisoned) as caught:
+                    await function()
+                errors.append(caught.value)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(in_flight, partial(hold, ref, fault=blow == "fault"))
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(in_flight, partial(CALLS[call], device, ref, array))
+                # Its ops are in flight behind the kernel, and staging memory is full.
+                await trio.testing.wait_all_tasks_blocked(cushion=0.02)
+                assert device.statistics().in_flight >= 2
+                if blow == "kill":
+                    await kill_host(device)
+                else:
+                    gate.open()
+            assert len(errors) == 2
+            assert {error.generation for error in errors} == {1}
+            assert len({id(error.__cause__) for error in errors}) == 1
+            assert ref.is_stale
+            assert call == "get" or array.tobytes() == expected
+            await works(device, sealed, content)
+        del ref, own, array
+        errors.clear()
+        gc.collect()  # tracebacks hold refs and arrays in cycles
+        await settled(device)
+        while not nothing_is_held(device):  # until the old host has ended
+            await trio.lowlevel.checkpoint()
+        await device.trim()
+        await device.pinned.trim()
+        assert descriptors() <= before
+        await device.free(sealed)
+        assert used_by(device) == 0
+
+
+@pytest.mark.parametrize("blow", ["fault", "kill"])
+@program
+async def test_a_fault_while_an_array_is_adopted(gate: Gate, blow: str) -> None:
+    async with opened(max_restarts=9) as device:
+        hold = await gate.kernel(device)
+        content = random_bits((NBYTES // 4,), np.dtype(np.float32), 0)
+        sealed = await device.put(content, sealed=True)
+        cells = await device.zeros(1, np.float32)
+        refs: list[GpuRef] = []
+
+        async def adopt() -> None:
+            # The buffer is new: one that is lost before anything has arrived is made again.
+            try:
+                refs.append(await device.adopt(Tensor(content)))
+            except ContextPoisoned as error:
+                assert error.generation == 1  # noqa: PT017 (either is right)
+
+        async def break_it() -> None:
+            if blow == "kill":
+                await kill_host(device)
+            else:
+                gate.open()
+                with pytest.raises(ContextPoisoned):
+                    await hold(cells, fault=True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(adopt)
+            while not device.statistics().transfers:
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(break_it)
+        if refs and not refs[0].is_stale:
+            assert same_bits(await device.get(refs[0]), content)
+        await works(device, sealed, content)
+        refs.clear()
+        await device.free(cells) if not cells.is_stale else None
+        while not nothing_is_held(device):
+            await trio.lowlevel.checkpoint()
+        await device.free(sealed)
+        await device.trim()
+        assert used_by(device) == 0
+
+
+async def works(device: Device, sealed: GpuRef, content: Array) -> None:
+    """What was sealed is as it was, and data moves both ways."""
+    assert same_bits(await device.get(sealed), content)
+    again = await device.put(content)
+    assert same_bits(await device.get(again), content)
+    await device.free(again)
+    with pytest.raises(GpuRefStale):
+        await device.get(again)

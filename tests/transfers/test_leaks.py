@@ -1,0 +1,142 @@
+"""Cycles and deaths by the thousand: everything ends where it began.
+
+The full numbers take minutes, so they run where ``ATOMR_TEST_FULL`` is set, on either backend.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel.testing import kill_host
+
+from ..harness import ON_CUDA, SECONDS, opened, program, same_bits, settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device
+    from atomr_accel.lanes import Isolation
+
+FULL: Final = [
+    pytest.mark.slow,
+    pytest.mark.skipif("ATOMR_TEST_FULL" not in os.environ, reason="set ATOMR_TEST_FULL=1"),
+]
+
+MIB: Final = 1 << 20
+SIZES: Final = [1, 4096, 300_000, 3 * MIB]
+
+
+def made_here() -> Callable[[], int]:
+    """A function of a function travels by value."""
+
+    def free_bytes() -> int:
+        from cuda.bindings import driver
+
+        free: int = driver.cuMemGetInfo()[1]
+        return free
+
+    return free_bytes
+
+
+def anonymous(pid: int | str) -> int:
+    """Bytes of a process's own memory that are resident."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+class Census:
+    """What there is at one moment, of what may leak."""
+
+    def __init__(self, device: Device, free: int) -> None:
+        gc.collect()
+        host = device.statistics().host_pid or "self"
+        memory = device.statistics().memory
+        pinned = device.pinned.statistics()
+        self.exact = {
+            "descriptors": len([*Path("/proc/self/fd").iterdir()]),
+            "the host's": len([*Path(f"/proc/{host}/fd").iterdir()]),
+            "processes": sum(
+                len(task.read_text(encoding="ascii").split())
+                for task in Path("/proc/self/task").glob("*/children")
+            ),
+            "slabs": (memory.slabs, memory.capacity, memory.used, memory.stale),
+            "page-locked": (pinned.arenas, pinned.capacity, pinned.used),
+            "staging": device._core.staging._pool.in_use,
+        }
+        self.objects = len(gc.get_objects())
+        self.resident = {"program": anonymous("self"), "host": anonymous(host)}
+        self.free = free
+
+    @classmethod
+    async def of(cls, device: Device) -> Census:
+        await settled(device)
+        while device._core.dying or device._core.quarantined:  # until those hosts have ended
+            await trio.lowlevel.checkpoint()
+        await device.trim()
+        free: Any = await device.run(made_here()) if ON_CUDA else 0
+        return cls(device, free)
+
+    def assert_kept(self, before: Census, times: int) -> None:
+        assert self.exact == before.exact
+        assert self.objects - before.objects < 300 + times / 10
+        for where, resident in self.resident.items():
+            assert resident - before.resident[where] < 12 * MIB, where
+        assert abs(self.free - before.free) < 32 * MIB
+
+
+async def cycle(device: Device, times: int) -> None:
+    arrays = [np.full(size, 7, np.uint8) for size in SIZES]
+    for at in range(times):
+        array = arrays[at % len(arrays)]
+        ref = await device.put(array)
+        back = await device.get(ref)
+        assert back[-1] == 7
+        if at % 3:
+            await device.free(ref)
+
+
+@pytest.mark.parametrize("times", [400, pytest.param(10_000, marks=FULL)])
+@program
+async def test_cycles_of_put_get_and_free_leave_nothing(isolation: Isolation, times: int) -> None:
+    async with opened(isolation=isolation) as device:
+        await cycle(device, 100)
+        before = await Census.of(device)
+        await cycle(device, times)
+        (await Census.of(device)).assert_kept(before, times)
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(200, marks=FULL)])
+def test_deaths_of_hosts_leave_nothing(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is logged is kept by pytest, with each fault and its traceback.
+    monkeypatch.setattr(logging.getLogger("atomr_accel.actors"), "disabled", True)
+    trio.run(deaths, times)
+
+
+async def deaths(times: int) -> None:
+    sealed_array = np.arange(1 << 18)
+    with trio.fail_after(SECONDS + 3 * times):
+        async with opened(max_restarts=10**6, standby=False) as device:
+            sealed = await device.put(sealed_array, sealed=True)
+
+            async def die(times: int) -> None:
+                for _ in range(times):
+                    ref = await device.put(sealed_array)
+                    async with device.pinned.array((1000,), np.uint8) as array:
+                        array[:] = 1
+                        await device.put(array)
+                    await kill_host(device)
+                    assert ref.is_stale
+                    assert same_bits(await device.get(sealed), sealed_array)
+
+            await die(2)
+            before = await Census.of(device)
+            await die(times)
+            (await Census.of(device)).assert_kept(before, times)
