@@ -162,7 +162,7 @@ CALLS: list[Call] = [
         "one out twice",
         lambda d, r: d.blas.gemm_batched([r.f4_3x5] * 2, [r.f4_5x4] * 2, out=[r.f4_3x4, r.f4_3x4]),
         ValueError,
-        r"out\[1\] and out\[0\]",
+        r"out\[0\] and out\[1\] share",
     ),
     (
         "grouped int8",
