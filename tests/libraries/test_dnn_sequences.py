@@ -35,7 +35,7 @@ def instances() -> dict[str, str]:
     for piece in PIECES:
         members[f"append<{piece}>"] = (
             f"{piece}* cache; const {piece}* rows; const int* lengths; const int* table; "
-            "u64 count; u64 width; u64 fresh; u64 page; u64 columns; u64 pages"
+            "u64 count; u64 width; u64 fresh; u64 page; u64 columns; u64 pages; i64 shift"
         )
     for dtype in FLOATS:
         t, s = C_TYPES[dtype], "double" if dtype == "float64" else "float"
@@ -57,7 +57,7 @@ class Both:
     def __init__(self, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory: dict[int, Array] = {}
         self.ran: list[Any] = []
-        handlers = {RunGraph: self.ran.append}
+        handlers: Any = {RunGraph: self.ran.append}
         monkeypatch.setattr(_cuda_sequences, "Kernels", lambda *_: HostKernels(compiled))
         context: Any = SimpleNamespace(
             check=lambda: None,
@@ -78,7 +78,8 @@ class Both:
 
     def array(self, address: int, shape: tuple[int, ...], dtype: Any) -> Array:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self.bytes_at(address, nbytes).view(dtype).reshape(shape)
+        found: Array = self.bytes_at(address, nbytes).view(dtype).reshape(shape)
+        return found
 
     def compare(self, message: Any, *targets: int) -> list[Array]:
         """Execute on both; what they made, which must be the same."""
@@ -108,7 +109,7 @@ def test_lengths_and_offsets(both: Both) -> None:
         Derived(targets[1], ends, 4, 2**33, 5, differences=False, wide=True),
         Derived(targets[2], 0, 2, 1, 7, differences=False, wide=False),
     )
-    lengths, offsets, constant = both.compare(Attend(None, derived, RUN), *targets)
+    lengths, offsets, constant = both.compare(Attend((), None, derived, RUN), *targets)
     assert lengths.tolist() == [3, 0, 7, -1]
     assert offsets.tolist() == [5 + end * 2**33 for end in (0, 3, 3, 10)]
     assert constant.tolist() == [7, 7, -1, -1]
@@ -124,10 +125,25 @@ def test_rows_go_behind_the_old_ones(both: Both, width: int, *, paged: bool) -> 
     caches = [both.put(rng.integers(0, 99, (pages, page, width), np.uint8)) for _ in "kv"]
     rows = [both.put(rng.integers(100, 200, (3, new, width), np.uint8)) for _ in "kv"]
     # The second sequence is full, the third has a page that is not there.
-    lengths = both.put(np.array([2, 12 - 1, 3], np.int32))
+    lengths = both.put(np.array([3, 12, 4], np.int32))
     table = both.put(np.array([[5, 0, 1], [2, 3, 4], [6, 99, -1]], np.int32)) if paged else 0
-    sizes = {"batch": 3, "new": new, "pages": pages, "page": page, "columns": columns}
-    message = Append(*(*rows, *caches, lengths, table), **sizes, k_bytes=width, v_bytes=width)
+    append = Append(
+        k=rows[0],
+        v=rows[1],
+        k_cache=caches[0],
+        v_cache=caches[1],
+        lengths=lengths,
+        table=table,
+        batch=3,
+        new=new,
+        pages=pages,
+        page=page,
+        columns=columns,
+        k_bytes=width,
+        v_bytes=width,
+        shift=-1,
+    )
+    message = Attend((), append, (), None)
     before = both.memory[caches[0]].copy()
     k, _ = both.compare(message, *caches)
     given = both.memory[rows[0]]
