@@ -395,3 +395,15 @@ async def test_libraries_live_in_a_process_of_their_own_too(device: Device) -> N
         square = await apart.blaslt.matmul(a, a, epilogue="relu")
         assert await apart.get(index) == np.argmax(host @ host[0])
         np.testing.assert_allclose(await apart.get(square), host @ host, 1e-4)
+
+
+async def test_plans_of_products_are_kept(device: Device) -> None:
+    a = await device.put(np.ones((2, 4, 4), np.float32))
+    before = device.blas.statistics()
+    for _ in range(3):
+        await device.blas.matmul(a, a)
+        await device.blas.gemm(a[0], a[0])
+        await device.blas.gemm(a[0], a[0], compute_type="32F_PEDANTIC")
+    found = device.blas.statistics()
+    assert found.plans - before.plans == 3
+    assert found.plans < found.plan_limit
