@@ -1,8 +1,8 @@
 """CUDA kernels compiled for the host, so that what they compute is tested without a GPU.
 
-The kernels of this package use no shared memory and no barriers, so a loop over all
-threads is a launch. Arguments are read from the same packed bytes that a GPU would get,
-through a struct of the kernel's parameters.
+Most kernels of this package use no shared memory and no barriers, so a loop over all
+threads is a launch; of the others a block has one thread. Arguments are read from the same
+packed bytes that a GPU would get, through a struct of the kernel's parameters.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 def compile_kernels(
-    source: str, kernels: Mapping[str, str], folder: Path
+    source: str, kernels: Mapping[str, str], folder: Path, threads: int = 7
 ) -> Mapping[str, Callable[[bytes], None]]:
     """Compile instances of kernels.
 
@@ -102,6 +102,7 @@ def compile_kernels(
         kernels: by name expression, the kernel's parameters as members of a struct, such
             as ``"T* target; const S* source"``.
         folder: where to put the library.
+        threads: how many a block has; kernels with barriers can only have one.
 
     Returns:
         By name expression, what launches it with packed arguments.
@@ -121,7 +122,7 @@ def compile_kernels(
             f"  struct Arguments {{ {members}; }};\n"
             f"  Arguments a;\n"
             f"  std::memcpy(&a, bytes, size{number}());\n"
-            f"  launch(3, 7, [&] {{ {name}({values}); }});\n"
+            f"  launch(3, {threads}, [&] {{ {name}({values}); }});\n"
             f"}}\n"
         )
     file = folder / "kernels.cpp"

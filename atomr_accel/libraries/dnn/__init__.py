@@ -2,5 +2,6 @@
 
 from ._facade import Dnn
 from ._run import DnnStatistics
+from ._user import Graph, Plan
 
-__all__ = ["Dnn", "DnnStatistics"]
+__all__ = ["Dnn", "DnnStatistics", "Graph", "Plan"]

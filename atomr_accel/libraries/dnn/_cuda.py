@@ -10,7 +10,10 @@ from weakref import WeakKeyDictionary
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import preload_compiler
 from .._disk_cache import DiskCache
-from ._cuda_norms import Norms, computes
+from . import _cuda_nodes, _cuda_norms
+from ._cuda_rnn import CudaRnn
+from ._cuda_routines import CudaRoutines, Descriptors
+from ._cuda_sequences import CudaSequences
 from ._lowering import load_frontend, refusals
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._plans import PlanStore
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.cuda._context import CudaContext, CudaStream
+    from ._graph import Graph
     from ._plans import Plan, Step
 
 _RUNS: Final = 3
@@ -29,6 +33,11 @@ _EVENT_DEFAULT: Final = 0
 
 _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
+
+
+def computes(graph: Graph) -> bool:
+    """Whether our own kernels compute a graph of one node, where cuDNN does not."""
+    return _cuda_norms.computes(graph) or _cuda_nodes.computes(graph)
 
 
 def _store_of(context: CudaContext) -> PlanStore:
@@ -52,17 +61,27 @@ class CudaDnn:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._store: Final = _store_of(context)
-        self._norms: Final = Norms(context, stream)
+        self._norms: Final = _cuda_norms.Norms(context, stream)
+        self._nodes: Final = _cuda_nodes.Nodes(context, stream)
         self._scratch: dict[int, int] = {}
         handle = c_void_p()
         self._library.call("cudnnCreate", byref(handle))
         self._handle: Final = handle.value or 0
         self._library.call("cudnnSetStream", self._handle, stream.pointer)
-        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+        graphs: dict[type, Callable[[Any], Any]] = {
             PrepareGraph: self._prepare,
             RunGraph: self._run,
             TuneGraph: self._tune,
             ForgetGraph: self._forget,
+        }
+        self._descriptors: Final = Descriptors(self._handle)
+        self._sequences: Final = CudaSequences(context, stream, graphs)
+        self._rnn: Final = CudaRnn(self._descriptors, context.pointer, stream)
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            **graphs,
+            **self._sequences.handlers,
+            **CudaRoutines(self._descriptors, context.pointer).handlers,
+            **self._rnn.handlers,
         }
 
     @staticmethod
@@ -72,9 +91,13 @@ class CudaDnn:
         preload_compiler()
 
     def close(self) -> None:
-        """Destroy the handle."""
+        """Destroy the handle, and what was made with it."""
+        self._rnn.close()
+        self._descriptors.close()
+        self._sequences.close()
         self._library.call("cudnnDestroy", self._handle)
         self._norms.close()
+        self._nodes.close()
         for pointer in self._scratch.values():
             check("cuMemFree", driver.cuMemFree(pointer))
         self._scratch.clear()
@@ -88,7 +111,9 @@ class CudaDnn:
         addresses, scalars, scratch = self._where(plan, message)
         for step in plan.steps:
             if step.made is None:
-                self._norms.run(step.graph, addresses, scalars)
+                norm = _cuda_norms.computes(step.graph)
+                own = self._norms if norm else self._nodes
+                own.run(step.graph, addresses, scalars)
             else:
                 with refusals("cudnnBackendExecute"):
                     step.made.execute(

@@ -25,6 +25,18 @@ _STATISTICS: Final = (
 _BACKWARD: Final = frozenset(f"{op}_backward" for op in _FORWARD)
 
 
+_FORWARD_POINTERS: Final[tuple[str, ...]] = (
+    *("y", "input", "scale", "bias", "mean", "inv_variance"),
+    *("next_running_mean", "next_running_var", "in_running_mean", "in_running_var"),
+)
+_INPUT_POINTERS: Final[tuple[str, ...]] = (
+    *("dx", "grad", "input", "scale", "mean", "inv_variance"),
+)
+_PARAMETER_POINTERS: Final[tuple[str, ...]] = (
+    *("dscale", "dbias", "grad", "input", "mean", "inv_variance"),
+)
+
+
 class Axis(NamedTuple):
     """A dimension of a normalisation: its size, and the step it makes in each tensor."""
 
@@ -107,6 +119,61 @@ def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
     return data
 
 
+class Launch(NamedTuple):
+    """A kernel with its arguments.
+
+    Attributes:
+        name: its name expression.
+        blocks: how many it takes.
+        data: its arguments, packed.
+    """
+
+    name: str
+    blocks: int
+    data: bytes
+
+
+def launches_of(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+    """What computes a graph of one normalisation."""
+    (node,) = graph.nodes
+    axes = axes_of(graph, node)
+    ids = dict((*node.inputs, *node.outputs))
+    tensors = {name: graph.tensors[id_] for name, id_ in ids.items()}
+    pointers = {name: addresses.get(id_, 0) for name, id_ in ids.items()}
+    kept = [axis for axis, summed in axes if not summed]
+    over = [axis for axis, summed in axes if summed]
+    element, wide = tensors["input"].dtype, wider(tensors["input"].dtype)
+    types = (element, tensors["scale"].dtype, wide)
+    if node.op in _FORWARD:
+        numbers = {name: scalars[id_] for name, id_ in node.inputs if id_ in scalars}
+        centred = not node.op.startswith("rms")
+        tail = struct.pack("<ddq", numbers["epsilon"], numbers.get("momentum", 0.0), centred)
+        return [_launch("forward", types, _FORWARD_POINTERS, pointers, kept, over, tail)]
+    # dscale and dbias lie as scale does, because they are made like it.
+    varying = [axis for axis, _ in axes if axis.parameter]
+    others = [axis for axis, _ in axes if not axis.parameter]
+    sums = (element, tensors["dscale"].dtype, wide)
+    return [
+        _launch("backward_input", types, _INPUT_POINTERS, pointers, kept, over),
+        _launch("backward_parameters", sums, _PARAMETER_POINTERS, pointers, varying, others),
+    ]
+
+
+def _launch(
+    kernel: str,
+    types: tuple[str, str, str],
+    names: tuple[str, ...],
+    pointers: dict[str, int],
+    outer: list[Axis],
+    inner: list[Axis],
+    tail: bytes = b"",
+) -> Launch:
+    data = b"".join(struct.pack("<Q", pointers.get(name, 0)) for name in names)
+    blocks = math.prod(axis.size for axis in outer)
+    name = f"{kernel}<{', '.join(C_TYPES[each] for each in types)}>"
+    return Launch(name, blocks, data + packed(outer, inner) + tail)
+
+
 @final
 class Norms:
     """The kernels, for one stream."""
@@ -129,62 +196,9 @@ class Norms:
             addresses: pointers by id.
             scalars: numbers by id.
         """
-        (node,) = graph.nodes
-        axes = axes_of(graph, node)
-        ids = dict((*node.inputs, *node.outputs))
-        tensors = {name: graph.tensors[id_] for name, id_ in ids.items()}
-        pointers = {name: addresses.get(id_, 0) for name, id_ in ids.items()}
-        element, parameter = tensors["input"].dtype, tensors["scale"].dtype
-        kept = [axis for axis, summed in axes if not summed]
-        summed_over = [axis for axis, summed in axes if summed]
-        types = (C_TYPES[element], C_TYPES[parameter], C_TYPES[wider(element)])
-        if node.op in _FORWARD:
-            numbers = {name: scalars[id_] for name, id_ in node.inputs if id_ in scalars}
-            tail = struct.pack(
-                "<ddq",
-                numbers["epsilon"],
-                numbers.get("momentum", 0.0),
-                not node.op.startswith("rms"),
-            )
-            self._launch("forward", types, _FORWARD_POINTERS, pointers, kept, summed_over, tail)
-            return
-        names = _INPUT_POINTERS
-        self._launch("backward_input", types, names, pointers, kept, summed_over)
-        types = (C_TYPES[element], C_TYPES[tensors["dscale"].dtype], types[2])
-        varying = [axis for axis, _ in axes if axis.parameter]
-        others = [axis for axis, _ in axes if not axis.parameter]
-        names = _PARAMETER_POINTERS
-        # dscale and dbias lie as scale does, because they are made like it.
-        self._launch("backward_parameters", types, names, pointers, varying, others)
-
-    def _launch(
-        self,
-        kernel: str,
-        types: tuple[str, str, str],
-        names: tuple[str, ...],
-        pointers: dict[str, int],
-        outer: list[Axis],
-        inner: list[Axis],
-        tail: bytes = b"",
-    ) -> None:
         from .._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
 
         if self._made is None:
             self._made = Kernels(self._context, self._stream, SOURCE)
-        data = b"".join(struct.pack("<Q", pointers.get(name, 0)) for name in names)
-        arguments = Arguments(data + packed(outer, inner) + tail)
-        function = self._made.function(f"{kernel}<{', '.join(types)}>")
-        blocks = math.prod(axis.size for axis in outer)
-        self._made.launch(function, blocks * _THREADS, arguments)
-
-
-_FORWARD_POINTERS: Final[tuple[str, ...]] = (
-    *("y", "input", "scale", "bias", "mean", "inv_variance"),
-    *("next_running_mean", "next_running_var", "in_running_mean", "in_running_var"),
-)
-_INPUT_POINTERS: Final[tuple[str, ...]] = (
-    *("dx", "grad", "input", "scale", "mean", "inv_variance"),
-)
-_PARAMETER_POINTERS: Final[tuple[str, ...]] = (
-    *("dscale", "dbias", "grad", "input", "mean", "inv_variance"),
-)
+        for name, blocks, data in launches_of(graph, addresses, scalars):
+            self._made.launch(self._made.function(name), blocks * _THREADS, Arguments(data))

@@ -8,9 +8,8 @@ from .._device_code import CONVERSIONS
 
 MOST_DIMS: Final = 6
 
-SOURCE: Final = (
-    CONVERSIONS
-    + r"""
+KERNELS: Final = (
+    r"""
 typedef long long i64;
 
 // A dimension: its size, and the step it makes in each of the tensors.
@@ -49,7 +48,7 @@ template <class A> __device__ A total(A value) {
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
   __syncthreads();
   A sum = 0;
-  for (int i = 0; i < blockDim.x / 32; ++i) sum += parts[i];
+  for (int i = 0; i < (blockDim.x + 31) / 32; ++i) sum += parts[i];
   return sum;
 }
 
@@ -148,3 +147,7 @@ __global__ void backward_parameters(Q* dscale, Q* dbias, const T* grad, const T*
 }
 """
 ).replace("DIMS", str(MOST_DIMS))
+"""Without the conversions that they begin with."""
+
+SOURCE: Final = CONVERSIONS + KERNELS
+"""As NVRTC takes it."""

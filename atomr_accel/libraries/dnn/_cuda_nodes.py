@@ -1,0 +1,135 @@
+"""Single nodes by our own kernels, where cuDNN refuses them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Final, final
+
+from .._device_code import C_TYPES
+from ._graph import MOST_DIMS
+from ._node_source import (
+    EXPRESSIONS,
+    MOST_INPUTS,
+    complete,
+    pointwise_kernel,
+    reduction_kernel,
+)
+from ._nodes import NODES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...backends.cuda._context import CudaContext, CudaStream
+    from .._cuda_kernels import Kernels
+    from ._graph import Graph, Node, Tensor
+
+_THREADS: Final = 256
+_TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
+
+
+def computes(graph: Graph) -> bool:
+    """Whether a graph is one node that the kernels compute."""
+    if len(graph.nodes) != 1:
+        return False
+    (node,) = graph.nodes
+    tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
+    return (node.op in EXPRESSIONS or node.op == "reduction") and all(
+        tensor.dtype in _TYPES and tensor.ragged < 0 for tensor in tensors
+    )
+
+
+def packed_node(
+    graph: Graph,
+    ids: list[int],
+    target: int,
+    addresses: dict[int, int],
+    scalars: dict[int, float],
+) -> bytes:
+    """The arguments of a pointwise kernel that reads tensors ``ids`` and writes ``target``."""
+    out = graph.tensors[target]
+    data = struct.pack("<Qqq", addresses[target], math.prod(out.shape), len(out.shape))
+    data += _words(out.shape) + _words(out.strides)
+    for id_ in ids:
+        tensor = graph.tensors[id_]
+        number = scalars.get(id_, 0.0)
+        data += struct.pack("<Qd", addresses.get(id_, 0), number)
+        data += _words([_step(tensor, axis) for axis in range(len(out.shape))])
+    empty = struct.pack("<Qd", 0, 0.0) + _words(())
+    return data + empty * (MOST_INPUTS - len(ids))
+
+
+def packed_reduction(graph: Graph, node: Node, addresses: dict[int, int]) -> bytes:
+    """The arguments of a reduction kernel."""
+    ((_, source),), ((_, target),) = node.inputs, node.outputs
+    x, y = graph.tensors[source], graph.tensors[target]
+    data = struct.pack("<QQ", addresses[target], addresses[source])
+    for summed in (False, True):
+        axes = [axis for axis in range(len(x.shape)) if (x.shape[axis] != y.shape[axis]) == summed]
+        sizes = [x.shape[axis] for axis in axes]
+        data += struct.pack("<qq", math.prod(sizes), len(axes)) + _words(sizes)
+        data += _words([x.strides[axis] for axis in axes])
+        data += _words([_step(y, axis) for axis in axes])
+    return data
+
+
+def _step(tensor: Tensor, axis: int) -> int:
+    """Elements from one index to the next; 0 where one number serves all."""
+    return 0 if tensor.kind == "scalar" or tensor.shape[axis] == 1 else tensor.strides[axis]
+
+
+def _words(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{MOST_DIMS}q", *values, *[0] * (MOST_DIMS - len(values)))
+
+
+def launch_of(
+    graph: Graph, addresses: dict[int, int], scalars: dict[int, float]
+) -> tuple[str, str, int, bytes]:
+    """A kernel's source, its name, the threads it needs and its arguments, for one node."""
+    (node,) = graph.nodes
+    ((_, target),) = node.outputs
+    order = dict(node.inputs)
+    ids = [order[name] for name in NODES[node.op].inputs]
+    out = graph.tensors[target]
+    types = [graph.compute, out.dtype, *(graph.tensors[id_].dtype for id_ in ids)]
+    names = ", ".join(C_TYPES[dtype] for dtype in types)
+    attributes = dict(node.attributes)
+    if node.op == "reduction":
+        source = reduction_kernel(str(attributes["mode"]))
+        data = packed_reduction(graph, node, addresses)
+        return source, f"reduce<{names}>", math.prod(out.shape) * _THREADS, data
+    source = pointwise_kernel(node.op, len(ids), attributes)
+    data = packed_node(graph, ids, target, addresses, scalars)
+    return source, f"node<{names}>", math.prod(out.shape), data
+
+
+@final
+class Nodes:
+    """The kernels, for one stream."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._context = context
+        self._stream = stream
+        self._made: dict[str, Kernels] = {}
+
+    def close(self) -> None:
+        """Unload what was loaded."""
+        for kernels in self._made.values():
+            kernels.close()
+        self._made.clear()
+
+    def run(self, graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> None:
+        """Queue a graph of one node.
+
+        Args:
+            graph: one for which ``computes`` is true.
+            addresses: pointers by id.
+            scalars: numbers by id.
+        """
+        from .._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
+
+        source, name, items, data = launch_of(graph, addresses, scalars)
+        kernels = self._made.get(source)
+        if kernels is None:
+            kernels = self._made[source] = Kernels(self._context, self._stream, complete(source))
+        kernels.launch(kernels.function(name), items, Arguments(data))

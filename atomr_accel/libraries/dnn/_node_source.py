@@ -1,0 +1,239 @@
+"""Kernels for single nodes that cuDNN refuses: other layouts, float64, odd broadcasts.
+
+The source of a kernel is made for its operation; element types are template parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from .._device_code import CONVERSIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_DIMS: Final = 8
+MOST_INPUTS: Final = 5
+
+_COMMON: Final = r"""
+typedef long long i64;
+
+template <class A, class T> __device__ A get(const T& value) { return (A)value; }
+template <class A> __device__ A get(const h16& value) { return (A)widen(value); }
+template <class A> __device__ A get(const b16& value) { return (A)widen(value); }
+template <class Y, class A> __device__ void put(Y& target, A value) { target = (Y)value; }
+template <class A> __device__ void put(h16& target, A value) { narrow(target, (float)value); }
+template <class A> __device__ void put(b16& target, A value) { narrow(target, (float)value); }
+"""
+
+_POINTWISE: Final = r"""
+// An input without a pointer is the number itself.
+struct Input { const void* data; double number; i64 strides[DIMS]; };
+struct Node { void* out; i64 count, ndim; i64 shape[DIMS]; i64 strides[DIMS]; Input in[INPUTS]; };
+
+template <class A, class T> __device__ A load(const Input& input, i64 at) {
+  return input.data ? get<A>(((const T*)input.data)[at]) : (A)input.number;
+}
+
+template <class A, class Y, TYPES>
+__global__ void node(Node node) {
+  const i64 step = (i64)gridDim.x * blockDim.x;
+  for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < node.count; i += step) {
+    i64 rest = i, out = 0, at[INPUTS] = {};
+    for (i64 d = node.ndim - 1; d >= 0; --d) {
+      const i64 before = rest / node.shape[d];
+      const i64 index = rest - before * node.shape[d];
+      rest = before;
+      out += index * node.strides[d];
+      for (int n = 0; n < COUNT; ++n) at[n] += index * node.in[n].strides[d];
+    }
+LOADS
+    put(((Y*)node.out)[out], RESULT);
+  }
+}
+"""
+
+_REDUCTION: Final = r"""
+struct Dims { i64 count, ndim; i64 shape[DIMS]; i64 from[DIMS]; i64 to[DIMS]; };
+
+__device__ void move(const Dims& dims, i64 i, i64& from, i64& to) {
+  for (i64 d = dims.ndim - 1; d >= 0; --d) {
+    const i64 before = i / dims.shape[d];
+    const i64 index = i - before * dims.shape[d];
+    i = before;
+    from += index * dims.from[d];
+    to += index * dims.to[d];
+  }
+}
+
+// A block for each result.
+template <class A, class Y, class T>
+__global__ void reduce(Y* y, const T* x, Dims kept, Dims summed) {
+  __shared__ A parts[256];
+  for (i64 block = blockIdx.x; block < kept.count; block += gridDim.x) {
+    i64 from = 0, to = 0, nowhere = 0;
+    move(kept, block, from, to);
+    A sum = (A)(START);
+    for (i64 i = threadIdx.x; i < summed.count; i += blockDim.x) {
+      i64 at = from;
+      move(summed, i, at, nowhere);
+      const A value = get<A>(x[at]);
+      const A next = VALUE;
+      sum = JOIN;
+    }
+    __syncthreads();
+    parts[threadIdx.x] = sum;
+    for (int half = blockDim.x / 2; half; half /= 2) {
+      __syncthreads();
+      if (threadIdx.x < half) {
+        const A next = parts[threadIdx.x + half];
+        sum = parts[threadIdx.x];
+        parts[threadIdx.x] = JOIN;
+      }
+    }
+    if (threadIdx.x == 0) put(y[to], FINISH);
+  }
+}
+"""
+
+_SLOPE: Final = "(A)0.79788456080286535588"
+_CUBIC: Final = "(A)0.044715"
+_ROOT: Final = "(A)0.70710678118654752440"
+_DENSITY: Final = "(A)0.39894228040143267794"
+_SIGMOID: Final = "((A)1 / ((A)1 + exp(-(%s))))"
+_TANH: Final = f"tanh({_SLOPE} * (a + {_CUBIC} * a * a * a))"
+_STEEP: Final = f"{_SLOPE} * ((A)1 + (A)3 * {_CUBIC} * a * a)"
+
+EXPRESSIONS: Final[dict[str, str]] = {
+    "abs": "fabs(a)",
+    "add": "a + b",
+    "add_square": "a + b * b",
+    "binary_select": "c != (A)0 ? a : b",
+    "ceil": "ceil(a)",
+    "cmp_eq": "a == b",
+    "cmp_ge": "a >= b",
+    "cmp_gt": "a > b",
+    "cmp_le": "a <= b",
+    "cmp_lt": "a < b",
+    "cmp_neq": "a != b",
+    "cos": "cos(a)",
+    "div": "a / b",
+    "elu": "a > (A)0 ? a : expm1(a)",
+    "elu_backward": "loss * (a > (A)0 ? (A)1 : exp(a))",
+    "erf": "erf(a)",
+    "exp": "exp(a)",
+    "floor": "floor(a)",
+    "gelu": f"(A)0.5 * a * ((A)1 + erf(a * {_ROOT}))",
+    "gelu_approx_tanh": f"(A)0.5 * a * ((A)1 + {_TANH})",
+    "gelu_approx_tanh_backward": (
+        f"loss * ((A)0.5 * ((A)1 + {_TANH}) + (A)0.5 * a * ((A)1 - {_TANH} * {_TANH}) * {_STEEP})"
+    ),
+    "gelu_backward": (
+        f"loss * ((A)0.5 * ((A)1 + erf(a * {_ROOT})) + a * {_DENSITY} * exp((A)-0.5 * a * a))"
+    ),
+    "identity": "a",
+    "log": "log(a)",
+    "logical_and": "a != (A)0 && b != (A)0",
+    "logical_not": "a == (A)0",
+    "logical_or": "a != (A)0 || b != (A)0",
+    "max": "a != a ? a : b != b ? b : a > b ? a : b",
+    "min": "a != a ? a : b != b ? b : a < b ? a : b",
+    "mod": "fmod(a, b)",
+    "mul": "a * b",
+    "neg": "-a",
+    "pow": "pow(a, b)",
+    "reciprocal": "(A)1 / a",
+    "relu": "{clip_high}(a > {low} ? a : {low} + {slope} * (a - {low}){close}",
+    "relu_backward": "loss * ({inside}(a > {low} ? (A)1 : {slope}){outside})",
+    "rsqrt": "(A)1 / sqrt(a)",
+    "sigmoid": _SIGMOID % "a",
+    "sigmoid_backward": f"loss * {_SIGMOID % 'a'} * ((A)1 - {_SIGMOID % 'a'})",
+    "sin": "sin(a)",
+    "softplus": "log1p(exp(-fabs(a))) + (a > (A)0 ? a : (A)0)",
+    "softplus_backward": f"loss * {_SIGMOID % 'a'}",
+    "sqrt": "sqrt(a)",
+    "sub": "a - b",
+    "swish": f"a * {_SIGMOID % '{beta} * a'}",
+    "swish_backward": (
+        f"loss * {_SIGMOID % '{beta} * a'} * ((A)1 + {{beta}} * a * "
+        f"((A)1 - {_SIGMOID % '{beta} * a'}))"
+    ),
+    "tan": "tan(a)",
+    "tanh": "tanh(a)",
+    "tanh_backward": "loss * ((A)1 - tanh(a) * tanh(a))",
+    "batchnorm_inference": "(a - b) * c * d + e",
+}
+"""What a node computes from its inputs a, b, ... in the order of its row; the backward ones
+of ``loss`` and a."""
+
+_REDUCTIONS: Final[dict[str, tuple[str, str, str, str]]] = {
+    "ADD": ("0", "value", "sum + next", "parts[0]"),
+    "AVG": ("0", "value", "sum + next", "parts[0] / (A)summed.count"),
+    "AMAX": ("0", "fabs(value)", "next > sum || next != next ? next : sum", "parts[0]"),
+    "MAX": ("-INFINITY", "value", "next > sum || next != next ? next : sum", "parts[0]"),
+    "MIN": ("INFINITY", "value", "next < sum || next != next ? next : sum", "parts[0]"),
+    "MUL": ("1", "value", "sum * next", "parts[0]"),
+    "NORM1": ("0", "fabs(value)", "sum + next", "parts[0]"),
+    "NORM2": ("0", "value * value", "sum + next", "sqrt(parts[0])"),
+}
+
+
+def pointwise_kernel(op: str, inputs: int, attributes: Mapping[str, Any]) -> str:
+    """The kernel of a pointwise node, without the conversions that it begins with."""
+    names = ["loss", "a"] if op.endswith("_backward") else ["a", "b", "c", "d", "e"][:inputs]
+    loads = "\n".join(
+        f"    const A {name} = load<A, T{number}>(node.in[{number}], at[{number}]);"
+        for number, name in enumerate(names)
+    )
+    types = ", ".join(f"class T{number}" for number in range(inputs))
+    return _with_sizes(
+        (_COMMON + _POINTWISE)
+        .replace("TYPES", types)
+        .replace("COUNT", str(inputs))
+        .replace("LOADS", loads)
+        .replace("RESULT", _expression(op, attributes))
+    )
+
+
+def _expression(op: str, attributes: Mapping[str, Any]) -> str:
+    text = EXPRESSIONS[op]
+    if op.startswith("swish"):
+        return text.replace("{beta}", _literal(attributes["swish_beta"]))
+    if not op.startswith("relu"):
+        return text
+    high = attributes["upper_clip"]
+    clip = "" if high is None else _literal(high)
+    return (
+        text.replace("{low}", _literal(attributes["lower_clip"] or 0.0))
+        .replace("{slope}", _literal(attributes["negative_slope"] or 0.0))
+        .replace("{clip_high}", f"fmin({clip}, " if clip else "")
+        .replace("{close}", "))" if clip else ")")
+        .replace("{inside}", f"a < {clip} ? " if clip else "")
+        .replace("{outside}", " : (A)0" if clip else "")
+    )
+
+
+def _literal(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"an attribute of an operation must be a finite number, not {value}")
+    return f"(A)({float(value)!r})"
+
+
+def reduction_kernel(mode: str) -> str:
+    """The kernel of a reduction, without the conversions that it begins with."""
+    start, value, join, finish = _REDUCTIONS[mode]
+    infinite = "#undef INFINITY\n#define INFINITY __longlong_as_double(0x7ff0000000000000LL)\n"
+    text = _COMMON + _REDUCTION
+    for name, what in (("START", start), ("VALUE", value), ("JOIN", join), ("FINISH", finish)):
+        text = text.replace(name, what)
+    return infinite + _with_sizes(text)
+
+
+def complete(kernel: str) -> str:
+    """A kernel as NVRTC takes it."""
+    return CONVERSIONS + kernel
+
+
+def _with_sizes(text: str) -> str:
+    return text.replace("DIMS", str(MOST_DIMS)).replace("INPUTS", str(MOST_INPUTS))

@@ -1,0 +1,302 @@
+"""The DNN lane's own kernels: what they compute, on the host, and that NVRTC takes them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atomr_accel.libraries._device_code import C_TYPES
+from atomr_accel.libraries.dnn import _cuda_nodes, _cuda_norms
+from atomr_accel.libraries.dnn._cpu import interpret
+from atomr_accel.libraries.dnn._graph import Builder, Graph, channels_last, packed_strides
+from atomr_accel.libraries.dnn._node_source import (
+    EXPRESSIONS,
+    complete,
+    pointwise_kernel,
+    reduction_kernel,
+)
+from atomr_accel.libraries.dnn._nodes import NODES, REDUCTIONS, wider
+from atomr_accel.libraries.dnn._norm_source import KERNELS, SOURCE
+
+from .conformance import dtype_of, eps_of
+from .host_kernels import compile_kernels, needs_compiler
+
+Array = np.ndarray[Any, Any]
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+ONE_THREAD = """
+#define __shared__
+#define __syncthreads()
+#define __shfl_down_sync(mask, value, step) 0
+#define __longlong_as_double(bits) HUGE_VAL
+typedef long long i64;
+"""
+"""What kernels with barriers come down to where a block is one thread."""
+
+CLIPPED = {"negative_slope": 0.25, "lower_clip": 0.5, "upper_clip": 1.5}
+LOGICAL = frozenset({"logical_and", "logical_or", "logical_not"})
+
+
+def attributes_of(op: str) -> list[dict[str, Any]]:
+    plain = dict(NODES[op].attributes)
+    if op.startswith("swish"):
+        return [{"swish_beta": 1.5}]
+    return [plain, {**plain, **CLIPPED}] if "relu" in op else [plain]
+
+
+def memory(address: int, nbytes: int) -> Array:
+    """The bytes at an address of this process."""
+    there: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(there, np.uint8)
+
+
+def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
+    """Memory for a graph's buffers, with positive and negative numbers."""
+    arrays = {}
+    for id_ in graph.buffers():
+        tensor = graph.tensors[id_]
+        values: Array = rng.uniform(-2, 2, tensor.extent)
+        if tensor.dtype == "bool":
+            values = values > 0
+        arrays[id_] = values.astype(dtype_of(tensor.dtype))
+    return arrays
+
+
+def addresses_of(arrays: dict[int, Array]) -> dict[int, int]:
+    return {id_: array.ctypes.data for id_, array in arrays.items()}
+
+
+def compare(graph: Graph, got: dict[int, Array], arrays: dict[int, Array], scalars: Any) -> None:
+    """Hold what a kernel wrote against the CPU backend."""
+    expected = {id_: array.copy() for id_, array in arrays.items()}
+    interpret(graph, addresses_of(expected), scalars, memory)
+    for id_ in graph.written():
+        dtype = got[id_].dtype
+        if dtype.kind in "bi":
+            np.testing.assert_array_equal(got[id_], expected[id_])
+            continue
+        one, other = got[id_].astype(float), expected[id_].astype(float)
+        np.testing.assert_allclose(
+            one, other, rtol=32 * eps_of(dtype), atol=64 * eps_of(dtype), equal_nan=True
+        )
+
+
+# --- single nodes -------------------------------------------------------------------------
+
+
+def pointwise_graphs() -> list[Graph]:
+    """Each operation with its attributes, in a few dtypes, layouts and broadcasts."""
+    graphs = []
+    shapes = [((2, 3, 4), (2, 3, 4)), ((2, 3, 4, 5), (1, 3, 1, 1)), ((7,), (1,))]
+    for number, op in enumerate(EXPRESSIONS):
+        row = NODES[op]
+        for attributes in attributes_of(op):
+            dtype = DTYPES[number % len(DTYPES)]
+            shape, small = shapes[number % len(shapes)]
+            builder = Builder()
+            symbols = {}
+            for position, name in enumerate(row.inputs):
+                of_bool = op in LOGICAL or name == "mask"
+                each = small if position == 1 and len(row.inputs) > 1 else shape
+                if op == "batchnorm_inference":
+                    each = shape if not position else (1, shape[1], *(1 for _ in shape[2:]))
+                order = channels_last(len(each)) if number % 2 and len(each) > 2 else None
+                strides = packed_strides(each, order)
+                symbols[name] = builder.tensor(each, "bool" if of_bool else dtype, strides)
+            builder.output(builder.node(op, **symbols, **attributes)["y"])
+            graphs.append(builder.finish())
+    builder = Builder()
+    numbered = builder.node("mul", a=builder.tensor((3, 4), "float32"), b=builder.scalar(ndim=2))
+    builder.output(numbered["y"])
+    return [*graphs, builder.finish()]
+
+
+def reduction_graphs() -> list[Graph]:
+    graphs = []
+    for mode in REDUCTIONS:
+        for dtype, shape, axes in (
+            ("float32", (3, 4, 5), (1,)),
+            ("float64", (2, 3, 4, 5), (0, 2, 3)),
+            ("bfloat16", (6,), (0,)),
+        ):
+            builder = Builder()
+            source = builder.tensor(shape, dtype)
+            made = builder.node("reduction", input=source, mode=mode, axes=axes)
+            builder.output(made["y"])
+            graphs.append(builder.finish())
+    return graphs
+
+
+@needs_compiler
+def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    rng = np.random.default_rng(7)
+    cases = []
+    spaces: dict[str, str] = {}
+    kernels: dict[str, str] = {}
+    for graph in (*pointwise_graphs(), *reduction_graphs()):
+        assert _cuda_nodes.computes(graph)
+        arrays = filled(graph, rng)
+        scalars = dict.fromkeys(graph.scalars(), 1.25)
+        written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
+        launch = _cuda_nodes.launch_of(graph, addresses_of(written), scalars)
+        source, name, _, data = launch
+        space = spaces.setdefault(source, f"kernel{len(spaces)}")
+        inner = f"{space}::{name}"
+        reduces = name.startswith("reduce")
+        members = f"void* y; void* x; {space}::Dims kept; {space}::Dims summed"
+        kernels[inner] = members if reduces else f"{space}::Node node"
+        cases.append((graph, arrays, written, scalars, inner, data))
+    text = "\n".join(f"namespace {space} {{\n{source}\n}}" for source, space in spaces.items())
+    text = text.replace("(Y* y, const T* x,", "(void* y_, void* x_,")
+    text = text.replace(
+        "  __shared__ A parts", "  Y* y = (Y*)y_; const T* x = (const T*)x_;\n  __shared__ A parts"
+    )
+    compiled = compile_kernels(
+        ONE_THREAD + text, kernels, tmp_path_factory.mktemp("nodes"), threads=1
+    )
+    for graph, arrays, written, scalars, name, data in cases:
+        compiled[name](data)
+        compare(graph, written, arrays, scalars)
+
+
+# --- normalisation ------------------------------------------------------------------------
+
+
+def norm_graphs() -> list[Graph]:
+    graphs = []
+    for dtype, narrow in (
+        ("float32", True),
+        ("float64", True),
+        ("bfloat16", True),
+        ("float16", False),
+    ):
+        kept = wider(dtype)
+        parameter = dtype if narrow else kept
+        for op in ("layernorm", "rmsnorm", "instancenorm", "groupnorm", "batchnorm"):
+            for last in (False, True):
+                shape = (2, 6, 3, 2)
+                order = channels_last(4) if last else None
+                wide = (1, 6, 3, 2) if op in ("layernorm", "rmsnorm") else (1, 6, 1, 1)
+                builder = Builder()
+
+                def tensor(
+                    sizes: tuple[int, ...], kind: str, builder: Any = builder, order: Any = order
+                ) -> Any:
+                    return builder.tensor(sizes, kind, packed_strides(sizes, order))
+
+                types = kept if op == "batchnorm" else parameter
+                x, scale = tensor(shape, dtype), tensor(wide, types)
+                more: dict[str, Any] = {"groups": 3} if op == "groupnorm" else {}
+                given = dict(more)
+                if op != "rmsnorm" or last:
+                    given["bias"] = tensor(wide, types)
+                if op == "batchnorm":
+                    given |= {
+                        "in_running_mean": tensor(wide, kept),
+                        "in_running_var": tensor(wide, kept),
+                        "momentum": builder.scalar(kept),
+                    }
+                found = builder.node(
+                    op, input=x, scale=scale, epsilon=builder.scalar(kept), **given
+                )
+                for symbol in found.values():
+                    builder.output(symbol)
+                graphs.append(builder.finish())
+                statistic = found["inv_variance"].shape
+                builder = Builder()
+                x, grad = tensor(shape, dtype, builder), tensor(shape, dtype, builder)
+                saved: dict[str, Any] = {"inv_variance": tensor(statistic, kept, builder)}
+                if op == "rmsnorm":
+                    saved["has_dbias"] = last
+                else:
+                    saved["mean"] = tensor(statistic, kept, builder)
+                scale = tensor(wide, types, builder)
+                found = builder.node(
+                    f"{op}_backward", grad=grad, input=x, scale=scale, **saved, **more
+                )
+                for symbol in found.values():
+                    builder.output(symbol)
+                graphs.append(builder.finish())
+    return graphs
+
+
+PARAMETERS = {
+    "forward": "T* y; T* x; P* scale; P* bias; A* means; A* inverses; A* next_mean; "
+    "A* next_variance; A* old_mean; A* old_variance; Norm norm; double epsilon; "
+    "double momentum; i64 centred",
+    "backward_input": "T* dx; T* grad; T* x; P* scale; A* means; A* inverses; Norm norm",
+    "backward_parameters": "P* dscale; P* dbias; T* grad; T* x; A* means; A* inverses; Norm norm",
+}
+
+
+def members_of(name: str) -> str:
+    """A kernel's parameters, with the types of its name expression."""
+    kernel, _, types = name.rstrip(">").partition("<")
+    text = PARAMETERS[kernel]
+    for letter, kind in zip("TPA", types.split(", "), strict=True):
+        text = text.replace(f"{letter}* ", f"{kind}* ")
+    return text
+
+
+@needs_compiler
+def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
+    rng = np.random.default_rng(8)
+    cases = []
+    kernels: dict[str, str] = {}
+    for graph in norm_graphs():
+        assert _cuda_norms.computes(graph)
+        arrays = filled(graph, rng)
+        scalars = dict.fromkeys(graph.scalars(), 0.3)
+        written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
+        launches = _cuda_norms.launches_of(graph, addresses_of(written), scalars)
+        kernels |= {name: members_of(name) for name, _, _ in launches}
+        cases.append((graph, arrays, written, scalars, launches))
+    source = ONE_THREAD + KERNELS
+    compiled = compile_kernels(source, kernels, tmp_path_factory.mktemp("norms"), threads=1)
+    for graph, arrays, written, scalars, launches in cases:
+        for name, blocks, data in launches:
+            assert blocks
+            compiled[name](data)
+        compare(graph, written, arrays, scalars)
+
+
+# --- NVRTC --------------------------------------------------------------------------------
+
+
+@pytest.mark.headers
+def test_nvrtc_compiles_the_norms() -> None:
+    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+
+    for name in (
+        "forward<h16, float, float>",
+        "backward_input<b16, b16, float>",
+        "backward_parameters<double, double, double>",
+    ):
+        assert compile_cubin(SOURCE, name, (), (9, 0))[0][:4] == b"\x7fELF"
+
+
+@pytest.mark.headers
+def test_nvrtc_compiles_every_node() -> None:
+    """All of them in one program, because a program takes long to begin with."""
+    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+
+    spaces: list[str] = []
+    calls: list[str] = []
+    for op in EXPRESSIONS:
+        for attributes in attributes_of(op):
+            count = len(NODES[op].inputs)
+            space = f"kernel{len(spaces)}"
+            spaces.append(f"namespace {space} {{\n{pointwise_kernel(op, count, attributes)}\n}}")
+            types = ", ".join(["h16"] * count)
+            calls.append(f"{space}::node<float, h16, {types}>")
+    for mode in REDUCTIONS:
+        space = f"kernel{len(spaces)}"
+        spaces.append(f"namespace {space} {{\n{reduction_kernel(mode)}\n}}")
+        calls.append(f"{space}::reduce<float, float, b16>")
+    uses = "\n".join(f"  at[{n}] = (void*){call};" for n, call in enumerate(calls))
+    source = complete("\n".join(spaces)) + f"\n__global__ void every(void** at) {{\n{uses}\n}}\n"
+    assert compile_cubin(source, "every", (), (9, 0))[0][:4] == b"\x7fELF"
+    assert set(C_TYPES) >= set(DTYPES)
