@@ -619,18 +619,21 @@ def norm_grad(kind: str, dtype: str, grad: Array, x: Array, w: Array, **case: An
         groups = case["groups"]
         split, scaled = grouped(image, groups), grouped(loss * across, groups)
         dx = gradients(scaled, split, axes, np.ones(1), eps=EPS, rms=False).reshape(image.shape)
-        normal, _, _ = normalised(split, axes, np.ones(1), 0.0, eps=EPS, rms=False)
+        normal, _, inverse = normalised(split, axes, np.ones(1), 0.0, eps=EPS, rms=False)
         normal = normal.reshape(image.shape)
     else:
         dx = gradients(loss, image, axes, across, eps=EPS, rms=kind == "rms")
-        normal, _, _ = normalised(image, axes, np.ones(1), 0.0, eps=EPS, rms=kind == "rms")
+        normal, _, inverse = normalised(image, axes, np.ones(1), 0.0, eps=EPS, rms=kind == "rms")
     summed = tuple(range(lead)) if kind in ("layer", "rms") else (0, *range(2, image.ndim))
     parameter = dtype if case.get("narrow") else wider(dtype)
+    size = abs(loss).sum(summed)
+    # The mean is taken away from what may be much larger than what is left.
+    largest = abs(image).max() * inverse.max()
     sums = [
-        Near(each.sum(summed), abs(each).sum(summed), dtype=parameter)
-        for each in (loss * normal, loss)
+        Near((loss * normal).sum(summed), size * largest, dtype=parameter),
+        Near(loss.sum(summed), size, dtype=parameter),
     ]
-    terms = abs(loss * across).max() * (abs(normal).max() ** 2 + 1)
+    terms = abs(loss * across).max() * (largest**2 + 1)
     results = (Near(back(dx, last=last), max(abs(dx).max(), terms)), *sums)
     return results[:2] if kind == "rms" and not case["shift"] else results
 
