@@ -14,7 +14,8 @@ def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarra
     """The same in float64."""
     mean = x.mean(-1, keepdims=True)
     variance = x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + EPS) * weight + bias
+    y: np.ndarray = (x - mean) / np.sqrt(variance + EPS) * weight + bias
+    return y
 
 
 async def main() -> None:
