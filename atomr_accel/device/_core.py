@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -78,6 +78,7 @@ class DeviceCore:
         ports: the open lanes by name; empty while there is no good context.
         dropped_programs: recordings that were garbage collected and the host still has: their
             epochs, their numbers, and the blocks that put their release in order.
+        being_sealed: how many callers are sealing each block.
         in_flight: every op that is not answered, by sequence number.
         info: what the device said of itself when it was opened last.
         lanes: the lanes ever used, with their numbers; a rebuild opens them again.
@@ -129,6 +130,7 @@ class DeviceCore:
         self._end: DeviceLost | None = None
         self._growing = trio.Lock()
         self.sealing: Final = trio.Lock()
+        self.being_sealed: Final[Counter[Block]] = Counter()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
 
     @property

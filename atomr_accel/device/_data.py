@@ -22,7 +22,17 @@ from ._between import (
 )
 from ._context import MEMORY_LANE
 from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
-from ._transfer import SMALL, Rebuilt, as_host_array, download, filling, in_worker, seal, upload
+from ._transfer import (
+    SMALL,
+    Rebuilt,
+    as_host_array,
+    download,
+    filling,
+    in_worker,
+    refusing_writers,
+    seal,
+    upload,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -406,8 +416,9 @@ class Data:
 
         Read-only is a matter of the mapping: on CUDA the hardware faults a kernel that
         writes there. The content moves to another place; the ref stays valid, and all
-        views of the buffer are sealed with it. A sealed buffer can be sealed again, which
-        does nothing.
+        views of the buffer are sealed with it. Writers are refused from the call on; if
+        it is cancelled or fails, the buffer can be written again. A sealed buffer can be
+        sealed again, which does nothing.
 
         Returns:
             ``ref``.
@@ -417,11 +428,13 @@ class Data:
             OutOfMemory: no room for the second copy that sealing needs.
             Unsupported: the platform cannot export device memory.
         """
-        usable(ref, self._core.memory, "ref")
-        await self._core.ready()
-        usable(ref, self._core.memory, "ref")
-        if ref._block.epoch is not self._core.memory.sealed_epoch:
-            await seal(self._core, ref)
+        core = self._core
+        block = usable(ref, core.memory, "ref").base
+        with refusing_writers(core, block):
+            await core.ready()
+            usable(ref, core.memory, "ref")
+            if block.epoch is not core.memory.sealed_epoch:
+                await seal(core, ref)
         return ref
 
     async def unseal(self, ref: GpuRef) -> GpuRef:

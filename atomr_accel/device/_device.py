@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
-import msgspec
 import trio
 
 from .._errors import (
@@ -316,11 +315,10 @@ async def open_device(
         raise ValueError(f"completion must be one of {get_args(Completion)}, not {completion!r}")
     if stream_pool < 1:
         raise ValueError(f"stream_pool must be at least 1, not {stream_pool}")
-    plan = StreamPlan(streams, stream_pool, dict(priorities or {}), completion)
-    if op_deadline is not None:
-        # Whether an op is done must be known of each: several that share an answer would
-        # look like one that takes as long as all of them.
-        plan = msgspec.structs.replace(plan, group=1)
+    # With a deadline it must be known of each op whether it is done: several that share an
+    # answer would look like one that takes as long as all of them.
+    stepwise = op_deadline is not None
+    plan = StreamPlan(streams, stream_pool, dict(priorities or {}), completion, stepwise=stepwise)
     unavailable: DeviceUnavailable | None = None
     for candidate in _candidates(backend):
         absent = candidate.why_absent()

@@ -425,6 +425,23 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
     core.memory.seal(block)
 
 
+@contextmanager
+def refusing_writers(core: DeviceCore, block: Block) -> Iterator[None]:
+    """Refuse whoever would write a block that is to be sealed, until all who seal it are done.
+
+    What was called before comes before; what is called from now on comes after.
+    """
+    core.being_sealed[block] += 1
+    block.sealed = True
+    try:
+        yield
+    finally:
+        core.being_sealed[block] -= 1
+        if not core.being_sealed[block]:
+            del core.being_sealed[block]
+            block.sealed = block.epoch is core.memory.sealed_epoch
+
+
 async def seal(core: DeviceCore, ref: GpuRef) -> None:
     """Move a block into a sealed slab; its handles and all views of it stay the same."""
     # One at a time: two that seal the same buffer would undo each other's work.
@@ -442,16 +459,12 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
                 )
         target = (await core.empty(source.size, np.uint8, sealed=True))._block
         usable(ref, core.memory, "ref")
-        source.sealed = True  # refuses writers from here on; what is in flight comes first
         try:
             async with filling(core, target):
                 message = Copy(target.address, source.address, source.size)
                 port = core.ports[MEMORY_LANE]
                 await core.submit(port, "seal", message, (source,), (target,)).wait()
             usable(ref, core.memory, "ref")  # not freed meanwhile
-        except BaseException as error:
-            source.sealed = False
-            if isinstance(error, Rebuilt):
-                raise refuse(ref, core.memory, "ref") from None
-            raise
+        except Rebuilt:
+            raise refuse(ref, core.memory, "ref") from None
         core.memory.rebind(source, target)

@@ -163,6 +163,7 @@ class Host:
                     completion=completion,
                     linger=self._spin,
                     group=self._plan.group,
+                    stepwise=self._plan.stepwise,
                 )
                 self._lanes[request.index] = lane
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for

@@ -230,6 +230,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
         priorities: stream priority by lane name; lower runs first, 0 is the default.
         completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
         group: how many launches may share one completion token, and so one answer.
+        stepwise: whether ops of a group that takes long are answered one by one.
     """
 
     strategy: str = "per_actor"
@@ -237,6 +238,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     priorities: dict[str, int] = {}
     completion: str = "hybrid"
     group: int = 8
+    stepwise: bool = False
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):

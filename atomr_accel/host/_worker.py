@@ -55,8 +55,39 @@ _FAILED: Final = object()
 
 _LOOK_MILLISECONDS: Final = 20
 
+_STEP_SECONDS: Final = 10e-3
+"""Without news for so long, ops of a group are answered one by one where somebody watches."""
+
 _LINGER_SECONDS: Final = 100e-6
 """How long an idle lane looks for the next request before it sleeps: waking costs as much."""
+
+
+@final
+class Group:
+    """Ops that are answered together, once the device is done with them.
+
+    Attributes:
+        ops: their numbers and results, in order.
+        token: tells when all are done.
+        steps: tokens of some of them, with how many ops are done by then.
+        since: when the last of these was reached, or when the group was complete.
+    """
+
+    __slots__ = ("gone", "ops", "since", "steps", "token")
+
+    def __init__(self, ops: list[tuple[int, Any]], token: Any, steps: deque[tuple[int, Any]]):
+        self.ops = ops
+        self.token = token
+        self.steps = steps
+        self.since = time.perf_counter() if steps else 0.0
+        self.gone = 0
+
+    def take(self, count: int) -> list[tuple[int, Any]]:
+        """The ops that are done when ``count`` are, without those taken before."""
+        taken, self.ops = self.ops[: count - self.gone], self.ops[count - self.gone :]
+        self.gone = count
+        self.since = time.perf_counter()
+        return taken
 
 
 @final
@@ -64,11 +95,12 @@ class Way:
     """A stream, its executor, and what is queued there.
 
     Attributes:
-        unmarked: launched ops with their results, not under a completion token yet.
-        in_flight: groups of ops with the token that tells when they are done.
+        unmarked: launched ops with their results, not in a group yet.
+        steps: tokens of some of them, with how many of them are done by then.
+        in_flight: groups of ops, in order.
     """
 
-    __slots__ = ("executor", "fusions", "handlers", "in_flight", "stream", "unmarked")
+    __slots__ = ("executor", "fusions", "handlers", "in_flight", "steps", "stream", "unmarked")
 
     def __init__(self, context: HostContext, stream: Stream, executor: Executor) -> None:
         self.stream = stream
@@ -82,7 +114,8 @@ class Way:
             **executor.handlers,
         }
         self.unmarked: list[tuple[int, Any]] = []
-        self.in_flight: deque[tuple[list[tuple[int, Any]], Any]] = deque()
+        self.steps: deque[tuple[int, Any]] = deque()
+        self.in_flight: deque[Group] = deque()
 
 
 @final
@@ -101,6 +134,8 @@ class Lane:
         group: how many launches share one completion token, and go to one way, when many
             come at once.
         linger: whether an idle lane may look for requests for a moment before it sleeps.
+        stepwise: whether ops of a group that takes long are answered one by one: somebody
+            watches how long each takes.
     """
 
     def __init__(
@@ -112,6 +147,7 @@ class Lane:
         completion: str,
         linger: bool,
         group: int = 8,
+        stepwise: bool = False,
     ) -> None:
         self._index = index
         self._sock = sock
@@ -119,6 +155,8 @@ class Lane:
         self._completion = completion
         self._linger = linger
         self._group = group
+        self._stepwise = stepwise
+        self._flushed = 0.0
         self._signals: dict[Any, int] = {}
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -211,7 +249,8 @@ class Lane:
                 until = time.perf_counter() + _POLL_SECONDS
             elif completion == "blocking":
                 way = next(way for way in self._ways if way.in_flight)
-                way.stream.wait(way.in_flight[0][1])
+                group = way.in_flight[0]
+                way.stream.wait(group.steps[0][1] if group.steps else group.token)
             elif completion == "callback":
                 # The driver calls nothing after an error, so look now and then as well.
                 if any(fd not in self._own for fd, _ in poll(_LOOK_MILLISECONDS)):
@@ -334,6 +373,8 @@ class Lane:
             self._way_of[seq] = way
             if len(way.unmarked) >= self._group:
                 self._settle(way)
+            elif self._stepwise:
+                self._step(way)
 
     def _on_all_ways(self, message: Message) -> None:
         for way in self._ways:
@@ -373,6 +414,17 @@ class Lane:
         if way is self._way and way.in_flight:
             self._way = self._next_way()
 
+    def _step(self, way: Way) -> None:
+        """Make it possible to answer what is launched so far before the group is done."""
+        token = way.stream.mark()
+        if token is not None:
+            way.steps.append((len(way.unmarked), token))
+        elif not way.steps:  # it is done
+            group, way.unmarked = way.unmarked, []
+            self._complete(group)
+            if time.perf_counter() - self._flushed > _STEP_SECONDS:
+                self._flush()
+
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> Way:
         """The way for an op that must come after others, made to wait for them."""
         before = {
@@ -405,15 +457,20 @@ class Lane:
 
     def _mark(self, way: Way) -> None:
         if way.unmarked:
-            token = way.stream.mark()
+            if way.steps and way.steps[-1][0] == len(way.unmarked):
+                _, token = way.steps.pop()
+            else:
+                token = way.stream.mark()
             group, way.unmarked = way.unmarked, []
+            steps, way.steps = way.steps, deque()
             if self._completion == "callback" and token is not None:
                 self._signals[token] = fd = way.stream.signal()
                 self._polled.register(fd, select.POLLIN)
             if token is None:
+                self._release(way, steps)
                 self._complete(group)
             else:
-                way.in_flight.append((group, token))
+                way.in_flight.append(Group(group, token, steps))
 
     def _reap(self) -> bool:
         """Collect what has finished; whether there is anything to report."""
@@ -422,8 +479,11 @@ class Lane:
             if way.unmarked and way is not self._way:
                 self._mark(way)
             while in_flight:
-                group, token = in_flight[0]
+                group = in_flight[0]
+                token = group.token
                 if not way.stream.finished(token):
+                    if group.steps:
+                        self._reap_steps(way, group)
                     break
                 in_flight.popleft()
                 if token in self._signals:
@@ -431,8 +491,24 @@ class Lane:
                     self._polled.unregister(fd)
                     os.close(fd)
                 way.stream.release(token)
-                self._complete(group)
+                self._release(way, group.steps)
+                self._complete(group.ops)
         return bool(self._done or self._out)
+
+    def _reap_steps(self, way: Way, group: Group) -> None:
+        """Collect what has finished of a group that takes long."""
+        if self._completion != "blocking" and time.perf_counter() - group.since < _STEP_SECONDS:
+            return
+        while group.steps and way.stream.finished(group.steps[0][1]):
+            count, token = group.steps.popleft()
+            way.stream.release(token)
+            self._complete(group.take(count))
+
+    @staticmethod
+    def _release(way: Way, steps: deque[tuple[int, Any]]) -> None:
+        for _, token in steps:
+            way.stream.release(token)
+        steps.clear()
 
     def _complete(self, group: list[tuple[int, Any]]) -> None:
         for seq, value in group:
@@ -455,9 +531,11 @@ class Lane:
         if self._out:
             self._sock.sendall(self._out)
             self._out.clear()
+            if self._stepwise:
+                self._flushed = time.perf_counter()
 
     def _report(self, fault: StickyFault) -> None:
-        suspects = [way.in_flight[0][0][0][0] for way in self._ways if way.in_flight]
+        suspects = [way.in_flight[0].ops[0][0] for way in self._ways if way.in_flight]
         suspects = suspects or [way.unmarked[0][0] for way in self._ways if way.unmarked]
         reply = Fault(
             seq=min(suspects, default=0),

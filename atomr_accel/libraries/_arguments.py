@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, Final
 
 from ..memory import Block, GpuRef, MemoryMap, refuse, refuse_write
 
 if TYPE_CHECKING:
     import numpy as np
+
+_BLOCK_ALIGNMENT: Final = 256
+"""What whole blocks are aligned to; views begin anywhere in them."""
 
 
 def usable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
@@ -41,11 +45,22 @@ def writable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
 def overlap(one: GpuRef, other: GpuRef) -> bool:
     """Whether two refs share memory: they may be views of one buffer, and of the same part."""
     first, second = one._block, other._block
-    return (
-        first.base is second.base
-        and first.offset < second.offset + other.nbytes
-        and second.offset < first.offset + one.nbytes
+    return first.base is second.base and (
+        first.offset < second.offset + other.nbytes and second.offset < first.offset + one.nbytes
     )
+
+
+def same_place(one: GpuRef, other: GpuRef) -> bool:
+    """Whether two refs are the same memory, from beginning to end."""
+    first, second = one._block, other._block
+    return (
+        first.base is second.base and first.offset == second.offset and one.nbytes == other.nbytes
+    )
+
+
+def alignment(ref: GpuRef) -> int:
+    """The largest power of two, up to 256, that the ref's address is a multiple of."""
+    return math.gcd(_BLOCK_ALIGNMENT, ref._block.offset)
 
 
 def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> None:

@@ -269,7 +269,8 @@ class GpuRef:
 
         Raises:
             TypeError: no dtype that device memory holds.
-            ValueError: the last axis does not divide into elements of that size.
+            ValueError: the last axis does not divide into elements of that size, or the
+                first one would not begin at a multiple of its size.
         """
         dtype = as_dtype(dtype)
         shape = self.shape
@@ -285,6 +286,11 @@ class GpuRef:
                     f"{self.dtype.name}, which is no whole number of {dtype.name}"
                 )
             shape = (*shape[:-1], last)
+        if self._block.offset % dtype.itemsize:
+            raise ValueError(
+                f"the view begins {self._block.offset} bytes into its buffer, which is no multiple "
+                f"of the {dtype.itemsize} bytes of {dtype.name}; copy it first"
+            )
         return GpuRef(self._block, shape, dtype, self.nbytes)
 
     def __len__(self) -> int:

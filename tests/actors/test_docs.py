@@ -47,7 +47,9 @@ def test_pages_about_actors(page: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["generations", "completion", "streams", "watching", "memory"])
+@pytest.mark.parametrize(
+    "page", ["generations", "completion", "streams", "ordering", "watching", "memory"]
+)
 def test_pages_about_devices(page: str) -> None:
     """They start host processes, so they take the time that takes."""
     assert blocks(f"concepts/{page}.md")

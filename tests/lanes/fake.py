@@ -282,6 +282,7 @@ class Lanes:
         most: int = 4,
         completion: str = "polled",
         close_fails: bool = False,
+        stepwise: bool = False,
     ) -> None:
         self.device = device
         self._lanes: dict[int, Lane] = {}
@@ -302,7 +303,12 @@ class Lanes:
             ours.settimeout(SECONDS)
             self._socks.append(ours)
             self._lanes[index] = Lane(
-                index, theirs, self._lanes, completion=completion, linger=False
+                index,
+                theirs,
+                self._lanes,
+                completion=completion,
+                linger=False,
+                stepwise=stepwise,
             )
         self.threads = [
             threading.Thread(

@@ -79,15 +79,21 @@ def work_before(ops: list[Op]) -> dict[int, set[int]]:
     ops=programs(),
     ways=st.integers(1, 4),
     completion=st.sampled_from(COMPLETIONS),
+    stepwise=st.booleans(),
     choices=st.lists(st.integers(0, 99), min_size=1, max_size=20),
     bunches=st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
 def test_ops_keep_their_order_and_are_answered_once(
-    ops: list[Op], ways: int, completion: str, choices: list[int], bunches: list[int]
+    ops: list[Op],
+    ways: int,
+    completion: str,
+    stepwise: bool,
+    choices: list[int],
+    bunches: list[int],
 ) -> None:
     before = work_before(ops)
     device = FakeDevice()
-    lanes = Lanes(device, 3, ways=ways, completion=completion)
+    lanes = Lanes(device, 3, ways=ways, completion=completion, stepwise=stepwise)
     answers: dict[int, Any] = {}
     trouble: list[str] = []
 
@@ -155,6 +161,25 @@ def take(lanes: Lanes, lane: int, count: int) -> dict[int, Any]:
         if len(answers) == count:
             break
     return answers
+
+
+@pytest.mark.parametrize("completion", COMPLETIONS)
+def test_where_somebody_watches_ops_of_a_group_are_answered_as_they_finish(
+    completion: str,
+) -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, completion=completion, stepwise=True) as lanes:
+        requests: list[Any] = [
+            (seq, [], Work(seq, seq if seq == 2 else None)) for seq in range(1, 6)
+        ]
+        lanes.send(0, *requests, (6, [], Fail(6)))
+        device.wait_for(lambda: len(device.launched()) == 5)
+        for seq in range(1, 5):
+            device.finish(seq)
+            assert take(lanes, 0, 1) == {seq: 2 if seq == 2 else None}
+        device.finish(5)
+        assert set(take(lanes, 0, 2)) == {5, 6}
+    assert all(stream.released == stream.marked for stream in device.streams)
 
 
 def test_a_failed_op_is_answered_after_what_it_follows() -> None:

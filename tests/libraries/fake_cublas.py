@@ -23,7 +23,7 @@ from atomr_accel.libraries.blas._prototypes import CUDA_TYPES, LETTERS, symbol
 from .fake_lapack import BATCHED, memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from atomr_accel.backends.cpu._context import CpuContext, CpuStream
 
@@ -330,6 +330,14 @@ def product(
     combine(out, alpha * (op(wide(left), trans_a) @ op(wide(right), trans_b)), beta)
 
 
+def require_alignment(kind: int, compute: int, k: int, pointers: Iterable[Any]) -> None:
+    """What the vendor's documentation asks of pointers in tables."""
+    fast = [value for name, value in prototypes.COMPUTES.items() if "FAST" in name]
+    if DTYPE_OF[kind].itemsize < 4 or compute in fast:
+        wanted = 16 if k % 8 == 0 else 8 if k % 4 == 0 else 1
+        assert not any(int(pointer) % wanted for pointer in pointers), "a misaligned access"
+
+
 class FakeLibrary:
     """What ``VendorLibrary`` is for ``Handle``."""
 
@@ -423,6 +431,7 @@ class FakeLibrary:
         kind = scale_type(compute, a[1])
         tables = [vector(each[0], count, 1, DTYPES["uint64"]) for each in (a, b, c)]
         for pointers in zip(*tables, strict=True):
+            require_alignment(a[1], compute, k, pointers)
             places = [
                 (int(pointer), each[1], each[2])
                 for pointer, each in zip(pointers, (a, b, c), strict=True)
@@ -445,6 +454,7 @@ class FakeLibrary:
             op_a, op_b = (int(each[group]) for each in ints)
             rows, columns, depth, step_a, step_b, step_c = (int(each[group]) for each in longs)
             for _ in range(count):
+                require_alignment(a_type, compute, depth, [table[at] for table in tables])
                 product(
                     *(op_a, op_b, rows, columns, depth, scalars[0][group]),
                     (int(tables[0][at]), a_type, step_a),

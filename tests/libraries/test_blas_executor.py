@@ -104,3 +104,22 @@ async def test_what_a_graph_copies_from_stays(device: Device, fakes: Fakes) -> N
         assert (await device.get(out) == 4).all()
     assert sources
     assert fakes.driver.held(sources[0]), "freed, though a graph would read it again"
+
+
+async def test_products_of_views_by_pointers_touch_no_misaligned_memory(
+    device: Device, fakes: Fakes
+) -> None:
+    """The fake stops where a device would fault; see ``require_alignment``."""
+    host = np.random.default_rng().standard_normal(200).astype(np.float16)
+    buffer = await device.put(host)
+    for start in (0, 1, 4, 8):
+        a, b = (buffer[at : at + 32].reshape(4, 8) for at in (start, start + 64))
+        wide = [host[at : at + 32].reshape(4, 8).astype(np.float32) for at in (start, start + 64)]
+        expected = wide[0] @ wide[1].T
+        (one,) = await device.blas.gemm_batched([a], [b], trans_b=True)
+        np.testing.assert_allclose(await device.get(one), expected, rtol=1e-2, atol=1e-2)
+        many = await device.blas.gemm_grouped_batched([a, a], [b, b], trans_b=True)
+        np.testing.assert_allclose(await device.get(many[1]), expected, rtol=1e-2, atol=1e-2)
+        async with device.batch() as batch:
+            fused = [batch.blas.gemm(a, b, trans_b=True) for _ in range(5)]
+        np.testing.assert_allclose(await device.get(fused[4]), expected, rtol=1e-2, atol=1e-2)

@@ -24,3 +24,12 @@ def test_the_kernels_compile(capability: tuple[int, int]) -> None:
         image, lowered, _ = compile_cubin(source, name, (), capability)
         assert image
         assert lowered
+
+
+@pytest.mark.headers
+def test_compiling_writes_to_no_object_of_python() -> None:
+    """An empty log is one byte; ``b" " * 1`` is the one that every program uses."""
+    image, _, log = compile_cubin('extern "C" __global__ void f() {}', "f", (), (9, 0))
+    assert type(image) is bytes
+    assert log == ""
+    assert [bytes([value])[0] for value in range(256)] == list(range(256))

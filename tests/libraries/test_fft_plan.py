@@ -56,6 +56,9 @@ class Machine:
             if isinstance(step, Move):
                 self.move(step)
             else:
+                places = {step.source.buffer, step.target.buffer}
+                assert self.spec.source_aligned or INPUT not in places
+                assert self.spec.target_aligned or OUTPUT not in places
                 self.fft(step)
         assert in_place or self.buffers[INPUT].tobytes() == before
         result = self.read(Place(OUTPUT), result_type(self.spec))
@@ -187,8 +190,13 @@ def test_random_transforms(family: str, calls: int, monkeypatch: pytest.MonkeyPa
             dtype = str(rng.choice(["complex64", "complex128"]))
         norm = str(rng.choice(["backward", "ortho", "forward"]))
         array = sample(rng, shape, dtype)
-        call = resolve(family, family, shape, array.dtype, axes, sizes, norm, half=False)
-        what = f"seed {seed}, trial {trial}: {family} {dtype}{shape} {axes} {sizes} {norm}"
+        aligned = bool(rng.integers(0, 2)), bool(rng.integers(0, 2))
+        call = resolve(
+            family, family, shape, array.dtype, axes, sizes, norm, half=False, aligned=aligned
+        )
+        what = (
+            f"seed {seed}, trial {trial}: {family} {dtype}{shape} {axes} {sizes} {norm} {aligned}"
+        )
         got = Machine(call.spec, array).run()
         wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
         expected = reference(family, wide, (axes, sizes, norm))

@@ -146,6 +146,25 @@ def test_the_words_are_philoxs(kernel: Kernels) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("count", [1, 3, 4, 50])
+def test_a_view_may_begin_where_no_pack_of_values_can(
+    kernel: Kernels, dtype: str, count: int
+) -> None:
+    law = a_law("normal", dtype, (0.0, 1.0))
+    expected = kernel.fill(law, count)
+    width = expected.itemsize
+    room = np.zeros(expected.nbytes + 64, np.uint8)
+    start = -at(room) % 16 + width
+    head = struct.pack("<4Q", at(room) + start, count, kernel.key, 0)
+    kernel.compiled[f"fill<{type_of(law)}>"](head + parameters(law))
+    got = room[start : start + expected.nbytes].view(expected.dtype)
+    assert got.tobytes() == expected.tobytes()
+    assert not room[:start].any()
+    assert not room[start + expected.nbytes :].any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous(kernel: Kernels, name: str, dtype: str) -> None:
     floats, law = CONTINUOUS[name]

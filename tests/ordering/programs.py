@@ -430,8 +430,6 @@ class Run:
         request = await self._start(kind, lambda: call(ref), refusal([ref]), cancel and -1)
         if kind == "seal":
             self.sealing.setdefault(ref, []).append(request)
-            if not ref.sealed:  # it waits for another seal, and refuses no writer until its turn
-                await request.done.wait()
         if cancel is not None:
             request.scope.cancel()
             await request.done.wait()

@@ -225,10 +225,11 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
         await settled(device)
 
 
+@pytest.mark.parametrize("completion", ["hybrid", "polled", "blocking", "callback"])
 @program
-async def test_long_queues_are_no_hung_ops() -> None:
+async def test_long_queues_are_no_hung_ops(completion: Any) -> None:
     """Only the op at the head counts, and only from when it got there."""
-    async with opened(isolation="process", op_deadline=0.3) as device:
+    async with opened(isolation="process", op_deadline=0.3, completion=completion) as device:
         kernel = await device.nvrtc.compile(*_NAP, cpu=_nap)
         async with device.batch() as batch:
             for _ in range(12):

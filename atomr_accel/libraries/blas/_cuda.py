@@ -37,6 +37,8 @@ _COMPUTED: Final = {
 }
 """The type of alpha and beta of plain products."""
 
+_NARROW: Final = ("float16", "bfloat16", "int8")
+
 _SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
 """The type of alpha and beta, by the beginning of the compute type."""
 
@@ -177,6 +179,10 @@ class CudaBlas:
         count: int,
     ) -> None:
         """Products whose matrices are given by pointers: those of b, of a, of c."""
+        shapes = [(sizes[3], sizes[2], sizes[4])]
+        if _are_askew(message, shapes, pointers):
+            self._one_by_one(message, shapes * count, pointers)
+            return
         alpha, beta = self._scalars(message)
         a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
         table = self._pointer(message.pointers)
@@ -200,6 +206,9 @@ class CudaBlas:
         pointers: np.ndarray[Any, Any],
     ) -> None:
         """Products of different shapes; equal ones in a row make a group."""
+        if _are_askew(message, shapes, pointers):
+            self._one_by_one(message, shapes, pointers)
+            return
         groups: list[tuple[int, int, int]] = []
         members: list[int] = []
         for shape in shapes:
@@ -241,6 +250,28 @@ class CudaBlas:
             *(number, sizes, COMPUTES[message.compute]),
         )
 
+    def _one_by_one(
+        self,
+        message: GemmEx | GemmList,
+        shapes: list[tuple[int, int, int]],
+        pointers: np.ndarray[Any, Any],
+    ) -> None:
+        """Products that the library does not take together."""
+        alpha, beta = self._scalars(message)
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        places = pointers.reshape(3, len(shapes)).T.tolist()
+        for (m, n, k), (b, a, c) in zip(shapes, places, strict=True):
+            self._handle.call(
+                "cublasGemmEx_64",
+                *(message.trans_b, message.trans_a, n, m, k),
+                alpha,
+                *(b, a_type, k if message.trans_b else n),
+                *(a, a_type, m if message.trans_a else k),
+                beta,
+                *(c, c_type, n),
+                *(COMPUTES[message.compute], GEMM_DEFAULT),
+            )
+
     def _scalar(self, dtype: str, value: float) -> Any:
         """A pointer to a scalar of a plain product."""
         return self._handle.scalar(_COMPUTED[dtype], value)
@@ -253,6 +284,23 @@ class CudaBlas:
 
 def _scalar_type(compute: str, dtype: str) -> str:
     return dtype if dtype.startswith("complex") else _SCALARS[compute[:3]]
+
+
+def _are_askew(
+    message: GemmEx | GemmList,
+    shapes: list[tuple[int, int, int]],
+    pointers: np.ndarray[Any, Any],
+) -> bool:
+    """Whether pointers are not aligned as products by pointers need them.
+
+    The library does not look, and a misaligned access would be the end of the context. Where
+    it may use tensor cores it wants 16 bytes if k is a multiple of 8, and 8 if it is one of 4.
+    """
+    if message.dtype not in _NARROW and "FAST" not in message.compute:
+        return False
+    k = np.array([k for _, _, k in shapes], np.uint64)
+    wanted = np.where(k % 8 == 0, 16, np.where(k % 4 == 0, 8, 1)).astype(np.uint64)
+    return bool((pointers.reshape(3, -1) % wanted).any())
 
 
 def _places(

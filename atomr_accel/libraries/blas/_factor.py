@@ -142,7 +142,7 @@ class Factorizations(Routines):
             require_dtype(b, lu.dtype, "b", "lu")
             nrhs = _right_hand_sides(b, lu, stack.n)
             result, block = self._output(out, b.shape, b.dtype, room)
-            require_apart(block, [("lu", block_lu), ("piv", block_piv)], "getrs_batched")
+            require_apart(result, [("lu", lu), ("piv", piv)], "getrs_batched")
             scratch = _scratch(
                 room, lu.nbytes, b.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
             )
@@ -195,7 +195,7 @@ class Factorizations(Routines):
             stack = _square_stack(lu, "lu")
             _require_pivots(piv, lu)
             result, block = self._output(out, lu.shape, lu.dtype, room)
-            require_apart(block, [("lu", block_lu), ("piv", block_piv)], "getri_batched")
+            require_apart(result, [("lu", lu), ("piv", piv)], "getri_batched")
             info = room.empty(stack.lead, INT32)
             scratch = _scratch(
                 room, lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
@@ -299,7 +299,7 @@ class Factorizations(Routines):
                 )
             shape = (*stack.lead, stack.n, *b.shape[len(stack.lead) + 1 :])
             result, block = self._output(out, shape, a.dtype, room)
-            require_apart(block, [("a", block_a), ("b", block_b)], "gels_batched")
+            require_apart(result, [("a", a), ("b", b)], "gels_batched")
             info = room.empty(stack.lead, INT32)
             scratch = _scratch(room, a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
             message = Factor(

@@ -29,14 +29,19 @@ before it was read."""
 _LAUNCH_BOUND: Final = 1 << 24
 """Up to this many multiplications a product is bound by launching (256 cubed)."""
 
+_ALIGNED: Final = 16
+"""What the library assumes of pointers in tables where it may use tensor cores."""
+
 _TABLE_BYTES: Final = 3 * 8 * _MOST
 
 
 def _key(message: Gemm) -> Hashable:
-    """What products that go together have in common; None if one is large or empty."""
+    """What products that go together have in common; None if one goes alone."""
     m, n, k = message.m, message.n, message.k
     if not 0 < m * n * k <= _LAUNCH_BOUND:
         return None
+    if (message.a | message.b | message.c) % _ALIGNED:
+        return None  # as views may be, for which pointers in a table are no good
     return (
         m,
         n,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import NAMES, as_dtype
-from .._arguments import require_dtype, require_rank, require_shape, usable, writable
+from .._arguments import alignment, require_dtype, require_rank, require_shape, usable, writable
 from .._broadcast import broadcast
 from .._perform import Prepared
 from ._checks import (
@@ -16,6 +17,7 @@ from ._checks import (
     Routines,
     Trans,
     operation,
+    require_all_apart,
     require_apart,
     scalar,
     scales_nothing,
@@ -89,6 +91,19 @@ class _Wide(NamedTuple):
     pointer_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class BlasStatistics:
+    """The products that BLAS knows.
+
+    Attributes:
+        plans: combinations of shapes, dtypes and options that were checked and are kept.
+        plan_limit: how many may be, of plain products and of others each.
+    """
+
+    plans: int
+    plan_limit: int
+
+
 class Products(Routines):
     """Matrix products.
 
@@ -115,6 +130,11 @@ class Products(Routines):
         super().__init__(device)
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
         self._wide_plans: dict[tuple[Any, ...], _Wide] = {}
+
+    def statistics(self) -> BlasStatistics:
+        """A snapshot of what is kept of products."""
+        plans = sum(plan is not None for plan in self._plans.values()) + len(self._wide_plans)
+        return BlasStatistics(plans, _MOST_PLANS)
 
     async def gemm(
         self,
@@ -204,8 +224,9 @@ class Products(Routines):
         else:
             block_c = writable(out, memory, "out")
             require_shape(out, shape, "out")
-            if block_c is block_a or block_c is block_b:
-                raise ValueError("out shares memory with an input, which gemm would overwrite")
+            base = block_c.base
+            if base is block_a.base or base is block_b.base:  # then look closer
+                require_apart(out, [("a", a), ("b", b)], "gemm")
             if scale != 0.0:
                 reads = (block_a, block_b, block_c)
         port = device.ports.get("blas")
@@ -386,7 +407,7 @@ class Products(Routines):
                 raise TypeError(
                     f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
                 )
-            require_apart(block, [("a", block_a), ("b", block_b)], name)
+            require_apart(result, [("a", a), ("b", b)], name)
             writes: tuple[Block, ...] = (block,)
             pointers = 0
             if plan.pointer_bytes:
@@ -443,7 +464,7 @@ class Products(Routines):
                 for i, (left, right) in enumerate(zip(a, b, strict=True))
             ]
             first = a[0].dtype
-            if grouped and first.name not in GROUPED:
+            if grouped and NAMES[first] not in GROUPED:
                 raise TypeError(
                     f"{name} does not take dtype {first.name}; expected one of {', '.join(GROUPED)}"
                 )
@@ -467,24 +488,21 @@ class Products(Routines):
                 raise TypeError(f"{name} gives {first.name} for {first.name}, not {dtype_c.name}")
             factor, scale = _factors(a[0], alpha, beta, compute)
             fresh = scales_nothing(scale, a[0] if out is not None else None)
-            results = []
-            written: dict[Block, int] = {}
+            results: list[GpuRef] = []
             for i, (m, n, _) in enumerate(shapes):
                 result = room.empty((m, n), dtype_c) if out is None else out[i]
-                block = writable(result, memory, f"out[{i}]")
+                writable(result, memory, f"out[{i}]")
                 require_shape(result, (m, n), f"out[{i}]")
                 require_dtype(result, dtype_c, f"out[{i}]", "the result")
-                if block in written:
-                    raise ValueError(f"out[{i}] and out[{written[block]}] are the same buffer")
-                written[block] = i
                 results.append(result)
-            for i, pair in enumerate(blocks):
-                for block, which in zip(pair, "ab", strict=True):
-                    if block in written:
-                        raise ValueError(
-                            f"out[{written[block]}] shares memory with {which}[{i}], "
-                            f"which {name} reads while it writes"
-                        )
+            if out is not None:
+                inputs = [
+                    (f"{x}[{i}]", ref)
+                    for x, refs in zip("ab", (a, b), strict=True)
+                    for i, ref in enumerate(refs)
+                ]
+                require_all_apart([(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs, name)
+            written = [result._block for result in results]
             pointers = room.empty((3 * _POINTER_BYTES * len(a),), UINT8)._block
             message = GemmList(
                 tuple(pair[0].address for pair in blocks),
@@ -595,10 +613,10 @@ def _require_aligned(
         return
     m, n, k = sizes
     for name, ref, row in (("a", a, m if op_a else k), ("b", b, k if op_b else n)):
-        if row % 4 and ref.size:
+        if (row % 4 or alignment(ref) % 4) and ref.size:
             raise ValueError(
                 f"{name} has shape {ref.shape}: int8 needs rows of a multiple of 4 elements, "
-                f"not {row}"
+                f"not {row}, that begin at one"
             )
 
 

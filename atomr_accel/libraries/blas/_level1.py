@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import require_dtype, usable, writable
+from .._arguments import overlap, require_dtype, usable, writable
 from .._perform import Prepared
 from ._checks import (
     FLOATS,
@@ -403,8 +403,7 @@ class Level1(Routines):
             count = _shared_count(x, y, n, offx, incx, offy, incy)
             first = vector(x, "x", memory, n=count, off=offx, inc=incx, write=writes_x)
             out, second = vector_output(y, x, count, room, memory, off=offy, inc=incy, name="y")
-            shared = first.block is second.block
-            if shared and (apart or (first.address, incx) != (second.address, incy)):
+            if overlap(x, out) and (apart or (first.address, incx) != (second.address, incy)):
                 raise ValueError(f"x and y share memory in a way that {routine} cannot take")
             numbers: list[Scalar] = []
             for name, value in (scalars or {}).items():

@@ -104,7 +104,7 @@ class Level2(Routines):
             fresh = scales_nothing(scale, out)
             why = f"the number of rows {of}"
             result, second = vector_output(out, a, rows, room, memory, off=offy, inc=incy, why=why)
-            require_apart(second.block, [("a", block), ("x", first.block)], "gemv")
+            require_apart(result, [("a", a), ("x", x)], "gemv")
             message = MatrixVector(
                 "gemv",
                 dtype,
@@ -191,7 +191,7 @@ class Level2(Routines):
             fresh = scales_nothing(scale, out)
             why = f"the number of rows {of}"
             result, second = vector_output(out, a, rows, room, memory, off=offy, inc=incy, why=why)
-            require_apart(second.block, [("a", block), ("x", first.block)], "gbmv")
+            require_apart(result, [("a", a), ("x", x)], "gbmv")
             scratch = room.empty((a.nbytes,), UINT8)._block
             message = MatrixVector(
                 "gbmv",
@@ -421,7 +421,7 @@ class Level2(Routines):
             scale = scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(scale, out)
             result, second = vector_output(out, a, n, room, memory, off=offy, inc=incy, why=why)
-            require_apart(second.block, [("a", block), ("x", first.block)], routine)
+            require_apart(result, [("a", a), ("x", x)], routine)
             message = MatrixVector(
                 routine,
                 dtype,
@@ -476,7 +476,7 @@ class Level2(Routines):
             second = vector(
                 y, "y", memory, n=n, off=offy, inc=incy, why=f"the number of columns {why}"
             )
-            require_apart(block, [("x", first.block), ("y", second.block)], routine)
+            require_apart(target, [("x", x), ("y", y)], routine)
             factor = scalar(alpha, x.dtype, "alpha")
             message = MatrixVector(
                 routine,
@@ -528,7 +528,7 @@ class Level2(Routines):
                 result = out
                 require_dtype(out, a.dtype, "out", "a")
                 second = vector(out, "out", memory, n=n, off=offx, inc=incx, write=True, why=why)
-            require_apart(second.block, [("a", block)], routine)
+            require_apart(result, [("a", a), ("x", x)], routine, itself="x")
             one = scalar(1.0, a.dtype, "alpha")
             message = MatrixVector(
                 routine,

@@ -281,7 +281,6 @@ class Level3(Routines):
             require_rank(a, 2, "a")
             op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
             m, n = a.shape[::-1] if op_a else a.shape
-            aliases = [("a, which is transposed,", block_a)] if op_a else []
             block_b = block_a
             if b is not None:
                 block_b = usable(b, memory, "b")
@@ -292,10 +291,12 @@ class Level3(Routines):
                         f"op(a) is {(m, n)} (a has shape {a.shape}, trans_a={trans_a!r}), but "
                         f"b has shape {b.shape}, trans_b={trans_b!r}"
                     )
-                if op_b:
-                    aliases.append(("b, which is transposed,", block_b))
             result, block = matrix_output(out, a, (m, n), room, memory)
-            require_apart(block, aliases, "geam")
+            for name, ref, op in (("a", a, op_a), ("b", b, op_b)):
+                if ref is not None and op:
+                    require_apart(result, [(f"{name}, which is transposed,", ref)], "geam")
+                elif ref is not None:
+                    require_apart(result, [(name, ref)], "geam", itself=name)
             message = MatrixMatrix(
                 "geam",
                 dtype,
@@ -357,7 +358,7 @@ class Level3(Routines):
             why = f"the number of {'columns' if right else 'rows'} of a (shape {a.shape})"
             diagonal = vector(x, "x", memory, n=n if right else m, off=offx, inc=incx, why=why)
             result, block = matrix_output(out, a, (m, n), room, memory)
-            require_apart(block, [("x", diagonal.block)], "dgmm")
+            require_apart(result, [("x", x), ("a", a)], "dgmm", itself="a")
             message = MatrixMatrix(
                 "dgmm",
                 dtype,
@@ -402,7 +403,7 @@ class Level3(Routines):
             scale = scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(scale, out)
             result, block = matrix_output(out, a, (m, n), room, memory)
-            require_apart(block, [("a", block_a), ("b", block_b)], routine)
+            require_apart(result, [("a", a), ("b", b)], routine)
             message = MatrixMatrix(
                 routine,
                 dtype,
@@ -447,9 +448,10 @@ class Level3(Routines):
                 wanted = "2 ('C')" if hermitian else "1 ('T')"
                 raise ValueError(f"{routine} of a complex type takes trans 0 or {wanted}, not {op}")
             n, k = a.shape[::-1] if op else a.shape
-            inputs = [("a", block_a)]
+            inputs = [("a", a)]
             if b is not None:
-                inputs.append(("b", usable(b, memory, "b")))
+                usable(b, memory, "b")
+                inputs.append(("b", b))
                 require_dtype(b, a.dtype, "b", "a")
                 if b.shape != a.shape:
                     raise ValueError(f"a has shape {a.shape}, but b has shape {b.shape}")
@@ -457,7 +459,7 @@ class Level3(Routines):
             scale = scalar(beta, real if hermitian else a.dtype, "beta")
             fresh = scales_nothing(scale, out)
             result, block = matrix_output(out, a, (n, n), room, memory)
-            require_apart(block, inputs, routine)
+            require_apart(result, inputs, routine)
             message = MatrixMatrix(
                 routine,
                 dtype,
@@ -465,7 +467,7 @@ class Level3(Routines):
                 n,
                 k,
                 block_a.address,
-                inputs[-1][1].address,
+                inputs[-1][1]._block.address,
                 block.address,
                 scalar(alpha, real if routine == "herk" else a.dtype, "alpha"),
                 scale,
@@ -473,7 +475,7 @@ class Level3(Routines):
                 trans_a=op,
                 clear=out is None,
             )
-            reads = tuple(each for _, each in inputs)
+            reads = tuple(each._block for _, each in inputs)
             return Prepared(message, reads if fresh else (*reads, block), (block,), result)
 
         ref: GpuRef = await self._perform(routine, prepare)
@@ -501,7 +503,7 @@ class Level3(Routines):
             if diag not in (0, 1):
                 raise ValueError(f"diag must be 0 (as it is) or 1 (ones), not {diag!r}")
             result, block = matrix_output(out, a, (m, n), room, memory)
-            require_apart(block, [("a", block_a)], routine)
+            require_apart(result, [("a", a), ("b", b)], routine, itself="b")
             message = MatrixMatrix(
                 routine,
                 dtype,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ..._dtypes import DTYPES, NAMES
-from .._arguments import usable, writable
+from .._arguments import alignment, overlap, same_place, usable, writable
 from .._perform import Prepared
 from ..blas._checks import scalar
 from ._messages import Matmul, Scalar
@@ -89,13 +89,16 @@ class Call:
                 raise ValueError(f"beta={self.beta} scales c, but there is no c, and {why}")
         written = []
         if self.out is not None:
-            written.append(("out", writable(self.out, self.memory, "out")))
+            writable(self.out, self.memory, "out")
+            written.append(("out", self.out))
         if plan.epilogue.makes_aux and self.aux is not None:
-            written.append(("aux", writable(self.aux, self.memory, "aux")))
-        in_place = self.c is self.out
-        for position, (name, block) in enumerate(written):
+            writable(self.aux, self.memory, "aux")
+            written.append(("aux", self.aux))
+        for position, (name, ref) in enumerate(written):
             for other, another in (*self._reads(plan), *written[:position]):
-                if block is another and not (in_place and (name, other) == ("out", "c")):
+                if overlap(ref, another) and not (
+                    (name, other) == ("out", "c") and same_place(ref, another)
+                ):
                     raise ValueError(f"{name} and {other} share memory, which matmul cannot take")
         return Checked(plan, alpha, beta, added, adds)
 
@@ -169,7 +172,7 @@ class Call:
             alpha,
             beta,
         )
-        reads = [block for _, block in self._reads(plan)]
+        reads = [ref._block for _, ref in self._reads(plan)]
         if adds and added is not None:
             reads.append(added._block)
         writes = [*(ref._block for ref in results), *(block for block in temporary if block)]
@@ -218,15 +221,15 @@ class Call:
             ("scale_out", self.scale_out),
         )
 
-    def _reads(self, plan: Plan) -> list[tuple[str, Block]]:
-        reads = [(name, ref._block) for name, ref in self._inputs() if ref is not None]
+    def _reads(self, plan: Plan) -> list[tuple[str, GpuRef]]:
+        reads = [(name, ref) for name, ref in self._inputs() if ref is not None]
         if plan.epilogue.takes_aux and self.aux is not None:
-            reads.append(("aux", self.aux._block))
+            reads.append(("aux", self.aux))
         return reads
 
 
 def _given(ref: GpuRef | None) -> Any:
-    return None if ref is None else Given(ref.shape, NAMES[ref.dtype])
+    return None if ref is None else Given(ref.shape, NAMES[ref.dtype], alignment(ref))
 
 
 def _address(ref: GpuRef | None) -> Any:

@@ -50,7 +50,7 @@ so long in each turn. Each one's median counts."""
 
 _EVENT_DEFAULT: Final = 0
 _SOMEWHERE: Final = 1 << 12
-"""An aligned address for what is only asked about, not read."""
+"""An address for what is only asked about, not read: algorithms depend on its alignment."""
 
 _KERNELS: Final = r"""
 typedef unsigned long long u64;
@@ -305,12 +305,12 @@ class CudaBlasLt:
             ("EPILOGUE", c_uint32(vendor)),
         ]
         if epilogue.bias or epilogue.bias_gradient:
-            values.append(("BIAS_POINTER", c_void_p(_SOMEWHERE)))
+            values.append(("BIAS_POINTER", c_void_p(_SOMEWHERE + spec.bias_alignment)))
             values.append(("BIAS_DATA_TYPE", c_int32(CUDA_TYPES[spec.bias_dtype])))
             if spec.batch > 1:
                 values.append(("BIAS_BATCH_STRIDE", c_int64(spec.bias_step)))
         if spec.aux_ld:
-            values.append(("EPILOGUE_AUX_POINTER", c_void_p(_SOMEWHERE)))
+            values.append(("EPILOGUE_AUX_POINTER", c_void_p(_SOMEWHERE + spec.aux_alignment)))
             values.append(("EPILOGUE_AUX_LD", c_int64(spec.aux_ld)))
             if spec.batch > 1:
                 step = c_int64(spec.aux_ld * spec.m)

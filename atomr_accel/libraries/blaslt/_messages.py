@@ -47,6 +47,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
         bias_dtype: dtype of the bias or its gradient.
         bias_step: elements from one bias of the batch to the next.
         aux_ld: elements (of a bit mask: bits) from one row of aux to the next.
+        bias_alignment, aux_alignment: bytes that their addresses are multiples of.
         scaling: how a and b are scaled: ``""``, ``"tensor"``, ``"rows"`` or ``"blocks"``.
         scale_a, scale_b, scale_d: whether a, b and d have scales.
         amax: whether the largest magnitude of the result is wanted.
@@ -69,6 +70,8 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     bias_dtype: str
     bias_step: int
     aux_ld: int
+    bias_alignment: int
+    aux_alignment: int
     scaling: str
     scale_a: bool
     scale_b: bool

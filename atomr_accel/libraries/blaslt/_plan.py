@@ -92,6 +92,8 @@ class Given(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
+    alignment: int = 256
+    """What its address is a multiple of: views begin anywhere."""
 
     @property
     def size(self) -> int:
@@ -222,6 +224,7 @@ def make_plan(question: Question) -> Plan:
     lead = batch.shape
     offset_d, ld_d, step_d = _output_layout(question, m, n, count, shape)
     _check_narrow(question, view_a, view_b, k, n)
+    _require_aligned(question)
     bias_dtype = _bias_dtype(question, kind, epilogue)
     bias_step = _bias_step(question, n, batch.shape, count)
     c_dtype = _c_dtype(question, kind, bias_dtype, shape)
@@ -230,8 +233,8 @@ def make_plan(question: Question) -> Plan:
     if epilogue.bias_gradient:
         bias_step = n if epilogue.bias_gradient == "n" else m
     scaling, packed = _scaling(question, m, n, k, count)
-    operand_a = _operand(view_a, steps_a, a.dtype)
-    operand_b = _operand(view_b, steps_b, b.dtype)
+    operand_a = _operand(view_a, steps_a, a)
+    operand_b = _operand(view_b, steps_b, b)
     zeros = 0
     op_a, op_b = view_a.op, view_b.op
     if not k and m and n and count:
@@ -247,8 +250,8 @@ def make_plan(question: Question) -> Plan:
         batch=count,
         a=operand_a,
         b=operand_b,
-        c=Operand(m, n, ld_d, step_d, c_dtype, _alignment(offset_d)),
-        d=Operand(m, n, ld_d, step_d, dtype, _alignment(offset_d)),
+        c=Operand(m, n, ld_d, step_d, c_dtype, _alignment(question.c or question.out, offset_d)),
+        d=Operand(m, n, ld_d, step_d, dtype, _alignment(question.out, offset_d)),
         op_a=op_a,
         op_b=op_b,
         compute=compute,
@@ -257,6 +260,8 @@ def make_plan(question: Question) -> Plan:
         bias_dtype=bias_dtype,
         bias_step=bias_step,
         aux_ld=aux_ld,
+        bias_alignment=_alignment(question.bias),
+        aux_alignment=_alignment(question.aux),
         scaling=scaling,
         scale_a=question.scale_a is not None,
         scale_b=question.scale_b is not None,
@@ -368,18 +373,30 @@ def _output_layout(
     return layout.offset * DTYPES[question.out.dtype].itemsize, layout.leading, layout.step
 
 
-def _alignment(offset: int) -> int:
-    return math.gcd(_ALIGNED, offset)
+def _alignment(given: Given | None, offset: int = 0) -> int:
+    """What an address in a buffer is a multiple of; one that is made is well aligned."""
+    return math.gcd(_ALIGNED if given is None else given.alignment, offset)
 
 
-def _operand(view: _View, steps: tuple[int, ...], dtype: str) -> Operand:
+def _require_aligned(question: Question) -> None:
+    """What epilogues read is read 16 bytes at a time, which the library does not check."""
+    for name in ("bias", "aux"):
+        given: Given | None = getattr(question, name)
+        if given is not None and given.alignment % _LINE:
+            raise ValueError(
+                f"{name} is a view that begins at a multiple of {given.alignment} bytes only; "
+                f"it needs {_LINE}: copy it first"
+            )
+
+
+def _operand(view: _View, steps: tuple[int, ...], given: Given) -> Operand:
     return Operand(
         view.rows,
         view.columns,
         view.ld,
         steps[0] if steps else 0,
-        dtype,
-        _alignment(view.offset * DTYPES[dtype].itemsize),
+        given.dtype,
+        _alignment(given, view.offset * DTYPES[given.dtype].itemsize),
     )
 
 
@@ -400,6 +417,11 @@ def _check_narrow(question: Question, view_a: _View, view_b: _View, k: int, n: i
             raise ValueError(
                 f"{what} elements: {name} has shape {given.shape}, rows {view.ld} elements "
                 f"apart from {view.offset} on"
+            )
+        if given.alignment % min(multiple, _LINE) and given.size:
+            raise ValueError(
+                f"{name} is a view that begins at a multiple of {given.alignment} bytes only; "
+                f"{narrow} needs {min(multiple, _LINE)}"
             )
 
 

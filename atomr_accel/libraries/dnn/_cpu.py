@@ -8,7 +8,10 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..blaslt._cpu import saturate
-from . import _cpu_conv, _cpu_norm, _cpu_pointwise
+from . import _cpu_attention, _cpu_conv, _cpu_norm, _cpu_pointwise
+from ._cpu_rnn import CpuRnn
+from ._cpu_routines import CpuRoutines
+from ._cpu_sequences import CpuSequences
 from ._graph import decode
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 
@@ -22,6 +25,7 @@ Array = np.ndarray[Any, Any]
 Function = Any  # (inputs by name, attributes by name, output tensors by name) -> arrays by name
 
 FUNCTIONS: Final[dict[str, Function]] = {
+    **_cpu_attention.FUNCTIONS,
     **_cpu_conv.FUNCTIONS,
     **_cpu_norm.FUNCTIONS,
     **_cpu_pointwise.FUNCTIONS,
@@ -39,11 +43,17 @@ class CpuDnn:
         del stream
         self._context: Final = context
         self._graphs: dict[bytes, Graph] = {}
-        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+        graphs: dict[type, Callable[[Any], Any]] = {
             PrepareGraph: self._prepare,
             RunGraph: self._run,
             TuneGraph: self._tune,
             ForgetGraph: self._forget,
+        }
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            **graphs,
+            **CpuSequences(context, graphs).handlers,
+            **CpuRoutines(context).handlers,
+            **CpuRnn(context).handlers,
         }
 
     def close(self) -> None:
@@ -170,7 +180,10 @@ class _Buffers:
         The sequence is the dimension, after the first, with the largest step.
         """
         offsets = self.read(tensor.ragged).ravel().tolist()
-        axis = max(range(1, len(tensor.shape)), key=lambda each: tensor.strides[each])
+        # Of a single head the step is the same as of the sequence.
+        axis = max(
+            range(1, len(tensor.shape)), key=lambda each: (tensor.strides[each], tensor.shape[each])
+        )
         for entry in range(tensor.shape[0]):
             begin, end = offsets[entry], offsets[entry + 1]
             length = (end - begin) // tensor.strides[axis]

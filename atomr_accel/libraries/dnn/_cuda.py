@@ -11,6 +11,9 @@ from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import preload_compiler
 from .._disk_cache import DiskCache
 from . import _cuda_nodes, _cuda_norms
+from ._cuda_rnn import CudaRnn
+from ._cuda_routines import CudaRoutines, Descriptors
+from ._cuda_sequences import CudaSequences
 from ._lowering import load_frontend, refusals
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._plans import PlanStore
@@ -65,11 +68,20 @@ class CudaDnn:
         self._library.call("cudnnCreate", byref(handle))
         self._handle: Final = handle.value or 0
         self._library.call("cudnnSetStream", self._handle, stream.pointer)
-        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+        graphs: dict[type, Callable[[Any], Any]] = {
             PrepareGraph: self._prepare,
             RunGraph: self._run,
             TuneGraph: self._tune,
             ForgetGraph: self._forget,
+        }
+        self._descriptors: Final = Descriptors(self._handle)
+        self._sequences: Final = CudaSequences(context, stream, graphs)
+        self._rnn: Final = CudaRnn(self._descriptors, context.pointer, stream)
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            **graphs,
+            **self._sequences.handlers,
+            **CudaRoutines(self._descriptors, context.pointer).handlers,
+            **self._rnn.handlers,
         }
 
     @staticmethod
@@ -79,7 +91,10 @@ class CudaDnn:
         preload_compiler()
 
     def close(self) -> None:
-        """Destroy the handle."""
+        """Destroy the handle, and what was made with it."""
+        self._rnn.close()
+        self._descriptors.close()
+        self._sequences.close()
         self._library.call("cudnnDestroy", self._handle)
         self._norms.close()
         self._nodes.close()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import final
 
+from ._attention import FlashAttention
 from ._conv import Convolutions
 from ._norm import Normalizations
 from ._pointwise import Activations
+from ._rnn import Recurrent
+from ._routines import Routines
 from ._run import DnnStatistics
 from ._user import Graphs
 
 
 @final
-class Dnn(Convolutions, Normalizations, Activations, Graphs):
+class Dnn(Convolutions, Normalizations, Activations, Graphs, FlashAttention, Recurrent, Routines):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on

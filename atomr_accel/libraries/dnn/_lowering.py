@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._errors import LibraryError, LibraryMissing, Unsupported
+from . import _lowering_attention
 from ._nodes import NODES
 from ._prototypes import DATA_TYPES, library_handle, status_codes
 
@@ -39,7 +40,9 @@ _ENUMS: Final = {"norm_forward_phase": "norm_forward_phase", "mode": "reduction_
 _LOGICAL: Final = frozenset({"logical_and", "logical_or", "logical_not"})
 """Nodes that compute with booleans."""
 
-SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {}
+SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {
+    **_lowering_attention.SPECIAL,
+}
 """Nodes that are no plain method call: functions of the frontend, its graph, the node, and
 its inputs; they return the outputs in the order of the row."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
+from . import _attention_nodes
 from ._graph import Attribute, Tensor, order_of, packed_strides
 
 Inputs = Mapping[str, Tensor]
@@ -581,5 +582,6 @@ NODES: Final[dict[str, NodeType]] = {
         about="``(input - mean) * inv_variance * scale + bias``",
     ),
     "batchnorm_backward": NodeType(_SAVED, _GRADIENTS, _norm_backward("batchnorm_backward")),
+    **_attention_nodes.rows(NodeType),
 }
 """The operations by name."""

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Final
 
 from .._vendor import Prototypes, VendorLibrary
+from ._routine_prototypes import ROUTINES
 
 STATUS_NAME: Final = "cudnnGetErrorString"
 
@@ -14,6 +15,7 @@ PROTOTYPES: Final[Prototypes] = {
     "cudnnCreate": "ptr*",
     "cudnnDestroy": "ptr",
     "cudnnSetStream": "ptr ptr",
+    **ROUTINES,
 }
 """Functions that return a status."""
 

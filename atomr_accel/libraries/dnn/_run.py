@@ -215,26 +215,35 @@ class Facade:
         self._device = device
         self._plans = PlanCache()
 
-    async def _run(self, name: str, bind: Callable[[], Bound], *, tune: bool | None = None) -> Any:
+    async def _run(
+        self,
+        name: str,
+        bind: Callable[[], Bound],
+        *,
+        tune: bool | None = None,
+        wrap: Callable[[Prepared], Prepared] | None = None,
+    ) -> Any:
         """Run a graph.
 
         Args:
             name: what to call the op.
             bind: checks arguments and names buffers; may be called several times.
             tune: whether to try all plans; by default as ``autotune`` says.
+            wrap: makes of ``RunGraph`` and ``TuneGraph`` the messages that carry them.
         """
+        wrap = wrap or _as_it_is
         device, plans = self._device, self._plans
         tuned = plans.autotune if tune is None else tune
         encoded = bind().program.encoded
         workspace = plans.find(encoded, tuned=tuned)
         if workspace is None:
-            workspace = await self._make(name, bind, encoded, tuned=tuned)
+            workspace = await self._make(name, bind, encoded, wrap, tuned=tuned)
         nbytes = workspace
         return await perform(
             device,
             LANE,
             name,
-            lambda room: _prepare(device, plans, bind(), room, nbytes, tuned=tuned),
+            lambda room: wrap(_prepare(device, plans, bind(), room, nbytes, tuned=tuned)),
         )
 
     async def _plan(self, program: Program) -> None:
@@ -246,7 +255,13 @@ class Facade:
             plans.keep(device, program.encoded, (answer[0], answer[1]), tuned=False)
 
     async def _make(
-        self, name: str, bind: Callable[[], Bound], encoded: bytes, *, tuned: bool
+        self,
+        name: str,
+        bind: Callable[[], Bound],
+        encoded: bytes,
+        wrap: Callable[[Prepared], Prepared],
+        *,
+        tuned: bool,
     ) -> int:
         """Have the host make a plan; the workspace it needs, as far as that can be known."""
         device, plans = self._device, self._plans
@@ -261,13 +276,17 @@ class Facade:
                     device, plans, bind(), room, answer[0], tuned=True, scratch=True
                 )
                 assert isinstance(prepared.message, RunGraph)
-                return prepared._replace(message=TuneGraph(prepared.message), result=None)
+                return wrap(prepared._replace(message=TuneGraph(prepared.message), result=None))
 
             answer = await perform(device, PLANNER, f"{name}.tune", prepare)
         if answer is None:  # inside a batch there is no answer yet: the lane has its own
             return 0
         plans.keep(device, encoded, (answer[0], answer[1]), tuned=tuned)
         return int(answer[0])
+
+
+def _as_it_is(prepared: Prepared) -> Prepared:
+    return prepared
 
 
 def _prepare(

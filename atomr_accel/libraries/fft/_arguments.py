@@ -84,6 +84,7 @@ def resolve(
     norm: str | None,
     *,
     half: bool,
+    aligned: tuple[bool, bool] = (True, True),
 ) -> Call:
     """The transform that a call asks for.
 
@@ -96,6 +97,7 @@ def resolve(
         sizes: of the transform along each of them.
         norm: as in NumPy.
         half: whether to compute in the input's half precision.
+        aligned: whether input and output begin where any complex number could.
 
     Raises:
         ValueError: a size below one, an unknown norm.
@@ -125,6 +127,8 @@ def resolve(
         sizes=sizes,
         scale=_scale(norm, points, inverse=inverse),
         conjugate=conjugate,
+        source_aligned=aligned[0],
+        target_aligned=aligned[1],
     )
     element, pair, _ = result_type(spec).partition("x2")
     return Call(

@@ -9,7 +9,7 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from .._arguments import require_shape, usable, writable
+from .._arguments import overlap, require_shape, same_place, usable, writable
 from .._perform import Prepared, Room, perform
 from ._arguments import FAMILIES, Call, one_axis, resolve, several_axes, stages
 from ._cache import LANE, FftStatistics, PlanCache
@@ -434,12 +434,17 @@ class Fft:
         half: bool,
     ) -> GpuRef:
         usable(a, self._device.memory, "a")
-        key = (name, a.shape, a.dtype, n, axis, norm, half)
+        if out is not None:
+            usable(out, self._device.memory, "out")
+        aligned = _aligned(a), out is None or _aligned(out)
+        key = (name, a.shape, a.dtype, n, axis, norm, half, aligned)
         call = self._calls.get(key)
         if call is None:
             shape = _data_shape(name, name, a, half=half)
             axes, sizes = one_axis(name, shape, n, axis)
-            call = resolve(name, name, shape, a.dtype, axes, sizes, norm, half=half)
+            call = resolve(
+                name, name, shape, a.dtype, axes, sizes, norm, half=half, aligned=aligned
+            )
             self._remember(key, call)
         return await self._run(name, call, a, out)
 
@@ -458,7 +463,10 @@ class Fft:
         usable(a, self._device.memory, "a")
         s = None if s is None else tuple(s)
         axes = None if axes is None else tuple(axes)
-        key = (name, a.shape, a.dtype, s, axes, norm, half)
+        if out is not None:
+            usable(out, self._device.memory, "out")
+        aligned = _aligned(a), out is None or _aligned(out)
+        key = (name, a.shape, a.dtype, s, axes, norm, half, aligned)
         call = self._calls.get(key)
         if call is None:
             shape = _data_shape(name, family, a, half=half)
@@ -466,11 +474,17 @@ class Fft:
             todo = stages(family, normal, sizes)
             for stage, some, points in todo[:-1]:
                 shape = _data_shape(name, stage, a, half=half)
-                call = resolve(name, stage, shape, a.dtype, some, points, norm, half=half)
+                begins = _aligned(a), True
+                call = resolve(
+                    name, stage, shape, a.dtype, some, points, norm, half=half, aligned=begins
+                )
                 a = await self._run(name, call, a, None)
             stage, some, points = todo[-1]
             shape = _data_shape(name, stage, a, half=half)
-            call = resolve(name, stage, shape, a.dtype, some, points, norm, half=half)
+            begins = _aligned(a), aligned[1]
+            call = resolve(
+                name, stage, shape, a.dtype, some, points, norm, half=half, aligned=begins
+            )
             if len(todo) == 1:
                 self._remember(key, call)
         return await self._run(name, call, a, out)
@@ -529,18 +543,17 @@ class Fft:
 
     def _check(self, name: str, call: Call, a: GpuRef, out: GpuRef | None) -> None:
         memory = self._device.memory
-        block = usable(a, memory, "a")
+        usable(a, memory, "a")
         if out is None:
             return
-        target = writable(out, memory, "out")
+        writable(out, memory, "out")
         require_shape(out, call.shape, "out")
         if out.dtype is not call.dtype:
             raise TypeError(
                 f"out has dtype {out.dtype.name}, but the result of {name} has {call.dtype.name}"
             )
-        if target is block and not (
-            call.spec.kind == "c2c" and a.shape == out.shape and a.dtype is out.dtype
-        ):
+        in_place = call.spec.kind == "c2c" and a.shape == out.shape and a.dtype is out.dtype
+        if overlap(a, out) and not (in_place and same_place(a, out)):
             raise ValueError(
                 f"out shares memory with a, but {name} turns {a.dtype.name}{list(a.shape)} into "
                 f"{out.dtype.name}{list(out.shape)}, which does not work in place"
@@ -583,6 +596,12 @@ class Fft:
 
         result: GpuRef = await perform(self._device, LANE, f"fft.{name}", prepare)
         return result
+
+
+def _aligned(ref: GpuRef) -> bool:
+    """Whether a buffer begins where a complex number could; a view of real ones may not."""
+    width = ref.dtype.itemsize if ref.dtype.kind == "c" else 2 * ref.dtype.itemsize
+    return not ref._block.offset % width
 
 
 def _data_shape(name: str, family: str, a: GpuRef, *, half: bool) -> tuple[int, ...]:

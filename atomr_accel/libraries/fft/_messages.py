@@ -24,6 +24,8 @@ class Spec(Message, frozen=True):
         sizes: points along each of them; the input is cropped or padded to that.
         scale: what the sums are multiplied with.
         conjugate: conjugate what is complex: the input of ``c2r``, the output of ``r2c``.
+        source_aligned, target_aligned: whether the buffers begin where a complex number of
+            the precision could, which cuFFT asks of real ones too.
     """
 
     kind: Literal["c2c", "r2c", "c2r"]
@@ -35,6 +37,8 @@ class Spec(Message, frozen=True):
     sizes: tuple[int, ...]
     scale: float
     conjugate: bool
+    source_aligned: bool = True
+    target_aligned: bool = True
 
 
 class Prepare(Message, frozen=True):

@@ -114,10 +114,11 @@ def compile_cubin(
 def _text(nvrtc: Any, program: Any, what: str, *, raw: bool = False) -> Any:
     status, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
     _check(f"nvrtcGet{what}Size", status)
-    buffer = b" " * size
+    # Not bytes, as in the vendor's examples: b" " * 1 is an object that all of Python shares.
+    buffer = bytearray(size)
     (status,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
     _check(f"nvrtcGet{what}", status)
-    return buffer if raw else buffer.rstrip(b"\0 ").decode(errors="replace")
+    return bytes(buffer) if raw else buffer.rstrip(b"\0 ").decode(errors="replace")
 
 
 def _include_paths() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections import OrderedDict
 from ctypes import byref, c_void_p
@@ -138,7 +139,9 @@ class CudaRng:
         nbytes = message.nbytes
         if not message.count or not nbytes:
             return
-        size = next(size for size in ROWS if nbytes % size == 0)
+        # As wide as rows, and views that they may lie in, are aligned for.
+        places = math.gcd(nbytes, self._pointer(message.target), self._pointer(message.rows))
+        size = next(size for size in ROWS if places % size == 0)
         width = nbytes // size
         arguments = struct.pack(
             "<5Q",

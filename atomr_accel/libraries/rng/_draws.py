@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import GpuRefStale, Unsupported
-from .._arguments import usable
+from .._arguments import alignment, usable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
 from ._arguments import Size, check_out, dtype_of, shape_of
@@ -117,7 +117,9 @@ class Drawing:
         blocks = -(-count // values)
         writes: tuple[Block, ...] = (target,)
         scratch = 0
+        # In its own memory, if values take as much of it as words and it is aligned for these.
         fits = values * dtype.itemsize == 4 * BLOCK and not count % values
+        fits = fits and alignment(out) % (4 * BLOCK) == 0
         by_vendor = not state.rule.fused and not LAWS[law.name].until_accepted
         if by_vendor and not fits and self._device.backend != "cpu":
             words = room.empty((4 * BLOCK * blocks,), DTYPES["uint8"])._block

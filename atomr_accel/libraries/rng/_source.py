@@ -315,18 +315,21 @@ template <class D, class F>
 __device__ __forceinline__ void make_all(typename D::Type* out, u64 count, const Params& p,
                                          const F& words) {
   typedef Pack<typename D::Type, D::V> P;
-  const u64 step = (u64)gridDim.x * blockDim.x, whole = count / D::V;
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  // A view may begin where no pack can be; its values are stored one by one.
+  const u64 whole = (u64)out % sizeof(P) ? 0 : count / D::V, blocks = (count + D::V - 1) / D::V;
   u64 b = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   P pack;
   for (; b < whole; b += step) {
     D::make(words(b), p, pack.v);
     ((P*)out)[b] = pack;
   }
-  if (b != whole || b * D::V == count) return;  // one thread does what is left
-  D::make(words(b), p, pack.v);
+  for (; b < blocks; b += step) {
+    D::make(words(b), p, pack.v);
 #pragma unroll
-  for (int i = 0; i < D::V; ++i)
-    if (b * D::V + i < count) out[b * D::V + i] = pack.v[i];
+    for (int i = 0; i < D::V; ++i)
+      if (b * D::V + i < count) out[b * D::V + i] = pack.v[i];
+  }
 }
 
 template <class D>

@@ -1,0 +1,717 @@
+"""``device.dnn.flash_attention`` and its kin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from ..._dtypes import DTYPES
+from ._attention_call import (
+    FP8,
+    HALF,
+    Appending,
+    Call,
+    Making,
+    mask_of,
+    require,
+    require_like,
+    require_sequences,
+    scored,
+)
+from ._attention_graph import Question, rounded_up
+from ._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
+from ._attention_options import AttentionOptions, Options, checked
+from ._run import Facade, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...memory import GpuRef
+
+_INT32: Final = DTYPES["int32"]
+_FLOAT32: Final = DTYPES["float32"]
+_LAYOUTS: Final = {"bshd": "batch, sequence, heads, size", "bhsd": "batch, heads, sequence, size"}
+_ROWS: Final = 64
+"""Longest sequences are rounded up to a multiple, so that there are fewer plans."""
+
+
+class FlashAttention(Facade):
+    """Attention in FlashAttention's interface: cuDNN on CUDA, NumPy on the CPU."""
+
+    async def flash_attention(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        *,
+        seqlens_q: GpuRef | None = None,
+        seqlens_k: GpuRef | None = None,
+        layout: str = "bshd",
+        out: GpuRef | None = None,
+        return_lse: bool = False,
+        **options: Unpack[AttentionOptions],
+    ) -> Any:
+        """``softmax(q @ k.T / sqrt(size)) @ v``, without the scores ever being in memory.
+
+        As ``flash_attn_func`` of the package flash-attn. Vendor function: the frontend's
+        ``sdpa``.
+
+        Args:
+            q: queries, float16 or bfloat16, shape (batch, queries, heads, size).
+            k: keys, shape (batch, keys, kv_heads, size); ``heads`` is a multiple of
+                ``kv_heads``.
+            v: values, shape (batch, keys, kv_heads, value_size).
+            seqlens_q: int32 (batch,): queries of each sequence; what lies behind is ignored,
+                and there the result is undefined.
+            seqlens_k: int32 (batch,): keys of each sequence. Both or none.
+            layout: ``"bhsd"`` for (batch, heads, sequence, size) instead.
+            out: where to put the result. Made if absent.
+            return_lse: whether to return the logarithms that the backward pass needs.
+            **options: see ``AttentionOptions``.
+
+        Returns:
+            Shape (batch, queries, heads, value_size); with ``return_lse`` also the
+            logarithms of the sums of exponentials of scores, float32 (batch, heads, queries).
+            A query that sees no key gives zeros on the CPU and is undefined on CUDA.
+
+        Raises:
+            ValueError: shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not have this combination; the message is cuDNN's.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
+        """
+        chosen = checked("flash_attention", options)
+
+        def make() -> Call:
+            call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False)
+            return _forward(call, self._shape(call.question), out, return_lse=return_lse)
+
+        return await self._attend("dnn.flash_attention", make)
+
+    async def flash_attention_backward(
+        self,
+        dout: GpuRef,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        out: GpuRef,
+        lse: GpuRef,
+        *,
+        seqlens_q: GpuRef | None = None,
+        seqlens_k: GpuRef | None = None,
+        layout: str = "bshd",
+        **options: Unpack[AttentionOptions],
+    ) -> tuple[GpuRef, ...]:
+        """The gradients of ``flash_attention``, called with the same options.
+
+        Vendor function: the frontend's ``sdpa_backward``.
+
+        Args:
+            dout: gradient by the result.
+            q: as before.
+            k: as before.
+            v: as before.
+            out: the result.
+            lse: what ``return_lse`` gave.
+            seqlens_q: as before.
+            seqlens_k: as before.
+            layout: as before.
+            **options: as before.
+
+        Returns:
+            The gradients by q, k and v; then those by ``bias`` and by ``sink`` where these
+            are given.
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as there.
+        """
+        chosen = checked("flash_attention_backward", options)
+
+        def make() -> Call:
+            call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=True)
+            question = call.question
+            shape = (question.batch, question.heads, question.queries)
+            return self._backward(call, dout, out, lse, self._shape(question), shape)
+
+        return _tuple(await self._attend("dnn.flash_attention_backward", make))
+
+    async def flash_attention_varlen(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        cu_seqlens_q: GpuRef,
+        cu_seqlens_k: GpuRef,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        *,
+        block_table: GpuRef | None = None,
+        out: GpuRef | None = None,
+        return_lse: bool = False,
+        **options: Unpack[AttentionOptions],
+    ) -> Any:
+        """Attention of sequences of different lengths that lie one after the other.
+
+        As ``flash_attn_varlen_func`` of the package flash-attn. With ``block_table`` it is
+        chunked prefill: the queries are the last ones of sequences whose keys are in pages.
+
+        Args:
+            q: float16 or bfloat16, shape (total_q, heads, size).
+            k: shape (total_k, kv_heads, size), or pages (pages, page, kv_heads, size).
+            v: likewise, with (..., value_size).
+            cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
+            cu_seqlens_k: likewise for k; in pages, only the differences count. The very
+                same buffer as ``cu_seqlens_q`` tells that lengths are equal, which is faster.
+            max_seqlen_q: the most queries of a sequence.
+            max_seqlen_k: the most keys of a sequence.
+            block_table: int32 (batch, columns): the pages of each sequence.
+            out: where to put the result. Made if absent.
+            return_lse: whether to return the logarithms that the backward pass needs.
+            **options: see ``AttentionOptions``; no ``bias``.
+
+        Returns:
+            Shape (total_q, heads, value_size); with ``return_lse`` also the logarithms,
+            float32 (total_q, heads).
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
+                ``flash_attention``.
+        """
+        chosen = checked("flash_attention_varlen", options, without=("bias",))
+
+        def make() -> Call:
+            call = self._ragged(
+                q,
+                k,
+                v,
+                (cu_seqlens_q, cu_seqlens_k),
+                (max_seqlen_q, max_seqlen_k),
+                block_table,
+                chosen,
+                backward=False,
+            )
+            shape = (*q.shape[:2], call.question.value_size)
+            return _forward(call, shape, out, return_lse=return_lse, lse=q.shape[:2])
+
+        return await self._attend("dnn.flash_attention_varlen", make)
+
+    async def flash_attention_varlen_backward(
+        self,
+        dout: GpuRef,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        out: GpuRef,
+        lse: GpuRef,
+        cu_seqlens_q: GpuRef,
+        cu_seqlens_k: GpuRef,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        **options: Unpack[AttentionOptions],
+    ) -> tuple[GpuRef, ...]:
+        """The gradients of ``flash_attention_varlen``, called with the same options.
+
+        Args:
+            dout: gradient by the result.
+            q: as before.
+            k: as before; not in pages.
+            v: as before.
+            out: the result.
+            lse: what ``return_lse`` gave.
+            cu_seqlens_q: as before.
+            cu_seqlens_k: as before.
+            max_seqlen_q: as before.
+            max_seqlen_k: as before.
+            **options: as before.
+
+        Returns:
+            The gradients by q, k and v, and by ``sink`` where it is given.
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
+                ``flash_attention``.
+        """
+        chosen = checked("flash_attention_varlen_backward", options, without=("bias",))
+
+        def make() -> Call:
+            call = self._ragged(
+                q,
+                k,
+                v,
+                (cu_seqlens_q, cu_seqlens_k),
+                (max_seqlen_q, max_seqlen_k),
+                None,
+                chosen,
+                backward=True,
+            )
+            shape = (*q.shape[:2], call.question.value_size)
+            return self._backward(call, dout, out, lse, shape, q.shape[:2])
+
+        return _tuple(await self._attend("dnn.flash_attention_varlen_backward", make))
+
+    async def flash_attention_with_kvcache(
+        self,
+        q: GpuRef,
+        k_cache: GpuRef,
+        v_cache: GpuRef,
+        k: GpuRef | None = None,
+        v: GpuRef | None = None,
+        *,
+        cache_seqlens: GpuRef,
+        block_table: GpuRef | None = None,
+        max_seqlen_k: int | None = None,
+        out: GpuRef | None = None,
+        return_lse: bool = False,
+        **options: Unpack[AttentionOptions],
+    ) -> Any:
+        """Attention of a few new queries to the keys and values of a cache.
+
+        As ``flash_attn_with_kvcache`` of the package flash-attn. New keys and values are
+        written behind those in the cache first, in place.
+
+        Args:
+            q: float16 or bfloat16, shape (batch, queries, heads, size).
+            k_cache: shape (batch, length, kv_heads, size), or with ``block_table`` pages
+                (pages, page, kv_heads, size); cuDNN wants a power of two for ``page``.
+            v_cache: likewise, with (..., value_size).
+            k: new keys, (batch, new, kv_heads, size). What does not fit is not written.
+            v: new values. Both or none.
+            cache_seqlens: int32 (batch,): how long each sequence is before.
+            block_table: int32 (batch, columns): the pages of each sequence.
+            max_seqlen_k: the most keys of a sequence; by default what fits.
+            out: where to put the result. Made if absent.
+            return_lse: whether to return the logarithms of the sums of exponentials.
+            **options: see ``AttentionOptions``; no ``bias`` and no dropout.
+
+        Returns:
+            Shape (batch, queries, heads, value_size); with ``return_lse`` also float32
+            (batch, heads, queries).
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
+                ``flash_attention``.
+            GpuRefSealed: a cache to be written is sealed.
+        """
+        without = ("bias", "dropout_p", "seed", "offset", "deterministic")
+        chosen = checked("flash_attention_with_kvcache", options, without=without)
+
+        def make() -> Call:
+            call = self._cached(
+                q, k_cache, v_cache, k, v, cache_seqlens, block_table, max_seqlen_k, chosen
+            )
+            return _forward(call, self._shape(call.question), out, return_lse=return_lse)
+
+        return await self._attend("dnn.flash_attention_with_kvcache", make)
+
+    async def flash_attention_fp8(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        *,
+        scales: dict[str, GpuRef],
+        seqlens_q: GpuRef | None = None,
+        seqlens_k: GpuRef | None = None,
+        layout: str = "bshd",
+        out: GpuRef | None = None,
+        **options: Unpack[AttentionOptions],
+    ) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
+        """``flash_attention`` of fp8 numbers, with a scale for each kind of them.
+
+        Vendor function: the frontend's ``sdpa_fp8``.
+
+        Args:
+            q: float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
+            k: keys, as in ``flash_attention``.
+            v: values, as there.
+            scales: float32 buffers of one number each: what q, k, v and the rounded
+                probabilities are multiplied by (``descale_q``, ``descale_k``,
+                ``descale_v``, ``descale_s``), and what probabilities and the result are
+                multiplied by before they are rounded (``scale_s``, ``scale_o``).
+            seqlens_q: as there.
+            seqlens_k: as there.
+            layout: as there.
+            out: where to put the result, of q's dtype. Made if absent.
+            **options: ``softmax_scale``, ``causal``, ``window`` and ``align``.
+
+        Returns:
+            The result, the logarithms for the backward pass, and the largest magnitudes of
+            probabilities and of the result before its scale, float32 of shape ().
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
+                ``flash_attention``.
+        """
+        chosen = checked("flash_attention_fp8", options, without=(*_NOT_FP8, "deterministic"))
+
+        def make() -> Call:
+            call = self._dense(
+                q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False, dtypes=FP8
+            )
+            self._scales(call, scales, FP8_SCALES)
+            call = _forward(call, self._shape(call.question), out, return_lse=True)
+            for name in ("amax_s", "amax_o"):
+                call.outputs[name] = Output(())
+            call.results = ("o", "stats", "amax_s", "amax_o")
+            return call
+
+        return await self._attend("dnn.flash_attention_fp8", make)  # type: ignore[no-any-return]
+
+    async def flash_attention_fp8_backward(
+        self,
+        dout: GpuRef,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        out: GpuRef,
+        lse: GpuRef,
+        *,
+        scales: dict[str, GpuRef],
+        seqlens_q: GpuRef | None = None,
+        seqlens_k: GpuRef | None = None,
+        layout: str = "bshd",
+        **options: Unpack[AttentionOptions],
+    ) -> tuple[GpuRef, ...]:
+        """The gradients of ``flash_attention_fp8``, in fp8.
+
+        Vendor function: the frontend's ``sdpa_fp8_backward``.
+
+        Args:
+            dout: gradient by the result, of q's dtype.
+            q: as before.
+            k: as before.
+            v: as before.
+            out: the result.
+            lse: the logarithms.
+            scales: as before: ``descale_`` of q, k, v, o, dO, s (probabilities) and dP
+                (gradients by scores), and ``scale_`` of s, dP, dQ, dK and dV.
+            seqlens_q: as before.
+            seqlens_k: as before.
+            layout: as before.
+            **options: as before, and ``deterministic``.
+
+        Returns:
+            The gradients by q, k and v, and the largest magnitudes of these and of the
+            gradients by scores before their scales, float32 of shape ().
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
+                ``flash_attention``.
+        """
+        chosen = checked("flash_attention_fp8_backward", options, without=_NOT_FP8)
+
+        def make() -> Call:
+            call = self._dense(
+                q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=True, dtypes=FP8
+            )
+            self._scales(call, scales, FP8_BACKWARD_SCALES)
+            question = call.question
+            shape = (question.batch, question.heads, question.queries)
+            call = self._backward(call, dout, out, lse, self._shape(question), shape)
+            largest = ("amax_dQ", "amax_dK", "amax_dV", "amax_dP")
+            call.outputs.update(dict.fromkeys(largest, Output(())))
+            call.results = (*call.results, *largest)
+            return call
+
+        return _tuple(await self._attend("dnn.flash_attention_fp8_backward", make))
+
+    # --- calls ----------------------------------------------------------------------------
+
+    async def _attend(self, name: str, make: Callable[[], Call]) -> Any:
+        """Run a call. ``make`` checks everything, each time before it is sent."""
+        device, plans = self._device, self._plans
+        call = make()
+        if not call.making and call.appending is None:
+            return await self._run(name, lambda: make().bound(plans))
+        return await self._run(
+            name,
+            lambda: make().bound(plans),
+            wrap=lambda prepared: call.wrapped(plans, device.memory, prepared),
+        )
+
+    def _dense(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        seqlens_q: GpuRef | None,
+        seqlens_k: GpuRef | None,
+        layout: str,
+        options: Options,
+        *,
+        backward: bool,
+        dtypes: Any = HALF,
+    ) -> Call:
+        memory = self._device.memory
+        if layout not in _LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
+        for name, ref in (("q", q), ("k", k), ("v", v)):
+            require_sequences(ref, memory, name, 4, _LAYOUTS[layout])
+            require(ref, memory, name, dtypes)
+            require_like(ref, q, name, "q")
+        if layout == "bshd":
+            (batch, queries, heads, size), (batch_k, keys, kv_heads, _) = q.shape, k.shape
+        else:
+            (batch, heads, queries, size), (batch_k, kv_heads, keys, _) = q.shape, k.shape
+        _same_sizes(q, k, v, batch, batch_k)
+        question = Question(
+            *(q.dtype.name, batch, heads, kv_heads, queries, keys, size, v.shape[3]),
+            layout=layout,
+            scale=options.scale(size),
+        )
+        call = Call(question, {"q": q, "k": k, "v": v}, {}, ())
+        call = scored(call, options, memory, batch=batch, backward=backward)
+        if (seqlens_q is None) != (seqlens_k is None):
+            raise ValueError("seqlens_q and seqlens_k belong together")
+        same = queries == keys and seqlens_q is seqlens_k
+        question = call.question._replace(lengths=seqlens_q is not None)
+        call.question = mask_of(question, options, same=same, bounded=True)
+        for name, given, count in (
+            ("seqlens_q", seqlens_q, queries),
+            ("seqlens_k", seqlens_k, keys),
+        ):
+            tensor = {"seqlens_q": "seq_len_q", "seqlens_k": "seq_len_kv"}[name]
+            if given is not None:
+                require(given, memory, name, (_INT32,), (batch,))
+                call.inputs[tensor] = given
+            elif call.question.lengths:
+                call.making[tensor] = Making(None, batch, addend=count)
+        return call
+
+    def _ragged(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        cu_seqlens: tuple[GpuRef, GpuRef],
+        longest: tuple[int, int],
+        block_table: GpuRef | None,
+        options: Options,
+        *,
+        backward: bool,
+    ) -> Call:
+        memory = self._device.memory
+        rank, shape = (3, "total, heads, size") if block_table is None else (4, _PAGES)
+        require_sequences(q, memory, "q", 3, "total, heads, size")
+        for name, ref in (("k", k), ("v", v)):
+            require_sequences(ref, memory, name, rank, shape)
+            require_like(ref, q, name, "q")
+        require(q, memory, "q", HALF)
+        for name, ref in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True):
+            require(ref, memory, name, (_INT32,))
+            if len(ref.shape) != 1 or ref.shape != cu_seqlens[0].shape or len(ref) < 2:
+                raise ValueError(
+                    f"{name} must have shape (batch + 1,) with at least one sequence, as "
+                    f"cu_seqlens_q, not {ref.shape}"
+                )
+        for name, most in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
+            if not hasattr(most, "__index__") or most < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {most!r}")
+        batch = cu_seqlens[0].shape[0] - 1
+        heads, size = q.shape[1:]
+        kv_heads, value_size = v.shape[-2:]
+        _same_sizes(q, k, v, batch, batch)
+        queries, keys = (-(-int(most) // _ROWS) * _ROWS for most in longest)
+        question = Question(
+            *(q.dtype.name, batch, heads, kv_heads, queries, keys, size, value_size),
+            ragged_q=True,
+            ragged_k=block_table is None,
+            lengths=True,
+            scale=options.scale(size),
+        )
+        inputs = {"q": q, "k": k, "v": v}
+        if block_table is not None:
+            question = self._paged(question, inputs, k, block_table, int(longest[1]))
+        elif backward:
+            totals = (rounded_up(q.shape[0]), rounded_up(k.shape[0]))
+            question = question._replace(total_q=totals[0], total_k=totals[1])
+        call = Call(question, inputs, {}, ())
+        call = scored(call, options, memory, batch=batch, backward=backward)
+        same = cu_seqlens[0] is cu_seqlens[1] and longest[0] == longest[1]
+        call.question = mask_of(call.question, options, same=same, bounded=False)
+        begin_q, begin_k = cu_seqlens
+        call.making["seq_len_q"] = Making(begin_q, batch, differences=True)
+        call.making["seq_len_kv"] = Making(begin_k, batch, differences=True)
+        rows = [
+            ("offsets_q", begin_q, heads * size),
+            ("offsets_o", begin_q, heads * value_size),
+            ("offsets_stats", begin_q, heads),
+        ]
+        if block_table is None:
+            rows.append(("offsets_k", begin_k, kv_heads * size))
+            rows.append(("offsets_v", begin_k, kv_heads * value_size))
+        for name, source, width in rows:
+            call.making[name] = Making(source, batch + 1, multiplier=width)
+        return call
+
+    def _cached(
+        self,
+        q: GpuRef,
+        k_cache: GpuRef,
+        v_cache: GpuRef,
+        k: GpuRef | None,
+        v: GpuRef | None,
+        cache_seqlens: GpuRef,
+        block_table: GpuRef | None,
+        max_seqlen_k: int | None,
+        options: Options,
+    ) -> Call:
+        memory = self._device.memory
+        require_sequences(q, memory, "q", 4, _LAYOUTS["bshd"])
+        require(q, memory, "q", HALF)
+        shape = _LAYOUTS["bshd"] if block_table is None else _PAGES
+        for name, ref in (("k_cache", k_cache), ("v_cache", v_cache)):
+            require_sequences(ref, memory, name, 4, shape)
+            require_like(ref, q, name, "q")
+        batch, queries, heads, size = q.shape
+        require(cache_seqlens, memory, "cache_seqlens", (_INT32,), (batch,))
+        kv_heads, value_size = v_cache.shape[2:]
+        _same_sizes(q, k_cache, v_cache, batch, batch if block_table else k_cache.shape[0])
+        room = k_cache.shape[1] * (1 if block_table is None else _columns(block_table))
+        keys = room if max_seqlen_k is None else max_seqlen_k
+        if not hasattr(keys, "__index__") or not 0 < keys <= room:
+            raise ValueError(f"max_seqlen_k must be from 1 to {room}, not {max_seqlen_k!r}")
+        inputs = {"q": q, "k": k_cache, "v": v_cache}
+        question = Question(
+            *(q.dtype.name, batch, heads, kv_heads, queries, room, size, value_size),
+            lengths=True,
+            scale=options.scale(size),
+        )
+        if block_table is not None:
+            question = self._paged(question, inputs, k_cache, block_table, int(keys))
+        new = self._new(k, v, k_cache, v_cache, batch)
+        call = Call(question, inputs, {}, ())
+        call = scored(call, options, memory, batch=batch, backward=False)
+        call.question = mask_of(call.question, options, same=False, bounded=False)
+        call.making["seq_len_q"] = Making(None, batch, addend=queries)
+        call.making["seq_len_kv"] = Making(cache_seqlens, batch, addend=new)
+        if k is not None and v is not None:
+            call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table)
+        return call
+
+    def _new(
+        self,
+        k: GpuRef | None,
+        v: GpuRef | None,
+        k_cache: GpuRef,
+        v_cache: GpuRef,
+        batch: int,
+    ) -> int:
+        """How many keys come for each sequence; checks them."""
+        if (k is None) != (v is None):
+            raise ValueError("k and v belong together: new keys and new values")
+        if k is None or v is None:
+            return 0
+        memory = self._device.memory
+        new = k.shape[1] if len(k.shape) == 4 else 0
+        for name, ref, cache in (("k", k, k_cache), ("v", v, v_cache)):
+            require(ref, memory, name, (cache.dtype,), (batch, new, *cache.shape[2:]))
+        return int(new)
+
+    def _paged(
+        self,
+        question: Question,
+        inputs: dict[str, GpuRef],
+        k: GpuRef,
+        block_table: GpuRef,
+        keys: int,
+    ) -> Question:
+        """A question about pages; adds the table to the inputs."""
+        require(block_table, self._device.memory, "block_table", (_INT32,))
+        columns = _columns(block_table)
+        if block_table.shape[0] != question.batch:
+            raise ValueError(
+                f"block_table has {block_table.shape[0]} rows, but there are {question.batch} "
+                "sequences"
+            )
+        pages, page = k.shape[:2]
+        inputs["table_k"] = inputs["table_v"] = block_table
+        most = min(keys, columns * page)
+        return question._replace(page=page, pages=pages, columns=columns, keys=most)
+
+    def _backward(
+        self,
+        call: Call,
+        dout: GpuRef,
+        out: GpuRef,
+        lse: GpuRef,
+        shape: tuple[int, ...],
+        stats: tuple[int, ...],
+    ) -> Call:
+        """Add what the backward pass reads and writes."""
+        memory, inputs, question = self._device.memory, call.inputs, call.question
+        dtype = (DTYPES[question.dtype],)
+        require(dout, memory, "dout", dtype, shape)
+        require(out, memory, "out", dtype, shape)
+        require(lse, memory, "lse", (_FLOAT32,), stats)
+        inputs.update(o=out, dO=dout, stats=lse)
+        results = [("dQ", inputs["q"].shape), ("dK", inputs["k"].shape), ("dV", inputs["v"].shape)]
+        if question.dbias:
+            results.append(("dBias", inputs["bias"].shape))
+        if question.sink:
+            results.append(("dSink_token", inputs["sink"].shape))
+        call.outputs.update({name: Output(each) for name, each in results})
+        call.results = tuple(name for name, _ in results)
+        return call
+
+    def _scales(self, call: Call, scales: dict[str, GpuRef], names: tuple[str, ...]) -> None:
+        if scales.keys() != set(names):
+            raise ValueError(f"scales must be exactly {', '.join(names)}, not {', '.join(scales)}")
+        for name in names:
+            require(scales[name], self._device.memory, name, (_FLOAT32,), (), (1,), (1, 1, 1, 1))
+            call.inputs[name] = scales[name]
+
+    @staticmethod
+    def _shape(question: Question) -> tuple[int, ...]:
+        """The shape of a dense result."""
+        middle = (question.queries, question.heads)
+        if question.layout == "bhsd":
+            middle = middle[::-1]
+        return (question.batch, *middle, question.value_size)
+
+
+_PAGES: Final = "pages, page, heads, size"
+_NOT_FP8: Final = (*("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset"),)
+
+
+def _forward(
+    call: Call,
+    shape: tuple[int, ...],
+    out: GpuRef | None,
+    *,
+    return_lse: bool,
+    lse: tuple[int, ...] | None = None,
+) -> Call:
+    """Add what the forward pass writes."""
+    question = call.question
+    if out is not None and (out.shape != shape or out.dtype.name != question.dtype):
+        raise ValueError(
+            f"out must be {question.dtype} of shape {shape}, not {out.dtype.name} of {out.shape}"
+        )
+    call.outputs["o"] = Output(shape, out)
+    call.results = ("o",)
+    if return_lse:
+        each = (question.batch, question.heads, question.queries) if lse is None else lse
+        call.outputs["stats"] = Output(each)
+        call.results = ("o", "stats")
+    call.question = question._replace(stats=return_lse)
+    return call
+
+
+def _same_sizes(q: GpuRef, k: GpuRef, v: GpuRef, batch: int, batch_k: int) -> None:
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"q has size {q.shape[-1]}, but k has {k.shape[-1]}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k {k.shape} and v {v.shape} differ in more than their size")
+    if batch != batch_k:
+        raise ValueError(f"q has a batch of {batch}, but k has {batch_k}")
+
+
+def _columns(block_table: GpuRef) -> int:
+    if len(block_table.shape) != 2 or 0 in block_table.shape:
+        raise ValueError(f"block_table must have shape (batch, columns), not {block_table.shape}")
+    return int(block_table.shape[1])
+
+
+def _tuple(value: Any) -> tuple[GpuRef, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,128 @@
+"""What calls of attention have in common: options, and their checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypedDict, final
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+
+_WINDOWS: Final = 2
+_INT64: Final = 2**63
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Options of all functions for attention.
+
+    Attributes:
+        softmax_scale: what ``q @ k.T`` is multiplied by; by default ``1 / sqrt(size)``.
+        causal: whether a query sees no later keys than its own.
+        window: how many keys before and after its own a query sees; -1 for all.
+        align: which key is a query's own: counted from the ``"bottom_right"``, where the
+            last query and the last key belong together, or from the ``"top_left"``.
+        softcap: scores become ``softcap * tanh(score / softcap)``; 0 for none.
+        alibi_slopes: float32 of shape (heads,) or (batch, heads): scores become smaller by
+            ``slope * distance``. True for the slopes of the paper, with ``causal`` only.
+        bias: added to the scores; q's dtype, shape (batch or 1, heads or 1, queries, keys).
+        sink: float32 of shape (heads,): a score for each head beside those of the keys, to
+            which no value belongs.
+        dropout_p: the share of probabilities that is set to 0; the others grow.
+        seed, offset: which ones. The backward pass needs the same numbers.
+        deterministic: whether the backward pass adds up in an order that does not change.
+    """
+
+    softmax_scale: float | None
+    causal: bool
+    window: tuple[int, int]
+    align: str
+    softcap: float
+    alibi_slopes: GpuRef | bool | None
+    bias: GpuRef | None
+    sink: GpuRef | None
+    dropout_p: float
+    seed: int
+    offset: int
+    deterministic: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``AttentionOptions``, checked.
+
+    Attributes:
+        left, right: how many keys before and after its own a query sees; None for all.
+    """
+
+    softmax_scale: float | None = None
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    align: str = "bottom_right"
+    softcap: float = 0.0
+    alibi_slopes: GpuRef | bool | None = None
+    bias: GpuRef | None = None
+    sink: GpuRef | None = None
+    dropout_p: float = 0.0
+    seed: int = 0
+    offset: int = 0
+    deterministic: bool = False
+
+    @property
+    def left(self) -> int | None:
+        return None if self.window[0] < 0 else self.window[0]
+
+    @property
+    def right(self) -> int | None:
+        if self.causal:
+            return 0
+        return None if self.window[1] < 0 else self.window[1]
+
+    def scale(self, size: int) -> float:
+        """What ``q @ k.T`` is multiplied by."""
+        if self.softmax_scale is None:
+            return 1 / math.sqrt(size)
+        return float(self.softmax_scale)
+
+
+NAMES: Final = frozenset(field.name for field in fields(Options))
+
+
+def checked(op: str, given: Any, *, without: tuple[str, ...] = ()) -> Options:
+    """Options with their defaults.
+
+    Args:
+        op: what to call the op in errors.
+        given: what the caller has given.
+        without: what this op has not.
+
+    Raises:
+        TypeError: there is no such option, or it is of another type.
+        ValueError: a value that it cannot have.
+    """
+    known = NAMES - set(without)
+    if unknown := sorted(given.keys() - known):
+        raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
+    options = Options(**given)
+    window: Any = options.window
+    if not isinstance(window, (tuple, list)) or len(window) != _WINDOWS:
+        raise TypeError(f"window must be two whole numbers, (before, after), not {window!r}")
+    for each in window:
+        if not hasattr(each, "__index__") or each < -1:
+            raise ValueError(f"window holds whole numbers from -1 on, not {each!r}")
+    if options.align not in ("bottom_right", "top_left"):
+        raise ValueError(f"align must be 'bottom_right' or 'top_left', not {options.align!r}")
+    if not 0 <= options.dropout_p < 1:
+        raise ValueError(f"dropout_p must be at least 0 and below 1, not {options.dropout_p}")
+    if not (math.isfinite(options.softcap) and options.softcap >= 0):
+        raise ValueError(f"softcap must be at least 0, not {options.softcap}")
+    for name in ("seed", "offset"):
+        value = getattr(options, name)
+        if not hasattr(value, "__index__") or not 0 <= value < _INT64:
+            raise ValueError(f"{name} must be a whole number from 0 to 2**63 - 1, not {value!r}")
+    if options.alibi_slopes is True and (not options.causal or options.softcap):
+        raise ValueError(
+            "alibi_slopes=True takes causal=True and no softcap; give the slopes as a buffer"
+        )
+    return options

@@ -1,0 +1,106 @@
+"""Lengths, caches of keys and values, and dropout on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ..._dtypes import DTYPES
+from ._philox import kept
+from ._routine_messages import Dropout
+from ._sequence_messages import Append, Attend, Derived, Upload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ...backends.cpu._context import CpuContext
+
+Array = np.ndarray[Any, Any]
+
+_INT32: Final = DTYPES["int32"]
+_INT64: Final = DTYPES["int64"]
+
+
+@final
+class CpuSequences:
+    """Executes the messages of ``_sequence_messages``.
+
+    Args:
+        context: the device.
+        handlers: of the messages that ``Attend`` carries.
+    """
+
+    def __init__(self, context: CpuContext, handlers: Mapping[type, Callable[[Any], Any]]) -> None:
+        self._context: Final = context
+        self._others: Final = handlers
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            Attend: self._attend,
+            Append: self._append,
+            Upload: self._upload,
+            Dropout: self._dropout,
+        }
+
+    def _attend(self, message: Attend) -> Any:
+        self._context.check()
+        if message.append is not None:
+            self._append(message.append)
+        for derived in message.derived:
+            self._derive(derived)
+        return self._others[type(message.run)](message.run)
+
+    def _derive(self, derived: Derived) -> None:
+        count = derived.count
+        source = np.zeros(count, np.int64)
+        if derived.source:
+            read = self._context.array(derived.source, (count + derived.differences,), _INT32)
+            source = read.astype(np.int64)
+            if derived.differences:
+                source = np.diff(source)
+        target = self._context.array(derived.target, (count,), _INT64 if derived.wide else _INT32)
+        target[...] = source * derived.multiplier + derived.addend
+
+    def _append(self, message: Append) -> None:
+        context = self._context
+        context.check()
+        page, pages = message.page, message.pages
+        for source, target in message.copies:
+            for base, size in (
+                (message.k_layers, message.k_bytes),
+                (message.v_layers, message.v_bytes),
+            ):
+                shape = (message.layers, pages, page * size)
+                cache = context.array(base, shape, DTYPES["uint8"])
+                cache[:, target] = cache[:, source]
+        if not message.batch or not message.new:
+            return
+        place = context.array(message.lengths, (message.batch, 1), _INT32).astype(np.int64)
+        place = place + np.arange(message.new)
+        fits = (place >= 0) & (place < page * message.columns)
+        found = np.broadcast_to(np.arange(message.batch)[:, None], place.shape)
+        if message.table:
+            table = context.array(message.table, (message.batch, message.columns), _INT32)
+            found = np.take_along_axis(table, np.where(fits, place // page, 0), axis=1)
+        fits &= (found >= 0) & (found < pages)
+        rows = (found.astype(np.int64) * page + place % page)[fits]
+        for source, cache_at, size in (
+            (message.k, message.k_cache, message.k_bytes),
+            (message.v, message.v_cache, message.v_bytes),
+        ):
+            fresh = context.array(source, (*place.shape, size), DTYPES["uint8"])
+            context.array(cache_at, (pages * page, size), DTYPES["uint8"])[rows] = fresh[fits]
+
+    def _upload(self, message: Upload) -> None:
+        self._context.check()
+        data = np.frombuffer(message.data, np.uint8)
+        self._context.bytes_at(message.target, len(data))[...] = data
+
+    def _dropout(self, message: Dropout) -> None:
+        self._context.check()
+        dtype, count = DTYPES[message.dtype], message.count
+        x = self._context.array(message.x, (count,), dtype)
+        y = self._context.array(message.y, (count,), dtype)
+        keep = kept(message.seed, message.offset, count, message.p)
+        wide = DTYPES["float64" if dtype.itemsize == 8 else "float32"]
+        scaled = x.astype(wide) * wide.type(1 / (1 - message.p))
+        y[...] = np.where(keep, scaled, 0).astype(dtype)

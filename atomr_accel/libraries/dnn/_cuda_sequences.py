@@ -1,0 +1,158 @@
+"""Lengths, caches of keys and values, and dropout on CUDA: kernels of our own."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ..._dtypes import DTYPES
+from ..._errors import Unsupported
+from ...backends.cuda._driver import check, driver
+from .._cuda_kernels import Arguments, Kernels
+from .._device_code import C_TYPES
+from ._philox import threshold
+from ._routine_messages import Dropout
+from ._sequence_messages import Append, Attend, Derived, Upload
+from ._source import MOST_DERIVED, SOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ...backends.cuda._context import CudaContext, CudaStream
+
+_PIECE: Final = 1 << 16
+"""Uploads of up to this size return before the stream comes to them."""
+
+_PIECES: Final = {16: "uint4", 8: "unsigned long long", 4: "unsigned", 2: "unsigned short"}
+"""What a thread copies at a time, by its bytes."""
+
+
+def pack_derived(lists: tuple[Derived, ...], pointers: list[tuple[int, int]]) -> bytes:
+    """The arguments of the kernel ``derive``."""
+    longest = max(each.count for each in lists)
+    data = b""
+    for each, (target, source) in zip(lists, pointers, strict=True):
+        numbers = (each.multiplier, each.addend, each.count, each.differences, each.wide)
+        data += struct.pack("<QQqqqii", target, source, *numbers)
+    data += bytes(struct.calcsize("<QQqqqii") * (MOST_DERIVED - len(lists)))
+    return data + struct.pack("<QQ", longest, longest * len(lists))
+
+
+def piece_of(nbytes: int) -> int:
+    """The largest piece of which a size, or a place, is a multiple."""
+    return next((size for size in _PIECES if nbytes % size == 0), 1)
+
+
+@final
+class CudaSequences:
+    """Executes the messages of ``_sequence_messages``.
+
+    Args:
+        context: the device.
+        stream: where kernels go.
+        handlers: of the messages that ``Attend`` carries.
+    """
+
+    def __init__(
+        self,
+        context: CudaContext,
+        stream: CudaStream,
+        handlers: Mapping[type, Callable[[Any], Any]],
+    ) -> None:
+        self._pointer: Final = context.pointer
+        self._stream: Final = stream
+        self._kernels: Final = Kernels(context, stream, SOURCE)
+        self._others: Final = handlers
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            Attend: self._attend,
+            Append: self._append,
+            Upload: self._upload,
+            Dropout: self._dropout,
+        }
+
+    def close(self) -> None:
+        """Unload the kernels."""
+        self._kernels.close()
+
+    def _attend(self, message: Attend) -> Any:
+        if message.append is not None:
+            self._append(message.append)
+        if message.derived:
+            self._derive(message.derived)
+        return self._others[type(message.run)](message.run)
+
+    def _derive(self, lists: tuple[Derived, ...]) -> None:
+        pointer = self._pointer
+        pointers = [
+            (pointer(each.target), pointer(each.source) if each.source else 0) for each in lists
+        ]
+        threads = max(each.count for each in lists) * len(lists)
+        self._launch("derive", threads, pack_derived(lists, pointers))
+
+    def _append(self, message: Append) -> None:
+        pointer, page = self._pointer, message.page
+        for base, size in (
+            (message.k_layers, message.k_bytes),
+            (message.v_layers, message.v_bytes),
+        ):
+            for source, target in message.copies:
+                for layer in range(message.layers):
+                    first = pointer(base) + layer * message.pages * page * size
+                    self._copy(
+                        first + target * page * size, first + source * page * size, page * size
+                    )
+        if not message.batch or not message.new:
+            return
+        lengths = pointer(message.lengths)
+        table = pointer(message.table) if message.table else 0
+        for rows, cache, size in (
+            (message.k, message.k_cache, message.k_bytes),
+            (message.v, message.v_cache, message.v_bytes),
+        ):
+            places = (pointer(cache), pointer(rows), lengths, table)
+            piece = piece_of(size | places[0] | places[1])
+            width = size // piece
+            count = message.batch * message.new * width
+            name = f"append<{_PIECES.get(piece, 'unsigned char')}>"
+            shape = (count, width, message.new, page, message.columns, message.pages)
+            self._launch(name, count, struct.pack("<10Q", *places, *shape))
+
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
+        check(
+            "cuMemcpyDtoDAsync",
+            driver.cuMemcpyDtoDAsync(target, source, nbytes, self._stream.handle),
+        )
+
+    def _upload(self, message: Upload) -> None:
+        stream = self._stream.handle
+        if int(check("cuStreamIsCapturing", driver.cuStreamIsCapturing(stream))):
+            raise Unsupported(
+                "a PagedKVCache cannot be recorded, because its page tables change; record "
+                "flash_attention_with_kvcache with a block_table of your own"
+            )
+        host = np.frombuffer(message.data, np.uint8)
+        pointer, address = self._pointer(message.target), host.ctypes.data
+        for start in range(0, host.nbytes, _PIECE):
+            size = min(_PIECE, host.nbytes - start)
+            check(
+                "cuMemcpyHtoDAsync",
+                driver.cuMemcpyHtoDAsync(pointer + start, address + start, size, stream),
+            )
+
+    def _dropout(self, message: Dropout) -> None:
+        count, position = message.count, message.offset
+        if not count:
+            return
+        wide = DTYPES[message.dtype].itemsize == 8
+        blocks = (position + count - 1) // 4 - position // 4 + 1
+        where = (self._pointer(message.y), self._pointer(message.x))
+        numbers = (count, message.seed, position, threshold(message.p))
+        scale = 1 / (1 - message.p)
+        last = struct.pack("<dQ" if wide else "<f4xQ", scale, blocks)
+        name = f"dropout<{C_TYPES[message.dtype]}, {'double' if wide else 'float'}>"
+        self._launch(name, blocks, struct.pack("<6Q", *where, *numbers) + last)
+
+    def _launch(self, name: str, items: int, arguments: bytes) -> None:
+        self._kernels.launch(self._kernels.function(name), items, Arguments(arguments))

@@ -1,0 +1,86 @@
+"""What the DNN lane executes around attention: lengths, and caches of keys and values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...host import Message
+from ._messages import RunGraph, TuneGraph
+
+
+class Derived(msgspec.Struct, frozen=True, array_like=True):
+    """Integers made from others: ``multiplier * source + addend``.
+
+    Attributes:
+        target: address of where they go.
+        source: address of int32; 0 for zeros.
+        count: how many.
+        multiplier, addend: numbers.
+        differences: whether they are made from differences of neighbours instead.
+        wide: whether they are int64, and not int32.
+    """
+
+    target: int
+    source: int
+    count: int
+    multiplier: int
+    addend: int
+    differences: bool
+    wide: bool
+
+
+class Append(Message, frozen=True):
+    """Write new keys and values behind the old ones, in place.
+
+    Attributes:
+        k, v: addresses of what is new, (batch, new) rows.
+        k_cache, v_cache: addresses of caches, (pages, page) rows.
+        lengths: address of how long each sequence is before, int32.
+        table: address of each sequence's pages, int32 (batch, columns).
+        batch, new: sizes.
+        pages, page, columns: sizes.
+        k_bytes, v_bytes: of a row.
+        copies: pages to copy first, from and to, in each of ``layers`` caches that lie one
+            after the other.
+        layers: how many there are.
+        k_layers, v_layers: addresses of the first of them.
+    """
+
+    k: int
+    v: int
+    k_cache: int
+    v_cache: int
+    lengths: int
+    table: int
+    batch: int
+    new: int
+    pages: int
+    page: int
+    columns: int
+    k_bytes: int
+    v_bytes: int
+    copies: tuple[tuple[int, int], ...] = ()
+    layers: int = 1
+    k_layers: int = 0
+    v_layers: int = 0
+
+
+class Attend(Message, frozen=True):
+    """Run a graph of attention, after making what it reads; answered as the run is.
+
+    Attributes:
+        append: what to write to a cache before; None for nothing.
+        derived: integers to make.
+        run: the graph.
+    """
+
+    append: Append | None
+    derived: tuple[Derived, ...]
+    run: RunGraph | TuneGraph
+
+
+class Upload(Message, frozen=True):
+    """Put a few bytes where others of these messages find them."""
+
+    target: int
+    data: bytes

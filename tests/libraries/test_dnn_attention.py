@@ -1,0 +1,41 @@
+"""Attention against a naive reference, and in ways that tables do not show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .attention_rows import OPERATIONS
+from .conformance import MARKS, conform
+from .test_dnn_lowering import graphs_of, offer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = MARKS
+
+test_conforms = conform(OPERATIONS)
+
+
+@pytest.mark.headers
+@pytest.mark.slow
+async def test_cudnn_takes_every_graph_of_the_conformance_tests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    graphs = await graphs_of(monkeypatch, OPERATIONS)
+    verdicts = zip(graphs.values(), offer(list(graphs), tmp_path), strict=True)
+    found = {case: verdict for case, verdict in verdicts if verdict not in TAKEN}
+    # What cuDNN refuses is known, and refused with its reason.
+    refused = {case: verdict for case, verdict in found.items() if ".refusable" in case}
+    assert found == refused
+    assert all(
+        verdict.startswith("Unsupported: cuDNN does not do this: ") for verdict in refused.values()
+    )
+
+
+TAKEN = frozenset(
+    f"takes {op}{suffix}{way}"
+    for op, suffix in (("sdpa", ""), ("sdpa", "_fp8"))
+    for way in ("", "_backward")
+)
