@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,7 +15,17 @@ from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.testing import kill_host
 
 from ..contract.arrays import random_bits
-from ..harness import ON_CUDA, Gate, opened, program, same_bits, settled, used_by
+from ..harness import (
+    ON_CUDA,
+    Gate,
+    Tensor,
+    descriptors,
+    opened,
+    program,
+    same_bits,
+    settled,
+    used_by,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,19 +37,6 @@ if TYPE_CHECKING:
 NBYTES: Final = 64 << 20 if ON_CUDA else 20 << 20
 MOVED: Final = 1 << 30 if ON_CUDA else NBYTES
 """What ``put`` and ``get`` move."""
-
-
-class Tensor:
-    """An array of a library that is not NumPy."""
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.array.__dlpack__(**kwargs)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
 
 
 def made_here() -> Callable[[Any], int]:
@@ -69,10 +65,6 @@ def noise(nbytes: int) -> Array:
     array = random_bits((nbytes // 4,), np.dtype(np.float32), 0)
     array.flags.writeable = False
     return array
-
-
-def descriptors() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
 
 
 def nothing_is_held(device: Device) -> bool:

@@ -17,7 +17,7 @@ import trio
 
 from atomr_accel.testing import kill_host
 
-from ..harness import ON_CUDA, SECONDS, opened, program, same_bits, settled
+from ..harness import ON_CUDA, SECONDS, descriptors, opened, program, same_bits, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class Census:
         memory = device.statistics().memory
         pinned = device.pinned.statistics()
         self.exact = {
-            "descriptors": len([*Path("/proc/self/fd").iterdir()]),
+            "descriptors": descriptors(),
             "the host's": len([*Path(f"/proc/{host}/fd").iterdir()]),
             "processes": sum(
                 len(task.read_text(encoding="ascii").split())
