@@ -57,6 +57,10 @@ class Graph:
         """What an update must find the same."""
         return [node.child.shape() if node.child else None for node in self.nodes]
 
+    def hollow(self) -> bool:
+        """Whether something inside has nothing to do."""
+        return any(n.child and (not n.child.nodes or n.child.hollow()) for n in self.nodes)
+
     def conditionals(self) -> list[int]:
         found = [node.handle for node in self.nodes if node.handle]
         return found + [h for n in self.nodes if n.child for h in n.child.conditionals()]
@@ -132,6 +136,9 @@ class Driver:
             return NOT_SUPPORTED, None
         return self._add(graph, last, count, Node(child=child.copy()))
 
+    def cuGraphAddEmptyNode(self, graph: Graph, last: None, count: int) -> Any:  # noqa: N802
+        return self._add(graph, last, count, Node(lambda: None))
+
     def cuGraphAddKernelNode(  # noqa: N802
         self, graph: Graph, last: list[Node] | None, count: int, parameters: Any
     ) -> Any:
@@ -163,7 +170,7 @@ class Driver:
         return self._add(graph, last, count, Node(None, body, conditional.handle, loops))
 
     def cuGraphInstantiate(self, graph: Graph, flags: int) -> Any:  # noqa: N802
-        if sorted(graph.handles) != sorted(graph.conditionals()):
+        if sorted(graph.handles) != sorted(graph.conditionals()) or graph.hollow():
             return INVALID_VALUE, None
         return self.make(SimpleExec(graph.copy()))
 

@@ -147,6 +147,34 @@ async def test_replays_at_once_with_other_inputs(device: Device) -> None:
     assert [(await device.get(ref))[0] for ref in refs] == [n + 0.5 for n in range(8)]
 
 
+@pytest.mark.parametrize("streams", ["single", "pooled", "per_actor"])
+@program
+async def test_recording_beside_other_lanes(streams: str) -> None:
+    """What other lanes queue meanwhile is executed, and is no part of the program."""
+    async with opened(isolation="thread", streams=streams, stream_pool=2) as device:
+        kernel = await adder(device)
+        x = await device.zeros(4, np.float32)
+        a = await device.put(np.full((2, 2), 2, np.float32))
+        await kernel.launch(1, 4, x, 0.0)
+        inputs = [await device.zeros(4, np.float32) for _ in range(10)]
+        async with device.record(inputs[0]) as recorded:
+            for _ in range(5):
+                recorded.launch(kernel, 1, 4, inputs[0], 1.0)
+
+        async def others() -> None:
+            for _ in range(40):
+                await kernel.launch(1, 4, x, 1.0)
+                product = await device.blas.gemm(a, a)
+                assert (await device.get(product)).tolist() == [[8, 8], [8, 8]]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            for ref in inputs:  # recorded anew each time
+                await recorded.replay(ref)
+        assert (await device.get(x)).tolist() == [40] * 4
+        assert [(await device.get(ref))[0] for ref in inputs] == [5] * 10
+
+
 # --- errors --------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """cuBLAS: basic linear algebra."""
 
 from ._facade import LANE, Blas
+from ._gemm import BlasStatistics
 
-__all__ = ["LANE", "Blas"]
+__all__ = ["LANE", "Blas", "BlasStatistics"]

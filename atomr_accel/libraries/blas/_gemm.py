@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import NAMES, as_dtype
@@ -90,6 +91,19 @@ class _Wide(NamedTuple):
     pointer_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class BlasStatistics:
+    """The products that BLAS knows.
+
+    Attributes:
+        plans: combinations of shapes, dtypes and options that were checked and are kept.
+        plan_limit: how many may be, of plain products and of others each.
+    """
+
+    plans: int
+    plan_limit: int
+
+
 class Products(Routines):
     """Matrix products.
 
@@ -116,6 +130,11 @@ class Products(Routines):
         super().__init__(device)
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
         self._wide_plans: dict[tuple[Any, ...], _Wide] = {}
+
+    def statistics(self) -> BlasStatistics:
+        """A snapshot of what is kept of products."""
+        plans = sum(plan is not None for plan in self._plans.values()) + len(self._wide_plans)
+        return BlasStatistics(plans, _MOST_PLANS)
 
     async def gemm(
         self,

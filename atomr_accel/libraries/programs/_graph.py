@@ -226,6 +226,8 @@ class Graphs:
         end = self._fill(body, root, [], node.nodes)
         if section.kind == "loop":
             self._look(body, end, handle, section)
+        elif not end:  # what is in there queues nothing; a body needs a node
+            check("cuGraphAddEmptyNode", driver.cuGraphAddEmptyNode(body, None, 0))
         return [added]
 
     def _look(self, graph: Any, last: list[Any], handle: Any, section: Section) -> list[Any]:
