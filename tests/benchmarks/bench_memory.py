@@ -359,6 +359,7 @@ async def tune() -> None:
     """Transfers of ordinary arrays with other numbers of threads and sizes of chunks."""
     host = np.random.default_rng(0).integers(0, 256, LARGE, np.uint8)
     out = np.zeros_like(host)
+    warnings.simplefilter("ignore", CpuFallbackWarning)
     print(f"{os.cpu_count()} cores, {LARGE >> 20} MiB: threads, chunk, put, get GB/s")
     _core.STAGING_BYTES = 1 << 28  # type: ignore[attr-defined]
     for copiers in (4, 6, 8, 10, 12, 16):

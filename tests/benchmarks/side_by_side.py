@@ -26,7 +26,9 @@ ROUNDS = 5
 ROUND_SECONDS = 0.08
 """How long a round of throughput is at least: what its beginning and end take vanishes."""
 
-MOST_QUEUED = 4000
+MOST_QUEUED = 1000
+"""As many ops as a host takes at a time; a batch keeps the rest until its block is left."""
+
 ALONE = 30
 """How many ops a round of latency is."""
 

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from ..harness import (
     ROOT,
     cancelled_at,
     cpu_only,
+    descriptors,
     on_shared,
     opened,
     program,
@@ -36,10 +36,6 @@ SIZES = [0, 1, 1000, (1 << 20) - 1, 1 << 20, 9 << 20]
 
 def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return random_bits((nbytes,), np.dtype(np.uint8), seed)
-
-
-def descriptors() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
 
 
 # --- between devices --------------------------------------------------------------------------

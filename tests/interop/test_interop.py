@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,17 @@ from atomr_accel.host._interop import _borrow_capsule, _lent
 from atomr_accel.testing import kill_host, poison
 
 from ..contract.arrays import LAYOUTS, arrays, layouts
-from ..harness import cancelled_at, cpu_only, on_shared, opened, program, same_bits, used_by
+from ..harness import (
+    Tensor,
+    cancelled_at,
+    cpu_only,
+    descriptors,
+    on_shared,
+    opened,
+    program,
+    same_bits,
+    used_by,
+)
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -27,23 +36,6 @@ if TYPE_CHECKING:
 
 DLPACK = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 DLPACK |= {"float16", "float32", "float64", "complex64", "complex128"}
-
-
-def descriptors() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
-
-
-class Tensor:
-    """An array of a library that is not NumPy."""
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.array.__dlpack__(**kwargs)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
 
 
 # --- export, on the CPU backend -----------------------------------------------------------------

@@ -391,6 +391,8 @@ def _statistics(tensor: Tensor, scale: Tensor) -> Tensor:
 
 def _norm_inputs(op: str, inputs: Inputs, *names: str) -> tuple[Tensor, Tensor]:
     tensor, scale = inputs["input"], inputs["scale"]
+    if len(tensor.shape) < 3:
+        raise ValueError(f"{op} takes tensors of at least 3 dimensions, not {tensor.shape}")
     for name in ("scale", *names):
         other = inputs.get(name)
         if other is not None:

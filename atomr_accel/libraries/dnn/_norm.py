@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..._dtypes import DTYPES
 from .._arguments import require_dtype, usable
 from ._graph import Builder
-from ._layout import image, is_last, logical, per_channel, require_float, strides_of
+from ._layout import is_last, logical, per_channel, require_float, strides_of
 from ._nodes import wider
 from ._run import Bound, Facade, Output, Program
 
@@ -95,11 +95,12 @@ class Normalizations(Facade):
             given += [("running_mean", running_mean), ("running_var", running_var)]
 
         def make(last: bool) -> _Made:
-            builder, channels, ndim = Builder(), logical(x.shape, last=last)[1], x.ndim
+            builder, shape = Builder(), _plane(x.shape, last=last)
+            channels, ndim = shape[1], len(shape)
             kept = DTYPES[wider(x.dtype.name)]
             for name, ref in given[1:]:
                 _require(ref, name, (channels,), (kept.name,))
-            image_ = image(builder, x, last=last)
+            image_ = builder.tensor(shape, x.dtype, strides_of(shape, last=last))
             inputs = {"x": image_.id}
             each = {}
             for name, ref in given[1:]:
@@ -456,19 +457,19 @@ class Normalizations(Facade):
         given = [("x", x), ("weight", weight), ("bias", bias)]
 
         def make(last: bool) -> _Made:
-            builder, shape = Builder(), logical(x.shape, last=last)
-            kept = wider(x.dtype.name)
+            builder, shape = Builder(), _plane(x.shape, last=last)
+            kept, ndim = wider(x.dtype.name), len(shape)
             for name, ref in given[1:]:
                 _require(ref, name, shape[1:2], (x.dtype.name, kept))
             require_dtype(bias, weight.dtype, "bias", "weight")
-            image_ = image(builder, x, last=last)
-            scale, shift = (per_channel(builder, ref, x.ndim, last=last) for _, ref in given[1:])
+            image_ = builder.tensor(shape, x.dtype, strides_of(shape, last=last))
+            scale, shift = (per_channel(builder, ref, ndim, last=last) for _, ref in given[1:])
             found = builder.node(
                 op,
                 input=image_,
                 scale=scale,
                 bias=shift,
-                epsilon=builder.scalar(kept, x.ndim),
+                epsilon=builder.scalar(kept, ndim),
                 norm_forward_phase="TRAINING" if training else "INFERENCE",
                 **attributes,
             )
@@ -492,16 +493,17 @@ class Normalizations(Facade):
         x, weight = refs["x"], refs["weight"]
 
         def make(last: bool) -> _Made:
-            builder, shape = Builder(), logical(x.shape, last=last)
+            builder, shape = Builder(), _plane(x.shape, last=last)
+            steps = strides_of(shape, last=last)
             outside, inside = shapes(shape)
             kept = wider(x.dtype.name)
             _require(refs["grad"], "grad", x.shape, (x.dtype.name,))
             types = (kept,) if op == "batchnorm" else (x.dtype.name, kept)
             _require(weight, "weight", shape[1:2], types)
             named = {
-                "grad": image(builder, refs["grad"], last=last),
-                "input": image(builder, x, last=last),
-                "scale": per_channel(builder, weight, x.ndim, last=last),
+                "grad": builder.tensor(shape, x.dtype, steps),
+                "input": builder.tensor(shape, x.dtype, steps),
+                "scale": per_channel(builder, weight, len(shape), last=last),
             }
             for name in ("mean", "inv_variance"):
                 _require(refs[name], name, outside, (kept,))
@@ -660,6 +662,18 @@ def _finish_grad(
     arguments = {"input": "x", "scale": "weight"}
     inputs = {arguments.get(name, name): symbol.id for name, symbol in named.items()}
     return _finish(builder, inputs, found, {"dx": shape}, parameter)
+
+
+def _plane(shape: tuple[int, ...], *, last: bool) -> tuple[int, ...]:
+    """The logical shape of images, of at least two dimensions of space.
+
+    Raises:
+        ValueError: there are no channels.
+    """
+    if not 2 <= len(shape) <= 5:
+        raise ValueError(f"x must have 2 to 5 dimensions, not shape {shape}")
+    n, channels, *space = logical(shape, last=last)
+    return (n, channels, *[1] * (2 - len(space)), *space)
 
 
 def _matrix(builder: Builder, rows: int, columns: int, dtype: str) -> Symbol:

@@ -299,25 +299,19 @@ class PlanStore:
         data = None if self._files is None else self._files.get(self._question(key))
         if data is None:
             return None
-        stored = msgspec.msgpack.decode(data, type=tuple[StoredStep, ...])
-        steps = []
-        for each in stored:
-            made = None
-            if each.made:
-                made = self._frontend.pygraph(handle=handle)
-                try:
-                    # A list, because the binding takes no bytes.
-                    made.deserialize(handle, list(each.made))
-                except Exception:  # noqa: BLE001 - whatever is wrong with it, it can be built
-                    return None
-            steps.append(self._restored(each.graph, made))
-        return assemble(graph, steps)
+        try:
+            stored = msgspec.msgpack.decode(data, type=tuple[StoredStep, ...])
+            return assemble(graph, [self._restored(each, handle) for each in stored])
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it can be built
+            return None
 
-    def _restored(self, graph: Graph, made: Any) -> Step:
-        step = self._built(graph, None)
-        return (
-            step if made is None else step._replace(made=made, workspace=made.get_workspace_size())
-        )
+    def _restored(self, stored: StoredStep, handle: int) -> Step:
+        step = self._built(stored.graph, None)
+        if not stored.made:
+            return step
+        made = self._frontend.pygraph(handle=handle)
+        made.deserialize(handle, list(stored.made))  # the binding takes no bytes
+        return step._replace(made=made, workspace=made.get_workspace_size())
 
 
 def _precise(graph: Graph) -> bool:

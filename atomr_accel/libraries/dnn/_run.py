@@ -176,7 +176,7 @@ class PlanCache:
 
     def evict(self, device: Submitter, limit: int) -> None:
         """Drop the plans that were not used for longest."""
-        port = device.ports.get(LANE.name)
+        port = device.ports.get(PLANNER.name)
         while len(self._workspaces) > limit:
             (encoded, tuned), _ = self._workspaces.popitem(last=False)
             self._evictions += 1

@@ -1,0 +1,176 @@
+"""The CUDA executor on a frontend of NumPy: the same rows, the vendor's conventions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import LibraryError, Unsupported
+from atomr_accel.libraries._disk_cache import DiskCache
+from atomr_accel.libraries.dnn._run import LANE, PLANNER
+
+from . import fake_cudnn
+from .conformance import conform, on_cuda
+from .dnn_rows import OPERATIONS
+from .fake_cublas import fake_driver
+from .fake_cudnn import FakeCudaDnn, FakeFrontend, FakeLibrary, FakeOwn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atomr_accel import Device
+
+pytest.importorskip("cuda.bindings.driver")
+
+pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
+
+
+@pytest.fixture(autouse=True)
+def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
+    from atomr_accel.libraries.dnn import (
+        _cuda,
+        _cuda_nodes,
+        _cuda_norms,
+        _cuda_routines,
+        _cuda_sequences,
+        _plans,
+    )
+
+    def checked(_call: str, answer: tuple[Any, ...]) -> Any:
+        assert answer[0] == 0
+        return answer[1] if len(answer) > 1 else None
+
+    fake, driver, library = FakeFrontend(), fake_driver(), FakeLibrary()
+
+    def elapsed(start: int, end: int) -> tuple[int, float]:
+        # The last candidate is the fastest.
+        return 0, 10.0 - fake.runs[-1]
+
+    driver.cuEventCreate = lambda _flags: (0, 1)
+    driver.cuEventRecord = lambda _event, _stream: (0,)
+    driver.cuEventSynchronize = lambda _event: (0,)
+    driver.cuEventElapsedTime = elapsed
+    driver.cuEventDestroy = lambda _event: (0,)
+    monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))  # the fake's files are its own
+    monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
+    monkeypatch.setattr(_cuda, "driver", driver)
+    monkeypatch.setattr(_cuda, "check", checked)
+    monkeypatch.setattr(_cuda, "load_cudnn", lambda: library)
+    monkeypatch.setattr(_plans, "load_frontend", lambda: fake)
+    monkeypatch.setattr(_plans, "version", lambda: 90000)
+    monkeypatch.setattr(_cuda_norms, "Norms", FakeOwn)
+    monkeypatch.setattr(_cuda_nodes, "Nodes", FakeOwn)
+    monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)
+    monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda: library)
+    executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"
+    for lane in (LANE, PLANNER):
+        assert isinstance(lane.executors, dict)
+        monkeypatch.setitem(lane.executors, "cpu", executor)
+    return fake
+
+
+test_conforms = conform(OPERATIONS, take=5, of="the executor of dnn")
+
+
+@pytest.fixture
+def _only_single_nodes(frontend: FakeFrontend) -> None:
+    frontend.refused = lambda ops: len(ops) > 1
+
+
+test_conforms_in_parts = pytest.mark.usefixtures("_only_single_nodes")(
+    conform(
+        [row for row in OPERATIONS if row.name in ("dnn.conv_fused", "dnn.reduce")],
+        take=7,
+        of="the executor of dnn",
+    )
+)
+
+
+async def images(device: Device) -> tuple[Any, Any]:
+    x = await device.put(np.ones((1, 4, 5, 5), np.float32))
+    return x, await device.put(np.ones((3, 4, 3, 3), np.float32))
+
+
+async def test_tuning_runs_every_candidate_and_keeps_the_fastest(
+    device: Device, frontend: FakeFrontend
+) -> None:
+    x, w = await images(device)
+    device.dnn.autotune = True
+    y = await device.dnn.conv(x, w)
+    assert set(frontend.runs) == {0, 1, 2}
+    assert frontend.runs[-1] == 2
+    runs = len(frontend.runs)
+    await device.dnn.conv(x, w)
+    assert frontend.runs[runs:] == [2]
+    np.testing.assert_array_equal(await device.get(y), np.full((1, 3, 3, 3), 36))
+    assert device.dnn.statistics().tuned == 1
+
+
+async def test_plans_are_found_on_disk(device: Device, frontend: FakeFrontend) -> None:
+    x, w = await images(device)
+    y = await device.get(await device.dnn.conv(x, w, activation="relu"))
+    assert device.dnn.statistics().built == 1
+    device.dnn.clear_plans()
+    again = await device.get(await device.dnn.conv(x, w, activation="relu"))
+    np.testing.assert_array_equal(again, y)
+    assert device.dnn.statistics().loaded == 1
+    assert frontend.built == 1
+
+
+async def test_a_plan_on_disk_that_cannot_be_read_is_made_again(
+    device: Device, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = await images(device)
+    monkeypatch.setattr(DiskCache, "get", lambda _self, _key: b"\x91\x92\x90\xc4\x01x")
+    y = await device.dnn.conv(x, w)
+    assert (await device.get(y)).sum() == 36 * 27
+    assert device.dnn.statistics().built == 1
+
+
+async def test_what_cudnn_refuses_is_unsupported_with_its_reason(
+    device: Device, frontend: FakeFrontend
+) -> None:
+    frontend.refused = lambda _ops: True
+    x, w = await images(device)
+    with pytest.raises(Unsupported, match="the fake was told so"):
+        await device.dnn.conv(x, w)
+    frontend.refused = lambda _ops: False
+    await device.dnn.conv(x, w)  # nothing is left of it
+
+
+async def test_failures_have_their_status(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from atomr_accel.libraries.dnn import _lowering
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED; Reason: a fake")
+
+    x, w = await images(device)
+    monkeypatch.setattr(_lowering, "status_codes", lambda: {"CUDNN_STATUS_EXECUTION_FAILED": 5000})
+    monkeypatch.setattr(fake_cudnn.FakeGraph, "execute", fail)
+    with pytest.raises(LibraryError) as caught:
+        await device.dnn.conv(x, w)
+    assert (caught.value.status, caught.value.library) == (5000, "cudnn")
+    assert caught.value.status_name == "CUDNN_STATUS_EXECUTION_FAILED"
+
+
+async def test_a_batch_brings_no_workspace_and_the_lane_has_its_own(device: Device) -> None:
+    x, w = await images(device)
+    async with device.batch() as batch:
+        y = batch.dnn.conv(x, w)
+        z = batch.dnn.relu(y)
+    assert (await device.get(z)).sum() == 36 * 27
+
+
+async def test_evicted_plans_are_forgotten_by_the_host_too(
+    device: Device, frontend: FakeFrontend
+) -> None:
+    device.dnn.plan_limit = 1
+    x, w = await images(device)
+    for _ in range(2):
+        await device.dnn.conv(x, w)
+        await device.dnn.relu(x)
+    statistics = device.dnn.statistics()
+    assert (statistics.plans, statistics.evictions) == (1, 3)
+    assert statistics.loaded == 2
