@@ -615,7 +615,7 @@ del BACKWARD_SCALES["scale_o"]
 
 
 def scalars(scales: dict[str, float]) -> list[Array]:
-    return [np.float32(value).reshape(()) for value in scales.values()]
+    return [np.array(value, np.float32) for value in scales.values()]
 
 
 def fp8_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
@@ -639,7 +639,7 @@ def expect_fp8(q: Array, k: Array, v: Array, *given: Any, **case: Any) -> tuple[
     del given
     mask = mask_of(case)
     wide = descaled(FORWARD_SCALES, q=q, k=k, v=v)
-    parts = [attention(*each, mask) for each in zip(*wide, strict=True)]
+    parts = [attention(a, b, c, mask) for a, b, c in zip(*wide, strict=True)]
     o, lse, size = (np.stack(part) for part in zip(*parts, strict=True))
     p = max(
         shares(a[:, h], b[:, h * b.shape[1] // a.shape[1]], mask, h, None, None, None)[0].max()
@@ -680,7 +680,8 @@ def expect_fp8_backward(
     del given, lse
     scales = BACKWARD_SCALES
     wide = descaled(scales, dO=do, q=q, k=k, v=v, o=o)
-    found = [gradients(*each, mask_of(case)) for each in zip(*wide, strict=True)]
+    mask = mask_of(case)
+    found = [gradients(a, b, c, d, e, mask) for a, b, c, d, e in zip(*wide, strict=True)]
     results, largest = [], []
     # What is rounded to nothing: the smallest steps of fp8, over all that is summed.
     steps = 2.0**-10 * max(q.shape[1], k.shape[1])
