@@ -253,7 +253,7 @@ class FakeLibrary:
 class FakeOwn:
     """Our own kernels."""
 
-    def __init__(self, _context: Any, _stream: Any) -> None:
+    def __init__(self, *_: Any) -> None:
         pass
 
     def run(self, graph: Any, addresses: dict[int, int], scalars: dict[int, float]) -> None:

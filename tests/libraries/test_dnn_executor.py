@@ -29,7 +29,14 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
-    from atomr_accel.libraries.dnn import _cuda, _cuda_nodes, _cuda_norms, _plans
+    from atomr_accel.libraries.dnn import (
+        _cuda,
+        _cuda_nodes,
+        _cuda_norms,
+        _cuda_routines,
+        _cuda_sequences,
+        _plans,
+    )
 
     def checked(_call: str, answer: tuple[Any, ...]) -> Any:
         assert answer[0] == 0
@@ -55,6 +62,8 @@ def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda_norms, "Norms", FakeOwn)
     monkeypatch.setattr(_cuda_nodes, "Nodes", FakeOwn)
+    monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)
+    monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda: library)
     executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"
     for lane in (LANE, PLANNER):
         assert isinstance(lane.executors, dict)
