@@ -20,6 +20,8 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._errors import LibraryError, LibraryMissing, Unsupported
@@ -80,6 +82,25 @@ class VendorLibrary:
         if status:
             raise self.error(function, status)
 
+    def prepare(self, function: str, *args: Any) -> Callable[[], int]:
+        """A call whose arguments are converted once, which takes longer than most calls.
+
+        Args:
+            function: which one.
+            *args: all of them. A ``ctypes`` object is taken as it is, so its value may be
+                set between calls.
+
+        Returns:
+            What makes the call and returns its status.
+        """
+        types = self.functions[function].argtypes  # type: ignore[attr-defined]
+        converted = [
+            kind(arg) if isinstance(arg, (int, float, NoneType)) else arg
+            for kind, arg in zip(types, args, strict=True)
+        ]
+        # A function of its own, without argtypes, which would have them converted again.
+        return partial(self.functions.library[function], *converted)
+
     def error(self, function: str, status: int) -> LibraryError:
         """The error for a status."""
         name = (self._namer(status) or b"unknown status").decode()
@@ -103,13 +124,13 @@ class _Functions(dict[str, "Callable[..., int]"]):
     def __init__(self, name: str, library: ctypes.CDLL, prototypes: Prototypes) -> None:
         super().__init__()
         self._name = name
-        self._library = library
+        self.library: Final = library
         self._prototypes = prototypes
 
     def __missing__(self, function: str) -> Callable[..., int]:
         words = self._prototypes[function]
         try:
-            bound = getattr(self._library, function)
+            bound = getattr(self.library, function)
         except AttributeError:
             raise Unsupported(
                 f"the {self._name} that is installed has no {function}; a newer release may"

@@ -136,12 +136,11 @@ def tight(rival: Rival) -> Run:
 def waited(rival: Rival) -> Run:
     """A loop that waits for each."""
 
-    async def run(count: int) -> None:
-        for _ in range(count):
-            rival.call()
-            rival.wait()
+    def call() -> None:
+        rival.call()
+        rival.wait()
 
-    return run
+    return tight(Rival(call, rival.wait))
 
 
 def products(size: int) -> dict[str, Run]:

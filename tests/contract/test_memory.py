@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel.backends.cpu import _context as cpu_context
+from atomr_accel.lanes import STAGING_BYTES
 
 from ..harness import (
     Gate,
@@ -72,7 +73,7 @@ async def test_the_error_says_how_things_are(device: Device) -> None:
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for four slabs beside the staging memory."""
-    monkeypatch.setattr(cpu_context, "physical_memory", lambda: 5 * SLAB)
+    monkeypatch.setattr(cpu_context, "physical_memory", lambda: 4 * SLAB + STAGING_BYTES)
 
 
 def mapped_slabs() -> int:
@@ -241,7 +242,7 @@ lives = st.lists(
 @pytest.fixture(scope="module")
 def little_memory_for_all() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_context, "physical_memory", lambda: 5 * SLAB)
+        patch.setattr(cpu_context, "physical_memory", lambda: 4 * SLAB + STAGING_BYTES)
         yield
 
 

@@ -208,33 +208,29 @@ async def test_a_write_that_waits_for_a_seal_to_fail_is_not_lost(
 
 @program
 async def test_writers_are_refused_while_a_seal_waits_for_another(
-    tmp_path: Path, isolation: Isolation
+    gate: Gate, isolation: Isolation
 ) -> None:
-    gate = Gate(tmp_path)
-    try:
-        async with opened(isolation=isolation) as device:
-            hold = await gate.kernel(device)
-            first, second = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
-            scope = trio.CancelScope()
+    async with opened(isolation=isolation) as device:
+        hold = await gate.kernel(device)
+        first, second = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
+        scope = trio.CancelScope()
 
-            async def seal_and_be_cancelled() -> None:
-                with scope:
-                    await device.seal(second)
+        async def seal_and_be_cancelled() -> None:
+            with scope:
+                await device.seal(second)
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(hold, first)
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(device.seal, first)
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(seal_and_be_cancelled)
-                await trio.testing.wait_all_tasks_blocked()
-                with pytest.raises(GpuRefSealed):
-                    await device.fill(second, 1)
-                scope.cancel()
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(device.fill, second, 2)
-                gate.open()
-            assert first.sealed
-            assert (await device.get(second)).tolist() == [2] * 4
-    finally:
-        gate.close()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, first)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(device.seal, first)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(seal_and_be_cancelled)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(GpuRefSealed):
+                await device.fill(second, 1)
+            scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(device.fill, second, 2)
+            gate.open()
+        assert first.sealed
+        assert (await device.get(second)).tolist() == [2] * 4

@@ -374,7 +374,14 @@ OPERATIONS = [
         expect_dropout,
     ),
     Operation(
-        "dnn.local_response_norm", DTYPES, LRNS, lrn_inputs, call_lrn, expect_lrn, factor=POWERS
+        "dnn.local_response_norm",
+        DTYPES,
+        LRNS,
+        lrn_inputs,
+        call_lrn,
+        expect_lrn,
+        factor=POWERS,
+        may_refuse=("bfloat16",),
     ),
     Operation(
         "dnn.local_response_norm_backward",
@@ -384,5 +391,6 @@ OPERATIONS = [
         call_lrn_backward,
         expect_lrn_backward,
         factor=POWERS,
+        may_refuse=("bfloat16",),
     ),
 ]

@@ -469,6 +469,17 @@ class FakeLibrary:
         if status:
             raise self.error(function, status)
 
+    def prepare(self, function: str, *arguments: Any) -> Callable[[], int]:
+        """A call of which some arguments are ``ctypes`` objects that change in between."""
+
+        def call() -> int:
+            plain = [
+                each.value or 0 if isinstance(each, ctypes.c_void_p) else each for each in arguments
+            ]
+            return self.functions[function](*plain)
+
+        return call
+
     def error(self, function: str, status: int) -> LibraryError:
         return LibraryError(
             f"{function} returned {status}",

@@ -235,3 +235,23 @@ def test_wrong_rows_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(table.tables, "PROTOTYPES", {**table.tables.PROTOTYPES, **wrong})
     found = wrong_rows(table.tables.PROTOTYPES, ask_compiler(table, tmp_path))
     assert [row.partition(":")[0] for row in found] == [*wrong]
+
+
+@pytest.mark.headers
+def test_a_prepared_call_takes_what_its_arguments_hold_when_it_is_made() -> None:
+    tables = TABLES["curand"].tables
+    try:
+        library = VendorLibrary("curand", tables.PROTOTYPES, tables.STATUS_NAMES)
+    except LibraryMissing as missing:
+        pytest.skip(str(missing))
+    versions = [ctypes.c_int(), ctypes.c_int()]
+    cell = ctypes.c_void_p()
+    call = library.prepare("curandGetVersion", cell)
+    for version in versions:
+        cell.value = ctypes.addressof(version)
+        assert call() == 0
+    assert versions[0].value == versions[1].value > 0
+    destroy = library.prepare("curandDestroyGenerator", None)
+    assert tables.STATUS_NAMES[destroy()] == "CURAND_STATUS_NOT_INITIALIZED"
+    with pytest.raises(ValueError, match="shorter"):
+        library.prepare("curandSetStream", None)

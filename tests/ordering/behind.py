@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BACKEND: Final = "behind"
 
-AT_ONCE: Final = ("Compile", "Describe", "Load", "Probe", "Record")
+AT_ONCE: Final = ("Compile", "Describe", "Load", "Probe")
 """Messages that return something, or prepare for others: executed when they are launched."""
 
 TOGETHER: Final = 4

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
     from atomr_accel.device._batch import Batch
+    from atomr_accel.device._record import Program
     from atomr_accel.libraries.nvrtc import Kernel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
@@ -77,6 +78,7 @@ KINDS: Final = (
     "fail",
     "batch",
     "batch that waits",
+    "replay",
 )
 FAULTS: Final = ("poison", "kill host")
 
@@ -194,6 +196,7 @@ class Run:
     cancel_at: dict[int, list[Request]] = field(default_factory=dict)
     sealing: dict[GpuRef, list[Request]] = field(default_factory=dict)
     step: int = 0
+    recorded: Program | None = None
 
     async def run(self, ops: list[Op]) -> None:
         """Run the program, and raise AssertionError where the model disagrees."""
@@ -226,6 +229,22 @@ class Run:
         await device.put(np.zeros((SIDE, SIDE), np.float32), sealed=True)
         await device.blas.gemm(a, a)
         await self.kernel.launch(1, SIDE * SIDE, a, a, a, SIDE * SIDE, 0, 0, 0)
+        if self.recorded is None:
+            self.recorded = await self._record()
+        await self.recorded.replay(*[await device.zeros((SIDE, SIDE), np.float32) for _ in "abc"])
+
+    async def _record(self) -> Program:
+        """A program that calls another, and has a section on which a flag decides."""
+        device, count = self.device, SIDE * SIDE
+        a, b, out = [await device.zeros((SIDE, SIDE), np.float32) for _ in range(3)]
+        flag = await device.put(np.True_, sealed=True)
+        async with device.record(a, b, out) as inner:
+            inner.launch(self.kernel, 1, count, a, b, out, count, 50, 1, 0)
+        async with device.record(a, b, out) as outer:
+            outer.call(inner, a, b, out)
+            with outer.when(flag):
+                outer.launch(self.kernel, 1, count, b, a, out, count, 50, 0, 0)
+        return outer
 
     # --- submitting -----------------------------------------------------------------------
 
@@ -287,6 +306,8 @@ class Run:
             await self._mix(kind, rng, cancel)
         elif kind == "part":
             await self._part(rng, cancel)
+        elif kind == "replay":
+            await self._replay(rng, cancel)
         elif kind in ("put out", "copy", "fill"):
             await self._write(kind, rng, cancel)
         elif kind in ("gemm", "gemm new"):
@@ -310,6 +331,22 @@ class Run:
         if expected is None:
             after = combine(mixed, *(slot.contents for slot in slots))
             slots[2].contents = either(after, slots[2].contents, both=cancel is not None)
+
+    async def _replay(self, rng: random.Random, cancel: int | None) -> None:
+        """The program on other buffers, perhaps on one of them in several places."""
+        slots = [rng.choice(self.slots) for _ in range(3)]
+        a, b, out = [await self._filled(slot, rng) for slot in slots]
+        assert self.recorded is not None
+        expected = refusal([a, b], out)
+        await self._start("replay", partial(self.recorded.replay, a, b, out), expected, cancel)
+        if expected is None:
+
+            def after(x: Array, y: Array, z: Array) -> Array:
+                first = mixed(x, y, z)
+                return mixed(first if b is out else y, first if a is out else x, first)
+
+            contents = combine(after, *(slot.contents for slot in slots))
+            slots[2].contents = either(contents, slots[2].contents, both=cancel is not None)
 
     async def _part(self, rng: random.Random, cancel: int | None) -> None:
         """The kernel on some rows of each buffer: views that may overlap."""

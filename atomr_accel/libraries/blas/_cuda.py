@@ -7,7 +7,8 @@ the places of their operands, not their layout: ``c.T = op(b).T @ op(a).T``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, final
+from ctypes import c_void_p
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
 
@@ -37,10 +38,28 @@ _COMPUTED: Final = {
 }
 """The type of alpha and beta of plain products."""
 
+_MOST_PRODUCTS: Final = 1000
+
 _NARROW: Final = ("float16", "bfloat16", "int8")
 
 _SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
 """The type of alpha and beta, by the beginning of the compute type."""
+
+
+class _Product(NamedTuple):
+    """A product with everything converted for the call but its addresses.
+
+    Attributes:
+        a, b, c: where those go.
+        calls: what to try, one after the other, until one succeeds.
+        function: which function they call.
+    """
+
+    a: c_void_p
+    b: c_void_p
+    c: c_void_p
+    calls: tuple[Callable[[], int], ...]
+    function: str
 
 
 @final
@@ -50,7 +69,7 @@ class CudaBlas:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._handle: Final = Handle(context, stream)
         self._pointer: Final = context.pointer
-        self._gemm_ex: Final = self._handle.functions["cublasGemmEx_64"]
+        self._products: dict[tuple[Any, ...], _Product] = {}
         self._fused: Final = FusedGemm(
             context, stream, load_cublas(), self._handle.value, self._scalar
         )
@@ -77,78 +96,104 @@ class CudaBlas:
         m, n, k, dtype = message.m, message.n, message.k, message.dtype
         if not m or not n:
             return
-        handle = self._handle
-        pointer = self._pointer
         if not k:
-            handle.scale(pointer(message.c), m * n, 1, dtype, message.beta)
+            self._handle.scale(self._pointer(message.c), m * n, 1, dtype, message.beta)
             return
-        cuda_type, scalars = CUDA_TYPES[dtype], _COMPUTED[dtype]
-        arguments = (
-            message.trans_b,
-            message.trans_a,
-            n,
-            m,
-            k,
-            handle.scalar(scalars, message.alpha),
-            pointer(message.b),
-            cuda_type,
-            k if message.trans_b else n,
-            pointer(message.a),
-            cuda_type,
-            m if message.trans_a else k,
-            handle.scalar(scalars, message.beta),
-            pointer(message.c),
-            cuda_type,
-            n,
-            COMPUTE_TYPES[dtype],
-            GEMM_DEFAULT,
-        )
-        status = 1
-        if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
-            status = self._gemm_ex(handle.small, *arguments)
-        if status:  # also where nothing goes without a workspace
-            status = self._gemm_ex(handle.value, *arguments)
-        if status:
-            raise handle.error("cublasGemmEx_64", status)
+        key = (m, n, k, dtype, message.trans_a, message.trans_b, message.alpha, message.beta)
+        product = self._products.get(key)
+        if product is None:
+            handles = [self._handle.value]
+            if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
+                handles.insert(0, self._handle.small)  # the other one where that does not do
+            product = self._keep(key, message, dtype, COMPUTE_TYPES[dtype], handles)
+        self._run(product, message)
 
     def _gemm_strided(self, message: GemmEx) -> None:
-        m, n, k = message.m, message.n, message.k
-        count = math.prod(message.batch)
-        if not m or not n or not count:
+        m, n, k, batch = message.m, message.n, message.k, message.batch
+        if not m or not n or 0 in batch:
             return
-        handle, pointer = self._handle, self._pointer
         if not k:
-            c = pointer(message.c)
-            handle.scale(c, count * m * n, 1, message.dtype_c, message.beta)
+            count = math.prod(batch)
+            c = self._pointer(message.c)
+            self._handle.scale(c, count * m * n, 1, message.dtype_c, message.beta)
             return
-        alpha, beta = self._scalars(message)
-        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
-        compute = COMPUTES[message.compute]
+        if len(batch) > 1:
+            self._gemm_by_pointers(message)
+            return
+        key = (
+            *(m, n, k, batch, message.strides_a, message.strides_b),
+            *(message.dtype, message.dtype_c, message.compute),
+            *(message.trans_a, message.trans_b, message.alpha, message.beta),
+        )
+        product = self._products.get(key)
+        if product is None:
+            handles = [self._handle.value]
+            compute = COMPUTES[message.compute]
+            product = self._keep(key, message, message.dtype_c, compute, handles)
+        self._run(product, message)
+
+    def _keep(
+        self,
+        key: tuple[Any, ...],
+        message: Gemm | GemmEx,
+        dtype_c: str,
+        compute: int,
+        handles: list[int | None],
+    ) -> _Product:
+        """Convert the arguments of a product, to be tried with one handle after the other."""
+        m, n, k = message.m, message.n, message.k
+        a, b, c = (c_void_p() for _ in range(3))
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[dtype_c]
+        row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
+        steps: tuple[tuple[int, ...], ...] = ((), (), ())
+        end: tuple[int, ...] = (compute, GEMM_DEFAULT)
+        function, alpha, beta = "cublasGemmEx_64", *self._scalars(message)
+        if isinstance(message, GemmEx):
+            function = "cublasGemmStridedBatchedEx_64"
+            steps = (message.strides_a or (0,), message.strides_b or (0,), (m * n,))
+            end = (math.prod(message.batch), *end)
+        arguments = (
+            *(message.trans_b, message.trans_a, n, m, k),
+            alpha,
+            *(b, a_type, row_b, *steps[1]),
+            *(a, a_type, row_a, *steps[0]),
+            beta,
+            *(c, c_type, n, *steps[2]),
+            *end,
+        )
+        calls = [self._handle.prepare(function, handle, *arguments) for handle in handles]
+        if len(self._products) >= _MOST_PRODUCTS:
+            self._products.clear()
+        product = self._products[key] = _Product(a, b, c, tuple(calls), function)
+        return product
+
+    def _run(self, product: _Product, message: Gemm | GemmEx) -> None:
+        pointer = self._pointer
+        product.a.value = pointer(message.a)
+        product.b.value = pointer(message.b)
+        product.c.value = pointer(message.c)
+        status = 0
+        for call in product.calls:
+            status = call()
+            if not status:
+                return
+        raise self._handle.error(product.function, status)
+
+    def _gemm_by_pointers(self, message: GemmEx) -> None:
+        """Products of which no single step leads from one to the next."""
+        pointer, batch, itemsize = self._pointer, message.batch, DTYPES[message.dtype].itemsize
+        m, n, k, count = message.m, message.n, message.k, math.prod(batch)
+        itemsize_c = DTYPES[message.dtype_c].itemsize
+        pointers = np.concatenate(
+            [
+                _places(pointer(message.b), batch, message.strides_b, itemsize),
+                _places(pointer(message.a), batch, message.strides_a, itemsize),
+                _places(pointer(message.c), (count,), (m * n,), itemsize_c),
+            ]
+        )
         sizes = (message.trans_b, message.trans_a, n, m, k)
         row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
-        if len(message.batch) > 1:
-            itemsize = DTYPES[message.dtype].itemsize
-            pointers = np.concatenate(
-                [
-                    _places(pointer(message.b), message.batch, message.strides_b, itemsize),
-                    _places(pointer(message.a), message.batch, message.strides_a, itemsize),
-                    _places(
-                        pointer(message.c), (count,), (m * n,), DTYPES[message.dtype_c].itemsize
-                    ),
-                ]
-            )
-            self._batched(message, sizes, (row_b, row_a, n), pointers, count)
-            return
-        handle.call(
-            "cublasGemmStridedBatchedEx_64",
-            *sizes,
-            alpha,
-            *(pointer(message.b), a_type, row_b, message.strides_b[0] if message.batch else 0),
-            *(pointer(message.a), a_type, row_a, message.strides_a[0] if message.batch else 0),
-            beta,
-            *(pointer(message.c), c_type, n, m * n),
-            *(count, compute, GEMM_DEFAULT),
-        )
+        self._batched(message, sizes, (row_b, row_a, n), pointers, count)
 
     def _gemm_list(self, message: GemmList) -> None:
         handle, pointer = self._handle, self._pointer
@@ -276,8 +321,11 @@ class CudaBlas:
         """A pointer to a scalar of a plain product."""
         return self._handle.scalar(_COMPUTED[dtype], value)
 
-    def _scalars(self, message: GemmEx | GemmList) -> tuple[Any, Any]:
-        kind = _scalar_type(message.compute, message.dtype)
+    def _scalars(self, message: Gemm | GemmEx | GemmList) -> tuple[Any, Any]:
+        if isinstance(message, Gemm):
+            kind = _COMPUTED[message.dtype]
+        else:
+            kind = _scalar_type(message.compute, message.dtype)
         handle = self._handle
         return handle.scalar(kind, message.alpha), handle.scalar(kind, message.beta)
 

@@ -62,6 +62,7 @@ class Handle:
 
     Attributes:
         functions: cuBLAS's, by name.
+        prepare: makes calls of them that are repeated; see ``VendorLibrary.prepare``.
         value: the handle.
         small: a second handle that has no workspace. cuBLAS splits small products along
             k, which needs a workspace and a second kernel; where launching takes longer
@@ -74,6 +75,7 @@ class Handle:
         self._context: Final = context
         self._stream: Final = stream
         self.functions: Final = self._library.functions
+        self.prepare: Final = self._library.prepare
         self.pointer: Final = context.pointer
         self.value: Final = self._create()
         self.small: Final = self._create()

@@ -20,12 +20,15 @@ from ._attention_call import (
 from ._attention_graph import Question, rounded_up
 from ._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
 from ._attention_options import AttentionOptions, Options, checked
-from ._run import Facade, Output
+from ._messages import RunGraph
+from ._run import LANE, Facade, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import GpuRef
+    from .._perform import Prepared
+    from ._run import Bound
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
@@ -84,7 +87,7 @@ class FlashAttention(Facade):
 
         def make() -> Call:
             call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False)
-            return _forward(call, self._shape(call.question), out, return_lse=return_lse)
+            return forward(call, self._shape(call.question), out, return_lse=return_lse)
 
         return await self._attend("dnn.flash_attention", make)
 
@@ -191,7 +194,7 @@ class FlashAttention(Facade):
                 backward=False,
             )
             shape = (*q.shape[:2], call.question.value_size)
-            return _forward(call, shape, out, return_lse=return_lse, lse=q.shape[:2])
+            return forward(call, shape, out, return_lse=return_lse, lse=q.shape[:2])
 
         return await self._attend("dnn.flash_attention_varlen", make)
 
@@ -299,7 +302,7 @@ class FlashAttention(Facade):
             call = self._cached(
                 q, k_cache, v_cache, k, v, cache_seqlens, block_table, max_seqlen_k, chosen
             )
-            return _forward(call, self._shape(call.question), out, return_lse=return_lse)
+            return forward(call, self._shape(call.question), out, return_lse=return_lse)
 
         return await self._attend("dnn.flash_attention_with_kvcache", make)
 
@@ -349,7 +352,7 @@ class FlashAttention(Facade):
                 q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False, dtypes=FP8
             )
             self._scales(call, scales, FP8_SCALES)
-            call = _forward(call, self._shape(call.question), out, return_lse=True)
+            call = forward(call, self._shape(call.question), out, return_lse=True)
             for name in ("amax_s", "amax_o"):
                 call.outputs[name] = Output(())
             call.results = ("o", "stats", "amax_s", "amax_o")
@@ -417,17 +420,38 @@ class FlashAttention(Facade):
 
     # --- calls ----------------------------------------------------------------------------
 
-    async def _attend(self, name: str, make: Callable[[], Call]) -> Any:
-        """Run a call. ``make`` checks everything, each time before it is sent."""
+    async def _attend(
+        self,
+        name: str,
+        make: Callable[[], Call],
+        *,
+        sent: Callable[[], None] | None = None,
+    ) -> Any:
+        """Run a call.
+
+        Args:
+            name: what to call the op.
+            make: checks everything; called again each time before it is sent.
+            sent: called when the message that ``make`` made last is being sent.
+        """
         device, plans = self._device, self._plans
         call = make()
+
+        def bind() -> Bound:
+            nonlocal call
+            call = make()
+            return call.bound(plans)
+
+        def wrap(prepared: Prepared) -> Prepared:
+            wrapped = call.wrapped(plans, device.memory, prepared)
+            final = isinstance(prepared.message, RunGraph)
+            if sent is not None and final and LANE.name in device.ports:
+                sent()
+            return wrapped
+
         if not call.making and call.appending is None:
-            return await self._run(name, lambda: make().bound(plans))
-        return await self._run(
-            name,
-            lambda: make().bound(plans),
-            wrap=lambda prepared: call.wrapped(plans, device.memory, prepared),
-        )
+            return await self._run(name, bind)
+        return await self._run(name, bind, wrap=wrap)
 
     def _dense(
         self,
@@ -586,7 +610,8 @@ class FlashAttention(Facade):
         call.making["seq_len_q"] = Making(None, batch, addend=queries)
         call.making["seq_len_kv"] = Making(cache_seqlens, batch, addend=new)
         if k is not None and v is not None:
-            call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table)
+            columns = 1 if block_table is None else _columns(block_table)
+            call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)
         return call
 
     def _new(
@@ -625,7 +650,7 @@ class FlashAttention(Facade):
                 "sequences"
             )
         pages, page = k.shape[:2]
-        inputs["table_k"] = inputs["table_v"] = block_table
+        inputs["table"] = block_table
         most = min(keys, columns * page)
         return question._replace(page=page, pages=pages, columns=columns, keys=most)
 
@@ -674,7 +699,7 @@ _PAGES: Final = "pages, page, heads, size"
 _NOT_FP8: Final = (*("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset"),)
 
 
-def _forward(
+def forward(
     call: Call,
     shape: tuple[int, ...],
     out: GpuRef | None,

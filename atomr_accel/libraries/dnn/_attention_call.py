@@ -9,10 +9,10 @@ from ..._dtypes import DTYPES
 from .._arguments import usable, writable
 from ._attention_graph import Attention, Question, attention_graph
 from ._run import Bound, Output
-from ._sequence_messages import Append, Attend, Derived
+from ._sequence_messages import Append, Attend, Derived, Upload
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef, MemoryMap
+    from ...memory import Block, GpuRef, MemoryMap
     from .._perform import Prepared
     from ._attention_options import Options
     from ._run import PlanCache
@@ -32,6 +32,7 @@ class Making(NamedTuple):
         length: how many.
         multiplier, addend: numbers.
         differences: whether they are made from differences of neighbours.
+        data: the integers themselves, where the program has them.
     """
 
     source: GpuRef | None
@@ -39,6 +40,7 @@ class Making(NamedTuple):
     multiplier: int = 1
     addend: int = 0
     differences: bool = False
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,47 +50,70 @@ class Appending:
     Attributes:
         k, v: what is new, (batch, new, heads, size).
         k_cache, v_cache: the caches, (pages, page, heads, size).
-        lengths: of the sequences before, int32 (batch,).
-        table: pages of the sequences, int32 (batch, columns); None where page i is
-            sequence i.
+        lengths: of the sequences before, int32 (batch,); None where the call uploads the
+            lengths afterwards.
+        table: pages of the sequences, int32 (batch, columns); None where the call uploads
+            it, or where page i is sequence i.
+        columns: of the table; 1 where there is none.
+        copies: pages to copy first, from and to, in all layers.
+        k_layers, v_layers: the caches of all layers, (layers, pages, page, heads, size).
     """
 
     k: GpuRef
     v: GpuRef
     k_cache: GpuRef
     v_cache: GpuRef
-    lengths: GpuRef
-    table: GpuRef | None
+    lengths: GpuRef | None = None
+    table: GpuRef | None = None
+    columns: int = 1
+    copies: tuple[tuple[int, int], ...] = ()
+    k_layers: GpuRef | None = None
+    v_layers: GpuRef | None = None
 
-    def message(self) -> Append:
-        """What the lane executes."""
+    def message(self, lengths: Any, table: Any) -> Append:
+        """What the lane executes.
+
+        Args:
+            lengths: where lengths are that the call uploads.
+            table: where its table is; 0 for none.
+        """
         pages, page = self.k_cache.shape[:2]
         batch, new = self.k.shape[:2]
-        table = self.table
+        before = self.lengths
         return Append(
             k=self.k._block.address,
             v=self.v._block.address,
             k_cache=self.k_cache._block.address,
             v_cache=self.v_cache._block.address,
-            lengths=self.lengths._block.address,
-            table=0 if table is None else table._block.address,
+            lengths=lengths if before is None else before._block.address,
+            table=table if self.table is None else self.table._block.address,
             batch=batch,
             new=new,
             pages=pages,
             page=page,
-            columns=1 if table is None else table.shape[1],
+            columns=self.columns,
             k_bytes=self.k_cache.nbytes // (pages * page),
             v_bytes=self.v_cache.nbytes // (pages * page),
+            shift=-new if before is None else 0,
+            copies=self.copies,
+            layers=1 if self.k_layers is None else self.k_layers.shape[0],
+            k_layers=0 if self.k_layers is None else self.k_layers._block.address,
+            v_layers=0 if self.v_layers is None else self.v_layers._block.address,
         )
 
-    def reads(self) -> list[tuple[str, GpuRef]]:
-        """What is read, with names."""
-        read = [("k", self.k), ("v", self.v), ("cache_seqlens", self.lengths)]
-        return read if self.table is None else [*read, ("block_table", self.table)]
-
-    def writes(self) -> list[tuple[str, GpuRef]]:
-        """What is written, with names."""
-        return [("k_cache", self.k_cache), ("v_cache", self.v_cache)]
+    def blocks(self, memory: MemoryMap) -> tuple[list[Block], list[Block]]:
+        """What is read, and what is written."""
+        reads = {
+            "k": self.k,
+            "v": self.v,
+            "cache_seqlens": self.lengths,
+            "block_table": self.table,
+        }
+        writes = {"k_cache": self.k_cache, "v_cache": self.v_cache}
+        return (
+            [usable(ref, memory, name) for name, ref in reads.items() if ref is not None],
+            [writable(ref, memory, name) for name, ref in writes.items()],
+        )
 
 
 @final
@@ -135,22 +160,28 @@ class Call:
         addresses = getattr(run, "run", run).addresses
         places = dict(zip(graph.program.buffers, addresses, strict=True))
         reads, writes = [*prepared.reads], [*prepared.writes]
-        derived = []
+        uploads, derived = [], []
         for name, making in self.making.items():
+            id_ = graph.ids[name]
+            if making.data:
+                uploads.append(Upload(places[id_], making.data))
+                continue
             source: Any = 0
             if making.source is not None:
                 reads.append(usable(making.source, memory, name))
                 source = making.source._block.address
-            id_ = graph.ids[name]
             wide = graph.program.graph.tensors[id_].dtype == "int64"
             numbers = (making.length, making.multiplier, making.addend, making.differences)
             derived.append(Derived(places[id_], source, *numbers, wide))
         append = None
         if self.appending is not None:
-            reads += [usable(ref, memory, name) for name, ref in self.appending.reads()]
-            writes += [writable(ref, memory, name) for name, ref in self.appending.writes()]
-            append = self.appending.message()
-        message = Attend(append, tuple(derived), run)
+            for blocks, more in zip((reads, writes), self.appending.blocks(memory), strict=True):
+                blocks.extend(more)
+            uploaded = "table" in self.making
+            append = self.appending.message(
+                places[graph.ids["seq_len_kv"]], places[graph.ids["table"]] if uploaded else 0
+            )
+        message = Attend(tuple(uploads), append, tuple(derived), run)
         return prepared._replace(message=message, reads=reads, writes=writes)
 
     def _graph(self, plans: PlanCache) -> Attention:

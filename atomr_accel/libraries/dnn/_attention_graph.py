@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from ._attention_nodes import CONSTANTS, FP8_BACKWARD_SCALES, FP8_SCALES, attention_constants
+from ._attention_nodes import (
+    CONSTANTS,
+    FP8_BACKWARD_SCALES,
+    FP8_SCALES,
+    TABLES,
+    attention_constants,
+)
 from ._graph import Builder
 from ._run import Program
 
@@ -158,9 +164,9 @@ class _Maker:
         given["q"] = self._queries("q", question.size, "offsets_q")
         for name, size in (("k", question.size), ("v", question.value_size)):
             given[name] = self._keys(name, size)
-            if question.page:
-                shape = (question.batch, 1, question.columns, 1)
-                given[f"paged_attention_{name}_table"] = self._add(f"table_{name}", shape, "int32")
+        if question.page:
+            table = self._add("table", (question.batch, 1, question.columns, 1), "int32")
+            given |= dict.fromkeys(TABLES, table)
         if question.lengths:
             for name in ("seq_len_q", "seq_len_kv"):
                 given[name] = self._add(name, (question.batch, 1, 1, 1), "int32")

@@ -9,7 +9,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ._philox import kept
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Derived, Upload
+from ._sequence_messages import Append, Attend, Clear, Derived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,17 +36,21 @@ class CpuSequences:
         self._others: Final = handlers
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Attend: self._attend,
-            Append: self._append,
-            Upload: self._upload,
+            Clear: self._clear,
             Dropout: self._dropout,
         }
 
     def _attend(self, message: Attend) -> Any:
         self._context.check()
+        for upload in message.uploads:
+            data = np.frombuffer(upload.data, np.uint8)
+            self._context.bytes_at(upload.target, len(data))[...] = data
         if message.append is not None:
             self._append(message.append)
         for derived in message.derived:
             self._derive(derived)
+        if message.run is None:
+            return None
         return self._others[type(message.run)](message.run)
 
     def _derive(self, derived: Derived) -> None:
@@ -62,7 +66,6 @@ class CpuSequences:
 
     def _append(self, message: Append) -> None:
         context = self._context
-        context.check()
         page, pages = message.page, message.pages
         for source, target in message.copies:
             for base, size in (
@@ -75,7 +78,7 @@ class CpuSequences:
         if not message.batch or not message.new:
             return
         place = context.array(message.lengths, (message.batch, 1), _INT32).astype(np.int64)
-        place = place + np.arange(message.new)
+        place = place + message.shift + np.arange(message.new)
         fits = (place >= 0) & (place < page * message.columns)
         found = np.broadcast_to(np.arange(message.batch)[:, None], place.shape)
         if message.table:
@@ -90,10 +93,9 @@ class CpuSequences:
             fresh = context.array(source, (*place.shape, size), DTYPES["uint8"])
             context.array(cache_at, (pages * page, size), DTYPES["uint8"])[rows] = fresh[fits]
 
-    def _upload(self, message: Upload) -> None:
+    def _clear(self, message: Clear) -> None:
         self._context.check()
-        data = np.frombuffer(message.data, np.uint8)
-        self._context.bytes_at(message.target, len(data))[...] = data
+        self._context.bytes_at(message.target, message.nbytes)[...] = 0
 
     def _dropout(self, message: Dropout) -> None:
         self._context.check()

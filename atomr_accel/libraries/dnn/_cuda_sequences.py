@@ -14,7 +14,7 @@ from .._cuda_kernels import Arguments, Kernels
 from .._device_code import C_TYPES
 from ._philox import threshold
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Derived, Upload
+from ._sequence_messages import Append, Attend, Clear, Derived, Upload
 from ._source import MOST_DERIVED, SOURCE
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class CudaSequences:
         self._others: Final = handlers
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Attend: self._attend,
-            Append: self._append,
-            Upload: self._upload,
+            Clear: self._clear,
             Dropout: self._dropout,
         }
 
@@ -77,10 +76,14 @@ class CudaSequences:
         self._kernels.close()
 
     def _attend(self, message: Attend) -> Any:
+        for upload in message.uploads:
+            self._upload(upload)
         if message.append is not None:
             self._append(message.append)
         if message.derived:
             self._derive(message.derived)
+        if message.run is None:
+            return None
         return self._others[type(message.run)](message.run)
 
     def _derive(self, lists: tuple[Derived, ...]) -> None:
@@ -117,7 +120,7 @@ class CudaSequences:
             count = message.batch * message.new * width
             name = f"append<{_PIECES.get(piece, 'unsigned char')}>"
             shape = (count, width, message.new, page, message.columns, message.pages)
-            self._launch(name, count, struct.pack("<10Q", *places, *shape))
+            self._launch(name, count, struct.pack("<10Qq", *places, *shape, message.shift))
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         check(
@@ -140,6 +143,13 @@ class CudaSequences:
                 "cuMemcpyHtoDAsync",
                 driver.cuMemcpyHtoDAsync(pointer + start, address + start, size, stream),
             )
+
+    def _clear(self, message: Clear) -> None:
+        target = self._pointer(message.target)
+        check(
+            "cuMemsetD8Async",
+            driver.cuMemsetD8Async(target, 0, message.nbytes, self._stream.handle),
+        )
 
     def _dropout(self, message: Dropout) -> None:
         count, position = message.count, message.offset

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from ._attention import FlashAttention
 from ._conv import Convolutions
 from ._norm import Normalizations
+from ._paged import Caches
 from ._pointwise import Activations
 from ._rnn import Recurrent
 from ._routines import Routines
@@ -15,7 +15,7 @@ from ._user import Graphs
 
 
 @final
-class Dnn(Convolutions, Normalizations, Activations, Graphs, FlashAttention, Recurrent, Routines):
+class Dnn(Convolutions, Normalizations, Activations, Graphs, Caches, Recurrent, Routines):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on

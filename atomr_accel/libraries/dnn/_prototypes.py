@@ -7,6 +7,7 @@ from functools import cache
 from typing import Final
 
 from .._vendor import Prototypes, VendorLibrary
+from ._routine_prototypes import ENUMS as ROUTINE_ENUMS
 from ._routine_prototypes import ROUTINES
 
 STATUS_NAME: Final = "cudnnGetErrorString"
@@ -19,7 +20,7 @@ PROTOTYPES: Final[Prototypes] = {
 }
 """Functions that return a status."""
 
-ENUMS: Final[dict[str, int]] = {}
+ENUMS: Final[dict[str, int]] = {**ROUTINE_ENUMS}
 """Values of the header's enumerations."""
 
 DATA_TYPES: Final[dict[str, str]] = {

@@ -35,11 +35,12 @@ class Append(Message, frozen=True):
     Attributes:
         k, v: addresses of what is new, (batch, new) rows.
         k_cache, v_cache: addresses of caches, (pages, page) rows.
-        lengths: address of how long each sequence is before, int32.
+        lengths: address of int32: where each sequence's first new row goes, less ``shift``.
         table: address of each sequence's pages, int32 (batch, columns).
         batch, new: sizes.
         pages, page, columns: sizes.
         k_bytes, v_bytes: of a row.
+        shift: see ``lengths``.
         copies: pages to copy first, from and to, in each of ``layers`` caches that lie one
             after the other.
         layers: how many there are.
@@ -59,28 +60,43 @@ class Append(Message, frozen=True):
     columns: int
     k_bytes: int
     v_bytes: int
+    shift: int = 0
     copies: tuple[tuple[int, int], ...] = ()
     layers: int = 1
     k_layers: int = 0
     v_layers: int = 0
 
 
+class Upload(msgspec.Struct, frozen=True, array_like=True):
+    """A few bytes for the device.
+
+    Attributes:
+        target: address of where they go.
+        data: the bytes.
+    """
+
+    target: int
+    data: bytes
+
+
 class Attend(Message, frozen=True):
     """Run a graph of attention, after making what it reads; answered as the run is.
 
     Attributes:
-        append: what to write to a cache before; None for nothing.
+        uploads: what comes from the program.
+        append: what to write to a cache; None for nothing.
         derived: integers to make.
-        run: the graph.
+        run: the graph; None for none.
     """
 
+    uploads: tuple[Upload, ...]
     append: Append | None
     derived: tuple[Derived, ...]
-    run: RunGraph | TuneGraph
+    run: RunGraph | TuneGraph | None
 
 
-class Upload(Message, frozen=True):
-    """Put a few bytes where others of these messages find them."""
+class Clear(Message, frozen=True):
+    """Fill memory with zeros."""
 
     target: int
-    data: bytes
+    nbytes: int

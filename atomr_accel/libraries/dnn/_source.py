@@ -45,11 +45,11 @@ __global__ void derive(Lists lists, u64 longest, u64 count) {
 // which a row has "width". What has no page, or none that exists, is not written.
 template <class T>
 __global__ void append(T* cache, const T* rows, const int* lengths, const int* table, u64 count,
-                       u64 width, u64 fresh, u64 page, u64 columns, u64 pages) {
+                       u64 width, u64 fresh, u64 page, u64 columns, u64 pages, i64 shift) {
   const u64 step = (u64)gridDim.x * blockDim.x;
   for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
     const u64 row = at / width, sequence = row / fresh;
-    const i64 place = (i64)lengths[sequence] + (i64)(row % fresh);
+    const i64 place = (i64)lengths[sequence] + shift + (i64)(row % fresh);
     if (place < 0 || (u64)place >= page * columns) continue;
     const i64 found = table ? table[sequence * columns + place / page] : (i64)sequence;
     if (found < 0 || (u64)found >= pages) continue;
