@@ -312,13 +312,18 @@ async def test_an_algorithm_is_looked_up_once(device: Device) -> None:
         return sum(lane.submitted for lane in lanes if lane.name == "blaslt")
 
     a = await device.put(np.ones((16, 16), np.float32))
-    await device.blaslt.matmul(a, a)
+    async with device.batch() as batch:  # where the lane has to choose
+        batch.blaslt.matmul(a, a)
+        batch.blaslt.matmul(a, a, autotune=True)
     assert submitted() == 2
+    assert device.blaslt.statistics().algorithms == 0
+    await device.blaslt.matmul(a, a)
+    assert submitted() == 4
     for _ in range(3):
         await device.blaslt.matmul(a, a)
-    assert submitted() == 5
-    await device.blaslt.matmul(a, a, trans_a=True)
     assert submitted() == 7
+    await device.blaslt.matmul(a, a, trans_a=True)
+    assert submitted() == 9
     await device.blaslt.matmul(a, a, autotune=True)
     found = device.blaslt.statistics()
     assert (found.plans, found.algorithms, found.tuned) == (2, 3, 1)

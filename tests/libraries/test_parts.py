@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atomr_accel.libraries import overlap
+from atomr_accel.libraries.blas._checks import require_all_apart
+from atomr_accel.memory import GpuRef, MemoryMap
+from atomr_accel.memory._map import Slab
 
 from .conformance import MARKS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from atomr_accel import Device, GpuRef
+    from atomr_accel import Device
 
     Call = Callable[[Device, GpuRef, GpuRef, GpuRef], Awaitable[Any]]
 
@@ -67,6 +76,37 @@ CALLS: dict[str, Call] = {
     ),
 }
 """What reads x, 32 numbers, and m, a matrix, and writes to y, 32 others."""
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 30), st.integers(0, 8), st.booleans()),
+        max_size=8,
+    )
+)
+def test_lists_of_parts_are_told_apart_as_one_by_one(
+    spans: list[tuple[int, int, int, bool]],
+) -> None:
+    memory = MemoryMap("test:0")
+    memory.bump()
+    memory.add_slab(Slab(memory.new_slab_id(), 1 << 20, -1, sealed=False))
+    buffers = []
+    for _ in range(2):
+        block = memory.allocate(40)
+        assert block is not None
+        buffers.append(GpuRef(block, (40,), np.dtype(np.uint8), 40))
+    refs = [buffers[which][start : start + size] for which, start, size, _ in spans]
+    written = [(f"w{i}", ref) for i, ref in enumerate(refs) if spans[i][3]]
+    read = [(f"r{i}", ref) for i, ref in enumerate(refs) if not spans[i][3]]
+    bad = any(
+        overlap(one, other) and one.size and other.size
+        for (_, one), (_, other) in (
+            *itertools.combinations(written, 2),
+            *itertools.product(written, read),
+        )
+    )
+    with pytest.raises(ValueError, match="share memory") if bad else contextlib.nullcontext():
+        require_all_apart(written, read, "it")
 
 
 @pytest.mark.parametrize("name", CALLS)

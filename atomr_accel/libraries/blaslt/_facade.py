@@ -32,9 +32,6 @@ LANE: Final = LaneSpec(
 WORKSPACE: Final = 32 << 20
 """The most memory that an algorithm may want: what the vendor recommends for Hopper."""
 
-_UNKNOWN: Final = 4 << 20
-"""What an algorithm gets that the lane has to choose by itself, in a batch."""
-
 _CANDIDATES: Final = 8
 _MOST_CHOICES: Final = 4096
 
@@ -85,7 +82,7 @@ class BlasLt:
     """
 
     def __init__(self, device: Submitter) -> None:
-        self._device = device
+        self._device = self._asked = device
         self._plans: dict[Question, Plan] = {}
         self._choices: dict[tuple[bytes, bool], _Choice] = {}
         self._workspaces = Workspaces(LANE.ways, WORKSPACE)
@@ -231,14 +228,16 @@ class BlasLt:
 
     async def _choose(self, call: Call, spec: bytes, autotune: bool) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
+        if self._device is not self._asked:
+            # A batch gets no answers: the lane has to choose by itself.
+            return b"", 0 if self._device.backend == "cpu" else WORKSPACE
         candidates = await self._candidates(spec, _CANDIDATES if autotune else 1)
         if autotune and len(candidates) > 1:
             candidates = await self._tune(call, candidates)
         choice = candidates[0]
-        if choice[0]:
-            if len(self._choices) >= _MOST_CHOICES:
-                self._choices.clear()
-            self._choices[spec, autotune] = choice
+        if len(self._choices) >= _MOST_CHOICES:
+            self._choices.clear()
+        self._choices[spec, autotune] = choice
         return choice
 
     async def _candidates(self, spec: bytes, most: int) -> list[_Choice]:
@@ -247,8 +246,6 @@ class BlasLt:
         answer = await perform(
             self._device, LANE, "blaslt.heuristic", lambda _room: Prepared(message, (), ())
         )
-        if answer is None:  # inside a batch there is no answer yet: the lane has to choose
-            return [(b"", _UNKNOWN)]
         return [(algorithm, nbytes) for algorithm, nbytes in answer]
 
     async def _tune(self, call: Call, candidates: list[_Choice]) -> list[_Choice]:
@@ -261,5 +258,4 @@ class BlasLt:
             assert isinstance(message, Matmul)
             return Prepared(Tune(message, tuple(candidates)), reads, writes)
 
-        best = await perform(self._device, LANE, "blaslt.tune", prepare)
-        return candidates if best is None else [candidates[best]]
+        return [candidates[await perform(self._device, LANE, "blaslt.tune", prepare)]]
