@@ -590,4 +590,148 @@ CACHED = [
     ),
 ]
 
-OPERATIONS = [*DENSE, *BACKWARD, *RAGGED, *CACHED]
+# --- fp8 ----------------------------------------------------------------------------------
+
+E4M3 = "float8_e4m3fn"
+FORWARD_SCALES = {
+    "descale_q": 0.5,
+    "descale_k": 2.0,
+    "descale_v": 0.25,
+    "descale_s": 1 / 128,
+    "scale_s": 128.0,
+    "scale_o": 8.0,
+}
+BACKWARD_SCALES = {
+    **FORWARD_SCALES,
+    "descale_o": 1 / 8,
+    "descale_dO": 0.5,
+    "descale_dP": 1 / 64,
+    "scale_dP": 64.0,
+    "scale_dQ": 8.0,
+    "scale_dK": 8.0,
+    "scale_dV": 4.0,
+}
+del BACKWARD_SCALES["scale_o"]
+
+
+def scalars(scales: dict[str, float]) -> list[Array]:
+    return [np.array(value, np.float32) for value in scales.values()]
+
+
+def fp8_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
+    return (*dense_inputs(sample, **case), *scalars(FORWARD_SCALES))
+
+
+def fp8_options(case: Case) -> dict[str, Any]:
+    return {name: value for name, value in options(case).items() if name != "softcap"}
+
+
+async def call_fp8(device: Any, q: Any, k: Any, v: Any, *given: Any, **case: Any) -> Any:
+    scales = dict(zip(FORWARD_SCALES, given, strict=True))
+    return await device.dnn.flash_attention_fp8(q, k, v, scales=scales, **fp8_options(case))
+
+
+def descaled(scales: dict[str, float], **arrays: Array) -> list[Array]:
+    return [array * scales[f"descale_{name}"] for name, array in arrays.items()]
+
+
+def expect_fp8(q: Array, k: Array, v: Array, *given: Any, **case: Any) -> tuple[Near, ...]:
+    del given
+    mask = mask_of(case)
+    wide = descaled(FORWARD_SCALES, q=q, k=k, v=v)
+    parts = [attention(a, b, c, mask) for a, b, c in zip(*wide, strict=True)]
+    o, lse, size = (np.stack(part) for part in zip(*parts, strict=True))
+    p = max(
+        shares(a[:, h], b[:, h * b.shape[1] // a.shape[1]], mask, h, None, None, None)[0].max()
+        for a, b, _ in zip(*wide, strict=True)
+        for h in range(q.shape[2])
+    )
+    scale = FORWARD_SCALES["scale_o"]
+    return (
+        Near(o * scale, size * scale),
+        Near(lse.swapaxes(1, 2), dtype="float32", slack=max(LSE_SLACK, 1e-5)),
+        # A device may round probabilities before they are divided by their sum.
+        Near(p, dtype="float32", slack=1.0 if on_cuda() else 1e-5),
+        Near(abs(o).max(), dtype="float32", slack=0.125 * size.max()),
+    )
+
+
+def fp8_backward_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
+    q, k, v = dense_inputs(sample, **case)
+    wide = [each.astype(np.float64) for each in (q, k, v)]
+    o, lse, *_ = (each.value for each in expect_fp8(*wide, **case))
+    do = sample.array(*o.shape)
+    scales = scalars(BACKWARD_SCALES)
+    return (do, q, k, v, o.astype(q.dtype), lse.astype(np.float32), *scales)
+
+
+async def call_fp8_backward(
+    device: Any, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any, **case: Any
+) -> Any:
+    scales = dict(zip(BACKWARD_SCALES, given, strict=True))
+    return await device.dnn.flash_attention_fp8_backward(
+        do, q, k, v, o, lse, scales=scales, **fp8_options(case)
+    )
+
+
+def expect_fp8_backward(
+    do: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, *given: Any, **case: Any
+) -> tuple[Near, ...]:
+    del given, lse
+    scales = BACKWARD_SCALES
+    wide = descaled(scales, dO=do, q=q, k=k, v=v, o=o)
+    mask = mask_of(case)
+    found = [gradients(a, b, c, d, e, mask) for a, b, c, d, e in zip(*wide, strict=True)]
+    results, largest = [], []
+    # What is rounded to nothing: the smallest steps of fp8, over all that is summed.
+    steps = 2.0**-10 * max(q.shape[1], k.shape[1])
+    for name in "qkv":
+        value = np.stack([getattr(each, name) for each in found])
+        size = np.stack([getattr(each, f"{name}_size") for each in found])
+        scale = scales[f"scale_d{name.upper()}"]
+        lost = steps * (1.0 if name == "v" else scales["descale_dP"]) * scale
+        results.append(Near(value * scale, size * scale, slack=lost))
+        most = 0.25 * size.max() + lost
+        largest.append(Near(abs(value).max(), dtype="float32", slack=most))
+    ds = max(abs(each.bias).max() for each in found) / math.sqrt(q.shape[-1])
+    size = max(each.bias_size.max() for each in found) / math.sqrt(q.shape[-1])
+    return (*results, *largest, Near(ds, dtype="float32", slack=0.25 * size))
+
+
+FP8_CASES: list[Case] = [
+    {"size": 128},
+    {"size": 128, "causal": True, "kv_heads": 2},
+    {"size": 128, "queries": 24, "keys": 64, "window": (30, -1), "align": "top_left"},
+]
+FP8 = [
+    Operation(
+        "dnn.flash_attention_fp8",
+        (E4M3,),
+        [*FP8_CASES[:2], {"size": 64}],
+        fp8_inputs,
+        call_fp8,
+        expect_fp8,
+        factor=1.0,
+    ),
+    Operation(
+        "dnn.flash_attention_fp8_backward",
+        (E4M3,),
+        FP8_CASES[:2],
+        fp8_backward_inputs,
+        call_fp8_backward,
+        expect_fp8_backward,
+        factor=1.5,
+    ),
+    Operation(
+        "dnn.flash_attention_fp8.window",
+        (E4M3,),
+        FP8_CASES[2:],
+        fp8_inputs,
+        call_fp8,
+        expect_fp8,
+        factor=1.0,
+        may_refuse=(E4M3,),
+    ),
+]
+
+OPERATIONS = [*DENSE, *BACKWARD, *RAGGED, *CACHED, *FP8]

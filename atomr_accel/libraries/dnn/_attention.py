@@ -103,6 +103,7 @@ class FlashAttention(Facade):
         seqlens_q: GpuRef | None = None,
         seqlens_k: GpuRef | None = None,
         layout: str = "bshd",
+        grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
         **options: Unpack[AttentionOptions],
     ) -> tuple[GpuRef, ...]:
         """The gradients of ``flash_attention``, called with the same options.
@@ -119,6 +120,7 @@ class FlashAttention(Facade):
             seqlens_q: as before.
             seqlens_k: as before.
             layout: as before.
+            grads: where to put the gradients by q, k and v. Made if absent.
             **options: as before.
 
         Returns:
@@ -134,7 +136,7 @@ class FlashAttention(Facade):
             call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=True)
             question = call.question
             shape = (question.batch, question.heads, question.queries)
-            return self._backward(call, dout, out, lse, self._shape(question), shape)
+            return self._backward(call, dout, out, lse, self._shape(question), shape, grads)
 
         return _tuple(await self._attend("dnn.flash_attention_backward", make))
 
@@ -210,6 +212,8 @@ class FlashAttention(Facade):
         cu_seqlens_k: GpuRef,
         max_seqlen_q: int,
         max_seqlen_k: int,
+        *,
+        grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
         **options: Unpack[AttentionOptions],
     ) -> tuple[GpuRef, ...]:
         """The gradients of ``flash_attention_varlen``, called with the same options.
@@ -225,6 +229,7 @@ class FlashAttention(Facade):
             cu_seqlens_k: as before.
             max_seqlen_q: as before.
             max_seqlen_k: as before.
+            grads: where to put the gradients by q, k and v. Made if absent.
             **options: as before.
 
         Returns:
@@ -248,7 +253,7 @@ class FlashAttention(Facade):
                 backward=True,
             )
             shape = (*q.shape[:2], call.question.value_size)
-            return self._backward(call, dout, out, lse, shape, q.shape[:2])
+            return self._backward(call, dout, out, lse, shape, q.shape[:2], grads)
 
         return _tuple(await self._attend("dnn.flash_attention_varlen_backward", make))
 
@@ -662,6 +667,7 @@ class FlashAttention(Facade):
         lse: GpuRef,
         shape: tuple[int, ...],
         stats: tuple[int, ...],
+        grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
     ) -> Call:
         """Add what the backward pass reads and writes."""
         memory, inputs, question = self._device.memory, call.inputs, call.question
@@ -670,13 +676,24 @@ class FlashAttention(Facade):
         require(out, memory, "out", dtype, shape)
         require(lse, memory, "lse", (_FLOAT32,), stats)
         inputs.update(o=out, dO=dout, stats=lse)
-        results = [("dQ", inputs["q"].shape), ("dK", inputs["k"].shape), ("dV", inputs["v"].shape)]
-        if question.dbias:
-            results.append(("dBias", inputs["bias"].shape))
-        if question.sink:
-            results.append(("dSink_token", inputs["sink"].shape))
-        call.outputs.update({name: Output(each) for name, each in results})
-        call.results = tuple(name for name, _ in results)
+        results = {
+            name: Output(inputs[like].shape)
+            for name, like, wanted in (
+                ("dQ", "q", True),
+                ("dK", "k", True),
+                ("dV", "v", True),
+                ("dBias", "bias", question.dbias),
+                ("dSink_token", "sink", question.sink),
+            )
+            if wanted
+        }
+        for name, ref, like in zip(("dQ", "dK", "dV"), grads or (), "qkv", strict=False):
+            require(ref, memory, f"grads ({name})", dtype, inputs[like].shape)
+            results[name] = Output(inputs[like].shape, ref, f"grads ({name})")
+        if grads is not None and len(grads) != 3:
+            raise ValueError(f"grads must be three buffers, for q, k and v, not {len(grads)}")
+        call.outputs.update(results)
+        call.results = tuple(results)
         return call
 
     def _scales(self, call: Call, scales: dict[str, GpuRef], names: tuple[str, ...]) -> None:
