@@ -304,6 +304,11 @@ class Port:
         """Send what is queued, as far as the socket takes it; never blocks."""
         buffer, outbox = self._buffer, self._outbox
         room = _WINDOW - (self._count - len(outbox))
+        if outbox and room <= 0:
+            # A batch queues ops without awaiting, so nobody else has taken the answers that
+            # have come meanwhile. They make room, or the device would run dry.
+            self._receive()
+            room = _WINDOW - (self._count - len(outbox))
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
             room -= 1
             op = outbox.popleft()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
@@ -263,6 +264,28 @@ async def test_a_message_larger_than_the_socket_arrives(size: int) -> None:
         assert text == "x" * size
         await host.reply(0, [op.seq])
         await op.wait()
+
+
+@program
+async def test_answers_make_room_also_while_nobody_awaits() -> None:
+    async with running() as host:
+        (port,) = host.ports
+        for _ in range(WINDOW + 50):
+            host.submit(0)
+        port.send()
+        while port.statistics().queued > 50:  # as much as the socket takes at a time
+            for _ in range(10):
+                await host.received(0)
+            port.send()
+        assert port.statistics().queued == 50
+        port.send()
+        assert port.statistics().queued == 50, "a host has so many at most"
+        buffer = bytearray()
+        append_frame(buffer, list(range(1, 31)))
+        os.write(host.ends[0].socket.fileno(), buffer)
+        port.send()
+        found = port.statistics()
+        assert (found.completed, found.queued) == (30, 20)
 
 
 @program

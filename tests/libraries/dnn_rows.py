@@ -707,7 +707,6 @@ OPERATIONS = [
             call,
             expect,
             factor=16 if cases is FUSED else 8,
-            may_refuse=("float64",),
         )
         for name, cases, inputs, call, expect in CONVOLVERS
     ),

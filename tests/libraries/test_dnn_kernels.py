@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries._device_code import C_TYPES
-from atomr_accel.libraries.dnn import _cuda_nodes, _cuda_norms
+from atomr_accel.libraries.dnn import _conv_source as convs
+from atomr_accel.libraries.dnn import _cuda_convs, _cuda_nodes, _cuda_norms
 from atomr_accel.libraries.dnn._cpu import interpret
 from atomr_accel.libraries.dnn._graph import Builder, Graph, channels_last, packed_strides
 from atomr_accel.libraries.dnn._node_source import (
@@ -263,6 +264,54 @@ def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
         compare(graph, written, arrays, scalars)
 
 
+# --- convolution --------------------------------------------------------------------------
+
+
+def conv_graphs() -> list[Graph]:
+    graphs = []
+    for image, weight, window in (
+        ((2, 4, 7), (6, 2, 3), ((1,), (2,), (2,), (1,))),
+        ((2, 4, 6, 5), (6, 4, 3, 2), ((1, 0), (0, 2), (1, 2), (2, 1))),
+        ((1, 6, 4, 5, 3), (3, 2, 2, 3, 1), ((1, 1, 0), (0, 1, 0), (2, 1, 1), (1, 2, 1))),
+    ):
+        names = ("pre_padding", "post_padding", "stride", "dilation")
+        given: dict[str, Any] = dict(zip(names, window, strict=True))
+        for last in (False, True):
+            order = channels_last(len(image)) if last else None
+            builders = [Builder() for _ in range(3)]
+
+            def tensor(builder: Builder, shape: tuple[int, ...], order: Any = order) -> Any:
+                return builder.tensor(shape, "float64", packed_strides(shape, order))
+
+            x, w = tensor(builders[0], image), tensor(builders[0], weight)
+            y = builders[0].node("conv_fprop", image=x, weight=w, **given)["y"]
+            builders[0].output(y)
+            loss, w = tensor(builders[1], y.shape), tensor(builders[1], weight)
+            found = builders[1].node("conv_dgrad", loss=loss, filter=w, shape=image, **given)
+            builders[1].output(found["dx"])
+            x, loss = tensor(builders[2], image), tensor(builders[2], y.shape)
+            found = builders[2].node("conv_wgrad", image=x, loss=loss, shape=weight, **given)
+            builders[2].output(found["dw"])
+            graphs += [builder.finish() for builder in builders]
+    return graphs
+
+
+@needs_compiler
+def test_convolutions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    rng = np.random.default_rng(9)
+    members = "double* a; double* b; double* c; Conv conv; i64 count"
+    kernels = {f"{name}<double, double>": members for name in ("forward", "images", "filters")}
+    folder = tmp_path_factory.mktemp("convs")
+    compiled = compile_kernels("typedef long long i64;\n" + convs.KERNELS, kernels, folder)
+    for graph in conv_graphs():
+        assert _cuda_convs.computes(graph)
+        arrays = filled(graph, rng)
+        written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
+        name, _, data = _cuda_convs.launch_of(graph, addresses_of(written))
+        compiled[name](data)
+        compare(graph, written, arrays, {})
+
+
 # --- NVRTC --------------------------------------------------------------------------------
 
 
@@ -276,6 +325,15 @@ def test_nvrtc_compiles_the_norms() -> None:
         "backward_parameters<double, double, double>",
     ):
         assert compile_cubin(SOURCE, name, (), (9, 0))[0][:4] == b"\x7fELF"
+
+
+@pytest.mark.headers
+@pytest.mark.parametrize("name", ["forward", "images", "filters"])
+def test_nvrtc_compiles_the_convolutions(name: str) -> None:
+    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+
+    image, *_ = compile_cubin(convs.SOURCE, f"{name}<double, double>", (), (9, 0))
+    assert image[:4] == b"\x7fELF"
 
 
 @pytest.mark.headers

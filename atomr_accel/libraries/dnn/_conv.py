@@ -66,7 +66,8 @@ class Convolutions(Facade):
 
         Args:
             x: images, (N, C, ...) or with ``layout="NHWC"`` (N, ..., C), with one to three
-                dimensions of space; float16, bfloat16 or float32, and on the CPU float64.
+                dimensions of space; float16, bfloat16, float32 or float64, which cuDNN's
+                frontend does not have: kernels of this package compute it, slowly.
             w: filters, (K, C / groups, ...) or (K, ..., C / groups), of the same dtype.
             bias: (K,), of the same dtype, added to each channel.
             stride: steps of the filter; a number, or one for each dimension.

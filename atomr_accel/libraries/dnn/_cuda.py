@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import preload_compiler
 from .._disk_cache import DiskCache
-from . import _cuda_nodes, _cuda_norms
+from . import _cuda_convs, _cuda_nodes, _cuda_norms
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
@@ -35,9 +35,12 @@ _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
 
 
+_OWN: Final = (_cuda_convs, _cuda_norms, _cuda_nodes)
+
+
 def computes(graph: Graph) -> bool:
     """Whether our own kernels compute a graph of one node, where cuDNN does not."""
-    return _cuda_norms.computes(graph) or _cuda_nodes.computes(graph)
+    return any(each.computes(graph) for each in _OWN)
 
 
 def _store_of(context: CudaContext) -> PlanStore:
@@ -61,8 +64,11 @@ class CudaDnn:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._store: Final = _store_of(context)
-        self._norms: Final = _cuda_norms.Norms(context, stream)
-        self._nodes: Final = _cuda_nodes.Nodes(context, stream)
+        self._own: Final = (
+            (_cuda_convs.computes, _cuda_convs.Convs(context, stream)),
+            (_cuda_norms.computes, _cuda_norms.Norms(context, stream)),
+            (_cuda_nodes.computes, _cuda_nodes.Nodes(context, stream)),
+        )
         self._scratch: dict[int, int] = {}
         handle = c_void_p()
         self._library.call("cudnnCreate", byref(handle))
@@ -96,8 +102,8 @@ class CudaDnn:
         self._descriptors.close()
         self._sequences.close()
         self._library.call("cudnnDestroy", self._handle)
-        self._norms.close()
-        self._nodes.close()
+        for _, own in self._own:
+            own.close()
         for pointer in self._scratch.values():
             check("cuMemFree", driver.cuMemFree(pointer))
         self._scratch.clear()
@@ -111,9 +117,8 @@ class CudaDnn:
         addresses, scalars, scratch = self._where(plan, message)
         for step in plan.steps:
             if step.made is None:
-                norm = _cuda_norms.computes(step.graph)
-                own = self._norms if norm else self._nodes
-                own.run(step.graph, addresses, scalars)
+                run = next(own.run for fits, own in self._own if fits(step.graph))
+                run(step.graph, addresses, scalars)
             else:
                 with refusals("cudnnBackendExecute"):
                     step.made.execute(
@@ -168,11 +173,11 @@ class CudaDnn:
         if not plan.workspace:
             return addresses, scalars, 0
         brought = message.workspace_bytes >= plan.workspace
-        workspace = pointer(message.workspace) if brought else self._own(plan.workspace)
+        workspace = pointer(message.workspace) if brought else self._scratch_of(plan.workspace)
         addresses.update((id_, workspace + offset) for id_, offset in plan.between.items())
         return addresses, scalars, workspace + plan.scratch
 
-    def _own(self, nbytes: int) -> int:
+    def _scratch_of(self, nbytes: int) -> int:
         """Scratch memory for what did not know how much to bring: a batch, or a rebuild.
 
         Kept while the executor lives, because a captured graph may have it.

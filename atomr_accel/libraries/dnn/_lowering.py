@@ -132,7 +132,7 @@ def _wrong(graph: Graph, node: Node) -> str:
     """Why not to ask for a node that the vendor takes, and computes wrongly (seen with 9.19)."""
     if node.op.startswith("conv_") and graph.compute == "float64":
         # The frontend hands over factors in single precision, which are read as double.
-        return "convolutions in float64; use float32"
+        return "convolutions in float64"
     outputs = {name for name, _ in node.outputs}
     if "dSink_token" in outputs and graph.tensors[dict(node.inputs)["q"]].ragged >= 0:
         return "it sums a sink's gradient beyond the ends of ragged sequences"

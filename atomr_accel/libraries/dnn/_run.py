@@ -17,9 +17,7 @@ from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    import numpy as np
-
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import GpuRef, MemoryMap
     from .._library import Submitter
     from .._perform import Room
 
@@ -234,9 +232,11 @@ class Facade:
         wrap = wrap or _as_it_is
         device, plans = self._device, self._plans
         tuned = plans.autotune if tune is None else tune
-        encoded = bind().program.encoded
+        bound = bind()
+        encoded = bound.program.encoded
         workspace = plans.find(encoded, tuned=tuned)
         if workspace is None:
+            _check(device.memory, bound)
             workspace = await self._make(name, bind, encoded, wrap, tuned=tuned)
         nbytes = workspace
         return await perform(
@@ -310,21 +310,14 @@ def _prepare(
         tuned: which plan to run.
         scratch: write to buffers that nobody sees.
     """
-    memory = device.memory
+    _check(device.memory, bound)
     program, tensors = bound.program, bound.program.graph.tensors
-    refs: dict[int, GpuRef] = {}
-    reads: list[Block] = []
-    for id_, ref, name in bound.inputs:
-        block = usable(ref, memory, name)
-        _aligned(ref, name)
-        refs[id_] = ref
-        reads.append(block)
+    refs = {id_: ref for id_, ref, _ in bound.inputs}
+    reads = [ref._block for ref in refs.values()]
     for id_, output in bound.outputs.items():
-        out, dtype = output.out, DTYPES[tensors[id_].dtype]
-        if out is not None:
-            _check_out(out, output, dtype, bound, memory)
+        out = output.out
         if out is None or scratch:
-            out = room.empty(output.shape, dtype)
+            out = room.empty(output.shape, DTYPES[tensors[id_].dtype])
         refs[id_] = out
     writes = [refs[id_]._block for id_ in bound.outputs]
     workspace: Any = 0
@@ -344,21 +337,28 @@ def _prepare(
     return Prepared(message, reads, writes, results[0] if len(results) == 1 else results)
 
 
-def _check_out(
-    out: GpuRef, output: Output, dtype: np.dtype[Any], bound: Bound, memory: MemoryMap
-) -> None:
-    writable(out, memory, output.name)
-    _aligned(out, output.name)
-    if out.shape != output.shape or out.dtype is not dtype:
-        raise (ValueError if out.shape != output.shape else TypeError)(
-            f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
-            f"{dtype.name} of shape {output.shape}"
-        )
-    if output.in_place:
-        return
+def _check(memory: MemoryMap, bound: Bound) -> None:
+    """Check a program's buffers, here and now."""
+    tensors = bound.program.graph.tensors
     for _, ref, name in bound.inputs:
-        if overlap(out, ref):
-            raise ValueError(f"{output.name} and {name} share memory, which is not possible here")
+        usable(ref, memory, name)
+        _aligned(ref, name)
+    for id_, output in bound.outputs.items():
+        out, dtype = output.out, DTYPES[tensors[id_].dtype]
+        if out is None:
+            continue
+        writable(out, memory, output.name)
+        _aligned(out, output.name)
+        if out.shape != output.shape or out.dtype is not dtype:
+            raise (ValueError if out.shape != output.shape else TypeError)(
+                f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
+                f"{dtype.name} of shape {output.shape}"
+            )
+        for _, ref, name in bound.inputs:
+            if overlap(out, ref) and not output.in_place:
+                raise ValueError(
+                    f"{output.name} and {name} share memory, which is not possible here"
+                )
 
 
 def _aligned(ref: GpuRef, name: str) -> None:
