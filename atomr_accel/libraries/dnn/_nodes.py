@@ -533,7 +533,12 @@ NODES: Final[dict[str, NodeType]] = {
         attributes=_PHASE,
         about="normalised over the dimensions in which ``scale`` varies",
     ),
-    "layernorm_backward": NodeType(_SAVED, _GRADIENTS, _norm_backward("layernorm_backward")),
+    "layernorm_backward": NodeType(
+        _SAVED,
+        _GRADIENTS,
+        _norm_backward("layernorm_backward"),
+        about="the gradients of ``layernorm`` by its input, scale and bias",
+    ),
     "rmsnorm": NodeType(
         ("input", "scale", "epsilon"),
         ("y", "inv_variance"),
@@ -547,6 +552,7 @@ NODES: Final[dict[str, NodeType]] = {
         _GRADIENTS,
         _norm_backward("rmsnorm_backward"),
         attributes={"has_dbias": False},
+        about="the gradients of ``rmsnorm`` by its input, scale and, if wanted, bias",
     ),
     "instancenorm": NodeType(
         ("input", "scale", "bias", "epsilon"),
@@ -555,7 +561,12 @@ NODES: Final[dict[str, NodeType]] = {
         attributes=_PHASE,
         about="normalised over space, for each channel of each image",
     ),
-    "instancenorm_backward": NodeType(_SAVED, _GRADIENTS, _norm_backward("instancenorm_backward")),
+    "instancenorm_backward": NodeType(
+        _SAVED,
+        _GRADIENTS,
+        _norm_backward("instancenorm_backward"),
+        about="the gradients of ``instancenorm`` by its input, scale and bias",
+    ),
     "groupnorm": NodeType(
         ("input", "scale", "bias", "epsilon"),
         ("y", *_STATISTICS),
@@ -565,7 +576,11 @@ NODES: Final[dict[str, NodeType]] = {
         "so on CUDA it is a kernel of this package",
     ),
     "groupnorm_backward": NodeType(
-        _SAVED, _GRADIENTS, _groupnorm_backward, attributes={"groups": REQUIRED}
+        _SAVED,
+        _GRADIENTS,
+        _groupnorm_backward,
+        attributes={"groups": REQUIRED},
+        about="the gradients of ``groupnorm`` by its input, scale and bias",
     ),
     "batchnorm": NodeType(
         ("input", "scale", "bias", "epsilon"),
@@ -581,7 +596,12 @@ NODES: Final[dict[str, NodeType]] = {
         _batchnorm_inference,
         about="``(input - mean) * inv_variance * scale + bias``",
     ),
-    "batchnorm_backward": NodeType(_SAVED, _GRADIENTS, _norm_backward("batchnorm_backward")),
+    "batchnorm_backward": NodeType(
+        _SAVED,
+        _GRADIENTS,
+        _norm_backward("batchnorm_backward"),
+        about="the gradients of ``batchnorm`` by its input, scale and bias",
+    ),
     **_attention_nodes.rows(NodeType),
 }
 """The operations by name."""
