@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Final, final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import preload_compiler
@@ -50,9 +51,25 @@ def _store_of(context: CudaContext) -> PlanStore:
         if store is None:
             info = context.info
             files = DiskCache("dnn-plans")
-            store = PlanStore(info.name, context.compute_capability, files, computes)
+            capability = context.compute_capability
+            store = PlanStore(info.name, capability, files, computes, elsewhere=_elsewhere(context))
             _STORES[context] = store
         return store
+
+
+def _elsewhere(context: CudaContext) -> Callable[[bytes], Any] | None:
+    """Where to make plans, if not in this process: hosts import no trio, programs do."""
+    if "trio" not in sys.modules:
+        return None
+    from ._workshop import Workshop
+
+    try:
+        described = load_frontend().create_device_properties(context.info.index).serialize()
+    except (AttributeError, RuntimeError):  # before cuDNN 9.8
+        return None
+    workshop = Workshop(described, context.compute_capability)
+    finalize(context, workshop.close)
+    return workshop.make
 
 
 @final
