@@ -120,11 +120,11 @@ async def main() -> None:
         for each in answers[1:]:
             np.testing.assert_allclose(each, answers[0], rtol=1e-4, atol=1e-4)
 
+        assert await device.run(shares, weights, lane="model", init=init)  # once it is back
         after = device.statistics()
         assert after.host_pid != pid or device.isolation == "thread"
         assert after.startup is not None
         assert after.startup.remapped_bytes >= nbytes
-        assert await device.run(shares, weights, lane="model", init=init)
         for name, ref in weights.items():
             assert not ref.is_stale
             np.testing.assert_array_equal(await device.get(ref), host[name])

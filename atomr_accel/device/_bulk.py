@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COPIERS: Final = min(8, os.cpu_count() or 1)
 """Threads that copy at once. Eight saturate the memory of the machines we know."""
 
-_LEAST_CHUNK: Final = 1 << 20
+_LEAST_CHUNK: Final = 4 << 20
 
 
 @final

@@ -22,11 +22,12 @@ from ..memory import Allocator, round_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CHUNK: Final = 4 << 20
-"""Bytes a large transfer of ordinary memory moves at a time."""
+CHUNK: Final = 8 << 20
+"""Bytes a large transfer of ordinary memory moves at a time: with an H200, 8 MiB in 8 threads
+are twice as fast as 4 MiB, because each chunk costs the program a message and its answer."""
 
-STAGING_BYTES: Final = 80 << 20
-"""Size of the memory through which ordinary arrays travel: a large one takes up to 64 MiB."""
+STAGING_BYTES: Final = 144 << 20
+"""Size of the memory through which ordinary arrays travel: a large one takes up to 128 MiB."""
 
 _PAGE: Final = 4096
 _ARENA_BYTES: Final = 64 << 20

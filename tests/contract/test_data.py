@@ -64,8 +64,8 @@ async def test_put_takes_what_asarray_takes(device: Device, thing: Any) -> None:
     "thing",
     [
         None,
-        object(),
-        [object()],
+        pytest.param(object(), id="object"),
+        pytest.param([object()], id="[object]"),
         "text",
         ["text"],
         b"bytes",

@@ -456,23 +456,30 @@ RAGGED_CASES: list[Case] = [
     {"lengths_q": (3, 9, 1), "lengths_k": (40, 9, 33)},
     {"lengths_q": (3, 9, 1), "lengths_k": (40, 9, 33), "causal": True, "kv_heads": 1},
     {"lengths_q": (3, 9), "lengths_k": (40, 19), "window": (8, 3)},
+]
+SCORED_RAGGED: list[Case] = [
     {"lengths_q": (20, 33), "softcap": 2.0, "causal": True},
     {"lengths_q": (20, 33), "slopes": True, "causal": True},
 ]
-REFUSABLE: list[Case] = [
-    {"lengths_q": (3, 9), "lengths_k": (40, 19), "softcap": 2.0, "causal": True},
-    {"lengths_q": (20, 33), "sink": True, "causal": True},
-]
-"""What cuDNN 9.19 does not differentiate."""
+"""What cuDNN 9.19 differentiates, but does not compute."""
+UNEVEN: Case = {"lengths_q": (3, 9), "lengths_k": (40, 19), "softcap": 2.0, "causal": True}
+SINK: Case = {"lengths_q": (20, 33), "sink": True, "causal": True}
 
 RAGGED = [
-    Operation(
-        "dnn.flash_attention_varlen",
-        HALF,
-        [*RAGGED_CASES, *REFUSABLE],
-        ragged_inputs,
-        call_ragged,
-        expect_ragged,
+    *(
+        Operation(
+            f"dnn.flash_attention_varlen{suffix}",
+            HALF,
+            cases,
+            ragged_inputs,
+            call_ragged,
+            expect_ragged,
+            may_refuse=HALF if suffix else (),
+        )
+        for suffix, cases in (
+            ("", [*RAGGED_CASES, SINK]),
+            (".refusable", [*SCORED_RAGGED, UNEVEN]),
+        )
     ),
     *(
         Operation(
@@ -485,7 +492,10 @@ RAGGED = [
             factor=16.0,
             may_refuse=HALF if suffix else (),
         )
-        for suffix, cases in (("", RAGGED_CASES), (".refusable", REFUSABLE))
+        for suffix, cases in (
+            ("", [*RAGGED_CASES, *SCORED_RAGGED]),
+            (".refusable", [UNEVEN, SINK]),
+        )
     ),
 ]
 
@@ -570,24 +580,30 @@ def expect_cached(
     return Near(o, size), *(Near(cache, 0.0) for cache in caches)
 
 
+CACHES: list[Case] = [
+    {"queries": 1, "page": 16, "columns": 4, "kv_heads": 2, "causal": True},
+    {"queries": 1, "page": 8, "columns": 5, "new": 1, "heads": 8, "kv_heads": 1},
+    {"queries": 12, "page": 16, "columns": 3, "new": 12, "causal": True},
+    {"queries": 3, "page": 4, "columns": 9, "new": 3, "causal": True, "window": (6, 0)},
+    {"queries": 2, "page": 16, "columns": 3, "new": 2, "paged": False, "causal": True},
+]
+SCORED_CACHES: list[Case] = [
+    {"queries": 2, "page": 16, "columns": 3, "softcap": 2.0, "causal": True},
+    {"queries": 4, "page": 16, "columns": 3, "slopes": True, "causal": True},
+]
+
 CACHED = [
     Operation(
-        "dnn.flash_attention_with_kvcache",
+        f"dnn.flash_attention_with_kvcache{suffix}",
         HALF,
-        [
-            {"queries": 1, "page": 16, "columns": 4, "kv_heads": 2, "causal": True},
-            {"queries": 1, "page": 8, "columns": 5, "new": 1, "heads": 8, "kv_heads": 1},
-            {"queries": 12, "page": 16, "columns": 3, "new": 12, "causal": True},
-            {"queries": 3, "page": 4, "columns": 9, "new": 3, "causal": True, "window": (6, 0)},
-            {"queries": 2, "page": 16, "columns": 3, "new": 2, "paged": False, "causal": True},
-            {"queries": 2, "page": 16, "columns": 3, "softcap": 2.0, "causal": True},
-            {"queries": 4, "page": 16, "columns": 3, "slopes": True, "causal": True},
-        ],
+        cases,
         cached_inputs,
         call_cached,
         expect_cached,
         writes=(1, 2),
-    ),
+        may_refuse=HALF if suffix else (),
+    )
+    for suffix, cases in (("", CACHES), (".refusable", SCORED_CACHES))
 ]
 
 # --- fp8 ----------------------------------------------------------------------------------

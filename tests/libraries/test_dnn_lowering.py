@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +73,7 @@ async def graphs_of(monkeypatch: pytest.MonkeyPatch, rows: Any) -> dict[bytes, s
     monkeypatch.setattr(_run, "_prepare", spy)
     async with open_device(0, backend="cpu", isolation="thread") as device:
         for row in rows:
-            taken = [dtype for dtype in row.dtypes if dtype not in row.may_refuse]
-            for number, dtype in enumerate(taken):
+            for number, dtype in enumerate(row.dtypes):
                 # A quarter of the cases, another one for each dtype: planning takes a while.
                 for case in row.cases[number % len(row.cases) :: 4]:
                     case_of[0] = f"{row.name} {dtype} {case}"
@@ -85,7 +85,11 @@ async def graphs_of(monkeypatch: pytest.MonkeyPatch, rows: Any) -> dict[bytes, s
 async def test_cudnn_takes_every_graph_of_the_conformance_tests(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    graphs = await graphs_of(monkeypatch, OPERATIONS)
+    taken = [
+        replace(row, dtypes=tuple(each for each in row.dtypes if each not in row.may_refuse))
+        for row in OPERATIONS
+    ]
+    graphs = await graphs_of(monkeypatch, taken)
     verdicts = offer(list(graphs), tmp_path)
     assert len(verdicts) == len(graphs)
     refused = [

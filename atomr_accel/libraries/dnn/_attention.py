@@ -736,6 +736,8 @@ def forward(
         each = (question.batch, question.heads, question.queries) if lse is None else lse
         call.outputs["stats"] = Output(each)
         call.results = ("o", "stats")
+    else:
+        call.making.pop("offsets_stats", None)
     call.question = question._replace(stats=return_lse)
     return call
 

@@ -157,7 +157,8 @@ class _Maker:
         if question.ragged_q:
             self._ones("offsets_q", question.batch + 1)
             self._ones("offsets_o", question.batch + 1)
-            self._ones("offsets_stats", question.batch + 1)
+            if question.stats or question.backward:
+                self._ones("offsets_stats", question.batch + 1)
         if question.ragged_k:
             self._ones("offsets_k", question.batch + 1)
             self._ones("offsets_v", question.batch + 1)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..._errors import LibraryError, LibraryMissing, Unsupported
 from . import _lowering_attention
+from ._attention_nodes import SCORES
 from ._nodes import NODES
 from ._prototypes import DATA_TYPES, library_handle, status_codes
 
@@ -103,7 +104,7 @@ def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
     compute = _data_type(types, graph.compute)
     for node in graph.nodes:
         if reason := _wrong(graph, node):
-            raise Unsupported(reason)
+            raise Unsupported(f"cuDNN does not do this right: {reason}")
     with refusals("cudnnBackendFinalize"):
         made = frontend.pygraph(
             name="graph",
@@ -131,10 +132,13 @@ def _wrong(graph: Graph, node: Node) -> str:
     """Why not to ask for a node that the vendor takes, and computes wrongly (seen with 9.19)."""
     if node.op.startswith("conv_") and graph.compute == "float64":
         # The frontend hands over factors in single precision, which are read as double.
-        return "cuDNN's frontend has no convolutions in float64"
+        return "convolutions in float64"
     outputs = {name for name, _ in node.outputs}
     if "dSink_token" in outputs and graph.tensors[dict(node.inputs)["q"]].ragged >= 0:
-        return "cuDNN sums a sink's gradient beyond the ends of ragged sequences"
+        return "it sums a sink's gradient beyond the ends of ragged sequences"
+    inputs = {name for name, _ in node.inputs}
+    if node.op == "sdpa" and "seq_len_q" in inputs and not inputs.isdisjoint(SCORES):
+        return "scores with a cap or with slopes where sequences have lengths or pages"
     return ""
 
 
