@@ -78,24 +78,24 @@ async def test_bad_arguments_of_routines(device: Any) -> None:
         (ValueError, "out has shape", lambda: dnn.max_pool(x, 2, out=x)),
         (
             ValueError,
-            r"dy must have shape \(2, 3, 4, 4\)",
-            lambda: dnn.max_pool_backward(x, x, x, 2),
+            r"grad must have shape \(2, 3, 4, 4\)",
+            lambda: dnn.max_pool_grad(x, x, x, 2),
         ),
         (
             ValueError,
-            r"dy must have shape \(2, 3, 4, 4\)",
-            lambda: dnn.avg_pool_backward(x, x.shape, 2),
+            r"grad must have shape \(2, 3, 4, 4\)",
+            lambda: dnn.avg_pool_grad(x, x.shape, 2),
         ),
         (ValueError, "axis 4 is out of bounds", lambda: dnn.softmax(x, 4)),
-        (ValueError, "dy has shape", lambda: dnn.softmax_backward(x[0], x)),
-        (TypeError, "dy must be one of", lambda: dnn.softmax_backward(whole, x)),
+        (ValueError, "grad has shape", lambda: dnn.softmax_grad(x[0], x)),
+        (TypeError, "grad must be one of", lambda: dnn.softmax_grad(whole, x)),
         (ValueError, "p must be at least 0", lambda: dnn.dropout(x, 1.0, seed=0)),
         (ValueError, "seed must be", lambda: dnn.dropout(x, 0.5, seed=-1)),
         (ValueError, "offset must be", lambda: dnn.dropout(x, 0.5, seed=0, offset=0.5)),
         (ValueError, "size must be", lambda: dnn.local_response_norm(x, 17)),
         (ValueError, "beta must be", lambda: dnn.local_response_norm(x, 5, beta=0.0)),
         (ValueError, "share memory", lambda: dnn.local_response_norm(x, 5, out=x)),
-        (ValueError, "y has shape", lambda: dnn.local_response_norm_backward(x, x[:1], x, 5)),
+        (ValueError, "y has shape", lambda: dnn.local_response_norm_grad(x, x[:1], x, 5)),
     )
     for error, match, call in calls:
         with pytest.raises(error, match=match):

@@ -71,9 +71,9 @@ class Routines(Facade):
         """
         return await self._pool("max", x, window, stride, padding, layout, out)
 
-    async def max_pool_backward(
+    async def max_pool_grad(
         self,
-        dy: GpuRef,
+        grad: GpuRef,
         y: GpuRef,
         x: GpuRef,
         window: Sizes,
@@ -88,7 +88,7 @@ class Routines(Facade):
         Vendor function: ``cudnnPoolingBackward``.
 
         Args:
-            dy: gradient by the result.
+            grad: gradient by the result.
             y: the result.
             x: as before, as are all others.
             window: as before.
@@ -105,7 +105,7 @@ class Routines(Facade):
                 ``max_pool``.
         """
         pooling = _Pooling("max", x, window, stride, padding, layout)
-        return await self._pool_backward(pooling, dy, y, x, out)
+        return await self._pool_backward(pooling, grad, y, x, out)
 
     async def avg_pool(
         self,
@@ -141,9 +141,9 @@ class Routines(Facade):
         mode = _average(include=count_include_pad)
         return await self._pool(mode, x, window, stride, padding, layout, out)
 
-    async def avg_pool_backward(
+    async def avg_pool_grad(
         self,
-        dy: GpuRef,
+        grad: GpuRef,
         shape: tuple[int, ...],
         window: Sizes,
         *,
@@ -158,7 +158,7 @@ class Routines(Facade):
         Vendor function: ``cudnnPoolingBackward``.
 
         Args:
-            dy: gradient by the result.
+            grad: gradient by the result.
             shape: of ``x``.
             window: as before, as are all others.
             stride: as before.
@@ -168,17 +168,17 @@ class Routines(Facade):
             out: where to put the gradient. Made if absent.
 
         Returns:
-            ``shape``, and the dtype of ``dy``.
+            ``shape``, and the dtype of ``grad``.
 
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
                 ``max_pool``.
         """
-        usable(dy, self._device.memory, "dy")
-        like = _Like(tuple(shape), dy.dtype)
+        usable(grad, self._device.memory, "grad")
+        like = _Like(tuple(shape), grad.dtype)
         mode = _average(include=count_include_pad)
         pooling = _Pooling(mode, like, window, stride, padding, layout)
-        return await self._pool_backward(pooling, dy, None, None, out)
+        return await self._pool_backward(pooling, grad, None, None, out)
 
     async def _pool(
         self,
@@ -202,13 +202,13 @@ class Routines(Facade):
     async def _pool_backward(
         self,
         pooling: _Pooling,
-        dy: GpuRef,
+        grad: GpuRef,
         y: GpuRef | None,
         x: GpuRef | None,
         out: GpuRef | None,
     ) -> GpuRef:
-        inputs = {"dy": dy}
-        expected = {"dy": pooling.y_shape}
+        inputs = {"grad": grad}
+        expected = {"grad": pooling.y_shape}
         if y is not None and x is not None:
             inputs |= {"y": y, "x": x}
             expected["y"] = pooling.y_shape
@@ -221,7 +221,7 @@ class Routines(Facade):
             dy_at, y_at, x_at = (*given, 0, 0)[:3]
             return pooling.message(x=x_at, y=y_at, dy=dy_at, dx=output)
 
-        name = f"dnn.{pooling.mode}_pool_backward"
+        name = f"dnn.{pooling.mode}_pool_grad"
         return await self._routine(name, inputs, pooling.x_shape, out, message)
 
     # --- softmax --------------------------------------------------------------------------
@@ -266,18 +266,18 @@ class Routines(Facade):
         """
         return await self._softmax(x, axis, out, log=True)
 
-    async def softmax_backward(
-        self, dy: GpuRef, y: GpuRef, axis: int = -1, *, out: GpuRef | None = None
+    async def softmax_grad(
+        self, grad: GpuRef, y: GpuRef, axis: int = -1, *, out: GpuRef | None = None
     ) -> GpuRef:
         """The gradient of ``softmax``.
 
         Vendor function: ``cudnnSoftmaxBackward``.
 
         Args:
-            dy: gradient by the result.
+            grad: gradient by the result.
             y: the result.
             axis: as before.
-            out: where to put the gradient, ``dy`` itself too. Made if absent.
+            out: where to put the gradient, ``grad`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``y``.
@@ -285,20 +285,20 @@ class Routines(Facade):
         Raises:
             ValueError, TypeError, GpuRefStale, GpuRefSealed, OutOfMemory: as there.
         """
-        return await self._softmax_backward(dy, y, axis, out, log=False)
+        return await self._softmax_backward(grad, y, axis, out, log=False)
 
-    async def log_softmax_backward(
-        self, dy: GpuRef, y: GpuRef, axis: int = -1, *, out: GpuRef | None = None
+    async def log_softmax_grad(
+        self, grad: GpuRef, y: GpuRef, axis: int = -1, *, out: GpuRef | None = None
     ) -> GpuRef:
         """The gradient of ``log_softmax``.
 
         Vendor function: ``cudnnSoftmaxBackward``.
 
         Args:
-            dy: gradient by the result.
+            grad: gradient by the result.
             y: the result.
             axis: as before.
-            out: where to put the gradient, ``dy`` itself too. Made if absent.
+            out: where to put the gradient, ``grad`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``y``.
@@ -306,7 +306,7 @@ class Routines(Facade):
         Raises:
             ValueError, TypeError, GpuRefStale, GpuRefSealed, OutOfMemory: as there.
         """
-        return await self._softmax_backward(dy, y, axis, out, log=True)
+        return await self._softmax_backward(grad, y, axis, out, log=True)
 
     async def _softmax(self, x: GpuRef, axis: int, out: GpuRef | None, *, log: bool) -> GpuRef:
         usable(x, self._device.memory, "x")
@@ -319,19 +319,19 @@ class Routines(Facade):
         return await self._routine(name, {"x": x}, x.shape, out, message, in_place=True)
 
     async def _softmax_backward(
-        self, dy: GpuRef, y: GpuRef, axis: int, out: GpuRef | None, *, log: bool
+        self, grad: GpuRef, y: GpuRef, axis: int, out: GpuRef | None, *, log: bool
     ) -> GpuRef:
         usable(y, self._device.memory, "y")
-        usable(dy, self._device.memory, "dy")
-        if dy.shape != y.shape:
-            raise ValueError(f"dy has shape {dy.shape}, but y has {y.shape}")
+        usable(grad, self._device.memory, "grad")
+        if grad.shape != y.shape:
+            raise ValueError(f"grad has shape {grad.shape}, but y has {y.shape}")
         around = _around(y.shape, axis)
 
         def message(inputs: list[Any], output: Any) -> Softmax:
             return Softmax(log, around, y.dtype.name, 0, inputs[1], inputs[0], output)
 
-        name = f"dnn.{'log_' if log else ''}softmax_backward"
-        given = {"dy": dy, "y": y}
+        name = f"dnn.{'log_' if log else ''}softmax_grad"
+        given = {"grad": grad, "y": y}
         return await self._routine(name, given, y.shape, out, message, in_place=True)
 
     # --- dropout --------------------------------------------------------------------------
@@ -427,9 +427,9 @@ class Routines(Facade):
 
         return await self._routine("dnn.local_response_norm", {"x": x}, x.shape, out, message)
 
-    async def local_response_norm_backward(
+    async def local_response_norm_grad(
         self,
-        dy: GpuRef,
+        grad: GpuRef,
         y: GpuRef,
         x: GpuRef,
         size: int,
@@ -445,7 +445,7 @@ class Routines(Facade):
         Vendor function: ``cudnnLRNCrossChannelBackward``.
 
         Args:
-            dy: gradient by the result.
+            grad: gradient by the result.
             y: the result.
             x: as before, as are all others.
             size: as before.
@@ -463,7 +463,7 @@ class Routines(Facade):
                 ``max_pool``.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
-        given = {"dy": dy, "y": y, "x": x}
+        given = {"grad": grad, "y": y, "x": x}
         for name, ref in given.items():
             usable(ref, self._device.memory, name)
             if ref.shape != x.shape:
@@ -473,7 +473,7 @@ class Routines(Facade):
             dy_at, y_at, x_at = inputs
             return Normalize(*numbers, tensor, x_at, y_at, dy_at, output)
 
-        name = "dnn.local_response_norm_backward"
+        name = "dnn.local_response_norm_grad"
         return await self._routine(name, given, x.shape, out, message)
 
     def _lrn(
