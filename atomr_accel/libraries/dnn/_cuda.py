@@ -137,17 +137,16 @@ class CudaDnn:
                 run = next(own.run for fits, own in self._own if fits(step.graph))
                 run(step.graph, addresses, scalars)
             else:
+                pointers, _held = step.pointers(addresses, scalars)
                 with refusals("cudnnBackendExecute"):
-                    step.made.execute(
-                        step.pointers(addresses, scalars), scratch, handle=self._handle
-                    )
+                    step.made.execute(pointers, scratch, handle=self._handle)
 
     def _tune(self, message: TuneGraph) -> tuple[int, str]:
         run = message.run
 
         def time(plan: Plan, step: Step, position: int) -> float:
             addresses, scalars, scratch = self._where(plan, run)
-            pointers = step.pointers(addresses, scalars)
+            pointers, _held = step.pointers(addresses, scalars)
 
             def execute() -> None:
                 with refusals("cudnnBackendExecute"):

@@ -52,21 +52,31 @@ class Step(NamedTuple):
         graph: the part; its tensors have the ids of the whole.
         made: the frontend's graph; None for our own kernels.
         workspace: bytes of scratch memory that it needs.
-        scalars: where its numbers are put, by id.
+        buffers: ids of what it has pointers for.
+        scalars: ids and dtypes of its numbers.
     """
 
     graph: Graph
     made: Any
     workspace: int
-    scalars: dict[int, np.ndarray[Any, Any]]
+    buffers: tuple[int, ...]
+    scalars: tuple[tuple[int, np.dtype[Any]], ...]
 
-    def pointers(self, addresses: dict[int, int], scalars: dict[int, float]) -> dict[int, int]:
-        """What the frontend wants to be told for a run: pointers by uid."""
-        found = {id_ + 1: addresses[id_] for id_ in self.graph.buffers()}
-        for id_, memory in self.scalars.items():
-            memory[...] = scalars[id_]
-            found[id_ + 1] = memory.ctypes.data
-        return found
+    def pointers(
+        self, addresses: dict[int, int], scalars: dict[int, float]
+    ) -> tuple[dict[int, int], list[np.ndarray[Any, Any]]]:
+        """What the frontend wants to be told for a run: pointers by uid.
+
+        Those of numbers are to memory of the caller's own, which comes second: lanes share
+        plans, and are threads.
+        """
+        found = {id_ + 1: addresses[id_] for id_ in self.buffers}
+        held = []
+        for id_, dtype in self.scalars:
+            number = np.array(scalars[id_], dtype)
+            held.append(number)
+            found[id_ + 1] = number.ctypes.data
+        return found, held
 
 
 class Plan(NamedTuple):
@@ -276,8 +286,8 @@ class PlanStore:
             with refusals("cudnnBackendFinalize"):
                 made.build_plans()
             workspace = made.get_workspace_size()
-        scalars = {id_: np.zeros(1, DTYPES[graph.tensors[id_].dtype]) for id_ in graph.scalars()}
-        return Step(graph, made, workspace, scalars)
+        scalars = tuple((id_, DTYPES[graph.tensors[id_].dtype]) for id_ in graph.scalars())
+        return Step(graph, made, workspace, graph.buffers(), scalars)
 
     def _choose(
         self, graph: Graph, part: Graph, made: Any, time: Callable[[Plan, Step, int], float]
