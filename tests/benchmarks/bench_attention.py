@@ -91,7 +91,7 @@ async def measure(device: Device, shape: Shape) -> list[Row]:
         "forward": lambda on: on.dnn.flash_attention(
             q, k, v, causal=causal, out=out, return_lse=True
         ),
-        "backward": lambda on: on.dnn.flash_attention_backward(
+        "backward": lambda on: on.dnn.flash_attention_grad(
             do, q, k, v, out, lse, causal=causal, grads=three
         ),
     }

@@ -243,7 +243,7 @@ def backward_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
 async def call_backward(
     device: Any, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any, **case: Any
 ) -> Any:
-    return await device.dnn.flash_attention_backward(do, q, k, v, o, lse, **arguments(case, given))
+    return await device.dnn.flash_attention_grad(do, q, k, v, o, lse, **arguments(case, given))
 
 
 def expect_backward(
@@ -329,7 +329,7 @@ DENSE = [
 ]
 BACKWARD = [
     Operation(
-        f"dnn.flash_attention_backward{suffix}",
+        f"dnn.flash_attention_grad{suffix}",
         HALF,
         cases,
         backward_inputs,
@@ -409,7 +409,7 @@ async def call_ragged_backward(
     **case: Any,
 ) -> Any:
     cu_k = cu_q if "lengths_k" not in case else cu_k
-    return await device.dnn.flash_attention_varlen_backward(
+    return await device.dnn.flash_attention_varlen_grad(
         do, q, k, v, o, lse, cu_q, cu_k, *longest(case), **arguments(case, given)
     )
 
@@ -483,7 +483,7 @@ RAGGED = [
     ),
     *(
         Operation(
-            f"dnn.flash_attention_varlen_backward{suffix}",
+            f"dnn.flash_attention_varlen_grad{suffix}",
             HALF,
             cases,
             ragged_backward_inputs,
@@ -685,7 +685,7 @@ async def call_fp8_backward(
     device: Any, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any, **case: Any
 ) -> Any:
     scales = dict(zip(BACKWARD_SCALES, given, strict=True))
-    return await device.dnn.flash_attention_fp8_backward(
+    return await device.dnn.flash_attention_fp8_grad(
         do, q, k, v, o, lse, scales=scales, **fp8_options(case)
     )
 
@@ -730,7 +730,7 @@ FP8 = [
         factor=1.0,
     ),
     Operation(
-        "dnn.flash_attention_fp8_backward",
+        "dnn.flash_attention_fp8_grad",
         (E4M3,),
         FP8_CASES[:2],
         fp8_backward_inputs,

@@ -7,6 +7,8 @@ the parts that cuDNN or our own kernels take, or why there is none.
 cuDNN plans for a device that is only described, so everything is checked but the kernels:
 that the frontend takes each node with its names and attributes, that shapes and dtypes are
 what cuDNN infers, and that some engine supports each part on that device.
+
+With ``--workshop`` it makes plans instead, as the process of ``_workshop`` does.
 """
 
 from __future__ import annotations
@@ -112,4 +114,9 @@ def _name(part: Any, made: Any) -> str:
 if __name__ == "__main__":
     pretend_driver(Path(sys.argv[1]))
     load_libraries()
-    json.dump(offer(msgspec.msgpack.decode(sys.stdin.buffer.read())), sys.stdout)
+    if "--workshop" in sys.argv:
+        from atomr_accel.libraries.dnn._workshop import main
+
+        main()
+    else:
+        json.dump(offer(msgspec.msgpack.decode(sys.stdin.buffer.read())), sys.stdout)

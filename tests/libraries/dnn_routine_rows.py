@@ -127,7 +127,7 @@ def expect_max_backward(dy: Array, y: Array, x: Array, **case: Any) -> Near:
 
 
 async def call_max_backward(device: Any, dy: Any, y: Any, x: Any, **case: Any) -> Any:
-    return await device.dnn.max_pool_backward(dy, y, x, **windows(case))
+    return await device.dnn.max_pool_grad(dy, y, x, **windows(case))
 
 
 def shares(case: Case) -> list[tuple[tuple[int, ...], tuple[slice, ...], float]]:
@@ -169,7 +169,7 @@ def expect_average_backward(dy: Array, **case: Any) -> Near:
 
 async def call_average_backward(device: Any, dy: Any, **case: Any) -> Any:
     shape = last(np.zeros((*case["lead"], *case["space"]), np.int8), case).shape
-    return await device.dnn.avg_pool_backward(dy, shape, **windows(case))
+    return await device.dnn.avg_pool_grad(dy, shape, **windows(case))
 
 
 POOLS: list[Case] = [
@@ -227,7 +227,7 @@ async def call_softmax_backward(
     device: Any, dy: Any, y: Any, axis: int, *, log: bool, **_: Any
 ) -> Any:
     dnn = device.dnn
-    return await (dnn.log_softmax_backward if log else dnn.softmax_backward)(dy, y, axis)
+    return await (dnn.log_softmax_grad if log else dnn.softmax_grad)(dy, y, axis)
 
 
 SOFTMAXES = [
@@ -324,7 +324,7 @@ def expect_lrn_backward(dy: Array, y: Array, x: Array, **case: Any) -> Near:
 
 
 async def call_lrn_backward(device: Any, dy: Any, y: Any, x: Any, **case: Any) -> Any:
-    return await device.dnn.local_response_norm_backward(dy, y, x, **lrn_options(case))
+    return await device.dnn.local_response_norm_grad(dy, y, x, **lrn_options(case))
 
 
 LRNS: list[Case] = [
@@ -340,7 +340,7 @@ POWERS = 64.0 if on_cuda() else 8.0
 OPERATIONS = [
     Operation("dnn.max_pool", DTYPES, POOLS, pool_inputs, call_max, expect_max),
     Operation(
-        "dnn.max_pool_backward",
+        "dnn.max_pool_grad",
         DTYPES,
         POOLS,
         max_backward_inputs,
@@ -349,7 +349,7 @@ OPERATIONS = [
     ),
     Operation("dnn.avg_pool", DTYPES, AVERAGES, pool_inputs, call_average, expect_average),
     Operation(
-        "dnn.avg_pool_backward",
+        "dnn.avg_pool_grad",
         DTYPES,
         AVERAGES,
         average_backward_inputs,
@@ -358,7 +358,7 @@ OPERATIONS = [
     ),
     Operation("dnn.softmax", DTYPES, SOFTMAXES, softmax_inputs, call_softmax, expect_softmax),
     Operation(
-        "dnn.softmax_backward",
+        "dnn.softmax_grad",
         DTYPES,
         SOFTMAXES,
         softmax_backward_inputs,
@@ -384,7 +384,7 @@ OPERATIONS = [
         may_refuse=("bfloat16",),
     ),
     Operation(
-        "dnn.local_response_norm_backward",
+        "dnn.local_response_norm_grad",
         DTYPES,
         LRNS,
         lrn_backward_inputs,

@@ -215,7 +215,7 @@ def first_states(case: Case, h0: Any, c0: Any) -> tuple[Any, ...]:
 async def call(device: Any, x: Any, h0: Any, c0: Any, *parameters: Any, **case: Any) -> Any:
     net = network(device, x.dtype, case)
     weights = await net.pack(parameters)
-    result = await net(x, weights, *first_states(case, h0, c0), **call_options(case))
+    result = await net.forward(x, weights, *first_states(case, h0, c0), **call_options(case))
     assert result.tape is None
     found = (result.y, result.hn)
     return found if result.cn is None else (*found, result.cn)
@@ -276,7 +276,9 @@ async def call_backward(
 ) -> Any:
     net = network(device, x.dtype, case)
     weights = await net.pack(parameters)
-    result = await net(x, weights, *first_states(case, h0, c0), training=True, **call_options(case))
+    result = await net.forward(
+        x, weights, *first_states(case, h0, c0), training=True, **call_options(case)
+    )
     last = () if case.get("zeros") else (dhn, dcn) if case["cell"] == "lstm" else (dhn,)
     found = await net.backward(result.tape, dy, *last)
     by_states = (found.dh0,) if found.dc0 is None else (found.dh0, found.dc0)

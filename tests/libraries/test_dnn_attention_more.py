@@ -139,7 +139,7 @@ async def test_any_padding(
     if not on_cuda():  # where the reference multiplies zeros by what is there
         refs[1:3] = [await device.put(np.nan_to_num(array)) for array in (k, v)]
     out, lse = await device.dnn.flash_attention(*refs[:3], return_lse=True, **given)
-    grads = await device.dnn.flash_attention_backward(refs[3], *refs[:3], out, lse, **given)
+    grads = await device.dnn.flash_attention_grad(refs[3], *refs[:3], out, lse, **given)
     o, *got = [await device.get(ref) for ref in (out, *grads)]
     mask = Mask(**options)
     for at, (a, b) in enumerate(zip(ends_q, ends_k, strict=True)):
@@ -287,7 +287,7 @@ async def test_dropout_is_the_same_in_both_passes(device: Any) -> None:
         other = await device.dnn.flash_attention(*refs[:3], **{**given, **change})
         assert ((await device.get(other)) != again).mean() > 0.2
     # The backward pass drops the same ones.
-    grads = await device.dnn.flash_attention_backward(refs[3], *refs[:3], out, lse, **given)
+    grads = await device.dnn.flash_attention_grad(refs[3], *refs[:3], out, lse, **given)
     dq, dk, dv = [(await device.get(ref))[0] for ref in grads]
     for head in range(2):
         d, mask = do[0, :, head].astype(float), keep[head] / (1 - p)
@@ -320,11 +320,11 @@ async def test_in_a_batch_and_recorded(device: Any) -> None:
         out, lse = batch.dnn.flash_attention_varlen(
             q, k, v, cu, cu, 5, 5, causal=True, return_lse=True
         )
-        grads = batch.dnn.flash_attention_varlen_backward(
+        grads = batch.dnn.flash_attention_varlen_grad(
             out, q, k, v, out, lse, cu, cu, 5, 5, causal=True
         )
     np.testing.assert_array_equal(await device.get(out), alone)
-    outside = await device.dnn.flash_attention_varlen_backward(
+    outside = await device.dnn.flash_attention_varlen_grad(
         out, q, k, v, out, lse, cu, cu, 5, 5, causal=True
     )
     for one, other in zip(grads, outside, strict=True):
@@ -358,13 +358,13 @@ async def test_gradients_go_where_they_are_wanted(device: Any) -> None:
     q, k, v, do = [await device.put(normal(rng, 1, 9, 2, 16)) for _ in range(4)]
     out, lse = await device.dnn.flash_attention(q, k, v, return_lse=True)
     grads = tuple([await device.empty(q.shape, HALF) for _ in range(3)])
-    got: Any = await device.dnn.flash_attention_backward(do, q, k, v, out, lse, grads=grads)
+    got: Any = await device.dnn.flash_attention_grad(do, q, k, v, out, lse, grads=grads)
     assert all(one is other for one, other in zip(got, grads, strict=True))
-    fresh = await device.dnn.flash_attention_backward(do, q, k, v, out, lse)
+    fresh = await device.dnn.flash_attention_grad(do, q, k, v, out, lse)
     for one, other in zip(got, fresh, strict=True):
         compare(await device.get(one), Near((await device.get(other)).astype(float)), HALF)
     with pytest.raises(ValueError, match="three buffers"):
-        await device.dnn.flash_attention_backward(do, q, k, v, out, lse, grads=grads[:2])
+        await device.dnn.flash_attention_grad(do, q, k, v, out, lse, grads=grads[:2])
 
 
 # --- bad arguments ------------------------------------------------------------------------
@@ -408,9 +408,9 @@ async def test_bad_arguments(device: Any) -> None:
         await dnn.flash_attention(q, q, q, out=q)
     out, lse = await dnn.flash_attention(q, q, q, return_lse=True)
     with pytest.raises(ValueError, match=r"lse must have shape \(2, 4, 5\)"):
-        await dnn.flash_attention_backward(out, q, q, q, out, lse.reshape(4, 2, 5))
-    with pytest.raises(TypeError, match="dout must be float16"):
-        await dnn.flash_attention_backward(wide, q, q, q, out, lse)
+        await dnn.flash_attention_grad(out, q, q, q, out, lse.reshape(4, 2, 5))
+    with pytest.raises(TypeError, match="grad must be float16"):
+        await dnn.flash_attention_grad(wide, q, q, q, out, lse)
 
     flat, cu = await zeros(10, 4, 16), await device.put(ends([4, 6]))
     for error, match, changes in (
@@ -477,7 +477,7 @@ async def test_beside_torch(device: Any, size: int, *, causal: bool) -> None:
     exact.backward(do.detach())
     refs: Any = [await device.put(each) for each in host]
     out, lse = await device.dnn.flash_attention(*refs[:3], causal=causal, return_lse=True)
-    grads = await device.dnn.flash_attention_backward(refs[3], *refs[:3], out, lse, causal=causal)
+    grads = await device.dnn.flash_attention_grad(refs[3], *refs[:3], out, lse, causal=causal)
     for ref, tensor in zip((out, *grads), (exact, q.grad, k.grad, v.grad), strict=True):
         assert tensor is not None
         expected = tensor.detach().transpose(1, 2).cpu().numpy()

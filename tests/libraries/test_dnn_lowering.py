@@ -9,28 +9,44 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from atomr_accel import open_device
+from atomr_accel import Unsupported, open_device
 from atomr_accel.libraries.dnn import _run
+from atomr_accel.libraries.dnn._graph import (
+    Builder,
+    Graph,
+    channels_last,
+    encode,
+    packed_strides,
+)
+from atomr_accel.libraries.dnn._workshop import Workshop
 
 from .conformance import Sample
+from .dnn_offer import DEVICE
 from .dnn_rows import OPERATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.headers, pytest.mark.slow]
 
 
-def offer(graphs: list[bytes], folder: Path) -> list[str]:
-    """What cuDNN says to each graph."""
+@pytest.fixture(autouse=True)
+def _what_it_takes() -> None:
     for package in ("cudnn", "cuda.pathfinder"):
         pytest.importorskip(package)
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
+
+
+def offer(graphs: list[bytes], folder: Path) -> list[str]:
+    """What cuDNN says to each graph."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/libraries/dnn_offer.py"), str(folder)],
@@ -88,3 +104,52 @@ async def test_cudnn_takes_every_graph_of_the_conformance_tests(
         if dtype != "float64" and name in ("dnn.conv", "dnn.layer_norm", "dnn.relu", "dnn.gelu"):
             assert "own" not in verdict, f"{case}: {verdict}"
             assert "|" not in verdict, f"{case}: {verdict}"
+
+
+def a_convolution(dtype: str) -> Graph:
+    builder = Builder()
+    x = builder.tensor((8, 64, 28, 28), dtype, packed_strides((8, 64, 28, 28), channels_last(4)))
+    w = builder.tensor((64, 64, 3, 3), dtype, packed_strides((64, 64, 3, 3), channels_last(4)))
+    names = ("pre_padding", "post_padding", "stride", "dilation")
+    window: dict[str, Any] = dict.fromkeys(names, (1, 1))
+    builder.output(builder.node("conv_fprop", image=x, weight=w, **window)["y"])
+    return builder.finish()
+
+
+@pytest.fixture
+def workshop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Workshop]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    program = str(ROOT / "tests/libraries/dnn_offer.py")
+    made = Workshop(
+        json.dumps(DEVICE), (9, 0), (sys.executable, program, str(tmp_path), "--workshop")
+    )
+    yield made
+    made.close()
+
+
+def test_another_process_makes_plans(workshop: Workshop) -> None:
+    for dtype in ("float16", "bfloat16"):
+        graph = a_convolution(dtype)
+        steps = workshop.make(encode(graph))
+        assert steps is not None
+        assert [step.graph for step in steps] == [graph]
+        assert b"cudnn_backend_data" in steps[0].made
+    # One that is computed by a kernel of our own needs no more than its graph.
+    steps = workshop.make(encode(a_convolution("float64")))
+    assert steps is not None
+    assert steps[0].made == b""
+
+
+def test_another_process_tells_what_is_refused(workshop: Workshop) -> None:
+    builder = Builder()
+    x = builder.tensor((4, 4), "int8")
+    builder.output(builder.node("matmul", A=x, B=x)["c"], "float64")
+    with pytest.raises(Unsupported, match="cuDNN"):
+        workshop.make(encode(builder.finish()))
+
+
+def test_where_another_process_cannot_be_had_plans_are_made_here() -> None:
+    for command in (("/nowhere/python",), (sys.executable, "-c", "pass")):
+        broken = Workshop("{}", (9, 0), command)
+        assert broken.make(b"") is None
+        assert broken.make(b"") is None

@@ -91,9 +91,9 @@ class FlashAttention(Facade):
 
         return await self._attend("dnn.flash_attention", make)
 
-    async def flash_attention_backward(
+    async def flash_attention_grad(
         self,
-        dout: GpuRef,
+        grad: GpuRef,
         q: GpuRef,
         k: GpuRef,
         v: GpuRef,
@@ -111,7 +111,7 @@ class FlashAttention(Facade):
         Vendor function: the frontend's ``sdpa_backward``.
 
         Args:
-            dout: gradient by the result.
+            grad: gradient by the result.
             q: as before.
             k: as before.
             v: as before.
@@ -130,15 +130,15 @@ class FlashAttention(Facade):
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as there.
         """
-        chosen = checked("flash_attention_backward", options)
+        chosen = checked("flash_attention_grad", options)
 
         def make() -> Call:
             call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=True)
             question = call.question
             shape = (question.batch, question.heads, question.queries)
-            return self._backward(call, dout, out, lse, self._shape(question), shape, grads)
+            return self._backward(call, grad, out, lse, self._shape(question), shape, grads)
 
-        return _tuple(await self._attend("dnn.flash_attention_backward", make))
+        return _tuple(await self._attend("dnn.flash_attention_grad", make))
 
     async def flash_attention_varlen(
         self,
@@ -200,9 +200,9 @@ class FlashAttention(Facade):
 
         return await self._attend("dnn.flash_attention_varlen", make)
 
-    async def flash_attention_varlen_backward(
+    async def flash_attention_varlen_grad(
         self,
-        dout: GpuRef,
+        grad: GpuRef,
         q: GpuRef,
         k: GpuRef,
         v: GpuRef,
@@ -219,7 +219,7 @@ class FlashAttention(Facade):
         """The gradients of ``flash_attention_varlen``, called with the same options.
 
         Args:
-            dout: gradient by the result.
+            grad: gradient by the result.
             q: as before.
             k: as before; not in pages.
             v: as before.
@@ -239,7 +239,7 @@ class FlashAttention(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
                 ``flash_attention``.
         """
-        chosen = checked("flash_attention_varlen_backward", options, without=("bias",))
+        chosen = checked("flash_attention_varlen_grad", options, without=("bias",))
 
         def make() -> Call:
             call = self._ragged(
@@ -253,9 +253,9 @@ class FlashAttention(Facade):
                 backward=True,
             )
             shape = (*q.shape[:2], call.question.value_size)
-            return self._backward(call, dout, out, lse, shape, q.shape[:2], grads)
+            return self._backward(call, grad, out, lse, shape, q.shape[:2], grads)
 
-        return _tuple(await self._attend("dnn.flash_attention_varlen_backward", make))
+        return _tuple(await self._attend("dnn.flash_attention_varlen_grad", make))
 
     async def flash_attention_with_kvcache(
         self,
@@ -365,9 +365,9 @@ class FlashAttention(Facade):
 
         return await self._attend("dnn.flash_attention_fp8", make)  # type: ignore[no-any-return]
 
-    async def flash_attention_fp8_backward(
+    async def flash_attention_fp8_grad(
         self,
-        dout: GpuRef,
+        grad: GpuRef,
         q: GpuRef,
         k: GpuRef,
         v: GpuRef,
@@ -385,7 +385,7 @@ class FlashAttention(Facade):
         Vendor function: the frontend's ``sdpa_fp8_backward``.
 
         Args:
-            dout: gradient by the result, of q's dtype.
+            grad: gradient by the result, of q's dtype.
             q: as before.
             k: as before.
             v: as before.
@@ -406,7 +406,7 @@ class FlashAttention(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
                 ``flash_attention``.
         """
-        chosen = checked("flash_attention_fp8_backward", options, without=_NOT_FP8)
+        chosen = checked("flash_attention_fp8_grad", options, without=_NOT_FP8)
 
         def make() -> Call:
             call = self._dense(
@@ -415,13 +415,13 @@ class FlashAttention(Facade):
             self._scales(call, scales, FP8_BACKWARD_SCALES)
             question = call.question
             shape = (question.batch, question.heads, question.queries)
-            call = self._backward(call, dout, out, lse, self._shape(question), shape)
+            call = self._backward(call, grad, out, lse, self._shape(question), shape)
             largest = ("amax_dQ", "amax_dK", "amax_dV", "amax_dP")
             call.outputs.update(dict.fromkeys(largest, Output(())))
             call.results = (*call.results, *largest)
             return call
 
-        return _tuple(await self._attend("dnn.flash_attention_fp8_backward", make))
+        return _tuple(await self._attend("dnn.flash_attention_fp8_grad", make))
 
     # --- calls ----------------------------------------------------------------------------
 
@@ -662,7 +662,7 @@ class FlashAttention(Facade):
     def _backward(
         self,
         call: Call,
-        dout: GpuRef,
+        grad: GpuRef,
         out: GpuRef,
         lse: GpuRef,
         shape: tuple[int, ...],
@@ -672,10 +672,10 @@ class FlashAttention(Facade):
         """Add what the backward pass reads and writes."""
         memory, inputs, question = self._device.memory, call.inputs, call.question
         dtype = (DTYPES[question.dtype],)
-        require(dout, memory, "dout", dtype, shape)
+        require(grad, memory, "grad", dtype, shape)
         require(out, memory, "out", dtype, shape)
         require(lse, memory, "lse", (_FLOAT32,), stats)
-        inputs.update(o=out, dO=dout, stats=lse)
+        inputs.update(o=out, dO=grad, stats=lse)
         results = {
             name: Output(inputs[like].shape)
             for name, like, wanted in (

@@ -8,6 +8,7 @@ from .._arguments import require_dtype, usable
 from ._graph import Builder
 from ._layout import (
     activation,
+    frozen,
     image,
     is_last,
     logical,
@@ -332,17 +333,13 @@ class Convolutions(Facade):
         plans, memory = self._plans, self._device.memory
         first = given[0]
 
+        chosen = frozen(options)
+
         def bind() -> Bound:
+            key: list[Any] = [name, chosen, layout, plans.tf32]
             for ref, called in given:
                 usable(ref, memory, called)
-            key = (
-                name,
-                *((ref.shape, ref.dtype.name) for ref, _ in given),
-                len(given),
-                str(options),
-                layout,
-                plans.tf32,
-            )
+                key += (called, ref.shape, ref.dtype)
 
             def build() -> _Made:
                 for ref, called in given:
@@ -350,7 +347,7 @@ class Convolutions(Facade):
                     require_dtype(ref, first[0].dtype, called, first[1])
                 return make(is_last(layout, len(first[0].shape)))
 
-            made = plans.program(key, build)
+            made = plans.program(tuple(key), build)
             inputs = [(id_, *each) for id_, each in zip(made.inputs, given, strict=True)]
             outputs = {made.output: Output(made.shape, out)}
             return Bound(made.program, inputs, outputs, (), (made.output,))

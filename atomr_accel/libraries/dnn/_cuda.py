@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Final, final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import preload_compiler
@@ -50,9 +51,25 @@ def _store_of(context: CudaContext) -> PlanStore:
         if store is None:
             info = context.info
             files = DiskCache("dnn-plans")
-            store = PlanStore(info.name, context.compute_capability, files, computes)
+            capability = context.compute_capability
+            store = PlanStore(info.name, capability, files, computes, elsewhere=_elsewhere(context))
             _STORES[context] = store
         return store
+
+
+def _elsewhere(context: CudaContext) -> Callable[[bytes], Any] | None:
+    """Where to make plans, if not in this process: hosts import no trio, programs do."""
+    if "trio" not in sys.modules:
+        return None
+    from ._workshop import Workshop
+
+    try:
+        described = load_frontend().create_device_properties(context.info.index).serialize()
+    except (AttributeError, RuntimeError):  # before cuDNN 9.8
+        return None
+    workshop = Workshop(described, context.compute_capability)
+    finalize(context, workshop.close)
+    return workshop.make
 
 
 @final
@@ -120,17 +137,16 @@ class CudaDnn:
                 run = next(own.run for fits, own in self._own if fits(step.graph))
                 run(step.graph, addresses, scalars)
             else:
+                pointers, _held = step.pointers(addresses, scalars)
                 with refusals("cudnnBackendExecute"):
-                    step.made.execute(
-                        step.pointers(addresses, scalars), scratch, handle=self._handle
-                    )
+                    step.made.execute(pointers, scratch, handle=self._handle)
 
     def _tune(self, message: TuneGraph) -> tuple[int, str]:
         run = message.run
 
         def time(plan: Plan, step: Step, position: int) -> float:
             addresses, scalars, scratch = self._where(plan, run)
-            pointers = step.pointers(addresses, scalars)
+            pointers, _held = step.pointers(addresses, scalars)
 
             def execute() -> None:
                 with refusals("cudnnBackendExecute"):

@@ -42,6 +42,13 @@ ACTIVATIONS: Final = {
 """The activations by name, as the nodes that compute them."""
 
 
+def frozen(value: Any) -> Any:
+    """An argument that may be a list, or one of lists, as what can be a key."""
+    if isinstance(value, (list, tuple)):
+        return tuple([frozen(each) for each in value])
+    return value
+
+
 def is_last(layout: str | None, ndim: int) -> bool:
     """Whether channels are the last dimension of an image.
 

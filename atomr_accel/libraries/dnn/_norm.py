@@ -609,7 +609,7 @@ class Normalizations(Facade):
         def bind() -> Bound:
             for name, ref in given:
                 usable(ref, memory, name)
-            key = (*options, *((ref.shape, ref.dtype.name) for _, ref in given))
+            key = (*options, *[(ref.shape, ref.dtype) for _, ref in given])
 
             def build() -> _Made:
                 require_float(x, "x")

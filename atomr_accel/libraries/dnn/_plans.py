@@ -52,21 +52,31 @@ class Step(NamedTuple):
         graph: the part; its tensors have the ids of the whole.
         made: the frontend's graph; None for our own kernels.
         workspace: bytes of scratch memory that it needs.
-        scalars: where its numbers are put, by id.
+        buffers: ids of what it has pointers for.
+        scalars: ids and dtypes of its numbers.
     """
 
     graph: Graph
     made: Any
     workspace: int
-    scalars: dict[int, np.ndarray[Any, Any]]
+    buffers: tuple[int, ...]
+    scalars: tuple[tuple[int, np.dtype[Any]], ...]
 
-    def pointers(self, addresses: dict[int, int], scalars: dict[int, float]) -> dict[int, int]:
-        """What the frontend wants to be told for a run: pointers by uid."""
-        found = {id_ + 1: addresses[id_] for id_ in self.graph.buffers()}
-        for id_, memory in self.scalars.items():
-            memory[...] = scalars[id_]
-            found[id_ + 1] = memory.ctypes.data
-        return found
+    def pointers(
+        self, addresses: dict[int, int], scalars: dict[int, float]
+    ) -> tuple[dict[int, int], list[np.ndarray[Any, Any]]]:
+        """What the frontend wants to be told for a run: pointers by uid.
+
+        Those of numbers are to memory of the caller's own, which comes second: lanes share
+        plans, and are threads.
+        """
+        found = {id_ + 1: addresses[id_] for id_ in self.buffers}
+        held = []
+        for id_, dtype in self.scalars:
+            number = np.array(scalars[id_], dtype)
+            held.append(number)
+            found[id_ + 1] = number.ctypes.data
+        return found, held
 
 
 class Plan(NamedTuple):
@@ -121,6 +131,7 @@ class PlanStore:
         files: plans on disk; None to keep none there.
         own: whether our own kernels compute a node that cuDNN refuses.
         options: for the frontend's graph, in the place of a handle.
+        elsewhere: makes a plan in another process, or None if it cannot.
     """
 
     def __init__(
@@ -130,11 +141,13 @@ class PlanStore:
         files: DiskCache | None,
         own: Callable[[Graph], bool],
         options: dict[str, Any] | None = None,
+        elsewhere: Callable[[bytes], tuple[StoredStep, ...] | None] | None = None,
     ) -> None:
         self._frontend = load_frontend()
         self._capability = capability
         self._options = options
         self._own = own
+        self._elsewhere = elsewhere
         self._files = files
         self._names = (name, str(version()), str(self._frontend.__version__))
         self._plans: OrderedDict[tuple[bytes, bool], Plan] = OrderedDict()
@@ -158,8 +171,7 @@ class PlanStore:
             graph = decode(encoded)
             plan, origin = self._read(key, graph, handle), "disk"
             if plan is None:
-                steps = [self._built(part, made) for part, made in self.parts(graph, handle)]
-                plan, origin = assemble(graph, steps), "built"
+                plan, origin = self._make(encoded, graph, handle), "built"
                 self._write(key, plan)
             self._keep(key, plan)
         return plan, origin
@@ -193,6 +205,17 @@ class PlanStore:
             self._write(key, plan)
             self._keep(key, plan)
         return plan, "built"
+
+    def stored(self, graph: Graph) -> tuple[StoredStep, ...]:
+        """A plan as it is kept on disk; it is not kept here.
+
+        Raises:
+            Unsupported: cuDNN has none.
+            LibraryError: it failed.
+        """
+        steps = [self._built(part, made) for part, made in self.parts(graph, 0)]
+        with refusals("serialize"):
+            return _stored(steps)
 
     def forget(self, encoded: bytes, *, tuned: bool) -> None:
         """Drop a plan from memory."""
@@ -247,14 +270,24 @@ class PlanStore:
             made.check_support()
         return made
 
+    def _make(self, encoded: bytes, graph: Graph, handle: int) -> Plan:
+        """A plan, made in another process where there is one for that."""
+        stored = None if self._elsewhere is None else self._elsewhere(encoded)
+        if stored is not None:
+            # What was made for another driver, say, is made again here.
+            with contextlib.suppress(AccelError), refusals("deserialize"):
+                return assemble(graph, [self._restored(each, handle) for each in stored])
+        steps = [self._built(part, made) for part, made in self.parts(graph, handle)]
+        return assemble(graph, steps)
+
     def _built(self, graph: Graph, made: Any) -> Step:
         workspace = 0
         if made is not None:
             with refusals("cudnnBackendFinalize"):
                 made.build_plans()
             workspace = made.get_workspace_size()
-        scalars = {id_: np.zeros(1, DTYPES[graph.tensors[id_].dtype]) for id_ in graph.scalars()}
-        return Step(graph, made, workspace, scalars)
+        scalars = tuple((id_, DTYPES[graph.tensors[id_].dtype]) for id_ in graph.scalars())
+        return Step(graph, made, workspace, graph.buffers(), scalars)
 
     def _choose(
         self, graph: Graph, part: Graph, made: Any, time: Callable[[Plan, Step, int], float]
@@ -289,10 +322,7 @@ class PlanStore:
         if self._files is None:
             return
         with contextlib.suppress(AccelError), refusals("serialize"):
-            steps = tuple(
-                StoredStep(step.graph, bytes(step.made.serialize() if step.made else b""))
-                for step in plan.steps
-            )
+            steps = _stored(plan.steps)
             self._files.put(self._question(key), msgspec.msgpack.encode(steps))
 
     def _read(self, key: tuple[bytes, bool], graph: Graph, handle: int) -> Plan | None:
@@ -312,6 +342,12 @@ class PlanStore:
         made = self._frontend.pygraph(handle=handle)
         made.deserialize(handle, list(stored.made))  # the binding takes no bytes
         return step._replace(made=made, workspace=made.get_workspace_size())
+
+
+def _stored(steps: Sequence[Step]) -> tuple[StoredStep, ...]:
+    return tuple(
+        StoredStep(step.graph, bytes(step.made.serialize() if step.made else b"")) for step in steps
+    )
 
 
 def _precise(graph: Graph) -> bool:

@@ -167,7 +167,7 @@ class Activations(Facade):
                 builder.output(symbol, wide)
                 return Program(builder.finish()), source.id, symbol.id
 
-            key = ("reduce", mode, axes, x.shape, x.dtype.name)
+            key = ("reduce", mode, axes, x.shape, x.dtype)
             program, source, target = plans.program(key, build)
             shape = tuple(
                 1 if each in axes else size
@@ -207,7 +207,7 @@ class Activations(Facade):
                 ids = tuple(symbol.id for symbol in symbols.values())
                 return Program(builder.finish()), ids, y.id
 
-            key = (op, x.size, x.dtype.name, tuple(attributes.items()))
+            key = (op, x.size, x.dtype, *attributes.items())
             program, ids, target = plans.program(key, build)
             inputs = [(id_, ref, name) for id_, (name, ref) in zip(ids, arguments, strict=True)]
             outputs = {target: Output(x.shape, out)}

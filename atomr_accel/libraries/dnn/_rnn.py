@@ -32,6 +32,7 @@ _DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 _UINT8: Final = DTYPES["uint8"]
 _MOST_SIZES: Final = 1024
 _Sizes = tuple[int, int, int, int]
+_Known = dict[tuple[RnnSpec, RnnData | None, bool], _Sizes]
 
 
 class RnnOutput(NamedTuple):
@@ -91,11 +92,11 @@ class Rnn:
         spec: its sizes.
     """
 
-    def __init__(self, device: Submitter, spec: RnnSpec) -> None:
-        self._device: Final = device
+    def __init__(self, device: Submitter, spec: RnnSpec, sizes: _Known) -> None:
+        self._device = device
         self.spec: Final = spec
         self._dtype: Final = DTYPES[spec.dtype]
-        self._sizes: dict[tuple[RnnData | None, bool], _Sizes] = {}
+        self._sizes: Final = sizes
 
     @property
     def parameter_shapes(self) -> list[tuple[int, ...]]:
@@ -167,7 +168,7 @@ class Rnn:
 
         return await perform(self._device, LANE, "dnn.rnn_unpack", prepare)  # type: ignore[no-any-return]
 
-    async def __call__(
+    async def forward(
         self,
         x: GpuRef,
         weights: GpuRef,
@@ -320,7 +321,8 @@ class Rnn:
 
     async def _ask(self, data: RnnData | None, *, training: bool) -> _Sizes:
         """How much memory is needed."""
-        found = self._sizes.get((data, training))
+        key = (self.spec, data, training)
+        found = self._sizes.get(key)
         if found is None:
             request = Prepared(RnnSizes(self.spec, data, training), (), ())
             answer = await perform(self._device, LANE, "dnn.rnn_sizes", lambda _room: request)
@@ -331,7 +333,7 @@ class Rnn:
                 )
             if len(self._sizes) >= _MOST_SIZES:
                 self._sizes.clear()
-            found = self._sizes[data, training] = tuple(answer)
+            found = self._sizes[key] = tuple(answer)
         return found
 
     def _data(self, x: GpuRef, lengths: Sequence[int] | None, layout: str) -> RnnData:
@@ -448,7 +450,8 @@ class Recurrent(Facade):
             float(dropout) if num_layers > 1 else 0.0,
             kind.name,
         )
-        return Rnn(self._device, spec)
+        known: _Known = self._plans.program(("rnn sizes",), dict)
+        return Rnn(self._device, spec, known)
 
 
 def _address(ref: GpuRef | None) -> Any:

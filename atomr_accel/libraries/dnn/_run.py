@@ -232,19 +232,23 @@ class Facade:
         wrap = wrap or _as_it_is
         device, plans = self._device, self._plans
         tuned = plans.autotune if tune is None else tune
-        bound = bind()
+        bound: Bound | None = bind()
+        assert bound is not None
         encoded = bound.program.encoded
         workspace = plans.find(encoded, tuned=tuned)
         if workspace is None:
             _check(device.memory, bound)
+            bound = None
             workspace = await self._make(name, bind, encoded, wrap, tuned=tuned)
         nbytes = workspace
-        return await perform(
-            device,
-            LANE,
-            name,
-            lambda room: wrap(_prepare(device, plans, bind(), room, nbytes, tuned=tuned)),
-        )
+
+        def prepare(room: Room) -> Prepared:
+            # What is bound is good until something is awaited.
+            nonlocal bound
+            now, bound = bound or bind(), None
+            return wrap(_prepare(device, plans, now, room, nbytes, tuned=tuned))
+
+        return await perform(device, LANE, name, prepare)
 
     async def _plan(self, program: Program) -> None:
         """Have the host make a plan now, so that what cuDNN refuses is known."""
