@@ -440,11 +440,13 @@ class FlashAttention(Facade):
             sent: called when the message that ``make`` made last is being sent.
         """
         device, plans = self._device, self._plans
-        call = make()
+        call, fresh = make(), True
 
         def bind() -> Bound:
-            nonlocal call
-            call = make()
+            nonlocal call, fresh
+            if not fresh:  # something was awaited since
+                call = make()
+            fresh = False
             return call.bound(plans)
 
         def wrap(prepared: Prepared) -> Prepared:
