@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._arguments import overlap, usable, writable
 from .._perform import Prepared, perform
-from ._graph import Tensor, channels_last, packed_strides
+from ._graph import Tensor
+from ._layout import Steps, is_last, logical, physical, steps, strides_of
 from ._routine_messages import Dropout, Normalize, Pool, Softmax
 from ._run import LANE, Facade
 
@@ -20,14 +21,10 @@ if TYPE_CHECKING:
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
 _INT64: Final = 2**63
-_LAYOUTS: Final = ("NCHW", "NHWC")
 _RANKS: Final = range(3, 6)
 _LRN_SIZES: Final = range(1, 17)
 _LEAST_BETA: Final = 0.01
 _LEAST_K: Final = 1e-5
-
-Sizes = int | tuple[int, ...]
-"""One number for all dimensions of space, or one for each."""
 
 
 class Routines(Facade):
@@ -38,11 +35,11 @@ class Routines(Facade):
     async def max_pool(
         self,
         x: GpuRef,
-        window: Sizes,
+        window: Steps,
         *,
-        stride: Sizes | None = None,
-        padding: Sizes = 0,
-        layout: str = "NCHW",
+        stride: Steps | None = None,
+        padding: Steps = 0,
+        layout: str | None = None,
         out: GpuRef | None = None,
     ) -> GpuRef:
         """The largest element in each place of a window.
@@ -55,7 +52,8 @@ class Routines(Facade):
             window: its size.
             stride: how far it moves; by default its own size.
             padding: how much is added on both sides, at most half of the window.
-            layout: ``"NHWC"`` where channels come last, whatever the dimensions of space.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
             out: where to put the result. Made if absent.
 
         Returns:
@@ -76,11 +74,11 @@ class Routines(Facade):
         grad: GpuRef,
         y: GpuRef,
         x: GpuRef,
-        window: Sizes,
+        window: Steps,
         *,
-        stride: Sizes | None = None,
-        padding: Sizes = 0,
-        layout: str = "NCHW",
+        stride: Steps | None = None,
+        padding: Steps = 0,
+        layout: str | None = None,
         out: GpuRef | None = None,
     ) -> GpuRef:
         """The gradient of ``max_pool`` by ``x``; of equal elements the first one gets it.
@@ -110,12 +108,12 @@ class Routines(Facade):
     async def avg_pool(
         self,
         x: GpuRef,
-        window: Sizes,
+        window: Steps,
         *,
-        stride: Sizes | None = None,
-        padding: Sizes = 0,
+        stride: Steps | None = None,
+        padding: Steps = 0,
         count_include_pad: bool = True,
-        layout: str = "NCHW",
+        layout: str | None = None,
         out: GpuRef | None = None,
     ) -> GpuRef:
         """The average of the elements in each place of a window.
@@ -145,12 +143,12 @@ class Routines(Facade):
         self,
         grad: GpuRef,
         shape: tuple[int, ...],
-        window: Sizes,
+        window: Steps,
         *,
-        stride: Sizes | None = None,
-        padding: Sizes = 0,
+        stride: Steps | None = None,
+        padding: Steps = 0,
         count_include_pad: bool = True,
-        layout: str = "NCHW",
+        layout: str | None = None,
         out: GpuRef | None = None,
     ) -> GpuRef:
         """The gradient of ``avg_pool`` by ``x``.
@@ -184,10 +182,10 @@ class Routines(Facade):
         self,
         mode: str,
         x: GpuRef,
-        window: Sizes,
-        stride: Sizes | None,
-        padding: Sizes,
-        layout: str,
+        window: Steps,
+        stride: Steps | None,
+        padding: Steps,
+        layout: str | None,
         out: GpuRef | None,
     ) -> GpuRef:
         usable(x, self._device.memory, "x")
@@ -395,7 +393,7 @@ class Routines(Facade):
         alpha: float = 1e-4,
         beta: float = 0.75,
         k: float = 1.0,
-        layout: str = "NCHW",
+        layout: str | None = None,
         out: GpuRef | None = None,
     ) -> GpuRef:
         """``x / (k + alpha / size * sum(x**2)) ** beta``, the sum over neighbouring channels.
@@ -410,7 +408,7 @@ class Routines(Facade):
             alpha: of the formula.
             beta: of the formula, at least 0.01.
             k: of the formula, at least 1e-5.
-            layout: ``"NHWC"`` where channels come last.
+            layout: as in ``max_pool``.
             out: where to put the result. Made if absent.
 
         Returns:
@@ -437,7 +435,7 @@ class Routines(Facade):
         alpha: float = 1e-4,
         beta: float = 0.75,
         k: float = 1.0,
-        layout: str = "NCHW",
+        layout: str | None = None,
         out: GpuRef | None = None,
     ) -> GpuRef:
         """The gradient of ``local_response_norm`` by ``x``.
@@ -477,7 +475,7 @@ class Routines(Facade):
         return await self._routine(name, given, x.shape, out, message)
 
     def _lrn(
-        self, x: GpuRef, size: int, alpha: float, beta: float, k: float, layout: str
+        self, x: GpuRef, size: int, alpha: float, beta: float, k: float, layout: str | None
     ) -> tuple[Tensor, tuple[int, float, float, float]]:
         usable(x, self._device.memory, "x")
         if size not in _LRN_SIZES:
@@ -554,19 +552,19 @@ class _Pooling:
         self,
         mode: str,
         x: Any,
-        window: Sizes,
-        stride: Sizes | None,
-        padding: Sizes,
-        layout: str,
+        window: Steps,
+        stride: Steps | None,
+        padding: Steps,
+        layout: str | None,
     ) -> None:
         self.mode = mode
         image = _image(x, layout)
         dims = len(image.shape) - 2
-        sizes = _each(window, dims, "window", 1)
-        steps = sizes if stride is None else _each(stride, dims, "stride", 1)
-        around = _each(padding, dims, "padding", 0)
+        sizes = steps(window, dims, "window")
+        moves = sizes if stride is None else steps(stride, dims, "stride")
+        around = steps(padding, dims, "padding", 0)
         places = []
-        for size, taps, step, extra in zip(image.shape[2:], sizes, steps, around, strict=True):
+        for size, taps, step, extra in zip(image.shape[2:], sizes, moves, around, strict=True):
             if 2 * extra > taps:
                 raise ValueError(f"padding {extra} is more than half of a window of {taps}")
             if size + 2 * extra < taps:
@@ -575,11 +573,11 @@ class _Pooling:
                 )
             places.append((size + 2 * extra - taps) // step + 1)
         shape = (*image.shape[:2], *places)
-        order = channels_last(len(shape)) if layout == "NHWC" else None
-        result = Tensor(image.dtype, shape, packed_strides(shape, order))
+        last = is_last(layout, len(shape))
+        result = Tensor(image.dtype, shape, strides_of(shape, last=last))
         self.x_shape = tuple(x.shape)
-        self.y_shape = _as_seen(shape, layout)
-        self._numbers = (sizes, around, steps)
+        self.y_shape = physical(shape, last=last)
+        self._numbers = (sizes, around, moves)
         self._tensors = (image, result)
 
     def message(self, *, x: Any, y: Any, dy: Any = 0, dx: Any = 0) -> Pool:
@@ -587,34 +585,16 @@ class _Pooling:
         return Pool(self.mode, *self._numbers, *self._tensors, x, y, dy, dx)
 
 
-def _image(x: Any, layout: str) -> Tensor:
+def _image(x: Any, layout: str | None) -> Tensor:
     """How an image lies in memory, as (batch, channels, ...space)."""
-    if layout not in _LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
     if len(x.shape) not in _RANKS or 0 in x.shape:
         raise ValueError(
             f"x must have a batch, channels and one to three dimensions of space, none of "
             f"them 0, not shape {x.shape}"
         )
-    if layout == "NCHW":
-        return Tensor(x.dtype.name, x.shape, packed_strides(x.shape))
-    shape = (x.shape[0], x.shape[-1], *x.shape[1:-1])
-    return Tensor(x.dtype.name, shape, packed_strides(shape, channels_last(len(shape))))
-
-
-def _as_seen(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    return shape if layout == "NCHW" else (shape[0], *shape[2:], shape[1])
-
-
-def _each(sizes: Sizes, dims: int, name: str, least: int) -> tuple[int, ...]:
-    """One number for each dimension of space."""
-    given = (sizes,) * dims if hasattr(sizes, "__index__") else tuple(sizes)
-    if len(given) != dims:
-        raise ValueError(f"{name} {sizes} does not fit {dims} dimensions of space")
-    found = tuple(operator.index(size) for size in given)
-    if min(found) < least:
-        raise ValueError(f"{name} must be at least {least}, not {sizes}")
-    return found
+    last = is_last(layout, len(x.shape))
+    shape = logical(x.shape, last=last)
+    return Tensor(x.dtype.name, shape, strides_of(shape, last=last))
 
 
 def _average(*, include: bool) -> str:
