@@ -30,7 +30,8 @@ def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float])
         scalars: numbers by id.
     """
     family = next(family for family in _FAMILIES if family.computes(graph))
-    return family.launches(graph, addresses, scalars)
+    found: list[Launch] = family.launches(graph, addresses, scalars)
+    return found
 
 
 @final
