@@ -440,7 +440,7 @@ class FlashAttention(Facade):
             sent: called when the message that ``make`` made last is being sent.
         """
         device, plans = self._device, self._plans
-        call = make()
+        call: Call | None = None
 
         def bind() -> Bound:
             nonlocal call
@@ -448,14 +448,15 @@ class FlashAttention(Facade):
             return call.bound(plans)
 
         def wrap(prepared: Prepared) -> Prepared:
+            assert call is not None
+            if not call.making and call.appending is None:
+                return prepared
             wrapped = call.wrapped(plans, device.memory, prepared)
             final = isinstance(prepared.message, RunGraph)
             if sent is not None and final and LANE.name in device.ports:
                 sent()
             return wrapped
 
-        if not call.making and call.appending is None:
-            return await self._run(name, bind)
         return await self._run(name, bind, wrap=wrap)
 
     def _dense(
