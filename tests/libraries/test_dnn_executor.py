@@ -123,6 +123,18 @@ async def test_tuning_runs_every_candidate_and_keeps_the_fastest(
     assert bool(frontend.launches) is not bool(uncapturable)
 
 
+async def test_what_runs_before_it_is_tuned_does_not_pass_for_tuned(
+    device: Device, frontend: FakeFrontend
+) -> None:
+    x, w = await images(device)
+    device.dnn.autotune = True
+    async with device.batch() as batch:  # which cannot wait for the answer to tuning
+        batch.dnn.conv(x, w)
+    assert set(frontend.runs) == {0}
+    await device.dnn.conv(x, w)
+    assert frontend.runs[-1] == 2
+
+
 async def test_plans_are_found_on_disk(device: Device, frontend: FakeFrontend) -> None:
     x, w = await images(device)
     y = await device.get(await device.dnn.conv(x, w, activation="relu"))

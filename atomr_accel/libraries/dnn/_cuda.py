@@ -103,9 +103,7 @@ class CudaDnn:
         self._sequences.close()
         self._library.call("cudnnDestroy", self._handle)
         self._own.close()
-        for pointer in self._scratch.values():
-            check("cuMemFree", driver.cuMemFree(pointer))
-        self._scratch.clear()
+        self._free_scratch()
 
     def _prepare(self, message: PrepareGraph) -> tuple[int, str]:
         plan, origin = self._store.find(message.graph, self._handle, tuned=message.tuned)
@@ -137,7 +135,10 @@ class CudaDnn:
 
             return milliseconds(self._stream.handle, execute)
 
-        plan, origin = self._store.tune(run.graph, self._handle, time)
+        try:
+            plan, origin = self._store.tune(run.graph, self._handle, time)
+        finally:
+            self._free_scratch()  # candidates may have wanted much more than the fastest does
         return plan.workspace, origin
 
     def _forget(self, message: ForgetGraph) -> None:
@@ -166,3 +167,8 @@ class CudaDnn:
         if scratch is None:
             scratch = self._scratch[size] = int(check("cuMemAlloc", driver.cuMemAlloc(size)))
         return scratch
+
+    def _free_scratch(self) -> None:
+        for pointer in self._scratch.values():
+            check("cuMemFree", driver.cuMemFree(pointer))
+        self._scratch.clear()
