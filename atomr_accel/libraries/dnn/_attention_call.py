@@ -149,7 +149,7 @@ class Call:
             graph.program,
             [(ids[name], ref, name) for name, ref in self.inputs.items()],
             {ids[name]: output for name, output in {**made, **self.outputs}.items()},
-            tuple(numbers[id_] for id_ in graph.program.graph.scalars()),
+            tuple(numbers[id_] for id_ in graph.numbers),
             tuple(ids[name] for name in self.results),
         )
 
@@ -192,7 +192,7 @@ class Call:
 def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:
     """A usable ref of one of the dtypes and one of the shapes (or of any shape)."""
     usable(ref, memory, name)
-    if ref.dtype not in dtypes:
+    if not any(ref.dtype is dtype for dtype in dtypes):  # equality takes longer
         names = " or ".join(dtype.name for dtype in dtypes)
         raise TypeError(f"{name} must be {names}, not {ref.dtype.name}")
     if shapes and ref.shape not in shapes:
