@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
 from atomr_accel.libraries.dnn._conv import Convolutions
 from atomr_accel.libraries.dnn._nodes import NODES, REQUIRED
@@ -17,8 +12,9 @@ from atomr_accel.libraries.dnn._norm import Normalizations
 from atomr_accel.libraries.dnn._pointwise import Activations
 from atomr_accel.libraries.dnn._user import Graphs
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "dnn.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+from ..pages import DOCS, dead_links, run_blocks
+
+PAGE = DOCS / "dnn.md"
 
 
 def operations() -> str:
@@ -45,20 +41,7 @@ def test_its_table_is_that_of_the_operations() -> None:
 
 
 def test_its_code_runs() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "docs"}
-
-    async def run() -> None:
-        for match in BLOCK.finditer(text):
-            padding = "\n" * text.count("\n", 0, match.start(1))  # so that tracebacks point there
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            code = compile(padding + match[1], str(PAGE), "exec", flags, dont_inherit=True)
-            result = eval(code, names)
-            if inspect.isawaitable(result):
-                await result
-
-    trio.run(run)
-    assert "plan" in names
+    assert "plan" in run_blocks(PAGE)
 
 
 @pytest.mark.parametrize("part", [Activations, Convolutions, Graphs, Normalizations])
@@ -70,5 +53,4 @@ def test_it_names_every_call(part: type) -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGE.read_text(encoding="utf-8"))
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []
+    assert dead_links(PAGE) == []

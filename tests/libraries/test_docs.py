@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
 from atomr_accel.libraries.blas import Blas
 from atomr_accel.libraries.blaslt import BlasLt
@@ -17,25 +13,13 @@ from atomr_accel.libraries.fft import Fft
 from atomr_accel.libraries.nvrtc import Nvrtc
 from atomr_accel.libraries.rng import Generator, Rng
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+from ..pages import DOCS, dead_links, run_blocks
+
+PAGE = DOCS / "libraries.md"
 
 
 def test_its_code_runs() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "docs"}
-
-    async def run() -> None:
-        for match in BLOCK.finditer(text):
-            padding = "\n" * text.count("\n", 0, match.start(1))  # so that tracebacks point there
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            code = compile(padding + match[1], str(PAGE), "exec", flags, dont_inherit=True)
-            result = eval(code, names)
-            if inspect.isawaitable(result):
-                await result
-
-    trio.run(run)
-    assert "kernel" in names
+    assert "kernel" in run_blocks(PAGE)
 
 
 @pytest.mark.parametrize("facade", [Blas, BlasLt, Fft, Rng, Generator, Nvrtc])
@@ -52,5 +36,4 @@ def test_it_names_every_method(facade: type) -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGE.read_text(encoding="utf-8"))
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []
+    assert dead_links(PAGE) == []
