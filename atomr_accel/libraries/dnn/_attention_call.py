@@ -9,7 +9,7 @@ from ..._dtypes import DTYPES
 from .._arguments import usable, writable
 from ._attention_graph import Attention, Question, attention_graph
 from ._run import Bound, Output
-from ._sequence_messages import Append, Attend, Derived, Upload
+from ._sequence_messages import Append, Attend, Derived, Grow, Upload
 
 if TYPE_CHECKING:
     from ...memory import Block, GpuRef, MemoryMap
@@ -181,7 +181,9 @@ class Call:
             append = self.appending.message(
                 places[graph.ids["seq_len_kv"]], places[graph.ids["table"]] if uploaded else 0
             )
-        message = Attend(tuple(uploads), append, tuple(derived), run)
+        noted = self.appending is not None and self.appending.lengths is None
+        kind = Grow if noted else Attend
+        message = kind(tuple(uploads), append, tuple(derived), run)
         return prepared._replace(message=message, reads=reads, writes=writes)
 
     def _graph(self, plans: PlanCache) -> Attention:
