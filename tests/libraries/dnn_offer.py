@@ -85,16 +85,12 @@ def load_libraries() -> None:
 def offer(graphs: list[bytes]) -> list[str]:
     """A verdict for each graph."""
     from atomr_accel import AccelError
-    from atomr_accel.libraries.dnn import _cuda_convs, _cuda_nodes, _cuda_norms
     from atomr_accel.libraries.dnn._graph import decode
     from atomr_accel.libraries.dnn._lowering import load_frontend
+    from atomr_accel.libraries.dnn._own import computes
     from atomr_accel.libraries.dnn._plans import PlanStore
 
     properties = load_frontend().create_device_properties(json.dumps(DEVICE))
-
-    def computes(graph: Any) -> bool:
-        return any(each.computes(graph) for each in (_cuda_convs, _cuda_nodes, _cuda_norms))
-
     store = PlanStore("H200", (9, 0), None, computes, {"device_property": properties})
     verdicts = []
     for encoded in graphs:

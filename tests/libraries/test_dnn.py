@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from .conformance import MARKS, conform
+from .conformance import MARKS, conform, on_cuda
 from .dnn_rows import OPERATIONS
 
 pytestmark = MARKS
 
-test_conforms = conform(OPERATIONS)
+# On a GPU each case is a plan to be made, which takes up to a second.
+test_conforms = conform(OPERATIONS, take=6 if on_cuda() else 1)

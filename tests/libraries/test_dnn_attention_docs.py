@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,9 @@ from atomr_accel.libraries.dnn._paged import Caches
 from atomr_accel.libraries.dnn._rnn import Recurrent
 from atomr_accel.libraries.dnn._routines import Routines
 
-from ..pages import DOCS, dead_links, run_blocks
+from .test_docs import broken_links, run_code
 
-PAGE = DOCS / "attention.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention.md"
 
 
 def named() -> set[str]:
@@ -22,7 +23,7 @@ def named() -> set[str]:
 
 
 def test_its_code_runs() -> None:
-    assert "small" in run_blocks(PAGE)
+    assert "small" in run_code(PAGE)
 
 
 @pytest.mark.parametrize("part", [FlashAttention, Caches, Recurrent, Routines])
@@ -37,4 +38,4 @@ def test_it_names_every_option() -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    assert dead_links(PAGE) == []
+    assert broken_links(PAGE) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,9 @@ from atomr_accel.libraries.dnn._norm import Normalizations
 from atomr_accel.libraries.dnn._pointwise import Activations
 from atomr_accel.libraries.dnn._user import Graphs
 
-from ..pages import DOCS, dead_links, run_blocks
+from .test_docs import broken_links, run_code
 
-PAGE = DOCS / "dnn.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "dnn.md"
 
 
 def operations() -> str:
@@ -41,7 +42,7 @@ def test_its_table_is_that_of_the_operations() -> None:
 
 
 def test_its_code_runs() -> None:
-    assert "plan" in run_blocks(PAGE)
+    assert "plan" in run_code(PAGE)
 
 
 @pytest.mark.parametrize("part", [Activations, Convolutions, Graphs, Normalizations])
@@ -53,4 +54,4 @@ def test_it_names_every_call(part: type) -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    assert dead_links(PAGE) == []
+    assert broken_links(PAGE) == []

@@ -31,9 +31,6 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
     from atomr_accel.libraries.dnn import (
         _cuda,
-        _cuda_convs,
-        _cuda_nodes,
-        _cuda_norms,
         _cuda_routines,
         _cuda_sequences,
         _plans,
@@ -61,9 +58,7 @@ def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
     monkeypatch.setattr(_cuda, "load_cudnn", lambda: library)
     monkeypatch.setattr(_plans, "load_frontend", lambda: fake)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
-    monkeypatch.setattr(_cuda_norms, "Norms", FakeOwn)
-    monkeypatch.setattr(_cuda_nodes, "Nodes", FakeOwn)
-    monkeypatch.setattr(_cuda_convs, "Convs", FakeOwn)
+    monkeypatch.setattr(_cuda, "Own", FakeOwn)
     monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)
     monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda: library)
     executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"

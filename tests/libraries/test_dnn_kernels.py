@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries._device_code import C_TYPES
-from atomr_accel.libraries.dnn import _conv_source as convs
-from atomr_accel.libraries.dnn import _cuda_convs, _cuda_nodes, _cuda_norms
+from atomr_accel.libraries.dnn import _conv_source, _norm_source, _own_convs, _own_nodes, _own_norms
 from atomr_accel.libraries.dnn._cpu import interpret
 from atomr_accel.libraries.dnn._graph import Builder, Graph, channels_last, packed_strides
 from atomr_accel.libraries.dnn._node_source import (
     EXPRESSIONS,
-    complete,
     pointwise_kernel,
     reduction_kernel,
 )
 from atomr_accel.libraries.dnn._nodes import NODES, REDUCTIONS, wider
-from atomr_accel.libraries.dnn._norm_source import KERNELS, SOURCE
+from atomr_accel.libraries.dnn._own import launches
+from atomr_accel.libraries.dnn._own_source import complete
 
 from .conformance import dtype_of, eps_of
 from .host_kernels import compile_kernels, needs_compiler
@@ -33,7 +32,6 @@ ONE_THREAD = """
 #define __syncthreads()
 #define __shfl_down_sync(mask, value, step) 0
 #define __longlong_as_double(bits) HUGE_VAL
-typedef long long i64;
 """
 """What kernels with barriers come down to where a block is one thread."""
 
@@ -138,12 +136,11 @@ def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
     spaces: dict[str, str] = {}
     kernels: dict[str, str] = {}
     for graph in (*pointwise_graphs(), *reduction_graphs()):
-        assert _cuda_nodes.computes(graph)
+        assert _own_nodes.computes(graph)
         arrays = filled(graph, rng)
         scalars = dict.fromkeys(graph.scalars(), 1.25)
         written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
-        launch = _cuda_nodes.launch_of(graph, addresses_of(written), scalars)
-        source, name, _, data = launch
+        ((source, name, _, data),) = launches(graph, addresses_of(written), scalars)
         space = spaces.setdefault(source, f"kernel{len(spaces)}")
         inner = f"{space}::{name}"
         reduces = name.startswith("reduce")
@@ -248,18 +245,18 @@ def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
     cases = []
     kernels: dict[str, str] = {}
     for graph in norm_graphs():
-        assert _cuda_norms.computes(graph)
+        assert _own_norms.computes(graph)
         arrays = filled(graph, rng)
         scalars = dict.fromkeys(graph.scalars(), 0.3)
         written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
-        launches = _cuda_norms.launches_of(graph, addresses_of(written), scalars)
-        kernels |= {name: members_of(name) for name, _, _ in launches}
-        cases.append((graph, arrays, written, scalars, launches))
-    source = ONE_THREAD + KERNELS
+        made = launches(graph, addresses_of(written), scalars)
+        kernels |= {name: members_of(name) for _, name, _, _ in made}
+        cases.append((graph, arrays, written, scalars, made))
+    source = ONE_THREAD + _norm_source.SOURCE
     compiled = compile_kernels(source, kernels, tmp_path_factory.mktemp("norms"), threads=1)
-    for graph, arrays, written, scalars, launches in cases:
-        for name, blocks, data in launches:
-            assert blocks
+    for graph, arrays, written, scalars, made in cases:
+        for _, name, items, data in made:
+            assert items
             compiled[name](data)
         compare(graph, written, arrays, scalars)
 
@@ -302,12 +299,12 @@ def test_convolutions(tmp_path_factory: pytest.TempPathFactory) -> None:
     members = "double* a; double* b; double* c; Conv conv; i64 count"
     kernels = {f"{name}<double, double>": members for name in ("forward", "images", "filters")}
     folder = tmp_path_factory.mktemp("convs")
-    compiled = compile_kernels("typedef long long i64;\n" + convs.KERNELS, kernels, folder)
+    compiled = compile_kernels(_conv_source.SOURCE, kernels, folder)
     for graph in conv_graphs():
-        assert _cuda_convs.computes(graph)
+        assert _own_convs.computes(graph)
         arrays = filled(graph, rng)
         written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
-        name, _, data = _cuda_convs.launch_of(graph, addresses_of(written))
+        ((_, name, _, data),) = launches(graph, addresses_of(written), {})
         compiled[name](data)
         compare(graph, written, arrays, {})
 
@@ -324,7 +321,7 @@ def test_nvrtc_compiles_the_norms() -> None:
         "backward_input<b16, b16, float>",
         "backward_parameters<double, double, double>",
     ):
-        assert compile_cubin(SOURCE, name, (), (9, 0))[0][:4] == b"\x7fELF"
+        assert compile_cubin(complete(_norm_source.SOURCE), name, (), (9, 0))[0][:4] == b"\x7fELF"
 
 
 @pytest.mark.headers
@@ -332,7 +329,7 @@ def test_nvrtc_compiles_the_norms() -> None:
 def test_nvrtc_compiles_the_convolutions(name: str) -> None:
     from atomr_accel.libraries.nvrtc._compiler import compile_cubin
 
-    image, *_ = compile_cubin(convs.SOURCE, f"{name}<double, double>", (), (9, 0))
+    image, *_ = compile_cubin(complete(_conv_source.SOURCE), f"{name}<double, double>", (), (9, 0))
     assert image[:4] == b"\x7fELF"
 
 

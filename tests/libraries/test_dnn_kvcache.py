@@ -201,17 +201,17 @@ async def test_a_cancelled_call_has_happened_or_not(device: Device, waits: int) 
         refs = [[await device.put(array) for array in pair] for pair in fresh]
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                for sequence, pair in zip(sequences, refs, strict=True):
+                for sequence, (k, v) in zip(sequences, refs, strict=True):
                     if attends:
-                        nursery.start_soon(cache.attend, q, [sequence], *pair)
+                        nursery.start_soon(cache.attend, q, [sequence], k, v)
                     else:
-                        nursery.start_soon(cache.append, [sequence], *pair)
+                        nursery.start_soon(cache.append, [sequence], k, v)
                 for _ in range(waits):  # so that some are sent, and others wait their turn
                     await trio.lowlevel.checkpoint()
                 scope.cancel()
-        for sequence, (k, v) in zip(sequences, fresh, strict=True):
+        for sequence, rows in zip(sequences, fresh, strict=True):
             if cache.length(sequence) > len(model.rows[sequence][0]):
-                model.write([sequence], 0, k, v)
+                model.write([sequence], 0, *rows)
         model.check_pages()
         await model.check_rows(device)
 

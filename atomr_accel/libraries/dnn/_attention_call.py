@@ -149,7 +149,7 @@ class Call:
             graph.program,
             [(ids[name], ref, name) for name, ref in self.inputs.items()],
             {ids[name]: output for name, output in {**made, **self.outputs}.items()},
-            tuple(numbers[id_] for id_ in graph.numbers),
+            tuple(numbers[id_] for id_ in graph.program.scalars),
             tuple(ids[name] for name in self.results),
         )
 

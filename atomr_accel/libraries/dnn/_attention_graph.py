@@ -101,13 +101,11 @@ class Attention(NamedTuple):
         program: the graph, ready to travel.
         ids: of its tensors, by name.
         scalars: values of its numbers that are known already, by id.
-        numbers: ids of all of its numbers, in order.
     """
 
     program: Program
     ids: dict[str, int]
     scalars: dict[int, float]
-    numbers: tuple[int, ...]
 
 
 def attention_graph(question: Question) -> Attention:
@@ -150,8 +148,7 @@ class _Maker:
         named.update(outputs)
         ids = {name: symbol.id for name, symbol in named.items()}
         scalars = {ids[name]: value for name, value in values.items()}
-        graph = self._builder.finish()
-        return Attention(Program(graph), ids, scalars, graph.scalars())
+        return Attention(Program(self._builder.finish()), ids, scalars)
 
     def _given(self) -> dict[str, Any]:
         """The inputs that forward and backward share."""

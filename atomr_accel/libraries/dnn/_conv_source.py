@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from .._device_code import CONVERSIONS
+from ._own_source import ACCESS
 
-KERNELS: Final = r"""
-typedef long long i64;
-
+SOURCE: Final = (
+    ACCESS
+    + r"""
 // Images have N, C and three dimensions of space; filters K, C / groups and three of taps.
 struct Steps { i64 outer, channel, space[3]; };
 struct Conv {
@@ -19,13 +19,6 @@ struct Conv {
   i64 n, channels, filters, per_group, groups;
   i64 size[3], taps[3], positions[3], before[3], stride[3], dilation[3];
 };
-
-template <class A, class T> __device__ A get(const T& value) { return (A)value; }
-template <class A> __device__ A get(const h16& value) { return (A)widen(value); }
-template <class A> __device__ A get(const b16& value) { return (A)widen(value); }
-template <class Y, class A> __device__ void put(Y& target, A value) { target = (Y)value; }
-template <class A> __device__ void put(h16& target, A value) { narrow(target, (float)value); }
-template <class A> __device__ void put(b16& target, A value) { narrow(target, (float)value); }
 
 __device__ i64 at(const Steps& steps, i64 outer, i64 channel, const i64* space) {
   return outer * steps.outer + channel * steps.channel + space[0] * steps.space[0] +
@@ -121,7 +114,4 @@ __global__ void filters(T* dw, const T* x, const T* dy, Conv conv, i64 count) {
   }
 }
 """
-"""Without the conversions that they begin with."""
-
-SOURCE: Final = CONVERSIONS + KERNELS
-"""As NVRTC takes it."""
+)

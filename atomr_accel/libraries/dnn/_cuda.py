@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary, finalize
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import preload_compiler
 from .._disk_cache import DiskCache
-from . import _cuda_convs, _cuda_nodes, _cuda_norms
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
 from ._lowering import load_frontend, refusals
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
+from ._own import Own, computes
 from ._plans import PlanStore
 from ._prototypes import load_cudnn
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.cuda._context import CudaContext, CudaStream
-    from ._graph import Graph
     from ._plans import Plan, Step
 
 _RUNS: Final = 3
@@ -34,14 +33,6 @@ _EVENT_DEFAULT: Final = 0
 
 _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
-
-
-_OWN: Final = (_cuda_convs, _cuda_norms, _cuda_nodes)
-
-
-def computes(graph: Graph) -> bool:
-    """Whether our own kernels compute a graph of one node, where cuDNN does not."""
-    return any(each.computes(graph) for each in _OWN)
 
 
 def _store_of(context: CudaContext) -> PlanStore:
@@ -81,11 +72,7 @@ class CudaDnn:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._store: Final = _store_of(context)
-        self._own: Final = (
-            (_cuda_convs.computes, _cuda_convs.Convs(context, stream)),
-            (_cuda_norms.computes, _cuda_norms.Norms(context, stream)),
-            (_cuda_nodes.computes, _cuda_nodes.Nodes(context, stream)),
-        )
+        self._own: Final = Own(context, stream)
         self._scratch: dict[int, int] = {}
         handle = c_void_p()
         self._library.call("cudnnCreate", byref(handle))
@@ -119,8 +106,7 @@ class CudaDnn:
         self._descriptors.close()
         self._sequences.close()
         self._library.call("cudnnDestroy", self._handle)
-        for _, own in self._own:
-            own.close()
+        self._own.close()
         for pointer in self._scratch.values():
             check("cuMemFree", driver.cuMemFree(pointer))
         self._scratch.clear()
@@ -134,8 +120,7 @@ class CudaDnn:
         addresses, scalars, scratch = self._where(plan, message)
         for step in plan.steps:
             if step.made is None:
-                run = next(own.run for fits, own in self._own if fits(step.graph))
-                run(step.graph, addresses, scalars)
+                self._own.run(step.graph, addresses, scalars)
             else:
                 pointers, _held = step.pointers(addresses, scalars)
                 with refusals("cudnnBackendExecute"):

@@ -8,24 +8,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from .._device_code import CONVERSIONS
+from ._own_source import ACCESS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_DIMS: Final = 8
 MOST_INPUTS: Final = 5
-
-_COMMON: Final = r"""
-typedef long long i64;
-
-template <class A, class T> __device__ A get(const T& value) { return (A)value; }
-template <class A> __device__ A get(const h16& value) { return (A)widen(value); }
-template <class A> __device__ A get(const b16& value) { return (A)widen(value); }
-template <class Y, class A> __device__ void put(Y& target, A value) { target = (Y)value; }
-template <class A> __device__ void put(h16& target, A value) { narrow(target, (float)value); }
-template <class A> __device__ void put(b16& target, A value) { narrow(target, (float)value); }
-"""
 
 _POINTWISE: Final = r"""
 // An input without a pointer is the number itself.
@@ -180,7 +169,7 @@ _REDUCTIONS: Final[dict[str, tuple[str, str, str, str]]] = {
 
 
 def pointwise_kernel(op: str, inputs: int, attributes: Mapping[str, Any]) -> str:
-    """The kernel of a pointwise node, without the conversions that it begins with."""
+    """The kernel of a pointwise node."""
     names = ["loss", "a"] if op.endswith("_backward") else ["a", "b", "c", "d", "e"][:inputs]
     loads = "\n".join(
         f"    const A {name} = load<A, T{number}>(node.in[{number}], at[{number}]);"
@@ -188,7 +177,7 @@ def pointwise_kernel(op: str, inputs: int, attributes: Mapping[str, Any]) -> str
     )
     types = ", ".join(f"class T{number}" for number in range(inputs))
     return _with_sizes(
-        (_COMMON + _POINTWISE)
+        (ACCESS + _POINTWISE)
         .replace("TYPES", types)
         .replace("COUNT", str(inputs))
         .replace("LOADS", loads)
@@ -221,18 +210,13 @@ def _literal(value: float) -> str:
 
 
 def reduction_kernel(mode: str) -> str:
-    """The kernel of a reduction, without the conversions that it begins with."""
+    """The kernel of a reduction."""
     start, value, join, finish = _REDUCTIONS[mode]
     infinite = "#undef INFINITY\n#define INFINITY __longlong_as_double(0x7ff0000000000000LL)\n"
-    text = _COMMON + _REDUCTION
+    text = ACCESS + _REDUCTION
     for name, what in (("START", start), ("VALUE", value), ("JOIN", join), ("FINISH", finish)):
         text = text.replace(name, what)
     return infinite + _with_sizes(text)
-
-
-def complete(kernel: str) -> str:
-    """A kernel as NVRTC takes it."""
-    return CONVERSIONS + kernel
 
 
 def _with_sizes(text: str) -> str:

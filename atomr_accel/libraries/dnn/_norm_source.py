@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from .._device_code import CONVERSIONS
+from ._own_source import ACCESS
 
 MOST_DIMS: Final = 6
 
-KERNELS: Final = (
-    r"""
-typedef long long i64;
-
+SOURCE: Final = (
+    ACCESS
+    + r"""
 // A dimension: its size, and the step it makes in each of the tensors.
 struct Dim { i64 size, x, grad, out, parameter, statistic; };
 struct Norm { i64 outers, inners, outer_dims, inner_dims; Dim outer[DIMS]; Dim inner[DIMS]; };
 struct Place { i64 x, grad, out, parameter, statistic; };
-
-template <class A, class T> __device__ A get(const T& value) { return (A)value; }
-template <class A> __device__ A get(const h16& value) { return (A)widen(value); }
-template <class A> __device__ A get(const b16& value) { return (A)widen(value); }
-template <class A> __device__ void put(float& target, A value) { target = (float)value; }
-template <class A> __device__ void put(double& target, A value) { target = (double)value; }
-template <class A> __device__ void put(h16& target, A value) { narrow(target, (float)value); }
-template <class A> __device__ void put(b16& target, A value) { narrow(target, (float)value); }
 
 __device__ Place place(const Dim* dims, i64 count, i64 index, Place at) {
   for (i64 d = count - 1; d >= 0; --d) {
@@ -147,7 +138,3 @@ __global__ void backward_parameters(Q* dscale, Q* dbias, const T* grad, const T*
 }
 """
 ).replace("DIMS", str(MOST_DIMS))
-"""Without the conversions that they begin with."""
-
-SOURCE: Final = CONVERSIONS + KERNELS
-"""As NVRTC takes it."""

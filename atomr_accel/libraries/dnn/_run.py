@@ -75,15 +75,17 @@ class Program:
         graph: the graph.
         encoded: its bytes.
         buffers: ids of its buffers.
-        written: those that it writes.
+        scalars: ids of its numbers.
+        written: those of the buffers that it writes.
     """
 
-    __slots__ = ("buffers", "encoded", "graph", "written")
+    __slots__ = ("buffers", "encoded", "graph", "scalars", "written")
 
     def __init__(self, graph: Graph) -> None:
         self.graph: Final = graph
         self.encoded: Final = encode(graph)
         self.buffers: Final = graph.buffers()
+        self.scalars: Final = graph.scalars()
         self.written: Final = frozenset(graph.written())
 
 

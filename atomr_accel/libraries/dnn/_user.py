@@ -315,7 +315,7 @@ class Plan:
             name: symbol.id for name, symbol in inputs.items() if symbol.id in used
         }
         self._writes: Final = {name: symbol.id for name, symbol in outputs}
-        self._numbers: Final = [scalars[id_] for id_ in program.graph.scalars()]
+        self._numbers: Final = [scalars[id_] for id_ in program.scalars]
         self._shapes: Final = {
             id_: _outside(tensors[id_].shape, tensors[id_].strides)
             for id_ in (*self._reads.values(), *self._writes.values())

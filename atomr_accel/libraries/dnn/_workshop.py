@@ -162,7 +162,7 @@ def serve(source: IO[bytes], target: IO[bytes], own: Any) -> None:
 
 def main() -> None:
     """What the process runs."""
-    from ._cuda import computes
+    from ._own import computes
 
     # Whatever a library prints must not get between replies.
     target = os.fdopen(os.dup(1), "wb")

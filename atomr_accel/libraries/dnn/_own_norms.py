@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .._device_code import C_TYPES
 from ._nodes import wider
 from ._norm_source import MOST_DIMS, SOURCE
+from ._own_source import THREADS, Launch
 
 if TYPE_CHECKING:
-    from ...backends.cuda._context import CudaContext, CudaStream
-    from .._cuda_kernels import Kernels
     from ._graph import Graph, Node, Tensor
 
-_THREADS: Final = 256
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 _FORWARD: Final = frozenset({"layernorm", "rmsnorm", "instancenorm", "groupnorm", "batchnorm"})
 _STATISTICS: Final = (
@@ -49,9 +47,7 @@ class Axis(NamedTuple):
 
 
 def computes(graph: Graph) -> bool:
-    """Whether a graph is one node that the kernels compute."""
-    if len(graph.nodes) != 1:
-        return False
+    """Whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _FORWARD | _BACKWARD:
         return False
@@ -119,22 +115,8 @@ def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
     return data
 
 
-class Launch(NamedTuple):
-    """A kernel with its arguments.
-
-    Attributes:
-        name: its name expression.
-        blocks: how many it takes.
-        data: its arguments, packed.
-    """
-
-    name: str
-    blocks: int
-    data: bytes
-
-
-def launches_of(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
-    """What computes a graph of one normalisation."""
+def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+    """What computes a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     axes = axes_of(graph, node)
     ids = dict((*node.inputs, *node.outputs))
@@ -171,34 +153,4 @@ def _launch(
     data = b"".join(struct.pack("<Q", pointers.get(name, 0)) for name in names)
     blocks = math.prod(axis.size for axis in outer)
     name = f"{kernel}<{', '.join(C_TYPES[each] for each in types)}>"
-    return Launch(name, blocks, data + packed(outer, inner) + tail)
-
-
-@final
-class Norms:
-    """The kernels, for one stream."""
-
-    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
-        self._context = context
-        self._stream = stream
-        self._made: Kernels | None = None
-
-    def close(self) -> None:
-        """Unload what was loaded."""
-        if self._made is not None:
-            self._made.close()
-
-    def run(self, graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> None:
-        """Queue a graph of one normalisation.
-
-        Args:
-            graph: one for which ``computes`` is true.
-            addresses: pointers by id.
-            scalars: numbers by id.
-        """
-        from .._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
-
-        if self._made is None:
-            self._made = Kernels(self._context, self._stream, SOURCE)
-        for name, blocks, data in launches_of(graph, addresses, scalars):
-            self._made.launch(self._made.function(name), blocks * _THREADS, Arguments(data))
+    return Launch(SOURCE, name, blocks * THREADS, data + packed(outer, inner) + tail)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 from .._device_code import C_TYPES
 from ._conv_source import SOURCE
 from ._nodes import wider
+from ._own_source import Launch
 
 if TYPE_CHECKING:
-    from ...backends.cuda._context import CudaContext, CudaStream
-    from .._cuda_kernels import Kernels
     from ._graph import Graph, Tensor
 
 _ROLES: Final = {
@@ -24,16 +23,17 @@ _ROLES: Final = {
 
 
 def computes(graph: Graph) -> bool:
-    """Whether a graph is one convolution that the kernels compute."""
-    if len(graph.nodes) != 1 or graph.nodes[0].op not in _ROLES:
-        return False
+    """Whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
+    if node.op not in _ROLES:
+        return False
     dtypes = {graph.tensors[id_].dtype for _, id_ in (*node.inputs, *node.outputs)}
     return dtypes == {"float64"}
 
 
-def launch_of(graph: Graph, addresses: dict[int, int]) -> tuple[str, int, bytes]:
-    """A kernel's name, the threads it needs and its arguments, for one convolution."""
+def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+    """What computes a graph for which ``computes`` is true."""
+    del scalars
     (node,) = graph.nodes
     kernel, pointers, roles = _ROLES[node.op]
     ids = dict((*node.inputs, *node.outputs))
@@ -51,7 +51,8 @@ def launch_of(graph: Graph, addresses: dict[int, int]) -> tuple[str, int, bytes]
     data += _three(window["stride"], 1) + _three(window["dilation"], 1)
     count = math.prod(graph.tensors[ids[pointers[0]]].shape)
     types = C_TYPES[wider(image.dtype)], C_TYPES[image.dtype]
-    return f"{kernel}<{', '.join(types)}>", count, data + struct.pack("<q", count)
+    name = f"{kernel}<{', '.join(types)}>"
+    return [Launch(SOURCE, name, count, data + struct.pack("<q", count))]
 
 
 def _steps(tensor: Tensor) -> bytes:
@@ -61,34 +62,3 @@ def _steps(tensor: Tensor) -> bytes:
 def _three(values: Any, missing: int) -> bytes:
     """Numbers for three dimensions of space; missing ones come first."""
     return struct.pack("<3q", *[missing] * (3 - len(values)), *values)
-
-
-@final
-class Convs:
-    """The kernels, for one stream."""
-
-    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
-        self._context = context
-        self._stream = stream
-        self._made: Kernels | None = None
-
-    def close(self) -> None:
-        """Unload what was loaded."""
-        if self._made is not None:
-            self._made.close()
-
-    def run(self, graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> None:
-        """Queue a graph of one convolution.
-
-        Args:
-            graph: one for which ``computes`` is true.
-            addresses: pointers by id.
-            scalars: none.
-        """
-        from .._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
-
-        del scalars
-        if self._made is None:
-            self._made = Kernels(self._context, self._stream, SOURCE)
-        name, count, data = launch_of(graph, addresses)
-        self._made.launch(self._made.function(name), count, Arguments(data))

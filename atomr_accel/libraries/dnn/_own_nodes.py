@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from .._device_code import C_TYPES
 from ._graph import MOST_DIMS
 from ._node_source import (
     EXPRESSIONS,
     MOST_INPUTS,
-    complete,
     pointwise_kernel,
     reduction_kernel,
 )
 from ._nodes import NODES
+from ._own_source import THREADS, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...backends.cuda._context import CudaContext, CudaStream
-    from .._cuda_kernels import Kernels
     from ._graph import Graph, Node, Tensor
 
-_THREADS: Final = 256
 _TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
 
 
 def computes(graph: Graph) -> bool:
-    """Whether a graph is one node that the kernels compute."""
-    if len(graph.nodes) != 1:
-        return False
+    """Whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
     return (node.op in EXPRESSIONS or node.op == "reduction") and all(
@@ -82,10 +77,8 @@ def _words(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{MOST_DIMS}q", *values, *[0] * (MOST_DIMS - len(values)))
 
 
-def launch_of(
-    graph: Graph, addresses: dict[int, int], scalars: dict[int, float]
-) -> tuple[str, str, int, bytes]:
-    """A kernel's source, its name, the threads it needs and its arguments, for one node."""
+def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+    """What computes a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ((_, target),) = node.outputs
     order = dict(node.inputs)
@@ -97,39 +90,7 @@ def launch_of(
     if node.op == "reduction":
         source = reduction_kernel(str(attributes["mode"]))
         data = packed_reduction(graph, node, addresses)
-        return source, f"reduce<{names}>", math.prod(out.shape) * _THREADS, data
+        return [Launch(source, f"reduce<{names}>", math.prod(out.shape) * THREADS, data)]
     source = pointwise_kernel(node.op, len(ids), attributes)
     data = packed_node(graph, ids, target, addresses, scalars)
-    return source, f"node<{names}>", math.prod(out.shape), data
-
-
-@final
-class Nodes:
-    """The kernels, for one stream."""
-
-    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
-        self._context = context
-        self._stream = stream
-        self._made: dict[str, Kernels] = {}
-
-    def close(self) -> None:
-        """Unload what was loaded."""
-        for kernels in self._made.values():
-            kernels.close()
-        self._made.clear()
-
-    def run(self, graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> None:
-        """Queue a graph of one node.
-
-        Args:
-            graph: one for which ``computes`` is true.
-            addresses: pointers by id.
-            scalars: numbers by id.
-        """
-        from .._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
-
-        source, name, items, data = launch_of(graph, addresses, scalars)
-        kernels = self._made.get(source)
-        if kernels is None:
-            kernels = self._made[source] = Kernels(self._context, self._stream, complete(source))
-        kernels.launch(kernels.function(name), items, Arguments(data))
+    return [Launch(source, f"node<{names}>", math.prod(out.shape), data)]
