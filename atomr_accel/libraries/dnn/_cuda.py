@@ -19,17 +19,13 @@ from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._own import Own, computes
 from ._plans import PlanStore
 from ._prototypes import load_cudnn
+from ._timing import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.cuda._context import CudaContext, CudaStream
     from ._plans import Plan, Step
-
-_RUNS: Final = 3
-"""How often to run each candidate when tuning; the fastest counts."""
-
-_EVENT_DEFAULT: Final = 0
 
 _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
@@ -139,28 +135,10 @@ class CudaDnn:
                         pointers, scratch, position, handle=self._handle
                     )
 
-            return self._fastest(execute)
+            return milliseconds(self._stream.handle, execute)
 
         plan, origin = self._store.tune(run.graph, self._handle, time)
         return plan.workspace, origin
-
-    def _fastest(self, execute: Callable[[], None]) -> float:
-        """Milliseconds of the fastest of several runs, after one that is not counted."""
-        stream = self._stream.handle
-        execute()
-        took: list[float] = []
-        events = [check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)]
-        try:
-            for _ in range(_RUNS):
-                check("cuEventRecord", driver.cuEventRecord(events[0], stream))
-                execute()
-                check("cuEventRecord", driver.cuEventRecord(events[1], stream))
-                check("cuEventSynchronize", driver.cuEventSynchronize(events[1]))
-                took.append(check("cuEventElapsedTime", driver.cuEventElapsedTime(*events)))
-        finally:
-            for event in events:
-                check("cuEventDestroy", driver.cuEventDestroy(event))
-        return min(took)
 
     def _forget(self, message: ForgetGraph) -> None:
         self._store.forget(message.graph, tuned=message.tuned)
