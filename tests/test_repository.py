@@ -208,12 +208,6 @@ def test_the_program_of_the_readme_runs() -> None:
     assert run(program[1]).startswith("[[")
 
 
-def test_the_links_of_the_readme_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
-
-
 def run(program: str) -> str:
     """What a program prints in a process of its own."""
     command = [sys.executable, "-c", program]

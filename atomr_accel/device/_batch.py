@@ -141,6 +141,12 @@ class Collector:
         ``batch.using(generator).normal(size=1000)`` returns a ref at once. What it holds, such
         as the place in a random sequence, it shares with ``made``.
 
+        Args:
+            made: by a library of this device.
+
+        Returns:
+            The same with methods that return at once.
+
         Raises:
             TypeError: it is nothing that a library of this device has made.
         """
@@ -174,7 +180,7 @@ class Collector:
         raise NotImplementedError
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, *args: Any, shared: int = 0) -> None:
-        """``kernel.launch`` as part of this program."""
+        """``kernel.launch`` as part of this program; arguments and errors are those there."""
         twin = self._kernels.get(kernel)
         if twin is None:
             twin = self._kernels[kernel] = self._adopt(kernel)
@@ -195,6 +201,10 @@ class Batch(Collector):
     Attributes are the device's libraries, whose methods return refs at once. The refs can
     be used in the batch right away, and elsewhere after it. If anything in the batch
     fails, or the block raises, all refs that the batch has made are freed.
+
+    Calls raise what they raise outside, at once where they would before sending anything.
+    The rest leaves the block: ``ContextPoisoned`` if the device fails, an op's own error, or
+    an ``ExceptionGroup`` of several. A call outside the block is a ``RuntimeError``.
     """
 
     def __init__(self, device: Device) -> None:
@@ -216,7 +226,7 @@ class Batch(Collector):
     # --- what a batch offers beside the libraries -------------------------------------------
 
     def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer whose content is undefined."""
+        """A buffer whose content is undefined; as ``numpy.empty``."""
         kind, sizes = as_dtype(dtype), as_shape(shape)
         nbytes = kind.itemsize * int(np.prod(sizes, dtype=np.int64))
         made = self.try_empty(sizes, kind, nbytes)
@@ -224,7 +234,18 @@ class Batch(Collector):
         return made
 
     def put(self, array: Any) -> GpuRef:
-        """Copy an array to the device; do not change it before the block is left."""
+        """Copy an array to the device.
+
+        Args:
+            array: a NumPy array or what ``numpy.asarray`` takes. Do not change it before the
+                block is left.
+
+        Returns:
+            A ref with the array's shape and dtype.
+
+        Raises:
+            TypeError: a dtype that device memory cannot hold, such as objects.
+        """
         host = as_host_array(array)
         ref = self.empty(host.shape, host.dtype)
 
@@ -236,7 +257,17 @@ class Batch(Collector):
         return ref
 
     def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
-        """An array that holds what ``ref`` has at this point, once the block is left."""
+        """Copy a buffer from the device, as it is at this point of the batch.
+
+        Args:
+            ref: the buffer, or a view of a part of one.
+
+        Returns:
+            An array that holds it once the block is left.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed.
+        """
         usable(ref, self.memory, "ref")
         self._check()
         host = np.empty(ref.shape, ref.dtype)

@@ -149,11 +149,24 @@ class Data:
     # --- on the device ----------------------------------------------------------------------
 
     async def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer whose content is undefined; as ``numpy.empty``."""
+        """A buffer whose content is undefined; as ``numpy.empty``.
+
+        Args:
+            shape: its shape, one number or several.
+            dtype: any of NumPy's fixed-size numbers or bool, bfloat16, fp8 or fp4.
+
+        Returns:
+            A new ref, C-contiguous.
+
+        Raises:
+            ValueError: a negative dimension.
+            TypeError: a dtype that device memory cannot hold, such as objects.
+            OutOfMemory: no room.
+        """
         return await self._core.empty(shape, dtype)
 
     async def zeros(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer of zeros; as ``numpy.zeros``."""
+        """A buffer of zeros; as ``numpy.zeros``. Arguments and errors are those of ``empty``."""
         return await self.full(shape, 0, dtype)
 
     async def full(self, shape: Shape, fill_value: Any, dtype: Any = None) -> GpuRef:
@@ -163,6 +176,14 @@ class Data:
             shape: its shape.
             fill_value: a scalar.
             dtype: its dtype; by default that of ``numpy.array(fill_value)``.
+
+        Returns:
+            A new ref.
+
+        Raises:
+            ValueError: a negative dimension, or ``fill_value`` is no scalar.
+            TypeError: a dtype that device memory cannot hold.
+            OutOfMemory: no room.
         """
         kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
         element = _element(fill_value, kind)
@@ -183,6 +204,7 @@ class Data:
             ``ref``.
 
         Raises:
+            ValueError: ``value`` is no scalar, or the ref is of another device.
             GpuRefStale, GpuRefSealed: the buffer cannot be written.
         """
         writable(ref, self._core.memory, "ref")
@@ -254,7 +276,16 @@ class Data:
         free, room for what has moved to the host included. It cannot be exported or shared,
         and is given back by ``free``, or after the last ref is gone as soon as memory is short.
 
+        Args:
+            shape: its shape.
+            dtype: its dtype.
+
+        Returns:
+            A new ref, whose content is undefined.
+
         Raises:
+            ValueError: a negative dimension.
+            TypeError: a dtype that device memory cannot hold.
             OutOfMemory: the device has less free.
             Unsupported: there is no managed memory here, as on the CPU backend.
         """
@@ -266,6 +297,11 @@ class Data:
         Args:
             ref: a buffer made by ``managed``, or a view of it.
             to: ``"device"`` or ``"host"``.
+
+        Raises:
+            ValueError: another place, or a buffer of another kind.
+            GpuRefStale: of an older generation, or freed.
+            Unsupported: there is no managed memory here.
         """
         on_device = one_of(to, Place, "to") == "device"
         await on_managed(
@@ -280,6 +316,11 @@ class Data:
             advice: ``"read_mostly"``; ``"prefer:device"`` or ``"prefer:host"``, where it is
                 best kept; ``"accessed_by:device"`` or ``"accessed_by:host"``, who should
                 reach it without moving it; ``"unset_"`` before it takes it back.
+
+        Raises:
+            ValueError: other advice, or a buffer of another kind.
+            GpuRefStale: of an older generation, or freed.
+            Unsupported: there is no managed memory here.
         """
         one_of(advice, Advice, "advice")
         await on_managed(self._core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
@@ -291,6 +332,11 @@ class Data:
             ref: a buffer made by ``managed``.
             to: ``"global"``: any stream; ``"host"``: only the CPU; ``"single"``: only the
                 stream on which data moves.
+
+        Raises:
+            ValueError: anything else, or a buffer of another kind.
+            GpuRefStale: of an older generation, or freed.
+            Unsupported: there is no managed memory here.
         """
         one_of(to, Attachment, "to")
         await on_managed(self._core, ref, "attach", lambda at: Attach(at, to))
@@ -313,6 +359,12 @@ class Data:
         What was made of an export keeps the memory alive, also over ``free``, a rebuild,
         and the device itself; what is made later is refused with ``GpuRefStale``.
 
+        Args:
+            ref: the buffer, or a view of a part of one.
+
+        Returns:
+            What those libraries take, with the shape and dtype of ``ref``.
+
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
             Unsupported: the platform cannot export device memory, or the buffer is managed
@@ -330,10 +382,17 @@ class Data:
         and under ``isolation="thread"``. Otherwise it is copied, on a GPU without going
         through the host. Memory that is shared that way cannot be exported.
 
+        Args:
+            array: an object that speaks DLPack, the CUDA array interface or NumPy's, or what
+                ``share`` gave, here or in another process.
+
+        Returns:
+            A ref with the array's shape and dtype.
+
         Raises:
-            TypeError: no such array, or a dtype that buffers cannot have.
+            TypeError: no such array, or one of NumPy with a dtype that buffers cannot have.
             ValueError: it is in memory that the device cannot read.
-            Unsupported: a dtype that buffers cannot have.
+            Unsupported: another library's array with such a dtype.
             OutOfMemory: no room for the copy.
         """
         if isinstance(array, SharedBuffer):
@@ -346,6 +405,13 @@ class Data:
         There ``await device.adopt(shared)`` makes a ref of it: of the same memory if the
         buffer is sealed, so that many processes use one copy of a model's weights, and of a
         copy otherwise.
+
+        Args:
+            ref: the buffer, or a view of a part of one.
+
+        Returns:
+            A descriptor and what is to be sent beside it. Close it, or use it as a context
+            manager, once it is sent.
 
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
@@ -362,6 +428,12 @@ class Data:
         have written anywhere. It is for looking into what happened, and for data that can
         be checked. Of a buffer that is not stale it is ``get``.
 
+        Args:
+            ref: the buffer, or a view of a part of one.
+
+        Returns:
+            A new array.
+
         Raises:
             GpuRefStale: the buffer was freed, or its memory is in use by others.
             Unsupported: the platform cannot export device memory.
@@ -373,8 +445,14 @@ class Data:
     async def free(self, ref: GpuRef) -> None:
         """Give a buffer back now; its memory is reused after its last op.
 
-        Dropping the last ref does the same. Every view of the buffer is refused from now
-        on; a second ``free`` raises ``GpuRefStale``.
+        Dropping the last ref does the same. Every view of the buffer is refused from now on.
+
+        Args:
+            ref: the buffer, or any view of it.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed before.
+            ValueError: a ref of another device.
         """
         core = self._core
         usable(ref, core.memory, "ref")
@@ -420,6 +498,9 @@ class Data:
         it is cancelled or fails, the buffer can be written again. A sealed buffer can be
         sealed again, which does nothing.
 
+        Args:
+            ref: the buffer, or any view of it.
+
         Returns:
             ``ref``.
 
@@ -441,6 +522,12 @@ class Data:
         """A new buffer, which can be written, with the content of a sealed one.
 
         The sealed one stays as it is: others may rely on it.
+
+        Args:
+            ref: a sealed buffer, or a view of a part of one.
+
+        Returns:
+            A new ref of the same shape and dtype.
 
         Raises:
             ValueError: the buffer is not sealed.

@@ -89,6 +89,18 @@ class Device(Data, Libraries):
 
     Its methods may be called from any task. Ops that share no buffer run concurrently;
     those that do behave as if they ran in the order in which they were called.
+
+    Whatever is awaited may raise, beside its own errors:
+        ContextPoisoned: the device failed while the op was in flight. It is being rebuilt.
+        DeviceLost: the device is gone for good, or its block was left.
+
+    Attributes:
+        blas: linear algebra (cuBLAS).
+        blaslt: products with epilogues, scales and narrow types (cuBLASLt).
+        dnn: neural networks' operations and graphs of them (cuDNN).
+        fft: Fourier transforms (cuFFT).
+        nvrtc: kernels compiled at run time (NVRTC).
+        rng: random numbers (cuRAND).
     """
 
     def __init__(self, core: DeviceCore, supervisor: Any) -> None:
@@ -176,7 +188,11 @@ class Device(Data, Libraries):
     # --- programs ------------------------------------------------------------------------
 
     def event(self) -> Event:
-        """A point in a lane's work, to wait for and to measure time between."""
+        """A point in a lane's work, to wait for and to measure time between (``cuEventCreate``).
+
+        Returns:
+            An event that is not recorded yet.
+        """
         return Event(self._core)
 
     def batch(self) -> Batch:
@@ -184,6 +200,9 @@ class Device(Data, Libraries):
 
         Inside, ``batch.blas.gemm(a, b)`` and its like return refs at once and await
         nothing; the block leaves when all of it has finished, and an error raises there.
+
+        Returns:
+            The batch, to be entered once.
         """
         return Batch(self)
 
@@ -193,6 +212,12 @@ class Device(Data, Libraries):
         Inside, calls are as in a batch, but nothing is executed. ``await
         program.replay(x2)`` then executes all of it, with other inputs if given: on CUDA
         as one graph launch.
+
+        Args:
+            *inputs: buffers that ``replay`` may be given others for, by position.
+
+        Returns:
+            The program, to be entered once and replayed as often as need be.
         """
         return Program(self, inputs)
 
@@ -295,6 +320,9 @@ async def open_device(
     Raises:
         DeviceUnavailable: there is no such device; the message says what was looked for.
         LibraryMissing: the backend's own library is not installed.
+        ValueError: an argument out of its range.
+        ExceptionGroup: around whatever leaves the block; ``DeviceLost`` in it if the device
+            was lost.
     """
     if isolation not in ("process", "thread"):
         raise ValueError(f"isolation must be 'process' or 'thread', not {isolation!r}")

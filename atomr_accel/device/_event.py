@@ -38,6 +38,9 @@ class Event:
 
         Recording again moves it. Does not wait for that work.
 
+        Args:
+            lane: such as ``"blas"``, ``"fft"`` or ``"kernels"``; one that was used before.
+
         Raises:
             ValueError: no such lane is running.
         """
@@ -53,18 +56,35 @@ class Event:
         self._op.when_answered(self._done.set)
 
     def query(self) -> bool:
-        """Whether the work before the point is done (``cuEventQuery``)."""
+        """Whether the work before the point is done (``cuEventQuery``).
+
+        Raises:
+            RuntimeError: the event was not recorded.
+        """
         return self._recorded().answered
 
     async def wait(self) -> None:
-        """Wait until the work before the point is done (``cuEventSynchronize``)."""
+        """Wait until the work before the point is done (``cuEventSynchronize``).
+
+        Raises:
+            RuntimeError: the event was not recorded.
+            ContextPoisoned: the device failed before that.
+        """
         op = self._recorded()
         # Not by ``op.wait``: that is for one task, which takes the op back if it is cancelled.
         await self._done.wait()
         op.result()
 
     async def elapsed(self, end: Event) -> float:
-        """Milliseconds on the device from this point to ``end`` (``cuEventElapsedTime``).
+        """Time on the device from this point to ``end`` (``cuEventElapsedTime``).
+
+        Waits for both.
+
+        Args:
+            end: another event of this device.
+
+        Returns:
+            Milliseconds.
 
         Raises:
             RuntimeError: one of them is not recorded, or its generation is over.

@@ -53,8 +53,12 @@ class Pinned:
             oversize: what to do with more than the pool may ever have: ``"refuse"`` it, or
                 ``"exceed"`` the limit, with memory that is given back with the array.
 
+        Returns:
+            A context manager that gives the array, C-contiguous.
+
         Raises:
             ValueError: more than the pool's limit.
+            TypeError: a dtype that device memory cannot hold.
             AccelError: the device could not page-lock that much memory.
         """
         dtype = as_dtype(dtype)

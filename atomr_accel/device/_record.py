@@ -169,7 +169,7 @@ class Program(Collector):
         return twin
 
     def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer of the program."""
+        """A buffer of the program, whose content is undefined; as ``numpy.empty``."""
         kind, sizes = as_dtype(dtype), as_shape(shape)
         return self.try_empty(sizes, kind, kind.itemsize * int(np.prod(sizes, dtype=np.int64)))
 
@@ -223,10 +223,13 @@ class Program(Collector):
         write it. A loop that never ends is an op that hangs: ``open_device``'s
         ``op_deadline`` is for that.
 
+        Args:
+            flag: as for ``when``.
+
         Raises:
-            TypeError, ValueError, GpuRefStale: as ``when``.
+            TypeError, GpuRefStale: as ``when``.
+            ValueError: as ``when``; or nothing in the block writes the flag.
             GpuRefSealed: nothing can write the flag.
-            ValueError: nothing in the block does.
         """
         return self._choose("loop", flag)
 
@@ -409,7 +412,11 @@ class Program(Collector):
                 self._core.submit(port, "program.forget", Forget(number), (), (place,))
 
     async def dot(self) -> str:
-        """The program as a graph in the DOT language, as the backend holds it."""
+        """The program as a graph in the DOT language (``cuGraphDebugDotPrint``).
+
+        Raises:
+            Unsupported: before the first replay in this generation there is none.
+        """
         port = await self._core.open_lane(PROGRAMS)
         if self._sent is None or self._sent[0] is not self.memory.epoch:
             raise Unsupported("a program has no graph before its first replay")

@@ -16,16 +16,7 @@ if TYPE_CHECKING:
 
 
 class Libraries:
-    """The library facades of a device, as attributes.
-
-    Attributes:
-        blas: linear algebra (cuBLAS).
-        blaslt: products with epilogues, scales and narrow types (cuBLASLt).
-        dnn: neural networks' operations and graphs of them (cuDNN).
-        fft: Fourier transforms (cuFFT).
-        nvrtc: kernels compiled at run time (NVRTC).
-        rng: random numbers (cuRAND).
-    """
+    """The library facades of a device, as attributes; ``Device`` says what each is for."""
 
     blas: Blas
     blaslt: BlasLt

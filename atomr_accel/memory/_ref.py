@@ -257,7 +257,10 @@ class GpuRef:
         return GpuRef(block, shape, self.dtype, math.prod(shape) * itemsize)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
-        """A view with another shape of the same size; one extent may be -1.
+        """A view with another shape of the same size; as ``numpy.ndarray.reshape``.
+
+        Args:
+            *shape: its extents, or one tuple of them; one may be -1.
 
         Raises:
             ValueError: the sizes differ.
@@ -265,7 +268,10 @@ class GpuRef:
         return GpuRef(self._block, reshaped(self.shape, shape), self.dtype, self.nbytes)
 
     def view(self, dtype: Any) -> GpuRef:
-        """A view of the same bytes with another dtype, as ``numpy.ndarray.view``.
+        """A view of the same bytes with another dtype; as ``numpy.ndarray.view``.
+
+        Args:
+            dtype: where its size is another, the last axis becomes longer or shorter.
 
         Raises:
             TypeError: no dtype that device memory holds.

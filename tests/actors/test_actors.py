@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections import Counter as Tally
-from typing import Any, assert_type
+from typing import TYPE_CHECKING, Any, assert_type
 
 import pytest
 import trio
@@ -40,6 +40,9 @@ from atomr_accel.actors import (
     open_system,
 )
 from atomr_accel.actors._cell import BATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Boom(Exception):
@@ -633,6 +636,15 @@ async def test_a_system_that_gives_up_raises_the_cause() -> None:
     assert b.stopped
 
 
+@pytest.fixture
+def heeded_ctrl_c() -> Iterator[None]:
+    """Python's own handler, also where the tests run in the background, whose shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_ctrl_c")
 async def test_ctrl_c_in_a_handler_ends_the_system_and_answers_the_asker() -> None:
     class Interrupted(Counter):
         @handler

@@ -21,9 +21,49 @@ class Blas(Products, Level1, Level2, Level3, Factorizations):
     Matrix products are called as in NumPy (``matmul``) or with the options of BLAS
     (``gemm``); routines of vectors and of structured matrices as in
     ``scipy.linalg.blas``; batched factorizations as in ``scipy.linalg.lapack``. Arrays are
-    row-major throughout. Each routine says which dtypes it takes; there is no promotion,
-    so inputs of one call have one dtype.
+    row-major throughout. There is no promotion, so inputs of one call have one dtype.
 
     Every result is a buffer on the device, also a scalar one, so that ops chain without
     transfers.
+
+    **Products.** The result has the dtype of the inputs, except where ``dtype=`` says
+    otherwise:
+
+    | inputs | result | compute types |
+    |---|---|---|
+    | float16 | float16, float32 | 32F, 32F_PEDANTIC; 16F, 16F_PEDANTIC for float16 |
+    | bfloat16 | bfloat16, float32 | 32F, 32F_PEDANTIC |
+    | float32, complex64 | the same | 32F, 32F_PEDANTIC, 32F_FAST_TF32, 32F_FAST_16F, |
+    | | | 32F_FAST_16BF; 32F_EMULATED_16BFX9 for float32 |
+    | float64, complex128 | the same | 64F, 64F_PEDANTIC |
+    | int8 | int32 | 32I, 32I_PEDANTIC |
+    | int8 | float32 | 32F, 32F_PEDANTIC |
+
+    Compute types are the vendor's, without ``CUBLAS_COMPUTE_``; the first is the default,
+    so float32 is float32, not TF32. The CPU backend computes in the type itself, 16-bit
+    ones in float32, whatever faster type is asked for. int8 needs rows of a multiple of
+    four elements, and ``alpha`` and ``beta`` are 0 or 1 where the result is int32.
+
+    **Vectors** are one-dimensional. As in ``scipy.linalg.blas``, a routine takes ``n``
+    elements from ``offx`` on in steps of ``incx``: by default all there are. Negative
+    steps go from the last of those elements to the first. At level 1 dtypes are float16,
+    bfloat16, float32, float64, complex64 and complex128; the 16-bit ones compute in
+    float32. Of these cuBLAS documents ``axpy``, ``scal``, ``dot``, ``nrm2`` and ``rot``
+    only. The others are called too; a release that refuses raises ``Unsupported``.
+
+    **Matrices with structure**, at levels 2 and 3, are float32, float64, complex64 or
+    complex128; ``gemv`` takes float16 and bfloat16 too. Only the part that holds the data
+    is read or written: the upper triangle, or with ``lower`` the lower one.
+
+    **Batched factorizations** take many small matrices at once: shape (..., m, n), of
+    which the leading dimensions count the matrices. Dtypes are float32, float64, complex64
+    and complex128.
+
+    All methods raise:
+        ValueError: shapes, sizes or options that do not fit, arguments that share memory, a
+            ref of another device.
+        TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
+        GpuRefStale, GpuRefSealed: a ref that may not be read, or written.
+        OutOfMemory: no room for the result.
+        LibraryError: cuBLAS refuses.
     """

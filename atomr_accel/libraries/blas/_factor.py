@@ -41,11 +41,7 @@ class _Stack(NamedTuple):
 
 
 class Factorizations(Routines):
-    """Batched LU and QR.
-
-    They take many small matrices at once: shape (..., m, n), of which the leading
-    dimensions count the matrices. Results are those of ``scipy.linalg.lapack`` for each
-    matrix. Dtypes are float32, float64, complex64 and complex128.
+    """The part of ``Blas`` for batched LU and QR.
 
     The vendor's functions are column-major and overwrite their input. ``cublas<t>geam_64``
     brings the whole batch into that order and back, through scratch memory of the size of

@@ -105,26 +105,7 @@ class BlasStatistics:
 
 
 class Products(Routines):
-    """Matrix products.
-
-    Arrays are row-major. Inputs have one dtype; the result has it too, except where
-    ``dtype=`` says otherwise:
-
-    | inputs | result | compute types |
-    |---|---|---|
-    | float16 | float16, float32 | 32F, 32F_PEDANTIC; 16F, 16F_PEDANTIC for float16 |
-    | bfloat16 | bfloat16, float32 | 32F, 32F_PEDANTIC |
-    | float32, complex64 | the same | 32F, 32F_PEDANTIC, 32F_FAST_TF32, 32F_FAST_16F, |
-    | | | 32F_FAST_16BF; 32F_EMULATED_16BFX9 for float32 |
-    | float64, complex128 | the same | 64F, 64F_PEDANTIC |
-    | int8 | int32 | 32I, 32I_PEDANTIC |
-    | int8 | float32 | 32F, 32F_PEDANTIC |
-
-    Compute types are the vendor's, without ``CUBLAS_COMPUTE_``; the first is the default,
-    so float32 is float32, not TF32. The CPU backend computes in the type itself, 16-bit
-    ones in float32, whatever faster type is asked for. int8 needs rows of a multiple of
-    four elements, and ``alpha`` and ``beta`` are 0 or 1 where the result is int32.
-    """
+    """The part of ``Blas`` that multiplies matrices."""
 
     def __init__(self, device: Submitter) -> None:
         super().__init__(device)

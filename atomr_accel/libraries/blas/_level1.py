@@ -29,16 +29,7 @@ if TYPE_CHECKING:
 
 
 class Level1(Routines):
-    """Vector routines.
-
-    Vectors are one-dimensional. As in ``scipy.linalg.blas``, a routine takes ``n``
-    elements from ``offx`` on in steps of ``incx``: by default all there are. Negative
-    steps go from the last of those elements to the first. Dtypes are float16, bfloat16,
-    float32, float64, complex64 and complex128; the 16-bit ones compute in float32.
-
-    For 16-bit types cuBLAS documents ``axpy``, ``scal``, ``dot``, ``nrm2`` and ``rot`` only.
-    The others are called too; a release that refuses raises ``Unsupported``.
-    """
+    """The part of ``Blas`` for vectors."""
 
     async def axpy(
         self,

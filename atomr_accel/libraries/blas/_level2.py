@@ -32,14 +32,7 @@ if TYPE_CHECKING:
 
 
 class Level2(Routines):
-    """Routines of a matrix and vectors.
-
-    Matrices are row-major. Vectors are elements of one-dimensional buffers, from ``offx``
-    on in steps of ``incx``, as in ``scipy.linalg.blas``; negative steps go from the last
-    element to the first. Where a matrix has structure, only the part that holds the data
-    is read: the upper triangle, or with ``lower`` the lower one. Dtypes are float32,
-    float64, complex64 and complex128; ``gemv`` takes float16 and bfloat16 too.
-    """
+    """The part of ``Blas`` for a matrix and vectors."""
 
     async def gemv(
         self,

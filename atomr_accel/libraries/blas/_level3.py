@@ -33,13 +33,7 @@ _COMPLEX = SINGLE_OR_DOUBLE[2:]
 
 
 class Level3(Routines):
-    """Routines of matrices with structure.
-
-    Matrices are row-major. Of symmetric, Hermitian and triangular ones only the upper
-    triangle is read or written, with ``lower`` only the lower one. Arguments are called
-    as in ``scipy.linalg.blas`` (``side``, ``lower``, ``trans``, ``diag``). Dtypes are
-    float32, float64, complex64 and complex128.
-    """
+    """The part of ``Blas`` for matrices with structure."""
 
     async def symm(
         self,

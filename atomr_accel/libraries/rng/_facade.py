@@ -16,7 +16,9 @@ class Rng(Generator):
     """The device's own generator, and where others are made.
 
     Everything can be drawn from it directly: ``await device.rng.normal(size=1000)``. It is
-    a Philox generator, seeded by the system unless ``seed`` was called.
+    a Philox generator, seeded by the system unless ``seed`` was called. What all draws have
+    in common, with sizes, dtypes and errors, is said of ``Generator``, which
+    ``default_rng`` returns: ``help(type(device.rng.default_rng()))``.
     """
 
     def __init__(self, device: Submitter) -> None:
@@ -27,6 +29,9 @@ class Rng(Generator):
 
         Args:
             seed: as for ``default_rng``.
+
+        Raises:
+            ValueError, TypeError: as ``default_rng``.
         """
         fresh = new_state(seed, self._state.kind, self._state.ordering, 0, 1)
         self._state.restore(fresh.save())
@@ -66,6 +71,9 @@ class Rng(Generator):
             offset: where in the sequence to begin, in words of 32 bits (rounded up to a
                 multiple of four), or in points.
             dimensions: of quasi-random points, up to 20,000.
+
+        Returns:
+            A generator with a state of its own.
 
         Raises:
             ValueError: an unknown kind, or one without that ordering or dimensions.
