@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
 from atomr_accel.libraries.dnn import AttentionOptions
 from atomr_accel.libraries.dnn._attention import FlashAttention
@@ -17,8 +13,9 @@ from atomr_accel.libraries.dnn._paged import Caches
 from atomr_accel.libraries.dnn._rnn import Recurrent
 from atomr_accel.libraries.dnn._routines import Routines
 
+from .test_docs import broken_links, run_code
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def named() -> set[str]:
@@ -26,20 +23,7 @@ def named() -> set[str]:
 
 
 def test_its_code_runs() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    names: dict[str, Any] = {"__name__": "docs"}
-
-    async def run() -> None:
-        for match in BLOCK.finditer(text):
-            padding = "\n" * text.count("\n", 0, match.start(1))  # so that tracebacks point there
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            code = compile(padding + match[1], str(PAGE), "exec", flags, dont_inherit=True)
-            result = eval(code, names)
-            if inspect.isawaitable(result):
-                await result
-
-    trio.run(run)
-    assert "small" in names
+    assert "small" in run_code(PAGE)
 
 
 @pytest.mark.parametrize("part", [FlashAttention, Caches, Recurrent, Routines])
@@ -54,5 +38,4 @@ def test_it_names_every_option() -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGE.read_text(encoding="utf-8"))
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []
+    assert broken_links(PAGE) == []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -185,6 +186,34 @@ async def test_forks_share_pages_until_they_write(device: Device) -> None:
     del model.rows[first]
     model.check_pages()
     await model.check_rows(device)
+
+
+@pytest.mark.parametrize("waits", range(5))
+@on_shared
+async def test_a_cancelled_call_has_happened_or_not(device: Device, waits: int) -> None:
+    cache = await device.dnn.kv_cache(PAGES, PAGE, HEADS, SIZE, dtype=HALF)
+    model = Model(cache, np.random.default_rng(waits))
+    sequences = [cache.new() for _ in range(4)]
+    model.rows = {sequence: [[]] for sequence in sequences}
+    q = await device.put(np.zeros((1, 1, 4, SIZE), HALF))
+    for attends in (False, True):
+        fresh = [model.fresh(1, 5) for _ in sequences]
+        refs = [[await device.put(array) for array in pair] for pair in fresh]
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                for sequence, (k, v) in zip(sequences, refs, strict=True):
+                    if attends:
+                        nursery.start_soon(cache.attend, q, [sequence], k, v)
+                    else:
+                        nursery.start_soon(cache.append, [sequence], k, v)
+                for _ in range(waits):  # so that some are sent, and others wait their turn
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+        for sequence, rows in zip(sequences, fresh, strict=True):
+            if cache.length(sequence) > len(model.rows[sequence][0]):
+                model.write([sequence], 0, *rows)
+        model.check_pages()
+        await model.check_rows(device)
 
 
 async def test_bad_use(device: Device) -> None:

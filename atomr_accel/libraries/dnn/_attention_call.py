@@ -9,7 +9,7 @@ from ..._dtypes import DTYPES
 from .._arguments import usable, writable
 from ._attention_graph import Attention, Question, attention_graph
 from ._run import Bound, Output
-from ._sequence_messages import Append, Attend, Derived, Upload
+from ._sequence_messages import Append, Attend, Derived, Grow, Upload
 
 if TYPE_CHECKING:
     from ...memory import Block, GpuRef, MemoryMap
@@ -181,7 +181,9 @@ class Call:
             append = self.appending.message(
                 places[graph.ids["seq_len_kv"]], places[graph.ids["table"]] if uploaded else 0
             )
-        message = Attend(tuple(uploads), append, tuple(derived), run)
+        noted = self.appending is not None and self.appending.lengths is None
+        kind = Grow if noted else Attend
+        message = kind(tuple(uploads), append, tuple(derived), run)
         return prepared._replace(message=message, reads=reads, writes=writes)
 
     def _graph(self, plans: PlanCache) -> Attention:
@@ -192,7 +194,7 @@ class Call:
 def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:
     """A usable ref of one of the dtypes and one of the shapes (or of any shape)."""
     usable(ref, memory, name)
-    if ref.dtype not in dtypes:
+    if not any(ref.dtype is dtype for dtype in dtypes):  # equality takes longer
         names = " or ".join(dtype.name for dtype in dtypes)
         raise TypeError(f"{name} must be {names}, not {ref.dtype.name}")
     if shapes and ref.shape not in shapes:

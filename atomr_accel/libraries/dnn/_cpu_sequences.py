@@ -9,7 +9,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ._philox import kept
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Clear, Derived
+from ._sequence_messages import Append, Attend, Clear, Derived, Grow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +36,7 @@ class CpuSequences:
         self._others: Final = handlers
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Attend: self._attend,
+            Grow: self._attend,
             Clear: self._clear,
             Dropout: self._dropout,
         }

@@ -14,7 +14,7 @@ from .._cuda_kernels import Arguments, Kernels
 from .._device_code import C_TYPES
 from ._philox import threshold
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Clear, Derived, Upload
+from ._sequence_messages import Append, Attend, Clear, Derived, Grow, Upload
 from ._source import MOST_DERIVED, SOURCE
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class CudaSequences:
         self._others: Final = handlers
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Attend: self._attend,
+            Grow: self._attend,
             Clear: self._clear,
             Dropout: self._dropout,
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from ...host import Message
@@ -93,6 +95,12 @@ class Attend(Message, frozen=True):
     append: Append | None
     derived: tuple[Derived, ...]
     run: RunGraph | TuneGraph | None
+
+
+class Grow(Attend, frozen=True):
+    """The same, for a cache whose lengths the program keeps: what it has noted must happen."""
+
+    required: ClassVar[bool] = True
 
 
 class Clear(Message, frozen=True):
