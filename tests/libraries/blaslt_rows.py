@@ -8,7 +8,8 @@ import numpy as np
 
 from atomr_accel.libraries.blaslt import Layout
 
-from .blas_rows.common import ALPHA, BETA, op, scalar, turned
+from .blas_rows.common import ALPHA, BETA, op, scalar
+from .blas_rows.products import gemm, gemm_inputs, new_gemm
 from .conformance import COMPLEX, HALF, REAL, Near, Operation, dtype_of, eps_of, product
 
 if TYPE_CHECKING:
@@ -25,22 +26,6 @@ SIZES = ("m", "n", "k", "batch_a", "batch_b")
 
 def options(case: Case) -> Case:
     return {key: value for key, value in case.items() if key not in SIZES}
-
-
-def inputs(
-    sample: Sample,
-    m: int,
-    n: int,
-    k: int,
-    trans_a: Any = 0,
-    trans_b: Any = 0,
-    batch_a: tuple[int, ...] = (),
-    batch_b: tuple[int, ...] = (),
-    **_: Any,
-) -> tuple[Array, ...]:
-    a = sample.array(*batch_a, *turned(m, k, trans_a))
-    b = sample.array(*batch_b, *turned(k, n, trans_b))
-    return a, b, sample.array(*np.broadcast_shapes(batch_a, batch_b), m, n)
 
 
 def terms(a: Array, b: Array, trans_a: Any = 0, trans_b: Any = 0) -> tuple[Array, Array]:
@@ -62,33 +47,8 @@ async def call_in_place(device: Any, a: Any, b: Any, c: Any, **case: Any) -> Any
     return await device.blaslt.matmul(a, b, out=c, alpha=alpha, beta=beta, **options(case))
 
 
-def added(
-    a: Array,
-    b: Array,
-    c: Array,
-    trans_a: Any = 0,
-    trans_b: Any = 0,
-    dtype: str | None = None,
-    **_: Any,
-) -> Near:
-    value, size = terms(a, b, trans_a, trans_b)
-    return Near(scalar(ALPHA, a) * value + scalar(BETA, a) * c, size + np.abs(c), dtype=dtype)
-
-
 async def call_plain(device: Any, a: Any, b: Any, _c: Any, **case: Any) -> Any:
     return await device.blaslt.matmul(a, b, **options(case))
-
-
-def plain(
-    a: Array,
-    b: Array,
-    _c: Array,
-    trans_a: Any = 0,
-    trans_b: Any = 0,
-    dtype: str | None = None,
-    **_: Any,
-) -> Near:
-    return Near(*terms(a, b, trans_a, trans_b), dtype=dtype)
 
 
 SHAPES = product(m=[0, 1, 5, 40], n=[1, 8, 24], k=[0, 1, 16], trans_a=[0, 1], trans_b=[0, 1])
@@ -366,48 +326,48 @@ LAYOUTS: list[Case] = [
 ]
 
 OPERATIONS = [
-    Operation("blaslt.matmul", (*HALF, *REAL, *COMPLEX), SHAPES, inputs, call_plain, plain),
+    Operation("blaslt.matmul", (*HALF, *REAL, *COMPLEX), SHAPES, gemm_inputs, call_plain, new_gemm),
     Operation(
         "blaslt.matmul, added to c",
         (*HALF, *REAL, *COMPLEX),
         SHAPES[::3],
-        inputs,
+        gemm_inputs,
         call_added,
-        added,
+        gemm,
     ),
     Operation(
         "blaslt.matmul, added to out",
         (*HALF, *REAL, *COMPLEX),
         SHAPES[1::3],
-        inputs,
+        gemm_inputs,
         call_in_place,
-        added,
+        gemm,
         writes=(2,),
     ),
     Operation(
         "blaslt.matmul over batches",
         (*HALF, *REAL, *COMPLEX),
         BATCHES,
-        inputs,
+        gemm_inputs,
         call_in_place,
-        added,
+        gemm,
         writes=(2,),
     ),
     Operation(
         "blaslt.matmul, conjugates",
         COMPLEX,
         product(m=[5], n=[8], k=[16], trans_a=[0, "T", "C"], trans_b=[0, "T", "C"]),
-        inputs,
+        gemm_inputs,
         call_plain,
-        plain,
+        new_gemm,
     ),
     Operation(
         "blaslt.matmul to float32",
         HALF,
         product(m=[5, 40], n=[8], k=[16], dtype=["float32"]),
-        inputs,
+        gemm_inputs,
         call_plain,
-        plain,
+        new_gemm,
     ),
     Operation(
         "blaslt.matmul, fast",
@@ -418,18 +378,18 @@ OPERATIONS = [
             k=[32],
             compute_type=["32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF"],
         ),
-        inputs,
+        gemm_inputs,
         call_plain,
-        plain,
+        new_gemm,
         factor=2.0**17,
     ),
     Operation(
         "blaslt.matmul, tuned",
         ("bfloat16", "float32"),
         product(m=[40], n=[24], k=[16], autotune=[True]),
-        inputs,
+        gemm_inputs,
         call_in_place,
-        added,
+        gemm,
         writes=(2,),
     ),
     Operation(
@@ -490,7 +450,7 @@ OPERATIONS = [
             for case in EPILOGUE_SHAPES
             for epilogue in ("bgrada", "bgradb")
         ],
-        inputs,
+        gemm_inputs,
         call_sums,
         sums,
         may_refuse=FUSED,
