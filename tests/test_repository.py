@@ -157,7 +157,7 @@ def test_imports_go_one_way(path: Path) -> None:
     assert upward == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", [*FILES, *sorted(ROOT.glob("tests/**/*.py"))], ids=name_of)
 def test_a_file_stays_readable(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 800
 

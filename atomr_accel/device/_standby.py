@@ -29,6 +29,7 @@ class Standby:
         self._core = core
         self._host: HostHandle | None = None
         self._changed = trio.Event()
+        self._warmed = trio.Event()
         self.warm = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -50,6 +51,12 @@ class Standby:
                     self._host = None
                     await host.close()
             await self._core.generation_after(generation)
+
+    async def wait_warm(self) -> None:
+        """Wait until there is a warm host."""
+        await trio.lowlevel.checkpoint()
+        while not self.warm:
+            await self._warmed.wait()
 
     def take(self) -> HostHandle | None:
         """The warm host, which is the caller's from now on."""
@@ -74,4 +81,6 @@ class Standby:
                 loaded |= wanted
             else:
                 self.warm = self._host is host
+                self._warmed.set()
+                self._warmed = trio.Event()
                 await changed.wait()

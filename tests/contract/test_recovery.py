@@ -305,8 +305,8 @@ async def test_a_standby_that_dies_is_no_loss() -> None:
         standby = device._core.standby
         assert standby is not None
         for _ in range(2):
-            while standby._host is None or not standby.warm:
-                await trio.lowlevel.checkpoint()
+            await standby.wait_warm()
+            assert standby._host is not None
             standby._host.kill()
             await poison(device)
             await works(device)

@@ -128,9 +128,11 @@ async def test_a_fault_in_a_thread_is_final() -> None:
 @program
 async def test_the_standby_takes_over() -> None:
     async with opened(standby=True, max_restarts=3) as device:
+        standby = device._core.standby
+        assert standby is not None
         for generation in (2, 3):
-            while not device.statistics().standby:  # noqa: ASYNC110 - no event tells of a process
-                await trio.sleep(0.01)
+            await standby.wait_warm()
+            assert device.statistics().standby
             await poison(device)
             await device.zeros(3)
             assert device.generation == generation
