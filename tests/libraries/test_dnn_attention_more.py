@@ -309,7 +309,7 @@ async def test_dropout_is_the_same_in_both_passes(device: Any) -> None:
 # --- batches, recordings, slopes ----------------------------------------------------------
 
 
-async def test_in_a_batch_and_recorded(device: Any) -> None:
+async def test_in_a_batch(device: Any) -> None:
     rng = np.random.default_rng(0)
     q, k, v = [await device.put(normal(rng, 9, 2, 16)) for _ in range(3)]
     cu = await device.put(ends([4, 5]))
@@ -329,6 +329,50 @@ async def test_in_a_batch_and_recorded(device: Any) -> None:
     )
     for one, other in zip(grads, outside, strict=True):
         np.testing.assert_array_equal(await device.get(one), await device.get(other))
+
+
+async def test_recorded(device: Any) -> None:
+    """Replayed with other sequences, lengths too, of the same sizes."""
+    rng = np.random.default_rng(0)
+
+    async def fresh(lengths: list[int]) -> list[Any]:
+        made = [await device.put(normal(rng, 9, 2, 16)) for _ in range(3)]
+        return [*made, await device.put(ends(lengths))]
+
+    first, second = await fresh([4, 5]), await fresh([7, 2])
+    expected = [
+        await device.get(
+            await device.dnn.flash_attention_varlen(q, k, v, cu, cu, 9, 9, causal=True)
+        )
+        for q, k, v, cu in (first, second)
+    ]
+    q, k, v, cu = first
+    async with device.record(*first) as program:
+        out = program.dnn.flash_attention_varlen(q, k, v, cu, cu, 9, 9, causal=True)
+    await program.replay()
+    np.testing.assert_array_equal(await device.get(out), expected[0])
+    await program.replay(*second)
+    np.testing.assert_array_equal(await device.get(out), expected[1])
+
+
+async def test_trying_all_plans_changes_no_result(device: Any) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = [await device.put(normal(rng, 9, 2, 16)) for _ in range(3)]
+    cu = await device.put(ends([4, 5]))
+    given = (q, k, v, cu, cu, 5, 5)
+    plain = await device.get(await device.dnn.flash_attention_varlen(*given, causal=True))
+    cache = await device.dnn.kv_cache(4, 8, 2, 16, dtype=HALF)
+    sequence = cache.new()
+    row = q.reshape(1, 9, 2, 16)
+    device.dnn.autotune = True
+    tuned = await device.get(await device.dnn.flash_attention_varlen(*given, causal=True))
+    out = await cache.attend(row, [sequence], row, v.reshape(1, 9, 2, 16), causal=True)
+    device.dnn.autotune = False
+    compare(tuned, Near(plain.astype(float)), HALF)
+    assert cache.length(sequence) == 9  # once, and not once more for trying
+    own = await device.dnn.flash_attention(row, row, v.reshape(1, 9, 2, 16), causal=True)
+    compare(await device.get(out), Near((await device.get(own)).astype(float)), HALF)
+    assert device.dnn.statistics().tuned == 2
 
 
 async def test_the_papers_slopes(device: Any) -> None:
