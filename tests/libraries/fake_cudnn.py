@@ -82,6 +82,8 @@ class FakeFrontend:
         graphs: what was serialised.
         runs: the candidates that were run, by position.
         candidates: how many a graph has.
+        launches: how often captured runs were launched.
+        uncapturable: the status of what is captured.
     """
 
     __version__ = "1.0"
@@ -97,6 +99,8 @@ class FakeFrontend:
         self.runs: list[int] = []
         self.candidates = 3
         self.built = 0
+        self.launches = 0
+        self.uncapturable = 0
 
     def pygraph(self, **options: Any) -> FakeGraph:
         return FakeGraph(self, options)

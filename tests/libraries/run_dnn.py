@@ -44,6 +44,7 @@ async def main() -> None:
     parser.add_argument("--only", default="", help="operations whose name contains this")
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--isolation", default="process", choices=("process", "thread"))
     parser.add_argument("--most", type=int, default=40, help="kinds of failures to print")
     options = parser.parse_args()
     rows = [
@@ -57,7 +58,7 @@ async def main() -> None:
     examples: dict[str, str] = {}
     begin = time.monotonic()
     slowest: list[tuple[float, str]] = []
-    async with open_device(0, backend=backend) as device:
+    async with open_device(0, backend=backend, isolation=options.isolation) as device:
         for row, dtype, case in visits(rows, options.seed):
             started = time.monotonic()
             if started - begin > options.seconds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
         _cuda_routines,
         _cuda_sequences,
         _plans,
+        _timing,
     )
 
     def checked(_call: str, answer: tuple[Any, ...]) -> Any:
@@ -46,15 +48,28 @@ def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
         # The last candidate is the fastest.
         return 0, 10.0 - fake.runs[-1]
 
+    def launch(_executable: int, _stream: object) -> tuple[int]:
+        fake.launches += 1
+        return (0,)
+
     driver.cuEventCreate = lambda _flags: (0, 1)
     driver.cuEventRecord = lambda _event, _stream: (0,)
     driver.cuEventSynchronize = lambda _event: (0,)
     driver.cuEventElapsedTime = elapsed
     driver.cuEventDestroy = lambda _event: (0,)
+    driver.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+    driver.cuStreamBeginCapture = lambda _stream, _mode: (0,)
+    driver.cuStreamEndCapture = lambda _stream: (fake.uncapturable, 1)
+    driver.cuGraphInstantiate = lambda _graph, _flags: (0, 1)
+    driver.cuGraphLaunch = launch
+    driver.cuGraphExecDestroy = lambda _executable: (0,)
+    driver.cuGraphDestroy = lambda _graph: (0,)
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))  # the fake's files are its own
     monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
     monkeypatch.setattr(_cuda, "driver", driver)
     monkeypatch.setattr(_cuda, "check", checked)
+    monkeypatch.setattr(_timing, "driver", driver)
+    monkeypatch.setattr(_timing, "check", checked)
     monkeypatch.setattr(_cuda, "load_cudnn", lambda: library)
     monkeypatch.setattr(_plans, "load_frontend", lambda: fake)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
@@ -90,9 +105,11 @@ async def images(device: Device) -> tuple[Any, Any]:
     return x, await device.put(np.ones((3, 4, 3, 3), np.float32))
 
 
+@pytest.mark.parametrize("uncapturable", [0, 900])
 async def test_tuning_runs_every_candidate_and_keeps_the_fastest(
-    device: Device, frontend: FakeFrontend
+    device: Device, frontend: FakeFrontend, uncapturable: int
 ) -> None:
+    frontend.uncapturable = uncapturable
     x, w = await images(device)
     device.dnn.autotune = True
     y = await device.dnn.conv(x, w)
@@ -103,6 +120,19 @@ async def test_tuning_runs_every_candidate_and_keeps_the_fastest(
     assert frontend.runs[runs:] == [2]
     np.testing.assert_array_equal(await device.get(y), np.full((1, 3, 3, 3), 36))
     assert device.dnn.statistics().tuned == 1
+    assert bool(frontend.launches) is not bool(uncapturable)
+
+
+async def test_what_runs_before_it_is_tuned_does_not_pass_for_tuned(
+    device: Device, frontend: FakeFrontend
+) -> None:
+    x, w = await images(device)
+    device.dnn.autotune = True
+    async with device.batch() as batch:  # which cannot wait for the answer to tuning
+        batch.dnn.conv(x, w)
+    assert set(frontend.runs) == {0}
+    await device.dnn.conv(x, w)
+    assert frontend.runs[-1] == 2
 
 
 async def test_plans_are_found_on_disk(device: Device, frontend: FakeFrontend) -> None:

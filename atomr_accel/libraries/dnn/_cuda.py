@@ -19,17 +19,13 @@ from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._own import Own, computes
 from ._plans import PlanStore
 from ._prototypes import load_cudnn
+from ._timing import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.cuda._context import CudaContext, CudaStream
     from ._plans import Plan, Step
-
-_RUNS: Final = 3
-"""How often to run each candidate when tuning; the fastest counts."""
-
-_EVENT_DEFAULT: Final = 0
 
 _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
@@ -107,9 +103,7 @@ class CudaDnn:
         self._sequences.close()
         self._library.call("cudnnDestroy", self._handle)
         self._own.close()
-        for pointer in self._scratch.values():
-            check("cuMemFree", driver.cuMemFree(pointer))
-        self._scratch.clear()
+        self._free_scratch()
 
     def _prepare(self, message: PrepareGraph) -> tuple[int, str]:
         plan, origin = self._store.find(message.graph, self._handle, tuned=message.tuned)
@@ -139,28 +133,13 @@ class CudaDnn:
                         pointers, scratch, position, handle=self._handle
                     )
 
-            return self._fastest(execute)
+            return milliseconds(self._stream.handle, execute)
 
-        plan, origin = self._store.tune(run.graph, self._handle, time)
-        return plan.workspace, origin
-
-    def _fastest(self, execute: Callable[[], None]) -> float:
-        """Milliseconds of the fastest of several runs, after one that is not counted."""
-        stream = self._stream.handle
-        execute()
-        took: list[float] = []
-        events = [check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)]
         try:
-            for _ in range(_RUNS):
-                check("cuEventRecord", driver.cuEventRecord(events[0], stream))
-                execute()
-                check("cuEventRecord", driver.cuEventRecord(events[1], stream))
-                check("cuEventSynchronize", driver.cuEventSynchronize(events[1]))
-                took.append(check("cuEventElapsedTime", driver.cuEventElapsedTime(*events)))
+            plan, origin = self._store.tune(run.graph, self._handle, time)
         finally:
-            for event in events:
-                check("cuEventDestroy", driver.cuEventDestroy(event))
-        return min(took)
+            self._free_scratch()  # candidates may have wanted much more than the fastest does
+        return plan.workspace, origin
 
     def _forget(self, message: ForgetGraph) -> None:
         self._store.forget(message.graph, tuned=message.tuned)
@@ -188,3 +167,8 @@ class CudaDnn:
         if scratch is None:
             scratch = self._scratch[size] = int(check("cuMemAlloc", driver.cuMemAlloc(size)))
         return scratch
+
+    def _free_scratch(self) -> None:
+        for pointer in self._scratch.values():
+            check("cuMemFree", driver.cuMemFree(pointer))
+        self._scratch.clear()

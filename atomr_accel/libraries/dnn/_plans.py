@@ -170,10 +170,16 @@ class PlanStore:
                 return plan, "memory"
             graph = decode(encoded)
             plan, origin = self._read(key, graph, handle), "disk"
+            if plan is None and tuned:
+                # Nobody has tuned it yet: the first guess does, and nothing else is said on disk.
+                key = (encoded, False)
+                plan = self._plans.get(key) or self._read(key, graph, handle)
             if plan is None:
                 plan, origin = self._make(encoded, graph, handle), "built"
                 self._write(key, plan)
             self._keep(key, plan)
+            if tuned:
+                self._keep((encoded, True), plan)
         return plan, origin
 
     def tune(
