@@ -50,7 +50,7 @@ def options_of(mask: Mask) -> dict[str, Any]:
     return {"causal": mask.causal, "window": mask.window}
 
 
-@settings(max_examples=12 if ON_CUDA else 40)
+@settings(max_examples=12 if ON_CUDA else 20)
 @given(lengths, masks, st.integers(0, 2**32 - 1))
 @on_shared
 async def test_any_lengths(device: Any, each: list[tuple[int, int]], mask: Mask, seed: int) -> None:
@@ -78,7 +78,7 @@ async def test_any_lengths(device: Any, each: list[tuple[int, int]], mask: Mask,
     )
 
 
-@settings(max_examples=12 if ON_CUDA else 30)
+@settings(max_examples=12 if ON_CUDA else 20)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=2, max_size=2),
     st.permutations(range(20)),
@@ -113,7 +113,7 @@ async def test_any_pages(
     compare(await device.get(out), Near(o, size), HALF)
 
 
-@settings(max_examples=12 if ON_CUDA else 30)
+@settings(max_examples=12 if ON_CUDA else 20)
 @given(
     st.lists(st.tuples(st.integers(1, 24), st.integers(0, 16)), min_size=2, max_size=2),
     st.sampled_from([{}, {"causal": True}, {"softcap": 1.5}]),
