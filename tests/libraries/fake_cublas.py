@@ -17,8 +17,9 @@ import numpy as np
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
 from atomr_accel.host import OFFSET_MASK, SLAB_SHIFT
+from atomr_accel.libraries._numbers import CUDA_TYPES
 from atomr_accel.libraries.blas import _prototypes as prototypes
-from atomr_accel.libraries.blas._prototypes import CUDA_TYPES, LETTERS, symbol
+from atomr_accel.libraries.blas._prototypes import LETTERS, symbol
 
 from .fake_lapack import BATCHED, memory
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
+from atomr_accel.libraries._numbers import CUDA_TYPES
 from atomr_accel.libraries.blaslt import _prototypes as prototypes
 from atomr_accel.libraries.blaslt._cpu import gelu, gelu_slope, saturate
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-DTYPE_OF = {value: DTYPES[name] for name, value in prototypes.CUDA_TYPES.items()}
+DTYPE_OF = {value: DTYPES[name] for name, value in CUDA_TYPES.items()}
 NAMES = {value: name for name, value in prototypes.ENUMS.items() if "_DESC_" in name}
 EPILOGUES = {
     value: name.removeprefix("CUBLASLT_EPILOGUE_")

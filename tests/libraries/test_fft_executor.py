@@ -20,7 +20,7 @@ from atomr_accel.libraries.fft import _plan
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
 from atomr_accel.libraries.fft._messages import Forget, Prepare, Transform
 from atomr_accel.libraries.fft._plan import Fft, Layout, Move, Place, plan
-from atomr_accel.libraries.fft._prototypes import CUDA_TYPES, INVERSE, PROTOTYPES, STATUS_NAMES
+from atomr_accel.libraries.fft._prototypes import INVERSE, PROTOTYPES, STATUS_NAMES, TRANSFORM_TYPES
 from atomr_accel.libraries.fft._source import ELEMENTS, KERNELS, move_name
 
 from .conformance import Array, dtype_of
@@ -34,7 +34,7 @@ pytest.importorskip("cuda.bindings.driver")
 
 WORK = 1000
 STREAM = 0x5EED
-NAMES = {number: name for name, number in CUDA_TYPES.items()}
+NAMES = {number: name for name, number in TRANSFORM_TYPES.items()}
 
 
 class StandIn:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 
 from ..._dtypes import DTYPES
+from .._numbers import CUDA_TYPES
 from ._cuda_factor import CudaFactorizations
 from ._cuda_handle import Handle, load_cublas
 from ._cuda_routines import CudaRoutines
 from ._fused import FusedGemm
 from ._messages import Gemm, GemmEx, GemmList
-from ._prototypes import COMPUTE_TYPES, COMPUTES, CUDA_TYPES, GEMM_DEFAULT
+from ._prototypes import COMPUTE_TYPES, COMPUTES, GEMM_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...backends.cuda._driver import check, driver
+from .._numbers import CUDA_TYPES, Scalars
 from .._vendor import VendorLibrary
 from ._prototypes import (
-    CUDA_TYPES,
     ENUMS,
     HALF_ROUTINES,
     NOT_SUPPORTED,
@@ -34,7 +34,6 @@ DEVICE: Final = ENUMS["CUBLAS_POINTER_MODE_DEVICE"]
 _PIECE: Final = 1 << 16
 """Uploads of up to this size return before the stream comes to them."""
 
-_MOST_SCALARS: Final = 1000
 _WORKSPACE: Final = 32 << 20
 """What cuBLAS takes by itself on the largest devices."""
 
@@ -92,7 +91,7 @@ class Handle:
             )
         self._kernels: Kernels | None = None
         self._captured: dict[bytes, int] = {}
-        self._scalars: dict[tuple[str, Scalar], Any] = {}
+        self._scalars: Final = Scalars()
 
     def close(self) -> None:
         """Destroy the handles."""
@@ -139,16 +138,8 @@ class Handle:
             self.call("cublasSetPointerMode_v2", HOST)
 
     def scalar(self, dtype: str, value: Scalar) -> Any:
-        """A pointer to a number of that dtype; kept, because calls repeat themselves."""
-        key = (dtype, value)
-        pointer = self._scalars.get(key)
-        if pointer is None:
-            if len(self._scalars) >= _MOST_SCALARS:
-                self._scalars.clear()
-            number = complex(*value) if isinstance(value, tuple) else value
-            data = np.asarray(number).astype(DTYPES[dtype]).tobytes()
-            pointer = self._scalars[key] = byref(ctypes.create_string_buffer(data, len(data)))
-        return pointer
+        """A pointer to a number of that dtype."""
+        return self._scalars.pointer(dtype, value)
 
     # --- around the library's calls ---------------------------------------------------------
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._dtypes import DTYPES
+from .._numbers import CUDA_TYPES
 from ._messages import MatrixMatrix, MatrixVector, Scalar, Vectors
 from ._prototypes import (
     COMPLEX_ROUTINES,
     COMPUTES,
-    CUDA_TYPES,
     ENUMS,
     GEMM_DEFAULT,
     HALF_GEMV,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...backends.cuda._driver import check, driver
 from ...host import Fusion
+from .._numbers import CUDA_TYPES
 from ._messages import Gemm
-from ._prototypes import COMPUTE_TYPES, CUDA_TYPES, GEMM_DEFAULT, OP_N, OP_T
+from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT, OP_N, OP_T
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

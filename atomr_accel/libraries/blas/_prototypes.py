@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from .._numbers import DATA_TYPES
+
 STATUS_NAME: Final = "cublasGetStatusName"
 NOT_SUPPORTED: Final = 15
 
 ENUMS: Final = {
-    "CUDA_R_32F": 0,
-    "CUDA_R_64F": 1,
-    "CUDA_R_16F": 2,
-    "CUDA_R_8I": 3,
-    "CUDA_C_32F": 4,
-    "CUDA_C_64F": 5,
-    "CUDA_R_32I": 10,
-    "CUDA_R_16BF": 14,
+    **DATA_TYPES,
     "CUBLAS_COMPUTE_16F": 64,
     "CUBLAS_COMPUTE_16F_PEDANTIC": 65,
     "CUBLAS_COMPUTE_32F": 68,
@@ -53,18 +48,6 @@ OP_N: Final = ENUMS["CUBLAS_OP_N"]
 OP_T: Final = ENUMS["CUBLAS_OP_T"]
 OP_C: Final = ENUMS["CUBLAS_OP_C"]
 GEMM_DEFAULT: Final = ENUMS["CUBLAS_GEMM_DEFAULT"]
-
-CUDA_TYPES: Final = {
-    "float32": ENUMS["CUDA_R_32F"],
-    "float64": ENUMS["CUDA_R_64F"],
-    "float16": ENUMS["CUDA_R_16F"],
-    "bfloat16": ENUMS["CUDA_R_16BF"],
-    "complex64": ENUMS["CUDA_C_32F"],
-    "complex128": ENUMS["CUDA_C_64F"],
-    "int8": ENUMS["CUDA_R_8I"],
-    "int32": ENUMS["CUDA_R_32I"],
-}
-"""``cudaDataType_t`` of a dtype."""
 
 COMPUTES: Final = {
     name.removeprefix("CUBLAS_COMPUTE_"): value

@@ -14,17 +14,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
-import numpy as np
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...backends.cuda._driver import check, driver
+from .._numbers import CUDA_TYPES, Scalars
 from .._vendor import VendorLibrary
 from ._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
 from ._plan import BLOCK, E2M1, FP8, block_scale_bytes
 from ._prototypes import (
     ALGORITHM_BYTES,
-    CUDA_TYPES,
     ENUMS,
     NOT_SUPPORTED,
     PROTOTYPES,
@@ -38,10 +37,8 @@ if TYPE_CHECKING:
 
     from ...backends.cuda._context import CudaContext, CudaStream
     from .._cuda_kernels import Kernels
-    from ._messages import Scalar
 
 _MOST_PLANS: Final = 512
-_MOST_SCALARS: Final = 1000
 _ROUNDS: Final = 5
 _ROUND_MILLISECONDS: Final = 2.0
 _MOST_RUNS: Final = 20
@@ -110,7 +107,7 @@ class CudaBlasLt:
         self._run: Final = self._library.functions["cublasLtMatmul"]
         self._set: Final = self._library.functions["cublasLtMatmulDescSetAttribute"]
         self._plans: dict[bytes, _Prepared] = {}
-        self._scalars: dict[tuple[str, Scalar], Any] = {}
+        self._scalar: Final = Scalars().pointer
         self._kernels: Kernels | None = None
         self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
         handle = c_void_p()
@@ -434,18 +431,6 @@ class CudaBlasLt:
                 call("cublasLtMatrixLayoutDestroy", layout)
             call("cublasLtMatmulDescDestroy", plan.description)
         self._plans.clear()
-
-    def _scalar(self, dtype: str, value: Scalar) -> Any:
-        """A pointer to a number of that dtype; kept, because calls repeat themselves."""
-        key = (dtype, value)
-        pointer = self._scalars.get(key)
-        if pointer is None:
-            if len(self._scalars) >= _MOST_SCALARS:
-                self._scalars.clear()
-            number = complex(*value) if isinstance(value, tuple) else value
-            data = np.asarray(number).astype(DTYPES[dtype]).tobytes()
-            pointer = self._scalars[key] = byref(ctypes.create_string_buffer(data, len(data)))
-        return pointer
 
 
 @final

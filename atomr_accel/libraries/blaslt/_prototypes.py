@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from .._numbers import DATA_TYPES
+
 STATUS_NAME: Final = "cublasLtGetStatusName"
 NOT_SUPPORTED: Final = 15
 
@@ -24,17 +26,7 @@ PROTOTYPES: Final = {
 }
 
 ENUMS: Final = {
-    "CUDA_R_32F": 0,
-    "CUDA_R_64F": 1,
-    "CUDA_R_16F": 2,
-    "CUDA_R_8I": 3,
-    "CUDA_C_32F": 4,
-    "CUDA_C_64F": 5,
-    "CUDA_R_32I": 10,
-    "CUDA_R_16BF": 14,
-    "CUDA_R_8F_E4M3": 28,
-    "CUDA_R_8F_E5M2": 29,
-    "CUDA_R_4F_E2M1": 33,
+    **DATA_TYPES,
     "CUBLAS_COMPUTE_16F": 64,
     "CUBLAS_COMPUTE_16F_PEDANTIC": 65,
     "CUBLAS_COMPUTE_32F": 68,
@@ -92,21 +84,6 @@ ENUMS: Final = {
     "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES": 8,
 }
 """Values used here, as the headers name them; a test compares them with the headers."""
-
-CUDA_TYPES: Final = {
-    "float32": ENUMS["CUDA_R_32F"],
-    "float64": ENUMS["CUDA_R_64F"],
-    "float16": ENUMS["CUDA_R_16F"],
-    "bfloat16": ENUMS["CUDA_R_16BF"],
-    "complex64": ENUMS["CUDA_C_32F"],
-    "complex128": ENUMS["CUDA_C_64F"],
-    "int8": ENUMS["CUDA_R_8I"],
-    "int32": ENUMS["CUDA_R_32I"],
-    "float8_e4m3fn": ENUMS["CUDA_R_8F_E4M3"],
-    "float8_e5m2": ENUMS["CUDA_R_8F_E5M2"],
-    "float4_e2m1fn": ENUMS["CUDA_R_4F_E2M1"],
-}
-"""``cudaDataType_t`` of a dtype."""
 
 
 def attribute(name: str) -> int:

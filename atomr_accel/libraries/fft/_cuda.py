@@ -15,12 +15,12 @@ from .._vendor import VendorLibrary
 from ._messages import Forget, Frequencies, Prepare, Roll, Transform
 from ._plan import ALIGNMENT, COMPLEX, Fft, Move, plan
 from ._prototypes import (
-    CUDA_TYPES,
     FORWARD,
     INVERSE,
     PROTOTYPES,
     REFUSALS,
     STATUS_NAMES,
+    TRANSFORM_TYPES,
 )
 from ._source import (
     BY_SIZE,
@@ -220,7 +220,7 @@ class _Plan:
         call("cufftSetStream", handle, stream)
         work = c_size_t()
         # The type of the computation is the complex one of the precision.
-        computed = CUDA_TYPES[COMPLEX.get(layout.source_type, layout.source_type)]
+        computed = TRANSFORM_TYPES[COMPLEX.get(layout.source_type, layout.source_type)]
         try:
             call(
                 "cufftXtMakePlanMany",
@@ -230,11 +230,11 @@ class _Plan:
                 _integers(layout.source_embed),
                 layout.source_stride,
                 layout.source_distance,
-                CUDA_TYPES[layout.source_type],
+                TRANSFORM_TYPES[layout.source_type],
                 _integers(layout.target_embed),
                 layout.target_stride,
                 layout.target_distance,
-                CUDA_TYPES[layout.target_type],
+                TRANSFORM_TYPES[layout.target_type],
                 layout.batch,
                 byref(work),
                 computed,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from .._numbers import CUDA_TYPES, DATA_TYPES
+
 PROTOTYPES: Final = {
     "cufftCreate": "int*",
     "cufftDestroy": "int",
@@ -41,14 +43,7 @@ ENUMS: Final = {
     **STATUSES,
     "CUFFT_FORWARD": -1,
     "CUFFT_INVERSE": 1,
-    "CUDA_R_32F": 0,
-    "CUDA_R_64F": 1,
-    "CUDA_R_16F": 2,
-    "CUDA_C_32F": 4,
-    "CUDA_C_64F": 5,
-    "CUDA_C_16F": 6,
-    "CUDA_R_16BF": 14,
-    "CUDA_C_16BF": 15,
+    **DATA_TYPES,
 }
 """Values used here, as the headers name them; a test compares them with the headers."""
 
@@ -69,14 +64,9 @@ INVERSE: Final = ENUMS["CUFFT_INVERSE"]
 REFUSALS: Final = frozenset((STATUSES["CUFFT_NOT_IMPLEMENTED"], STATUSES["CUFFT_NOT_SUPPORTED"]))
 """The statuses by which the library says that it has no such transform."""
 
-CUDA_TYPES: Final = {
-    "float32": ENUMS["CUDA_R_32F"],
-    "float64": ENUMS["CUDA_R_64F"],
-    "float16": ENUMS["CUDA_R_16F"],
-    "bfloat16": ENUMS["CUDA_R_16BF"],
-    "complex64": ENUMS["CUDA_C_32F"],
-    "complex128": ENUMS["CUDA_C_64F"],
-    "float16x2": ENUMS["CUDA_C_16F"],
-    "bfloat16x2": ENUMS["CUDA_C_16BF"],
+TRANSFORM_TYPES: Final = {
+    **CUDA_TYPES,
+    "float16x2": DATA_TYPES["CUDA_C_16F"],
+    "bfloat16x2": DATA_TYPES["CUDA_C_16BF"],
 }
-"""Element types as ``library_types.h`` numbers them."""
+"""``cudaDataType_t`` of a dtype, complex numbers of 16-bit parts included."""
