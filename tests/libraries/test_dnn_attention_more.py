@@ -153,6 +153,43 @@ async def test_any_padding(
             assert not array[at, end:].any() or name == "q" or on_cuda()
 
 
+@settings(max_examples=12 if ON_CUDA else 20)
+@given(
+    st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 4)]),
+    st.floats(0, 0.9),
+    st.integers(0, 2**32 - 1),
+)
+@on_shared
+async def test_any_mask(device: Any, lead: tuple[int, int], hidden: float, seed: int) -> None:
+    """A bias that hides any keys, but not all of them, from any queries."""
+    rng = np.random.default_rng(seed)
+    n = 24
+    mask = rng.random((*lead, n, n)) < hidden
+    mask[..., np.arange(n), rng.integers(0, n, n)] = False
+    bias = np.where(mask, -30000, rng.uniform(-1, 1, mask.shape)).astype(HALF)
+    q, k, v, do = (normal(rng, 2, n, 4, 16) for _ in range(4))
+    refs: Any = [await device.put(each) for each in (q, k, v, do)]
+    given: Any = {"bias": await device.put(bias)}
+    out, lse = await device.dnn.flash_attention(*refs[:3], return_lse=True, **given)
+    grads = await device.dnn.flash_attention_grad(refs[3], *refs[:3], out, lse, **given)
+    o, *got = [await device.get(ref) for ref in (out, *grads)]
+    wide = [each.astype(float) for each in (q, k, v, do)]
+    total, most = np.zeros((2, 2, 4, n, n))
+    for at in range(2):
+        each = bias[at % lead[0]].astype(float)
+        a, b, c, d = (array[at] for array in wide)
+        expected, _, size = attention(a, b, c, Mask(), bias=each)
+        compare(o[at], Near(expected, size), HALF)
+        found = gradients(d, a, b, c, o[at].astype(float), Mask(), bias=each)
+        for name, array in zip("qkv", got[:3], strict=True):
+            near = Near(getattr(found, name), getattr(found, f"{name}_size"))
+            compare(array[at], near, HALF, 16.0)
+        total[at], most[at] = found.bias, found.bias_size
+    axes = tuple(axis for axis, size in enumerate(lead) if size == 1)
+    near = Near(total.sum(axes, keepdims=True), most.sum(axes, keepdims=True))
+    compare(got[3], near, HALF, 16.0)
+
+
 # --- gradients are differences ------------------------------------------------------------
 
 STEP = 1e-5
