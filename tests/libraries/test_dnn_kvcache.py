@@ -96,7 +96,7 @@ step = st.one_of(
 )
 
 
-@settings(max_examples=5 if ON_CUDA else 25)
+@settings(max_examples=5 if ON_CUDA else 20)
 @given(st.lists(step, min_size=4, max_size=25), st.integers(0, 2**32 - 1))
 @example([("new",), ("new",), ("append", 0, 0, 1), ("fork", 0)], 0)
 @on_shared
