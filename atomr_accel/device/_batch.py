@@ -106,6 +106,8 @@ class Synchronous:
 
 def _synchronous(result: Any, submitter: Collector) -> Any:
     """What a call gives, with methods that return at once where they would be awaited."""
+    if type(result) is GpuRef:
+        return result
     if type(result) is list:
         return [_synchronous(item, submitter) for item in result]
     if getattr(result, "_device", None) is submitter:

@@ -54,6 +54,8 @@ class Room:
     What it made before a wait serves again after it, so ask in the same order each time.
     """
 
+    __slots__ = ("_device", "_given", "_made")
+
     def __init__(self, device: Submitter) -> None:
         self._device = device
         self._made: list[GpuRef] = []
@@ -101,7 +103,6 @@ async def perform(
     """
     room = Room(device)
     while True:
-        room.rewind()
         try:
             message, reads, writes, result = prepare(room)
         except _Wait as wait:
@@ -112,5 +113,7 @@ async def perform(
                 answer = await device.submit(port, name, message, reads, writes).wait()
                 return answer if result is None else result
             await device.open_lane(lane)
+            room.rewind()
             continue
         await room.make(shortage)
+        room.rewind()

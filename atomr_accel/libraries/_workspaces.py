@@ -64,22 +64,28 @@ class Workspaces:
             room: where to make it, if there is none.
             nbytes: how large it has to be at least.
         """
-        kept = self._kept.setdefault(device, _Kept())
+        kept = self._kept.get(device)
+        if kept is None:
+            kept = self._kept[device] = _Kept()
         epoch = device.memory.epoch
+        last = kept.refs[-1] if kept.refs else None
+        if last is not None and last._block.epoch is epoch and last.nbytes >= nbytes:
+            # By far the most common case: what the op before it has got.
+            busy = bool(last._block.writer)
+            if not busy or kept.run < TOGETHER:
+                kept.run = kept.run + 1 if busy else 1
+                return last._block
         there = [ref for ref in kept.refs if ref._block.epoch is epoch]
         fitting = [ref for ref in there if ref.nbytes >= nbytes]
         most = self._ways if nbytes <= self._small else 1
         idle = [ref for ref in fitting if not ref._block.writer]
-        last = there[-1] if there and there[-1] in fitting else None
-        if last is not None and (last in idle or kept.run < TOGETHER):
-            chosen = last
-        elif idle or len(fitting) >= most:
+        if idle or len(fitting) >= most:
             chosen = (idle or fitting)[0]
         else:
             # Drop first what is too small, so that the new one may take its place.
             kept.refs = there = fitting if len(there) >= most else there
             chosen = room.empty((nbytes,), _UINT8)
-        kept.run = kept.run + 1 if chosen is last and last not in idle else 1
+        kept.run = kept.run + 1 if chosen is last else 1
         kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
         return chosen._block
 

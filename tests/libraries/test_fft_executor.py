@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,9 @@ class StandIn:
         status = self.functions[function](*args)
         if status:
             raise self.error(function, status)
+
+    def prepare(self, function: str, *args: Any) -> Any:
+        return partial(self.functions[function], *args)
 
     def error(self, function: str, status: int) -> LibraryError:
         return LibraryError(
@@ -182,14 +186,14 @@ def test_transforms(library: StandIn) -> None:
     for number, (family, dtype, shape, axes, sizes) in enumerate(cases(), 1):
         source = sample(rng, shape, dtype)
         call = resolve(family, family, shape, source.dtype, axes, sizes, "ortho", half=False)
-        work = fft.handlers[Prepare](Prepare(number, call.spec))
+        work = fft.handlers[Prepare](Prepare(number, call.encoded))
         assert work == 1024
         memory = room(source.nbytes)
         memory[: source.nbytes] = np.frombuffer(source.tobytes(), np.uint8)
         nbytes = int(np.prod(call.shape)) * call.dtype.itemsize
         target, workspace = room(nbytes), room(call.scratch + work)
         at = memory.ctypes.data, target.ctypes.data, workspace.ctypes.data
-        fft.handlers[Transform](Transform(number, call.spec, *at, work))
+        fft.handlers[Transform](Transform(number, call.encoded, *at, work))
         got = target[:nbytes].view(call.dtype).reshape(call.shape)
         wide = source.astype("complex128" if source.dtype.kind == "c" else "float64")
         expected = reference(family, wide, (axes, sizes, "ortho"))
@@ -218,7 +222,7 @@ def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
     source, target, work = room(32), room(32), room(1024)
     source[:32] = np.ones(4, "complex64").view(np.uint8)
     message = Transform(
-        1, call.spec, source.ctypes.data, target.ctypes.data, work.ctypes.data, 1024
+        1, call.encoded, source.ctypes.data, target.ctypes.data, work.ctypes.data, 1024
     )
     fft.handlers[Transform](message)
     assert target[:32].view("complex64").tolist() == [4, 0, 0, 0]
@@ -255,9 +259,9 @@ def test_a_plan_whose_work_area_is_not_known_has_its_own(
     source[:32] = 0
     at = source.ctypes.data, target.ctypes.data
     for _ in range(2):
-        fft.handlers[Transform](Transform(1, call.spec, *at, 0, 0))
+        fft.handlers[Transform](Transform(1, call.encoded, *at, 0, 0))
         assert [*library.work.values()] == [0xBEEF]
-    fft.handlers[Transform](Transform(1, call.spec, *at, work.ctypes.data, 1024))
+    fft.handlers[Transform](Transform(1, call.encoded, *at, work.ctypes.data, 1024))
     assert [*library.work.values()] == [work.ctypes.data]
     fft.close()
     assert (given, freed) == ([1024], [0xBEEF])
@@ -277,5 +281,5 @@ def test_a_plan_that_fails_leaves_no_handle(
     library.functions["cufftXtMakePlanMany"] = kind(refuse)
     call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
     with pytest.raises(error, match="cufftXtMakePlanMany"):
-        executor().handlers[Prepare](Prepare(1, call.spec))
+        executor().handlers[Prepare](Prepare(1, call.encoded))
     assert not library.layouts

@@ -14,7 +14,7 @@ from .._disk_cache import DiskCache
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
-from ._lowering import load_frontend, refusals
+from ._lowering import load_frontend, refusals, refuse
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._own import Own, computes
 from ._plans import PlanStore
@@ -117,8 +117,10 @@ class CudaDnn:
                 self._own.run(step.graph, addresses, scalars)
             else:
                 pointers, _held = step.pointers(addresses, scalars)
-                with refusals("cudnnBackendExecute"):
+                try:
                     step.made.execute(pointers, scratch, handle=self._handle)
+                except Exception as error:  # noqa: BLE001 (raises it, or what it means)
+                    refuse("cudnnBackendExecute", error)
 
     def _tune(self, message: TuneGraph) -> tuple[int, str]:
         run = message.run
@@ -147,14 +149,16 @@ class CudaDnn:
     def _where(self, plan: Plan, message: RunGraph) -> tuple[dict[int, int], dict[int, float], int]:
         """The pointers and numbers of a run by id, and the pointer of its scratch memory."""
         pointer = self._pointer
-        places = map(pointer, message.addresses)
-        addresses = dict(zip(plan.buffers, places, strict=True))
-        scalars = dict(zip(plan.numbers, message.scalars, strict=True))
+        addresses = dict(zip(plan.buffers, map(pointer, message.addresses), strict=True))
+        scalars: dict[int, float] = {}
+        if plan.numbers:
+            scalars.update(zip(plan.numbers, message.scalars, strict=True))
         if not plan.workspace:
             return addresses, scalars, 0
         brought = message.workspace_bytes >= plan.workspace
         workspace = pointer(message.workspace) if brought else self._scratch_of(plan.workspace)
-        addresses.update((id_, workspace + offset) for id_, offset in plan.between.items())
+        for id_, offset in plan.between.items():
+            addresses[id_] = workspace + offset
         return addresses, scalars, workspace + plan.scratch
 
     def _scratch_of(self, nbytes: int) -> int:

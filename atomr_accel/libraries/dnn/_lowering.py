@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ..._errors import LibraryError, LibraryMissing, Unsupported
 from . import _lowering_attention
@@ -81,9 +81,17 @@ def refusals(call: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, RuntimeError) and type(error).__name__ != _REFUSAL:
-            raise
-        raise _failure(call, error) from error
+        refuse(call, error)
+
+
+def refuse(call: str, error: Exception) -> NoReturn:
+    """Raise what an exception of the frontend means; the exception itself, if it has not its own.
+
+    For what is called so often that ``refusals`` would take as long as the call.
+    """
+    if not isinstance(error, RuntimeError) and type(error).__name__ != _REFUSAL:
+        raise error
+    raise _failure(call, error) from error
 
 
 def lower(frontend: Any, graph: Graph, **options: Any) -> Any:

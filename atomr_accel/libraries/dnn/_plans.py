@@ -71,7 +71,7 @@ class Step(NamedTuple):
         plans, and are threads.
         """
         found = {id_ + 1: addresses[id_] for id_ in self.buffers}
-        held = []
+        held: list[np.ndarray[Any, Any]] = []
         for id_, dtype in self.scalars:
             number = np.array(scalars[id_], dtype)
             held.append(number)

@@ -17,7 +17,7 @@ from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from ...memory import GpuRef, MemoryMap
+    from ...memory import Block, GpuRef, MemoryMap
     from .._library import Submitter
     from .._perform import Room
 
@@ -317,15 +317,16 @@ def _prepare(
         scratch: write to buffers that nobody sees.
     """
     _check(device.memory, bound)
-    program, tensors = bound.program, bound.program.graph.tensors
+    program = bound.program
     refs = {id_: ref for id_, ref, _ in bound.inputs}
     reads = [ref._block for ref in refs.values()]
+    writes = []
     for id_, output in bound.outputs.items():
         out = output.out
         if out is None or scratch:
-            out = room.empty(output.shape, DTYPES[tensors[id_].dtype])
+            out = room.empty(output.shape, DTYPES[program.graph.tensors[id_].dtype])
         refs[id_] = out
-    writes = [refs[id_]._block for id_ in bound.outputs]
+        writes.append(out._block)
     workspace: Any = 0
     if workspace_bytes:
         block = plans.workspaces.take(device, room, workspace_bytes)
@@ -334,41 +335,40 @@ def _prepare(
     message = RunGraph(
         program.encoded,
         tuned,
-        tuple(refs[id_]._block.address for id_ in program.buffers),
+        tuple([refs[id_]._block.address for id_ in program.buffers]),
         bound.scalars,
         workspace,
         workspace_bytes,
     )
-    results = tuple(refs[id_] for id_ in bound.results)
-    return Prepared(message, reads, writes, results[0] if len(results) == 1 else results)
+    results = [refs[id_] for id_ in bound.results]
+    return Prepared(message, reads, writes, results[0] if len(results) == 1 else tuple(results))
 
 
 def _check(memory: MemoryMap, bound: Bound) -> None:
     """Check a program's buffers, here and now."""
     tensors = bound.program.graph.tensors
     for _, ref, name in bound.inputs:
-        usable(ref, memory, name)
-        _aligned(ref, name)
+        _require_aligned(usable(ref, memory, name), name)
     for id_, output in bound.outputs.items():
-        out, dtype = output.out, DTYPES[tensors[id_].dtype]
+        out = output.out
         if out is None:
             continue
-        writable(out, memory, output.name)
-        _aligned(out, output.name)
+        dtype = DTYPES[tensors[id_].dtype]
+        _require_aligned(writable(out, memory, output.name), output.name)
         if out.shape != output.shape or out.dtype is not dtype:
             raise (ValueError if out.shape != output.shape else TypeError)(
                 f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
                 f"{dtype.name} of shape {output.shape}"
             )
         for _, ref, name in bound.inputs:
-            if overlap(out, ref) and not output.in_place:
+            if not output.in_place and overlap(out, ref):
                 raise ValueError(
                     f"{output.name} and {name} share memory, which is not possible here"
                 )
 
 
-def _aligned(ref: GpuRef, name: str) -> None:
-    offset = ref._block.offset
+def _require_aligned(block: Block, name: str) -> None:
+    offset = block.offset
     if offset % _ALIGNMENT:
         raise ValueError(
             f"{name} is a view that begins {offset} bytes into its buffer; cuDNN wants a multiple "

@@ -12,7 +12,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from ._messages import Spec
+from ._messages import Spec, encode
 from ._plan import HALF, plan, result_shape, result_type
 
 if TYPE_CHECKING:
@@ -63,12 +63,14 @@ class Call:
 
     Attributes:
         spec: the transform.
+        encoded: the transform as messages carry it.
         shape: of the result.
         dtype: of the result.
         scratch: bytes of scratch memory it takes.
     """
 
     spec: Spec
+    encoded: bytes
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     scratch: int
@@ -133,6 +135,7 @@ def resolve(
     element, pair, _ = result_type(spec).partition("x2")
     return Call(
         spec=spec,
+        encoded=encode(spec),
         shape=(*result_shape(spec), 2) if pair else result_shape(spec),
         dtype=DTYPES[element],
         scratch=plan(spec).scratch,

@@ -20,7 +20,6 @@ from ._messages import Forget, Prepare
 if TYPE_CHECKING:
     from ...memory import Epoch
     from .._library import Submitter
-    from ._messages import Spec
 
 LANE: Final = LaneSpec(
     "fft",
@@ -74,7 +73,7 @@ class Plan:
 
 @final
 class PlanCache:
-    """Plans by what they are for, the last used ones last.
+    """Plans by what they are for (an encoded ``Spec``), the last used ones last.
 
     Attributes:
         workspaces: the work areas.
@@ -85,8 +84,8 @@ class PlanCache:
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
-        self._plans: OrderedDict[Spec, Plan] = OrderedDict()
-        self._told: WeakKeyDictionary[Submitter, set[Spec]] = WeakKeyDictionary()
+        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
+        self._told: WeakKeyDictionary[Submitter, set[bytes]] = WeakKeyDictionary()
         self.workspaces: Final = Workspaces(LANE.ways, SMALL)
         self._numbers = itertools.count(1)
         self._hits = self._misses = self._evictions = 0
@@ -102,7 +101,7 @@ class PlanCache:
         self._limit = limit
         self._evict(limit)
 
-    def find(self, device: Submitter, spec: Spec) -> tuple[int, int] | None:
+    def find(self, device: Submitter, spec: bytes) -> tuple[int, int] | None:
         """A plan's number and how much work area to bring, if that is known."""
         plan = self._plans.get(spec)
         if plan is None or plan.epoch is not device.memory.epoch:
@@ -113,12 +112,12 @@ class PlanCache:
         self._plans.move_to_end(spec)
         return plan.number, plan.work
 
-    async def make(self, device: Submitter, spec: Spec) -> tuple[int, int]:
+    async def make(self, device: Submitter, spec: bytes) -> tuple[int, int]:
         """Have the host make a plan.
 
         Args:
             device: the device, or what collects ops in its place.
-            spec: the transform.
+            spec: the transform, encoded.
 
         Returns:
             As ``find``, with no work area where the host has no way to answer.

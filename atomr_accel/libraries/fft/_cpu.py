@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ._messages import Forget, Frequencies, Prepare, Roll, Transform
+from ._messages import Forget, Frequencies, Prepare, Roll, Transform, decode
 from ._plan import HALF, result_shape, result_type
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class CpuFft:
 
     def _transform(self, message: Transform) -> None:
         self._context.check()
-        spec = message.spec
+        spec = decode(message.spec)
         target = self._array(message.target, result_type(spec), result_shape(spec))
         if not target.size:
             return

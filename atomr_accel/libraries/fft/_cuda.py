@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from ctypes import byref, c_int, c_int64, c_size_t
+from ctypes import byref, c_int, c_int64, c_size_t, c_void_p
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -12,7 +12,7 @@ from ..._errors import LibraryError, Unsupported
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import Arguments, Kernels, preload_compiler
 from .._vendor import VendorLibrary
-from ._messages import Forget, Frequencies, Prepare, Roll, Transform
+from ._messages import Forget, Frequencies, Prepare, Roll, Transform, decode
 from ._plan import ALIGNMENT, COMPLEX, Fft, Move, plan
 from ._prototypes import (
     FORWARD,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...backends.cuda._context import CudaContext, CudaStream
-    from ._messages import Spec
     from ._plan import Layout, Program
 
 
@@ -78,11 +77,11 @@ class CudaFft:
     def _prepare(self, message: Prepare) -> int:
         return self._plan(message.number, message.spec).work
 
-    def _plan(self, number: int, spec: Spec) -> _Plan:
+    def _plan(self, number: int, spec: bytes) -> _Plan:
         made = self._plans.get(number)
         if made is None:
             made = self._plans[number] = _Plan(
-                self._library, self._kernels, self._stream.pointer, plan(spec)
+                self._library, self._kernels, self._stream.pointer, plan(decode(spec))
             )
         return made
 
@@ -130,7 +129,6 @@ class _Plan:
     ) -> None:
         self._library = library
         self._kernels = kernels
-        self._execute = library.functions["cufftXtExec"]
         self._handles: list[int] = []
         self._work_at: dict[int, int] = {}
         self._scratch = program.scratch
@@ -199,16 +197,25 @@ class _Plan:
 
     def _fft(self, step: Fft, stream: int) -> Callable[[tuple[int, int, int]], None]:
         handle = self._make(step.layout, stream)
-        return partial(self._run_fft, step, handle, INVERSE if step.inverse else FORWARD)
+        source, target = c_void_p(), c_void_p()
+        execute = self._library.prepare(
+            "cufftXtExec", handle, source, target, INVERSE if step.inverse else FORWARD
+        )
+        begins = [
+            (step.source.offset + before, step.target.offset + after)
+            for before, after in step.offsets
+        ]
+        read, written = step.source.buffer, step.target.buffer
 
-    def _run_fft(self, step: Fft, handle: int, direction: int, bases: tuple[int, int, int]) -> None:
-        source = bases[step.source.buffer] + step.source.offset
-        target = bases[step.target.buffer] + step.target.offset
-        execute = self._execute
-        for before, after in step.offsets:
-            status = execute(handle, source + before, target + after, direction)
-            if status:
-                raise self._library.error("cufftXtExec", status)
+        def run(bases: tuple[int, int, int]) -> None:
+            for before, after in begins:
+                source.value = bases[read] + before
+                target.value = bases[written] + after
+                status = execute()
+                if status:
+                    raise self._library.error("cufftXtExec", status)
+
+        return run
 
     def _make(self, layout: Layout, stream: int) -> int:
         call = self._library.call

@@ -497,10 +497,10 @@ class Fft:
     async def _run(self, name: str, call: Call, a: GpuRef, out: GpuRef | None) -> GpuRef:
         device = self._device
         while True:
-            found = self._plans.find(device, call.spec)
+            found = self._plans.find(device, call.encoded)
             if found is None:
                 self._check(name, call, a, out)  # before anything is sent
-                found = await self._plans.make(device, call.spec)
+                found = await self._plans.make(device, call.encoded)
             number, work = found
             epoch = device.memory.epoch
 
@@ -537,7 +537,7 @@ class Fft:
             writes = (out._block, shared)
             workspace = shared.address
         message = Transform(
-            number, call.spec, a._block.address, out._block.address, workspace, work
+            number, call.encoded, a._block.address, out._block.address, workspace, work
         )
         return Prepared(message, (a._block,), writes, out)
 
@@ -600,8 +600,11 @@ class Fft:
 
 def _aligned(ref: GpuRef) -> bool:
     """Whether a buffer begins where a complex number could; a view of real ones may not."""
+    offset = ref._block.offset
+    if not offset:
+        return True
     width = ref.dtype.itemsize if ref.dtype.kind == "c" else 2 * ref.dtype.itemsize
-    return not ref._block.offset % width
+    return not offset % width
 
 
 def _data_shape(name: str, family: str, a: GpuRef, *, half: bool) -> tuple[int, ...]:

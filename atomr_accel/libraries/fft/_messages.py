@@ -1,8 +1,15 @@
-"""What the FFT lane executes."""
+"""What the FFT lane executes.
+
+A transform's ``Spec`` travels as its own bytes: the lane keeps a plan under the plan's number,
+and decodes what it is for only where it has to make it.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar, Literal
+
+import msgspec
 
 from ...host import Message
 
@@ -41,13 +48,29 @@ class Spec(Message, frozen=True):
     target_aligned: bool = True
 
 
+def encode(spec: Spec) -> bytes:
+    """A spec as messages carry it; equal ones give the same bytes."""
+    return msgspec.msgpack.encode(spec)
+
+
+@lru_cache
+def decode(encoded: bytes) -> Spec:
+    """The spec that ``encode`` was given."""
+    return msgspec.msgpack.decode(encoded, type=Spec)
+
+
 class Prepare(Message, frozen=True):
-    """Make a plan under a number; the result is the bytes of work area it needs."""
+    """Make a plan under a number; the result is the bytes of work area it needs.
+
+    Attributes:
+        number: its name from now on.
+        spec: what it is for, encoded.
+    """
 
     prepares: ClassVar[bool] = True
 
     number: int
-    spec: Spec
+    spec: bytes
 
 
 class Transform(Message, frozen=True):
@@ -55,14 +78,14 @@ class Transform(Message, frozen=True):
 
     Attributes:
         number: the plan's.
-        spec: what the plan is for.
+        spec: what the plan is for, encoded.
         source, target: addresses.
         workspace: address of the plan's scratch memory and, behind it, its work area.
         work: bytes of the work area; a plan that needs more has one of its own.
     """
 
     number: int
-    spec: Spec
+    spec: bytes
     source: int
     target: int
     workspace: int
