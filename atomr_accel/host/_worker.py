@@ -427,11 +427,10 @@ class Lane:
 
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> Way:
         """The way for an op that must come after others, made to wait for them."""
-        before = {
-            way
-            for index, seq in dependencies
-            if (way := self._lanes[index]._way_of.get(seq)) is not None
-        }
+        ways = [self._lanes[index]._way_of.get(seq) for index, seq in dependencies]
+        if len(ways) == 1 and (ways[0] is None or ways[0] is self._way):
+            return self._way  # most come after one op, and on the same way
+        before = {way for way in ways if way is not None}
         chosen = next((way for way in self._ways if way in before), self._way)
         for way in before - {chosen}:
             self._mark(chosen)  # what is launched there already need not wait

@@ -283,3 +283,15 @@ def test_a_plan_that_fails_leaves_no_handle(
     with pytest.raises(error, match="cufftXtMakePlanMany"):
         executor().handlers[Prepare](Prepare(1, call.encoded))
     assert not library.layouts
+
+
+@needs_compiler
+def test_a_transform_that_fails_is_an_error(library: StandIn) -> None:
+    kind = type(library.functions["cufftXtExec"])
+    library.functions["cufftXtExec"] = kind(lambda *_: 6)
+    call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
+    source, target, work = room(32), room(32), room(1024)
+    at = source.ctypes.data, target.ctypes.data, work.ctypes.data
+    with pytest.raises(LibraryError, match="cufftXtExec") as caught:
+        executor().handlers[Transform](Transform(1, call.encoded, *at, 1024))
+    assert caught.value.status == 6

@@ -194,7 +194,11 @@ class Call:
 def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:
     """A usable ref of one of the dtypes and one of the shapes (or of any shape)."""
     usable(ref, memory, name)
-    if not any(ref.dtype is dtype for dtype in dtypes):  # equality takes longer
+    given = ref.dtype
+    for dtype in dtypes:  # equality, which ``in`` asks for, takes longer
+        if given is dtype:
+            break
+    else:
         names = " or ".join(dtype.name for dtype in dtypes)
         raise TypeError(f"{name} must be {names}, not {ref.dtype.name}")
     if shapes and ref.shape not in shapes:

@@ -348,7 +348,9 @@ class Convolutions(Facade):
                 return make(is_last(layout, len(first[0].shape)))
 
             made = plans.program(tuple(key), build)
-            inputs = [(id_, *each) for id_, each in zip(made.inputs, given, strict=True)]
+            inputs = [
+                (id_, ref, called) for id_, (ref, called) in zip(made.inputs, given, strict=True)
+            ]
             outputs = {made.output: Output(made.shape, out)}
             return Bound(made.program, inputs, outputs, (), (made.output,))
 

@@ -45,9 +45,7 @@ ACTIVATIONS: Final = {
 def frozen(value: Any) -> Any:
     """An argument that may be a list, or one of lists, as what can be a key."""
     if isinstance(value, (list, tuple)):
-        return tuple(
-            [frozen(each) if isinstance(each, (list, tuple)) else each for each in value]
-        )
+        return tuple([frozen(each) if isinstance(each, (list, tuple)) else each for each in value])
     return value
 
 

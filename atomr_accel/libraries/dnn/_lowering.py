@@ -80,7 +80,7 @@ def refusals(call: str) -> Iterator[None]:
     """Turn the frontend's exceptions into ours."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (raises it, or what it means)
         refuse(call, error)
 
 
