@@ -263,8 +263,8 @@ class _Stepped(Generic[T]):
 class Gate:
     """A kernel that occupies its lane, and the buffer it writes, until it is let through.
 
-    On the CPU its twin waits for a byte. On CUDA the kernel spins for a fifth of a second,
-    in which a program can do a lot.
+    On the CPU its twin waits for a byte. On CUDA the kernel spins for some time, in which a
+    program can do a lot.
 
     Attributes:
         path: where the twin waits.
@@ -278,7 +278,8 @@ class Gate:
             if (fault) *(volatile int*)(size_t)(16 + cycles % 2) = 1;
         }
     """
-    _CYCLES: Final = 400_000_000
+    _CYCLES: Final = 2_000_000_000
+    """In a second, roughly."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "gate"
@@ -286,15 +287,21 @@ class Gate:
         # For both directions, so that neither this nor the twin waits for the other to open.
         self._fd = os.open(self.path, os.O_RDWR)
 
-    async def kernel(self, device: Device) -> Callable[..., Awaitable[None]]:
+    async def kernel(
+        self, device: Device, *, seconds: float = 0.2
+    ) -> Callable[..., Awaitable[None]]:
         """The kernel as a function of a float32 buffer, and whether to end in a fault.
 
         It is loaded, so calling it submits an op at once.
+
+        Args:
+            device: where.
+            seconds: how long it spins on CUDA.
         """
         kernel = await device.nvrtc.compile(self._SOURCE, "hold", cpu=_hold(str(self.path)))
 
         async def launch(cells: Any, *, fault: bool = False) -> None:
-            await kernel.launch(1, 1, cells, self._CYCLES, int(fault))
+            await kernel.launch(1, 1, cells, int(seconds * self._CYCLES), int(fault))
 
         await kernel.launch(1, 1, await device.zeros(1, np.float32), 0, 0)
         return launch

@@ -228,7 +228,7 @@ async def test_a_recording_that_cannot_be_made_says_why_each_time(device: Device
     async with device.record() as recorded:
         recorded.launch(kernel, 1, 4, x, 1.0, shared=TOO_MUCH_SHARED if ON_CUDA else 0)
     for _ in range(2):
-        with pytest.raises(REFUSED, match="" if ON_CUDA else "was not to be loaded"):
+        with pytest.raises(REFUSED, match=None if ON_CUDA else "was not to be loaded"):
             await recorded.replay()
     good = await adder(device)
     async with device.record() as recorded:
