@@ -245,7 +245,7 @@ class Fft:
         *,
         half: bool = False,
     ) -> GpuRef:
-        """Transform a real array along two axes; as ``numpy.fft.rfft2``. ``rfftn`` of those axes."""
+        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
         return await self._several("rfft2", "rfft", a, s, axes, norm, out, half=half)
 
     async def irfft2(
