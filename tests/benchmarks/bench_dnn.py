@@ -163,6 +163,8 @@ async def run(seconds: float, batch: int) -> None:
             rows += await measure(device, shape, batch if gpu else 1)
             done += 1
         print(f"{done} of {len(SHAPES)} shapes; {device.dnn.statistics()}")
+    if not any(row.theirs for row in rows):
+        return
     for name in PASSES:
         print(f"{name}: {mean([row for row in rows if row.name.startswith(name)]):.2f} of torch")
     print(f"all: {mean(rows):.2f} of torch (geometric mean; goal >= 1.0)")
