@@ -194,7 +194,8 @@ async def decode(device: Device, *, gpu: bool) -> list[Row]:
 
 def best(row: Row) -> float:
     """Our speed over that of the best rival."""
-    return min(pace.queued for pace in row.theirs.values()) / row.ours.queued
+    fastest: float = min(pace.queued for pace in row.theirs.values())
+    return fastest / row.ours.queued
 
 
 def mean(rows: list[Row]) -> float:
