@@ -194,8 +194,7 @@ async def decode(device: Device, *, gpu: bool) -> list[Row]:
 
 def best(row: Row) -> float:
     """Our speed over that of the best rival."""
-    fastest: float = min(pace.queued for pace in row.theirs.values())
-    return fastest / row.ours.queued
+    return float(min(pace.queued for pace in row.theirs.values()) / row.ours.queued)
 
 
 def mean(rows: list[Row]) -> float:
