@@ -105,7 +105,8 @@ async def measure(device: Device, shape: Shape) -> list[Row]:
         row = Row(f"{name} {shape.name}", operations, "TFLOP/s", pace, paces, {})
         share = operations / pace.queued / 1e12 / MATMUL
         print(*row.lines(), sep="\n")
-        print(f"{'':32} {best(row):.2f} of torch's best; {share:.0%} of matmul", flush=True)
+        if row.theirs:
+            print(f"{'':32} {best(row):.2f} of torch's best; {share:.0%} of matmul", flush=True)
         rows.append(row)
     for ref in (q, k, v, do, out, lse, *grads):
         await device.free(ref)
@@ -192,9 +193,8 @@ async def decode(device: Device, *, gpu: bool) -> list[Row]:
 
 
 def best(row: Row) -> float:
-    """Our speed over that of the best rival; not a number without one."""
-    theirs = [pace.queued for pace in row.theirs.values()]
-    return min(theirs) / row.ours.queued if theirs else math.nan
+    """Our speed over that of the best rival."""
+    return float(min(pace.queued for pace in row.theirs.values()) / row.ours.queued)
 
 
 def mean(rows: list[Row]) -> float:
@@ -219,6 +219,8 @@ async def run(seconds: float, *, autotune: bool) -> None:
                 break
             rows += await measure(device, shape)
         print(device.dnn.statistics())
+    if not any(row.theirs for row in rows):
+        return
     for name in PASSES:
         found = [row for row in rows if row.name.startswith(name)]
         print(f"{name}: {mean(found):.2f} of torch's best backend")

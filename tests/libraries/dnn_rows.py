@@ -580,9 +580,6 @@ def rms(dtype: str, x: Array, weight: Array, bias: Array, **case: Any) -> Any:
     return statistics(dtype, near(y), inverse.reshape(x.shape[: x.ndim - weight.ndim]))
 
 
-GRADS = ("instance", "group", "batch", "layer", "rms")
-
-
 def grad_inputs(kind: str, sample: Sample, **case: Any) -> tuple[Array, ...]:
     x, weight, _ = norm_inputs(sample, **case)
     return sample.array(*x.shape), x, weight

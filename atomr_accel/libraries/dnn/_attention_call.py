@@ -21,7 +21,6 @@ HALF: Final = tuple(DTYPES[name] for name in ("float16", "bfloat16"))
 FP8: Final = tuple(DTYPES[name] for name in ("float8_e4m3fn", "float8_e5m2"))
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
-_SCORE_RANKS: Final = (1, 2)
 
 
 class Making(NamedTuple):

@@ -7,7 +7,6 @@ holds each node against its row of ``_nodes.NODES``, so a graph that exists is w
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import msgspec
@@ -348,8 +347,3 @@ def _integers(values: Iterable[Any], name: str) -> tuple[int, ...]:
         return tuple(int(value.__index__()) for value in values)
     except (AttributeError, TypeError):
         raise TypeError(f"{name} must be a sequence of integers, not {values!r}") from None
-
-
-def elements(shape: Sequence[int]) -> int:
-    """How many elements a shape has."""
-    return math.prod(shape)

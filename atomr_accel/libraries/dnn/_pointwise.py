@@ -19,46 +19,60 @@ if TYPE_CHECKING:
 class Activations(Facade):
     """Activations with their gradients, and reductions, of arrays of any shape.
 
-    The gradients take the gradient by the result, and what the activation was given.
+    What activations have in common: they take ``x``, float16, bfloat16, float32 or float64 of
+    any shape without zeros, and ``out``, where the result goes, of x's shape and dtype, made if
+    absent. They return x's shape and dtype, computed in float32, or in float64 for float64. The
+    gradients take ``grad``, the gradient by the result, of the same shape and dtype, before it.
+
+    They raise ValueError for shapes that do not fit, an ``out`` that overlaps an argument, or a
+    view that begins at no multiple of 16 bytes; TypeError for dtypes that do not fit, or what is
+    no ref; ``GpuRefStale`` for a ref of an older generation, or freed; ``OutOfMemory`` where there
+    is no room for the result; ``Unsupported`` where neither cuDNN nor a kernel of ours does it.
+
+    Vendor operation: the pointwise mode that each names, ``CUDNN_POINTWISE_..._FWD``, and
+    ``..._BWD`` for its gradient.
     """
 
     async def relu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """``max(x, 0)``."""
+        """``max(x, 0)``. Mode ``RELU``; see the class."""
         return await self._pointwise("relu", {"input": x}, out)
 
     async def relu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """The gradient of ``relu``."""
+        """The gradient of ``relu``; see the class."""
         return await self._pointwise("relu_backward", {"loss": grad, "input": x}, out)
 
     async def leaky_relu(
         self, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
     ) -> GpuRef:
-        """``x`` where positive, else ``negative_slope * x``."""
+        """``x`` where positive, else ``negative_slope * x``.
+
+        Mode ``RELU`` with a lower slope; see the class.
+        """
         slope = float(negative_slope)
         return await self._pointwise("relu", {"input": x}, out, negative_slope=slope)
 
     async def leaky_relu_grad(
         self, grad: GpuRef, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
     ) -> GpuRef:
-        """The gradient of ``leaky_relu``."""
+        """The gradient of ``leaky_relu``; see the class."""
         slope = float(negative_slope)
         inputs = {"loss": grad, "input": x}
         return await self._pointwise("relu_backward", inputs, out, negative_slope=slope)
 
     async def sigmoid(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """``1 / (1 + exp(-x))``."""
+        """``1 / (1 + exp(-x))``. Mode ``SIGMOID``; see the class."""
         return await self._pointwise("sigmoid", {"input": x}, out)
 
     async def sigmoid_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """The gradient of ``sigmoid``."""
+        """The gradient of ``sigmoid``; see the class."""
         return await self._pointwise("sigmoid_backward", {"loss": grad, "input": x}, out)
 
     async def tanh(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """``tanh(x)``."""
+        """``tanh(x)``. Mode ``TANH``; see the class."""
         return await self._pointwise("tanh", {"input": x}, out)
 
     async def tanh_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """The gradient of ``tanh``."""
+        """The gradient of ``tanh``; see the class."""
         return await self._pointwise("tanh_backward", {"loss": grad, "input": x}, out)
 
     async def gelu(
@@ -68,7 +82,10 @@ class Activations(Facade):
         approximate: Literal["none", "tanh"] = "none",
         out: GpuRef | None = None,
     ) -> GpuRef:
-        """``x * (1 + erf(x / sqrt(2))) / 2``, or its approximation by ``tanh``."""
+        """``x * (1 + erf(x / sqrt(2))) / 2``, or its approximation by ``tanh``.
+
+        Mode ``GELU``, or ``GELU_APPROX_TANH``; see the class.
+        """
         return await self._pointwise(_gelu(approximate), {"input": x}, out)
 
     async def gelu_grad(
@@ -79,35 +96,38 @@ class Activations(Facade):
         approximate: Literal["none", "tanh"] = "none",
         out: GpuRef | None = None,
     ) -> GpuRef:
-        """The gradient of ``gelu``."""
+        """The gradient of ``gelu``; see the class."""
         op = f"{_gelu(approximate)}_backward"
         return await self._pointwise(op, {"loss": grad, "input": x}, out)
 
     async def silu(self, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None) -> GpuRef:
-        """``x * sigmoid(beta * x)``, which with a ``beta`` is also called swish."""
+        """``x * sigmoid(beta * x)``, which with a ``beta`` is also called swish.
+
+        Mode ``SWISH`` with a beta; see the class.
+        """
         return await self._pointwise("swish", {"input": x}, out, swish_beta=float(beta))
 
     async def silu_grad(
         self, grad: GpuRef, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None
     ) -> GpuRef:
-        """The gradient of ``silu``."""
+        """The gradient of ``silu``; see the class."""
         inputs = {"loss": grad, "input": x}
         return await self._pointwise("swish_backward", inputs, out, swish_beta=float(beta))
 
     async def elu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """``x`` where positive, else ``exp(x) - 1``."""
+        """``x`` where positive, else ``exp(x) - 1``. Mode ``ELU``; see the class."""
         return await self._pointwise("elu", {"input": x}, out)
 
     async def elu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """The gradient of ``elu``."""
+        """The gradient of ``elu``; see the class."""
         return await self._pointwise("elu_backward", {"loss": grad, "input": x}, out)
 
     async def softplus(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """``log(1 + exp(x))``."""
+        """``log(1 + exp(x))``. Mode ``SOFTPLUS``; see the class."""
         return await self._pointwise("softplus", {"input": x}, out)
 
     async def softplus_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
-        """The gradient of ``softplus``."""
+        """The gradient of ``softplus``; see the class."""
         return await self._pointwise("softplus_backward", {"loss": grad, "input": x}, out)
 
     async def reduce(

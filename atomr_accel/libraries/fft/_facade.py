@@ -219,7 +219,7 @@ class Fft:
         *,
         half: bool = False,
     ) -> GpuRef:
-        """Transform along two axes; as ``numpy.fft.fft2``. Otherwise as ``fftn``."""
+        """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes."""
         return await self._several("fft2", "fft", a, s, axes, norm, out, half=half)
 
     async def ifft2(
@@ -232,7 +232,7 @@ class Fft:
         *,
         half: bool = False,
     ) -> GpuRef:
-        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. Otherwise as ``fftn``."""
+        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes."""
         return await self._several("ifft2", "ifft", a, s, axes, norm, out, half=half)
 
     async def rfft2(
@@ -245,7 +245,7 @@ class Fft:
         *,
         half: bool = False,
     ) -> GpuRef:
-        """Transform a real array along two axes; as ``numpy.fft.rfft2``. See ``rfftn``."""
+        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
         return await self._several("rfft2", "rfft", a, s, axes, norm, out, half=half)
 
     async def irfft2(
@@ -258,7 +258,7 @@ class Fft:
         *,
         half: bool = False,
     ) -> GpuRef:
-        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. See ``irfftn``."""
+        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes."""
         return await self._several("irfft2", "irfft", a, s, axes, norm, out, half=half)
 
     async def fftn(

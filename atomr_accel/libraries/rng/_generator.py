@@ -50,8 +50,8 @@ _FLOAT64: Final = DTYPES["float64"]
 class Generator(Drawing):
     """Random numbers, drawn on the device. Made by ``device.rng.default_rng``.
 
-    Methods are named as in ``numpy.random.Generator``. ``size`` is the shape of the
-    result; without it, the result has shape (), or that of ``out``. Continuous
+    Methods are named as in ``numpy.random.Generator``. Those that draw return ``out``, or a
+    new buffer. ``size`` is its shape; without it that is (), or that of ``out``. Continuous
     distributions have dtype float16, bfloat16, float32 or float64 (the default), those of
     integers any integer dtype (int64 by default). Parameters are numbers, not arrays.
 
@@ -228,6 +228,8 @@ class Generator(Drawing):
     ) -> GpuRef:
         """Exponential numbers, by the inverse distribution function.
 
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+
         Args:
             scale: mean, not negative.
             size: shape of the result.
@@ -247,6 +249,8 @@ class Generator(Drawing):
         out: GpuRef | None = None,
     ) -> GpuRef:
         """Cauchy numbers, by the inverse distribution function.
+
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
 
         Args:
             loc: median.
@@ -269,6 +273,8 @@ class Generator(Drawing):
     ) -> GpuRef:
         """Gamma numbers, by the method of Marsaglia and Tsang.
 
+        Computed by kernels of this package.
+
         Args:
             shape: not negative.
             scale: not negative.
@@ -289,6 +295,8 @@ class Generator(Drawing):
         out: GpuRef | None = None,
     ) -> GpuRef:
         """Beta numbers, from two gamma numbers each.
+
+        Computed by kernels of this package.
 
         Args:
             a: more than 0.
@@ -340,7 +348,7 @@ class Generator(Drawing):
         """Numbers of events of a Poisson process; as ``numpy.random.Generator.poisson``.
 
         By multiplication for few events, by Hörmann's PTRS for many; by the inverse
-        distribution function for quasi-random generators.
+        distribution function for quasi-random generators. Computed by kernels of this package.
 
         Args:
             lam: expected number of events, not negative.
@@ -369,6 +377,8 @@ class Generator(Drawing):
         out: GpuRef | None = None,
     ) -> GpuRef:
         """Random items; as ``numpy.random.Generator.choice``, along the first axis.
+
+        Computed by kernels of this package, from words as ``integers`` draws them.
 
         Args:
             a: an array with at least one axis, or how many integers there are from 0 on.
