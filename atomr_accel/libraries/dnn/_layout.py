@@ -44,8 +44,11 @@ ACTIVATIONS: Final = {
 
 def frozen(value: Any) -> Any:
     """An argument that may be a list, or one of lists, as what can be a key."""
-    if isinstance(value, (list, tuple)):
-        return tuple([frozen(each) if isinstance(each, (list, tuple)) else each for each in value])
+    try:
+        hash(value)  # by far the most are numbers and tuples of them
+    except TypeError:
+        if isinstance(value, (list, tuple)):
+            return tuple(map(frozen, value))
     return value
 
 

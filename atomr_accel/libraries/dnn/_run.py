@@ -348,13 +348,17 @@ def _check(memory: MemoryMap, bound: Bound) -> None:
     """Check a program's buffers, here and now."""
     tensors = bound.program.graph.tensors
     for _, ref, name in bound.inputs:
-        _require_aligned(usable(ref, memory, name), name)
+        block = usable(ref, memory, name)
+        if block.offset % _ALIGNMENT:
+            raise _askew(block, name)
     for id_, output in bound.outputs.items():
         out = output.out
         if out is None:
             continue
         dtype = DTYPES[tensors[id_].dtype]
-        _require_aligned(writable(out, memory, output.name), output.name)
+        block = writable(out, memory, output.name)
+        if block.offset % _ALIGNMENT:
+            raise _askew(block, output.name)
         if out.shape != output.shape or out.dtype is not dtype:
             raise (ValueError if out.shape != output.shape else TypeError)(
                 f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
@@ -367,10 +371,8 @@ def _check(memory: MemoryMap, bound: Bound) -> None:
                 )
 
 
-def _require_aligned(block: Block, name: str) -> None:
-    offset = block.offset
-    if offset % _ALIGNMENT:
-        raise ValueError(
-            f"{name} is a view that begins {offset} bytes into its buffer; cuDNN wants a multiple "
-            f"of {_ALIGNMENT}: copy it to a buffer of its own"
-        )
+def _askew(block: Block, name: str) -> ValueError:
+    return ValueError(
+        f"{name} is a view that begins {block.offset} bytes into its buffer; cuDNN wants a "
+        f"multiple of {_ALIGNMENT}: copy it to a buffer of its own"
+    )
