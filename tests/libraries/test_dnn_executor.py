@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,27 @@ async def test_tuning_runs_every_candidate_and_keeps_the_fastest(
     np.testing.assert_array_equal(await device.get(y), np.full((1, 3, 3, 3), 36))
     assert device.dnn.statistics().tuned == 1
     assert bool(frontend.launches) is not bool(uncapturable)
+
+
+def test_a_capture_ends_whatever_happens_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from atomr_accel.libraries.dnn import _timing
+
+    ended: list[int] = []
+
+    def end(stream: int) -> tuple[int, int]:
+        ended.append(stream)
+        return 0, 1
+
+    calls = itertools.count()
+
+    def execute() -> None:
+        if next(calls):  # not yet when it is tried out
+            raise KeyError("no plan is like that")
+
+    monkeypatch.setattr(f"{_timing.__name__}.driver.cuStreamEndCapture", end)
+    with pytest.raises(KeyError):
+        _timing.milliseconds(7, execute)
+    assert ended == [7]
 
 
 async def test_what_runs_before_it_is_tuned_does_not_pass_for_tuned(

@@ -87,12 +87,13 @@ def _captured(stream: Any, runs: Callable[[], None]) -> Any:
     """A graph of runs; None if these cannot be captured."""
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     check("cuStreamBeginCapture", driver.cuStreamBeginCapture(stream, mode))
-    captured = True
+    captured = False
     try:
-        runs()
-    except AccelError:
-        captured = False
-    status, graph = driver.cuStreamEndCapture(stream)
+        with contextlib.suppress(AccelError):
+            runs()
+            captured = True
+    finally:  # a stream that stayed in capture could run nothing any more
+        status, graph = driver.cuStreamEndCapture(stream)
     if int(status) or not captured:
         if not int(status):
             check("cuGraphDestroy", driver.cuGraphDestroy(graph))
