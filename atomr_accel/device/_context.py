@@ -107,19 +107,20 @@ class Context:
             if not isinstance(error, HostDied):
                 first = error
         if isinstance(first, StickyFault):
-            self._poison(first.status, first.status_name, str(first), "opening the context")
-        elif isinstance(first, HostDied):
+            return self._poison(first.status, first.status_name, str(first), "opening the context")
+        if isinstance(first, HostDied):
             how = describe_exit(code)
             if not up:
                 return DeviceUnavailable(f"the host of {self._core.name} {how} while it started")
-            self._poison(code or 0, how, f"the host of {self._core.name} {how}", "idle")
-        return self._fault_seen() or first
+            return self._poison(code or 0, how, f"the host of {self._core.name} {how}", "idle")
+        return first
 
-    def _fault_seen(self) -> ContextPoisoned | None:
-        return self._fault
+    def _poison(self, status: int, status_name: str, message: str, op: str) -> ContextPoisoned:
+        """Note the fault, once, and have the device refuse everything of this generation.
 
-    def _poison(self, status: int, status_name: str, message: str, op: str) -> None:
-        """Note the fault, once, and have the device refuse everything of this generation."""
+        Returns:
+            The fault that was noted, now or before.
+        """
         if self._fault is None:
             generation = self._core.memory.generation
             self._fault = ContextPoisoned(
@@ -130,6 +131,7 @@ class Context:
                 op=op,
             )
             self._core.detach(self._fault)
+        return self._fault
 
     async def _watch(self, deadline: float) -> None:
         """End the host when an op hangs: nothing else ends a kernel that never does."""
