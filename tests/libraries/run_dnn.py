@@ -28,14 +28,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def visits(rows: list[Operation], seed: int) -> Iterator[tuple[Operation, str, Any]]:
-    """The first case of each row and dtype, and then all others in random order."""
-    for row in rows:
-        for dtype in row.dtypes:
-            yield row, dtype, row.cases[0]
+def visits(
+    rows: list[Operation], seed: int, part: tuple[int, int]
+) -> Iterator[tuple[Operation, str, Any]]:
+    """The first case of each row and dtype, and then all others in random order.
+
+    Of both, every ``part[1]``-th one: as many processes, each with a number of its own, visit all.
+    """
+    number, of = part
+    first = [(row, dtype, row.cases[0]) for row in rows for dtype in row.dtypes]
+    yield from first[number::of]
     rest = [(row, dtype, case) for row in rows for dtype in row.dtypes for case in row.cases[1:]]
     random.Random(seed).shuffle(rest)
-    yield from rest
+    yield from rest[number::of]
+
+
+def fraction(text: str) -> tuple[int, int]:
+    number, of = map(int, text.split("/"))
+    return number, of
 
 
 async def main() -> None:
@@ -44,6 +54,7 @@ async def main() -> None:
     parser.add_argument("--only", default="", help="operations whose name contains this")
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", type=fraction, default=(0, 1), help="0/3, 1/3 and 2/3 are all")
     parser.add_argument("--isolation", default="process", choices=("process", "thread"))
     parser.add_argument("--most", type=int, default=40, help="kinds of failures to print")
     options = parser.parse_args()
@@ -59,7 +70,7 @@ async def main() -> None:
     begin = time.monotonic()
     slowest: list[tuple[float, str]] = []
     async with open_device(0, backend=backend, isolation=options.isolation) as device:
-        for row, dtype, case in visits(rows, options.seed):
+        for row, dtype, case in visits(rows, options.seed, options.part):
             started = time.monotonic()
             if started - begin > options.seconds:
                 break
