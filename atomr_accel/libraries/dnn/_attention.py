@@ -19,16 +19,14 @@ from ._attention_call import (
 )
 from ._attention_graph import Question, rounded_up
 from ._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
-from ._attention_options import AttentionOptions, Options, checked
-from ._messages import RunGraph
-from ._run import LANE, Facade, Output
+from ._attention_options import BUFFERS, AttentionOptions, Options, checked, split
+from ._run import Facade
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Sequence
 
     from ...memory import GpuRef
-    from .._perform import Prepared
-    from ._run import Bound
+    from ._run import Form
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
@@ -83,13 +81,15 @@ class FlashAttention(Facade):
             GpuRefStale: of an older generation, or freed.
             OutOfMemory: no room for the result.
         """
-        chosen = checked("flash_attention", options)
 
         def make() -> Call:
+            chosen = checked("flash_attention", options)
             call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False)
             return forward(call, self._shape(call.question), out, return_lse=return_lse)
 
-        return await self._attend("dnn.flash_attention", make)
+        key, buffers = split(options, layout, return_lse, seqlens_q is seqlens_k)
+        given = (q, k, v, seqlens_q, seqlens_k, *buffers)
+        return await self._attend("dnn.flash_attention", key, _DENSE, given, (out,), make)
 
     async def flash_attention_grad(
         self,
@@ -130,15 +130,21 @@ class FlashAttention(Facade):
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as there.
         """
-        chosen = checked("flash_attention_grad", options)
 
         def make() -> Call:
+            chosen = checked("flash_attention_grad", options)
             call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=True)
             question = call.question
             shape = (question.batch, question.heads, question.queries)
             return self._backward(call, grad, out, lse, self._shape(question), shape, grads)
 
-        return _tuple(await self._attend("dnn.flash_attention_grad", make))
+        count = grads is None or len(grads)
+        key, buffers = split(options, layout, seqlens_q is seqlens_k, count)
+        given = (q, k, v, seqlens_q, seqlens_k, *buffers, out, grad, lse)
+        outs = () if grads is None else grads
+        return await self._attend(  # type: ignore[no-any-return]
+            "dnn.flash_attention_grad", key, _DENSE_GRAD, given, outs, make
+        )
 
     async def flash_attention_varlen(
         self,
@@ -182,9 +188,9 @@ class FlashAttention(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
                 ``flash_attention``.
         """
-        chosen = checked("flash_attention_varlen", options, without=("bias",))
 
         def make() -> Call:
+            chosen = checked("flash_attention_varlen", options, without=("bias",))
             call = self._ragged(
                 q,
                 k,
@@ -198,7 +204,10 @@ class FlashAttention(Facade):
             shape = (*q.shape[:2], call.question.value_size)
             return forward(call, shape, out, return_lse=return_lse, lse=q.shape[:2])
 
-        return await self._attend("dnn.flash_attention_varlen", make)
+        same = cu_seqlens_q is cu_seqlens_k
+        key, buffers = split(options, return_lse, same, max_seqlen_q, max_seqlen_k)
+        given = (q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, *buffers)
+        return await self._attend("dnn.flash_attention_varlen", key, _RAGGED, given, (out,), make)
 
     async def flash_attention_varlen_grad(
         self,
@@ -239,9 +248,9 @@ class FlashAttention(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
                 ``flash_attention``.
         """
-        chosen = checked("flash_attention_varlen_grad", options, without=("bias",))
 
         def make() -> Call:
+            chosen = checked("flash_attention_varlen_grad", options, without=("bias",))
             call = self._ragged(
                 q,
                 k,
@@ -255,7 +264,14 @@ class FlashAttention(Facade):
             shape = (*q.shape[:2], call.question.value_size)
             return self._backward(call, grad, out, lse, shape, q.shape[:2], grads)
 
-        return _tuple(await self._attend("dnn.flash_attention_varlen_grad", make))
+        same = cu_seqlens_q is cu_seqlens_k
+        count = grads is None or len(grads)
+        key, buffers = split(options, same, max_seqlen_q, max_seqlen_k, count)
+        given = (q, k, v, cu_seqlens_q, cu_seqlens_k, None, *buffers, out, grad, lse)
+        outs = () if grads is None else grads
+        return await self._attend(  # type: ignore[no-any-return]
+            "dnn.flash_attention_varlen_grad", key, _RAGGED_GRAD, given, outs, make
+        )
 
     async def flash_attention_with_kvcache(
         self,
@@ -300,16 +316,20 @@ class FlashAttention(Facade):
                 ``flash_attention``.
             GpuRefSealed: a cache to be written is sealed.
         """
-        without = ("bias", "dropout_p", "seed", "offset", "deterministic")
-        chosen = checked("flash_attention_with_kvcache", options, without=without)
 
         def make() -> Call:
+            without = ("bias", "dropout_p", "seed", "offset", "deterministic")
+            chosen = checked("flash_attention_with_kvcache", options, without=without)
             call = self._cached(
                 q, k_cache, v_cache, k, v, cache_seqlens, block_table, max_seqlen_k, chosen
             )
             return forward(call, self._shape(call.question), out, return_lse=return_lse)
 
-        return await self._attend("dnn.flash_attention_with_kvcache", make)
+        key, buffers = split(options, return_lse, max_seqlen_k)
+        given = (q, k_cache, v_cache, k, v, cache_seqlens, block_table, *buffers)
+        return await self._attend(
+            "dnn.flash_attention_with_kvcache", key, _CACHED, given, (out,), make
+        )
 
     async def flash_attention_fp8(
         self,
@@ -350,20 +370,23 @@ class FlashAttention(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
                 ``flash_attention``.
         """
-        chosen = checked("flash_attention_fp8", options, without=(*_NOT_FP8, "deterministic"))
 
         def make() -> Call:
+            without = (*_NOT_FP8, "deterministic")
+            chosen = checked("flash_attention_fp8", options, without=without)
             call = self._dense(
                 q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False, dtypes=FP8
             )
             self._scales(call, scales, FP8_SCALES)
             call = forward(call, self._shape(call.question), out, return_lse=True)
-            for name in ("amax_s", "amax_o"):
-                call.outputs[name] = Output(())
-            call.results = ("o", "stats", "amax_s", "amax_o")
+            call.outputs.update(amax_s=(), amax_o=())
             return call
 
-        return await self._attend("dnn.flash_attention_fp8", make)  # type: ignore[no-any-return]
+        key, buffers = split(options, layout, seqlens_q is seqlens_k, *scales)
+        given = (q, k, v, seqlens_q, seqlens_k, *buffers, *scales.values())
+        return await self._attend(  # type: ignore[no-any-return]
+            "dnn.flash_attention_fp8", key, (*_DENSE, *scales), given, (out,), make
+        )
 
     async def flash_attention_fp8_grad(
         self,
@@ -406,9 +429,9 @@ class FlashAttention(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
                 ``flash_attention``.
         """
-        chosen = checked("flash_attention_fp8_grad", options, without=_NOT_FP8)
 
         def make() -> Call:
+            chosen = checked("flash_attention_fp8_grad", options, without=_NOT_FP8)
             call = self._dense(
                 q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=True, dtypes=FP8
             )
@@ -416,18 +439,24 @@ class FlashAttention(Facade):
             question = call.question
             shape = (question.batch, question.heads, question.queries)
             call = self._backward(call, grad, out, lse, self._shape(question), shape)
-            largest = ("amax_dQ", "amax_dK", "amax_dV", "amax_dP")
-            call.outputs.update(dict.fromkeys(largest, Output(())))
-            call.results = (*call.results, *largest)
+            call.outputs.update(amax_dQ=(), amax_dK=(), amax_dV=(), amax_dP=())
             return call
 
-        return _tuple(await self._attend("dnn.flash_attention_fp8_grad", make))
+        key, buffers = split(options, layout, seqlens_q is seqlens_k, *scales)
+        given = (q, k, v, seqlens_q, seqlens_k, *buffers, out, grad, lse, *scales.values())
+        return await self._attend(  # type: ignore[no-any-return]
+            "dnn.flash_attention_fp8_grad", key, (*_DENSE_GRAD, *scales), given, (), make
+        )
 
     # --- calls ----------------------------------------------------------------------------
 
     async def _attend(
         self,
         name: str,
+        key: Hashable,
+        names: Sequence[str],
+        given: Sequence[GpuRef | None],
+        outs: Sequence[GpuRef | None],
         make: Callable[[], Call],
         *,
         sent: Callable[[], None] | None = None,
@@ -436,28 +465,21 @@ class FlashAttention(Facade):
 
         Args:
             name: what to call the op.
-            make: checks everything; called again each time before it is sent.
-            sent: called when the message that ``make`` made last is being sent.
+            key: what ``make`` depends on beside shapes and dtypes; None if it has to be asked
+                each time.
+            names: of what the call reads: those of the graph's tensors, or of their sources.
+            given: what it reads.
+            outs: where results go, as for ``_run``.
+            make: checks everything.
+            sent: as for ``_run``.
         """
-        device, plans = self._device, self._plans
-        call: Call | None = None
+        plans = self._plans
 
-        def bind() -> Bound:
-            nonlocal call
-            call = make()
-            return call.bound(plans)
+        def form() -> Form:
+            return make().form(plans, names)
 
-        def wrap(prepared: Prepared) -> Prepared:
-            assert call is not None
-            if not call.making and call.appending is None:
-                return prepared
-            wrapped = call.wrapped(plans, device.memory, prepared)
-            final = isinstance(prepared.message, RunGraph)
-            if sent is not None and final and LANE.name in device.ports:
-                sent()
-            return wrapped
-
-        return await self._run(name, bind, wrap=wrap)
+        whole = None if key is None else (name, key)
+        return await self._run(name, whole, given, outs, form, sent=sent)
 
     def _dense(
         self,
@@ -489,7 +511,7 @@ class FlashAttention(Facade):
             layout=layout,
             scale=options.scale(size),
         )
-        call = Call(question, {"q": q, "k": k, "v": v}, {}, ())
+        call = Call(question, {"q": q, "k": k, "v": v})
         call = scored(call, options, memory, batch=batch, backward=backward)
         if (seqlens_q is None) != (seqlens_k is None):
             raise ValueError("seqlens_q and seqlens_k belong together")
@@ -505,7 +527,7 @@ class FlashAttention(Facade):
                 require(given, memory, name, (_INT32,), (batch,))
                 call.inputs[tensor] = given
             elif call.question.lengths:
-                call.making[tensor] = Making(None, batch, addend=count)
+                call.making[tensor] = Making("", batch, addend=count)
         return call
 
     def _ragged(
@@ -555,11 +577,11 @@ class FlashAttention(Facade):
         elif backward:
             totals = (rounded_up(q.shape[0]), rounded_up(k.shape[0]))
             question = question._replace(total_q=totals[0], total_k=totals[1])
-        call = Call(question, inputs, {}, ())
+        call = Call(question, inputs)
         call = scored(call, options, memory, batch=batch, backward=backward)
         same = cu_seqlens[0] is cu_seqlens[1] and longest[0] == longest[1]
         call.question = mask_of(call.question, options, same=same, bounded=False)
-        begin_q, begin_k = cu_seqlens
+        begin_q, begin_k = "cu_seqlens_q", "cu_seqlens_k"
         call.making["seq_len_q"] = Making(begin_q, batch, differences=True)
         call.making["seq_len_kv"] = Making(begin_k, batch, differences=True)
         rows = [
@@ -610,11 +632,11 @@ class FlashAttention(Facade):
         if block_table is not None:
             question = self._paged(question, inputs, k_cache, block_table, int(keys))
         new = self._new(k, v, k_cache, v_cache, batch)
-        call = Call(question, inputs, {}, ())
+        call = Call(question, inputs)
         call = scored(call, options, memory, batch=batch, backward=False)
         call.question = mask_of(call.question, options, same=False, bounded=False)
-        call.making["seq_len_q"] = Making(None, batch, addend=queries)
-        call.making["seq_len_kv"] = Making(cache_seqlens, batch, addend=new)
+        call.making["seq_len_q"] = Making("", batch, addend=queries)
+        call.making["seq_len_kv"] = Making("cache_seqlens", batch, addend=new)
         if k is not None and v is not None:
             columns = 1 if block_table is None else _columns(block_table)
             call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)
@@ -677,24 +699,24 @@ class FlashAttention(Facade):
         require(out, memory, "out", dtype, shape)
         require(lse, memory, "lse", (_FLOAT32,), stats)
         inputs.update(o=out, dO=grad, stats=lse)
-        results = {
-            name: Output(inputs[like].shape)
-            for name, like, wanted in (
-                ("dQ", "q", True),
-                ("dK", "k", True),
-                ("dV", "v", True),
-                ("dBias", "bias", question.dbias),
-                ("dSink_token", "sink", question.sink),
-            )
-            if wanted
-        }
+        call.outputs.update(
+            {
+                name: inputs[like].shape
+                for name, like, wanted in (
+                    ("dQ", "q", True),
+                    ("dK", "k", True),
+                    ("dV", "v", True),
+                    ("dBias", "bias", question.dbias),
+                    ("dSink_token", "sink", question.sink),
+                )
+                if wanted
+            }
+        )
         for name, ref, like in zip(("dQ", "dK", "dV"), grads or (), "qkv", strict=False):
             require(ref, memory, f"grads ({name})", dtype, inputs[like].shape)
-            results[name] = Output(inputs[like].shape, ref, f"grads ({name})")
+            call.out_names[name] = f"grads ({name})"
         if grads is not None and len(grads) != 3:
             raise ValueError(f"grads must be three buffers, for q, k and v, not {len(grads)}")
-        call.outputs.update(results)
-        call.results = tuple(results)
         return call
 
     def _scales(self, call: Call, scales: dict[str, GpuRef], names: tuple[str, ...]) -> None:
@@ -714,6 +736,12 @@ class FlashAttention(Facade):
 
 
 _PAGES: Final = "pages, page, heads, size"
+_BACKWARD: Final = ("o", "dO", "stats")
+_DENSE: Final = ("q", "k", "v", "seq_len_q", "seq_len_kv", *BUFFERS)
+_DENSE_GRAD: Final = (*_DENSE, *_BACKWARD)
+_RAGGED: Final = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "table", *BUFFERS)
+_RAGGED_GRAD: Final = (*_RAGGED, *_BACKWARD)
+_CACHED: Final = ("q", "k", "v", "new_k", "new_v", "cache_seqlens", "table", *BUFFERS)
 _NOT_FP8: Final = (*("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset"),)
 
 
@@ -731,12 +759,10 @@ def forward(
         raise ValueError(
             f"out must be {question.dtype} of shape {shape}, not {out.dtype.name} of {out.shape}"
         )
-    call.outputs["o"] = Output(shape, out)
-    call.results = ("o",)
+    call.outputs["o"] = shape
     if return_lse:
         each = (question.batch, question.heads, question.queries) if lse is None else lse
-        call.outputs["stats"] = Output(each)
-        call.results = ("o", "stats")
+        call.outputs["stats"] = each
     else:
         call.making.pop("offsets_stats", None)
     call.question = question._replace(stats=return_lse)
@@ -756,7 +782,3 @@ def _columns(block_table: GpuRef) -> int:
     if len(block_table.shape) != 2 or 0 in block_table.shape:
         raise ValueError(f"block_table must have shape (batch, columns), not {block_table.shape}")
     return int(block_table.shape[1])
-
-
-def _tuple(value: Any) -> tuple[GpuRef, ...]:
-    return value if isinstance(value, tuple) else (value,)

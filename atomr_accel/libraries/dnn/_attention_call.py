@@ -7,34 +7,39 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ..._dtypes import DTYPES
 from .._arguments import usable, writable
-from ._attention_graph import Attention, Question, attention_graph
-from ._run import Bound, Output
+from ._attention_graph import Question, attention_graph
+from ._run import Form, Output
 from ._sequence_messages import Append, Attend, Derived, Grow, Upload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...memory import Block, GpuRef, MemoryMap
-    from .._perform import Prepared
+    from ._attention_graph import Attention
     from ._attention_options import Options
+    from ._messages import RunGraph, TuneGraph
     from ._run import PlanCache
 
 HALF: Final = tuple(DTYPES[name] for name in ("float16", "bfloat16"))
 FP8: Final = tuple(DTYPES[name] for name in ("float8_e4m3fn", "float8_e5m2"))
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
+_ALIGNMENT: Final = 256
+"""Of what is made in scratch memory."""
 
 
 class Making(NamedTuple):
     """Integers that the lane makes for a graph.
 
     Attributes:
-        source: int32 to make them from; None for zeros.
+        source: the name of int32 to make them from; empty for zeros.
         length: how many.
         multiplier, addend: numbers.
         differences: whether they are made from differences of neighbours.
         data: the integers themselves, where the program has them.
     """
 
-    source: GpuRef | None
+    source: str
     length: int
     multiplier: int = 1
     addend: int = 0
@@ -70,35 +75,23 @@ class Appending:
     v_layers: GpuRef | None = None
 
     def message(self, lengths: Any, table: Any) -> Append:
-        """What the lane executes.
+        """What the lane executes, with addresses of the lengths and of the table."""
+        order = (self.k, self.v, self.k_cache, self.v_cache)
+        places = [ref._block.address for ref in order]
+        return Append(*places, *(lengths, table), *self.sizes())
 
-        Args:
-            lengths: where lengths are that the call uploads.
-            table: where its table is; 0 for none.
-        """
+    def sizes(self) -> tuple[Any, ...]:
+        """All of the message but these addresses."""
         pages, page = self.k_cache.shape[:2]
         batch, new = self.k.shape[:2]
-        before = self.lengths
-        return Append(
-            k=self.k._block.address,
-            v=self.v._block.address,
-            k_cache=self.k_cache._block.address,
-            v_cache=self.v_cache._block.address,
-            lengths=lengths if before is None else before._block.address,
-            table=table if self.table is None else self.table._block.address,
-            batch=batch,
-            new=new,
-            pages=pages,
-            page=page,
-            columns=self.columns,
-            k_bytes=self.k_cache.nbytes // (pages * page),
-            v_bytes=self.v_cache.nbytes // (pages * page),
-            shift=-new if before is None else 0,
-            copies=self.copies,
-            layers=1 if self.k_layers is None else self.k_layers.shape[0],
-            k_layers=0 if self.k_layers is None else self.k_layers._block.address,
-            v_layers=0 if self.v_layers is None else self.v_layers._block.address,
-        )
+        row = pages * page
+        widths = (self.k_cache.nbytes // row, self.v_cache.nbytes // row)
+        shift = -new if self.lengths is None else 0
+        layers: tuple[Any, ...] = (1, 0, 0)
+        if self.k_layers is not None and self.v_layers is not None:
+            first = [ref._block.address for ref in (self.k_layers, self.v_layers)]
+            layers = (self.k_layers.shape[0], *first)
+        return (batch, new, pages, page, self.columns, *widths, shift, self.copies, *layers)
 
     def blocks(self, memory: MemoryMap) -> tuple[list[Block], list[Block]]:
         """What is read, and what is written."""
@@ -116,15 +109,75 @@ class Appending:
 
 
 @final
+class Prelude:
+    """What is done before a graph of attention runs, whatever the buffers.
+
+    Places are positions among the addresses of a call: of what it reads, of what it writes, and
+    of integers that are made for it in scratch memory.
+
+    Attributes:
+        ids: of the tensors that are made.
+        offsets: where they are in scratch memory.
+        nbytes: of scratch memory.
+    """
+
+    __slots__ = ("_append", "_derived", "_kind", "_sizes", "_uploads", "ids", "nbytes", "offsets")
+
+    def __init__(self, call: Call, graph: Attention, names: list[str]) -> None:
+        """Of a call that reads and writes what ``names`` says, in this order."""
+        places = {name: at for at, name in enumerate((*names, *call.making))}
+        tensors = graph.program.graph.tensors
+        self.ids: Final = [graph.ids[name] for name in call.making]
+        offsets, end = [], 0
+        self._derived: list[tuple[Any, ...]] = []
+        self._uploads: list[tuple[int, bytes]] = []
+        for (name, making), id_ in zip(call.making.items(), self.ids, strict=True):
+            wide = tensors[id_].dtype == "int64"
+            offsets.append(end)
+            end += -(-making.length * (8 if wide else 4) // _ALIGNMENT) * _ALIGNMENT
+            if making.data:
+                self._uploads.append((places[name], making.data))
+                continue
+            source = places[making.source] if making.source else -1
+            numbers = (making.length, making.multiplier, making.addend, making.differences, wide)
+            self._derived.append((places[name], source, numbers))
+        self.offsets: Final = tuple(offsets)
+        self.nbytes: Final = end
+        appending = call.appending
+        self._append: tuple[int, ...] = ()
+        self._sizes: tuple[Any, ...] = ()
+        self._kind: type[Attend] = Attend
+        if appending is not None:
+            uploaded = appending.lengths is None
+            lengths = "seq_len_kv" if uploaded else "cache_seqlens"
+            order = ("new_k", "new_v", "k", "v", lengths, "table")
+            self._append = tuple(places[name] for name in order)
+            self._sizes = appending.sizes()
+            self._kind = Grow if uploaded else Attend
+
+    def message(self, run: RunGraph | TuneGraph, addresses: list[Any]) -> Attend:
+        """The message that makes what the graph needs, and then runs it."""
+        append = None
+        if self._append:
+            append = Append(*[addresses[at] for at in self._append], *self._sizes)
+        derived = [
+            Derived(addresses[at], 0 if source < 0 else addresses[source], *numbers)
+            for at, source, numbers in self._derived
+        ]
+        uploads = [Upload(addresses[at], data) for at, data in self._uploads]
+        return self._kind(tuple(uploads), append, tuple(derived), run)
+
+
+@final
 @dataclass(slots=True)
 class Call:
     """A call that was checked.
 
     Attributes:
         question: which graph it needs.
-        inputs: buffers that it reads, by the names of the graph's tensors.
-        outputs: buffers that it writes, likewise.
-        results: the names of what the caller gets.
+        inputs: buffers that the graph reads, by the names of its tensors.
+        outputs: shapes of what it writes, likewise.
+        out_names: what to call those in errors that are not called ``out``.
         making: integers that are made before, by name.
         scalars: numbers, by name.
         appending: what is written to a cache before.
@@ -132,62 +185,35 @@ class Call:
 
     question: Question
     inputs: dict[str, GpuRef]
-    outputs: dict[str, Output]
-    results: tuple[str, ...]
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    out_names: dict[str, str] = field(default_factory=dict)
     making: dict[str, Making] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     appending: Appending | None = None
 
-    def bound(self, plans: PlanCache) -> Bound:
-        """The graph with its buffers."""
-        graph = self._graph(plans)
+    def form(self, plans: PlanCache, names: Sequence[str]) -> Form:
+        """The call without its buffers, which come in the order of ``names``."""
+        question = self.question
+        graph = plans.program(("attention", question), lambda: attention_graph(question))
         ids = graph.ids
         numbers = {**graph.scalars, **{ids[name]: value for name, value in self.scalars.items()}}
-        made = {name: Output((each.length,)) for name, each in self.making.items()}
-        return Bound(
-            graph.program,
-            [(ids[name], ref, name) for name, ref in self.inputs.items()],
-            {ids[name]: output for name, output in {**made, **self.outputs}.items()},
-            tuple(numbers[id_] for id_ in graph.program.scalars),
-            tuple(ids[name] for name in self.results),
-        )
-
-    def wrapped(self, plans: PlanCache, memory: MemoryMap, prepared: Prepared) -> Prepared:
-        """The message that makes what the graph needs, and then runs it."""
-        graph = self._graph(plans)
-        run: Any = prepared.message
-        addresses = getattr(run, "run", run).addresses
-        places = dict(zip(graph.program.buffers, addresses, strict=True))
-        reads, writes = [*prepared.reads], [*prepared.writes]
-        uploads, derived = [], []
-        for name, making in self.making.items():
-            id_ = graph.ids[name]
-            if making.data:
-                uploads.append(Upload(places[id_], making.data))
-                continue
-            source: Any = 0
-            if making.source is not None:
-                reads.append(usable(making.source, memory, name))
-                source = making.source._block.address
-            wide = graph.program.graph.tensors[id_].dtype == "int64"
-            numbers = (making.length, making.multiplier, making.addend, making.differences)
-            derived.append(Derived(places[id_], source, *numbers, wide))
-        append = None
+        prelude = None
+        if self.making or self.appending is not None:
+            prelude = Prelude(self, graph, [*names, *self.outputs])
+        updates: tuple[tuple[int, str], ...] = ()
         if self.appending is not None:
-            for blocks, more in zip((reads, writes), self.appending.blocks(memory), strict=True):
-                blocks.extend(more)
-            uploaded = "table" in self.making
-            append = self.appending.message(
-                places[graph.ids["seq_len_kv"]], places[graph.ids["table"]] if uploaded else 0
-            )
-        noted = self.appending is not None and self.appending.lengths is None
-        kind = Grow if noted else Attend
-        message = kind(tuple(uploads), append, tuple(derived), run)
-        return prepared._replace(message=message, reads=reads, writes=writes)
-
-    def _graph(self, plans: PlanCache) -> Attention:
-        question = self.question
-        return plans.program(("attention", question), lambda: attention_graph(question))
+            updates = tuple((names.index(name), f"{name}_cache") for name in "kv")
+        return Form(
+            graph.program,
+            [(ids[name] if name in self.inputs else -1, name) for name in names],
+            [
+                Output(ids[name], shape, self.out_names.get(name, "out"))
+                for name, shape in self.outputs.items()
+            ],
+            tuple(numbers[id_] for id_ in graph.program.scalars),
+            prelude,
+            updates,
+        )
 
 
 def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:
@@ -264,7 +290,7 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
         inputs["sink"] = options.sink
     if options.dropout_p:
         for name in ("seed", "offset"):
-            call.making[name] = Making(None, 1, addend=int(getattr(options, name)))
+            call.making[name] = Making("", 1, addend=int(getattr(options, name)))
     call.question = question._replace(
         softcap=bool(options.softcap),
         slopes=shape,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, TypedDict, final
+from typing import Any, Final, TypedDict, final
 
-if TYPE_CHECKING:
-    from ...memory import GpuRef
+from ...memory import GpuRef
+from ._layout import exact
 
 _WINDOWS: Final = 2
 _INT64: Final = 2**63
@@ -84,6 +84,29 @@ class Options:
         if self.softmax_scale is None:
             return 1 / math.sqrt(size)
         return float(self.softmax_scale)
+
+
+BUFFERS: Final = ("alibi_slopes", "bias", "sink")
+"""The options that may be buffers."""
+
+_NO_BUFFERS: Final = (None,) * len(BUFFERS)
+
+
+def split(options: Any, *values: Any) -> tuple[Any, tuple[GpuRef | None, ...]]:
+    """Options and other arguments as a key, and the buffers among the options.
+
+    There is no key (it is None) where dropout is seeded, because that differs from call to
+    call.
+    """
+    if not options:
+        return exact(values), _NO_BUFFERS
+    if "seed" in options or "offset" in options:
+        key = None
+    else:
+        settings = [GpuRef if type(each) is GpuRef else each for each in options.values()]
+        key = (*options, exact((*values, *settings)))
+    buffers = [options.get(name) for name in BUFFERS]
+    return key, tuple([each if type(each) is GpuRef else None for each in buffers])
 
 
 NAMES: Final = frozenset(field.name for field in fields(Options))

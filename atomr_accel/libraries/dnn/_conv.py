@@ -8,7 +8,7 @@ from .._arguments import require_dtype, usable
 from ._graph import Builder
 from ._layout import (
     activation,
-    frozen,
+    exact,
     image,
     is_last,
     logical,
@@ -18,7 +18,7 @@ from ._layout import (
     require_float,
     steps,
 )
-from ._run import Bound, Facade, Output, Program
+from ._run import Facade, Form, Output, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -330,32 +330,23 @@ class Convolutions(Facade):
         make: Callable[[bool], _Made],
     ) -> GpuRef:
         """Run a convolution whose graph is made when such a one was not met before."""
-        plans, memory = self._plans, self._device.memory
-        first = given[0]
+        plans, device = self._plans, self._device
 
-        chosen = frozen(options)
-
-        def bind() -> Bound:
-            key: list[Any] = [name, chosen, layout, plans.tf32]
+        def form() -> Form:
+            x, first = given[0]
             for ref, called in given:
-                usable(ref, memory, called)
-                key += (called, ref.shape, ref.dtype)
+                usable(ref, device.memory, called)
+            for ref, called in given:
+                require_float(ref, called)
+                require_dtype(ref, x.dtype, called, first)
+            made = make(is_last(layout, len(x.shape)))
+            names = [called for _, called in given]
+            reads = zip(made.inputs, names, strict=True)
+            return Form(made.program, reads, (Output(made.output, made.shape),))
 
-            def build() -> _Made:
-                for ref, called in given:
-                    require_float(ref, called)
-                    require_dtype(ref, first[0].dtype, called, first[1])
-                return make(is_last(layout, len(first[0].shape)))
-
-            made = plans.program(tuple(key), build)
-            inputs = [
-                (id_, ref, called) for id_, (ref, called) in zip(made.inputs, given, strict=True)
-            ]
-            outputs = {made.output: Output(made.shape, out)}
-            return Bound(made.program, inputs, outputs, (), (made.output,))
-
-        result: GpuRef = await self._run(f"dnn.{name}", bind)
-        return result
+        key = (name, exact(options), layout, plans.tf32)
+        refs = [ref for ref, _ in given]
+        return await self._run(f"dnn.{name}", key, refs, (out,), form)  # type: ignore[no-any-return]
 
     def _made(
         self,

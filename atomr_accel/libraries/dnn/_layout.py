@@ -42,14 +42,19 @@ ACTIVATIONS: Final = {
 """The activations by name, as the nodes that compute them."""
 
 
-def frozen(value: Any) -> Any:
-    """An argument that may be a list, or one of lists, as what can be a key."""
-    try:
-        hash(value)  # by far the most are numbers and tuples of them
-    except TypeError:
-        if isinstance(value, (list, tuple)):
-            return tuple(map(frozen, value))
-    return value
+def exact(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments as a key, equal only for equal ones of the same types.
+
+    1, 1.0 and True are equal, but not all of them may be allowed. Lists, in which arguments
+    may come, are keys as tuples are.
+    """
+    kinds = tuple(map(type, values))
+    if tuple in kinds or list in kinds:
+        nested = zip(values, kinds, strict=True)
+        values = tuple(
+            [exact(tuple(each)) if kind in (tuple, list) else each for each, kind in nested]
+        )
+    return values, kinds
 
 
 def is_last(layout: str | None, ndim: int) -> bool:

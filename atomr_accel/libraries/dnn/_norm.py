@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
 from .._arguments import require_dtype, usable
 from ._graph import Builder
-from ._layout import is_last, logical, per_channel, require_float, strides_of
+from ._layout import exact, is_last, logical, per_channel, require_float, strides_of
 from ._nodes import wider
-from ._run import Bound, Facade, Output, Program
+from ._run import Facade, Form, Output, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...memory import GpuRef
     from ._graph import Symbol
 
 Given = list[tuple[str, "GpuRef"]]
+
+_RUNNING: Final = {3: "running_mean", 4: "running_var"}
+"""Outputs of batch norm that are written in place of inputs, by position."""
+
+_NOT_IN_PLACE: Final[dict[int, str]] = {}
 
 
 class _Made(NamedTuple):
@@ -128,12 +133,10 @@ class Normalizations(Facade):
 
         scalars = (eps, momentum) if training and running else (eps,)
         options = ("batch_norm", training, running, layout)
-        in_place = {}
         if training and running:
-            in_place = {3: ("running_mean", running_mean), 4: ("running_var", running_var)}
-        return await self._norm(
-            options, given, scalars, make, x, layout, {0: ("out", out)}, in_place
-        )
+            outs = (out, None, None, running_mean, running_var)
+            return await self._norm(options, given, scalars, make, x, layout, outs, _RUNNING)
+        return await self._norm(options, given, scalars, make, x, layout, (out,))
 
     async def batch_norm_grad(
         self,
@@ -478,7 +481,7 @@ class Normalizations(Facade):
             return _finish(builder, inputs, found, {"y": x.shape}, (shape[0], each))
 
         options = (op, training, layout, statistics)
-        return await self._norm(options, given, (eps,), make, x, layout, {0: ("out", out)})
+        return await self._norm(options, given, (eps,), make, x, layout, (out,))
 
     async def _per_channel_grad(
         self,
@@ -513,7 +516,7 @@ class Normalizations(Facade):
 
         options = (op, "backward", layout, tuple(attributes.items()))
         result: tuple[GpuRef, GpuRef, GpuRef] = await self._norm(
-            options, given, (), make, x, layout, {}
+            options, given, (), make, x, layout, ()
         )
         return result
 
@@ -549,7 +552,7 @@ class Normalizations(Facade):
             return _finish(builder, inputs, found, {"y": x.shape}, leading)
 
         options = (op, training, len(given))
-        return await self._norm(options, given, (eps,), make, x, None, {0: ("out", out)})
+        return await self._norm(options, given, (eps,), make, x, None, (out,))
 
     async def _rows_grad(self, op: str, given: Given, **attributes: Any) -> Any:
         """The gradients of one."""
@@ -577,7 +580,7 @@ class Normalizations(Facade):
             return _finish_grad(builder, named, found, x.shape, weight.shape)
 
         options = (op, "backward", tuple(attributes.items()))
-        return await self._norm(options, given, (), make, x, None, {})
+        return await self._norm(options, given, (), make, x, None, ())
 
     async def _norm(
         self,
@@ -587,8 +590,8 @@ class Normalizations(Facade):
         make: Callable[[bool], _Made],
         x: GpuRef,
         layout: str | None,
-        outs: dict[int, tuple[str, GpuRef | None]],
-        in_place: dict[int, tuple[str, GpuRef | None]] | None = None,
+        outs: Sequence[GpuRef | None],
+        in_place: Mapping[int, str] = _NOT_IN_PLACE,
     ) -> Any:
         """Run a normalisation whose graph is made when such a one was not met before.
 
@@ -599,34 +602,28 @@ class Normalizations(Facade):
             make: makes the graph.
             x: what is normalised.
             layout: its layout.
-            outs: buffers of the caller for results, by position.
-            in_place: the same, for those that are read, too; they are no results.
+            outs: buffers of the caller for results, in order; those that are not there are
+                made.
+            in_place: the names of outputs that are read, too, by position; they are no
+                results.
         """
-        plans, memory = self._plans, self._device.memory
-        numbers = tuple(float(scalar) for scalar in scalars)
-        updated = in_place or {}
+        device = self._device
 
-        def bind() -> Bound:
+        def form() -> Form:
             for name, ref in given:
-                usable(ref, memory, name)
-            key = (*options, *[(ref.shape, ref.dtype) for _, ref in given])
+                usable(ref, device.memory, name)
+            require_float(x, "x")
+            made = make(is_last(layout, x.ndim) if layout else False)
+            outputs = [
+                Output(id_, shape, in_place.get(at, "out"), at in in_place, at not in in_place)
+                for at, (id_, shape) in enumerate(made.outputs)
+            ]
+            return Form(made.program, [(made.inputs[name], name) for name, _ in given], outputs)
 
-            def build() -> _Made:
-                require_float(x, "x")
-                return make(is_last(layout, x.ndim) if layout else False)
-
-            made = plans.program(key, build)
-            inputs = [(made.inputs[name], ref, name) for name, ref in given]
-            outputs = {}
-            results = []
-            for position, (id_, shape) in enumerate(made.outputs):
-                name, out = (outs | updated).get(position, ("out", None))
-                outputs[id_] = Output(shape, out, name, position in updated)
-                if position not in updated:
-                    results.append(id_)
-            return Bound(made.program, inputs, outputs, numbers, tuple(results))
-
-        return await self._run(f"dnn.{options[0]}", bind)
+        numbers = tuple([float(scalar) for scalar in scalars])
+        refs = [ref for _, ref in given]
+        name = f"dnn.{options[0]}"
+        return await self._run(name, exact(options), refs, outs, form, numbers=numbers)
 
 
 def _backward_given(

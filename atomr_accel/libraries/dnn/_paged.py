@@ -19,7 +19,7 @@ from .._perform import Prepared, perform
 from ._attention import FlashAttention, forward
 from ._attention_call import HALF, Appending, Call, Making, mask_of, require, scored
 from ._attention_graph import Question
-from ._attention_options import AttentionOptions, checked
+from ._attention_options import BUFFERS, AttentionOptions, checked, split
 from ._run import LANE
 from ._sequence_messages import Clear, Grow, Upload
 
@@ -295,7 +295,12 @@ class PagedKVCache:
             for growth in growing:
                 self._commit(growth)
 
-        return await self._attention._attend("dnn.kv_attend", make, sent=sent)
+        at = self._layer(layer)
+        _, buffers = split(options)
+        given = (q, self.k[at], self.v[at], k, v, *buffers)
+        return await self._attention._attend(
+            "dnn.kv_attend", None, _ATTENDED, given, (out,), make, sent=sent
+        )
 
     def _call(self, q: GpuRef, table: Any, after: Any, layer: int) -> Call:
         if len(q.shape) != 4 or 0 in q.shape or q.shape[0] != len(after):
@@ -318,10 +323,10 @@ class PagedKVCache:
             columns=table.shape[1],
             lengths=True,
         )
-        call = Call(question, {"q": q, "k": k, "v": v}, {}, ())
-        call.making["seq_len_q"] = Making(None, batch, addend=queries)
-        call.making["seq_len_kv"] = Making(None, batch, data=after.tobytes())
-        call.making["table"] = Making(None, table.size, data=table.tobytes())
+        call = Call(question, {"q": q, "k": k, "v": v})
+        call.making["seq_len_q"] = Making("", batch, addend=queries)
+        call.making["seq_len_kv"] = Making("", batch, data=after.tobytes())
+        call.making["table"] = Making("", table.size, data=table.tobytes())
         return call
 
     # --- bookkeeping ----------------------------------------------------------------------
@@ -507,6 +512,7 @@ class Caches(FlashAttention):
         return PagedKVCache(self, await memory(size), await memory(values))
 
 
+_ATTENDED: Final = ("q", "k", "v", "new_k", "new_v", *BUFFERS)
 _WITHOUT: Final = ("bias", "dropout_p", "seed", "offset", "deterministic")
 
 

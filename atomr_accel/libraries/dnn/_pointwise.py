@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._arguments import require_dtype, require_shape, usable
 from ._graph import Builder
-from ._layout import require_float
-from ._run import Bound, Facade, Output, Program
+from ._layout import exact, require_float
+from ._run import Facade, Form, Output, Program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,79 +163,65 @@ class Activations(Facade):
         """
         if mode not in _REDUCTIONS:
             raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")
-        plans, memory = self._plans, self._device.memory
+        device = self._device
 
-        def bind() -> Bound:
-            usable(x, memory, "x")
+        def make() -> Form:
+            usable(x, device.memory, "x")
             axes = _axes(axis, x.ndim)
             wide = "float64" if x.dtype.name == "float64" else "float32"
-
-            def build() -> tuple[Program, int, int]:
-                require_float(x, "x")
-                before, op, after = _REDUCTIONS[mode]
-                builder = Builder()
-                source = symbol = builder.tensor(x.shape, x.dtype)
-                if before == "square":
-                    symbol = builder.node("mul", a=symbol, b=symbol)["y"]
-                elif before:
-                    symbol = builder.node(before, input=symbol)["y"]
-                symbol = builder.node("reduction", input=symbol, mode=op, axes=axes)["y"]
-                if after == "divide":
-                    number = builder.scalar(wide, x.ndim)
-                    symbol = builder.node("mul", a=symbol, b=number)["y"]
-                elif after:
-                    symbol = builder.node(after, input=symbol)["y"]
-                builder.output(symbol, wide)
-                return Program(builder.finish()), source.id, symbol.id
-
-            key = ("reduce", mode, axes, x.shape, x.dtype)
-            program, source, target = plans.program(key, build)
+            require_float(x, "x")
+            before, op, after = _REDUCTIONS[mode]
+            builder = Builder()
+            source = symbol = builder.tensor(x.shape, x.dtype)
+            if before == "square":
+                symbol = builder.node("mul", a=symbol, b=symbol)["y"]
+            elif before:
+                symbol = builder.node(before, input=symbol)["y"]
+            symbol = builder.node("reduction", input=symbol, mode=op, axes=axes)["y"]
+            if after == "divide":
+                number = builder.scalar(wide, x.ndim)
+                symbol = builder.node("mul", a=symbol, b=number)["y"]
+            elif after:
+                symbol = builder.node(after, input=symbol)["y"]
+            builder.output(symbol, wide)
             shape = tuple(
                 1 if each in axes else size
                 for each, size in enumerate(x.shape)
                 if keepdims or each not in axes
             )
-            count = 1
-            for each in axes:
-                count *= x.shape[each]
+            count = math.prod(x.shape[each] for each in axes)
             numbers = (1 / count,) if mode == "mean" else ()
-            outputs = {target: Output(shape, out)}
-            return Bound(program, [(source, x, "x")], outputs, numbers, (target,))
+            outputs = (Output(symbol.id, shape),)
+            return Form(Program(builder.finish()), ((source.id, "x"),), outputs, numbers)
 
-        result: GpuRef = await self._run("dnn.reduce", bind)
-        return result
+        key = ("reduce", mode, exact((axis, keepdims)))
+        return await self._run("dnn.reduce", key, (x,), (out,), make)  # type: ignore[no-any-return]
 
     async def _pointwise(
         self, op: str, named: dict[str, GpuRef], out: GpuRef | None, **attributes: Any
     ) -> GpuRef:
-        plans, memory = self._plans, self._device.memory
-        arguments = [("grad" if name == "loss" else "x", ref) for name, ref in named.items()]
-        x = named["input"]
+        device = self._device
 
-        def bind() -> Bound:
-            for name, ref in arguments:
-                usable(ref, memory, name)
+        def make() -> Form:
+            x = named["input"]
+            arguments = {("grad" if name == "loss" else "x"): ref for name, ref in named.items()}
+            for name, ref in arguments.items():
+                usable(ref, device.memory, name)
                 require_dtype(ref, x.dtype, name, "x")
                 if ref.shape != x.shape:
                     require_shape(ref, x.shape, name)
+            require_float(x, "x")
+            builder = Builder()
+            # Of any shape: only how many there are counts.
+            symbols = {name: builder.tensor((x.size,), x.dtype) for name in named}
+            y = builder.output(builder.node(op, **symbols, **attributes)["y"])
+            ids = [symbol.id for symbol in symbols.values()]
+            reads = zip(ids, arguments, strict=True)
+            return Form(Program(builder.finish()), reads, (Output(y.id, x.shape),))
 
-            def build() -> tuple[Program, tuple[int, ...], int]:
-                require_float(x, "x")
-                builder = Builder()
-                # Of any shape: only how many there are counts.
-                symbols = {name: builder.tensor((x.size,), x.dtype) for name in named}
-                y = builder.output(builder.node(op, **symbols, **attributes)["y"])
-                ids = tuple(symbol.id for symbol in symbols.values())
-                return Program(builder.finish()), ids, y.id
-
-            key = (op, x.size, x.dtype, *attributes.items())
-            program, ids, target = plans.program(key, build)
-            inputs = [(id_, ref, name) for id_, (name, ref) in zip(ids, arguments, strict=True)]
-            outputs = {target: Output(x.shape, out)}
-            return Bound(program, inputs, outputs, (), (target,))
-
-        result: GpuRef = await self._run(f"dnn.{op}", bind)
-        return result
+        key = (op, *attributes.items()) if attributes else op
+        refs = tuple(named.values())
+        return await self._run(f"dnn.{op}", key, refs, (out,), make)  # type: ignore[no-any-return]
 
 
 _REDUCTIONS: dict[str, tuple[str, str, str]] = {

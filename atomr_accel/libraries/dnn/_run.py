@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from ..._dtypes import DTYPES
+from ...memory import Block, GpuRef
 from .._arguments import overlap, usable, writable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
@@ -15,11 +16,12 @@ from ._graph import Graph, encode
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import MemoryMap
     from .._library import Submitter
     from .._perform import Room
+    from ._attention_call import Prelude
 
 _WAYS: Final = 4
 _EXECUTORS: Final = {
@@ -76,51 +78,99 @@ class Program:
         encoded: its bytes.
         buffers: ids of its buffers.
         scalars: ids of its numbers.
-        written: those of the buffers that it writes.
     """
 
-    __slots__ = ("buffers", "encoded", "graph", "scalars", "written")
+    __slots__ = ("buffers", "encoded", "graph", "scalars")
 
     def __init__(self, graph: Graph) -> None:
         self.graph: Final = graph
         self.encoded: Final = encode(graph)
         self.buffers: Final = graph.buffers()
         self.scalars: Final = graph.scalars()
-        self.written: Final = frozenset(graph.written())
 
 
 class Output(NamedTuple):
     """A buffer that a run writes.
 
     Attributes:
+        id: its tensor.
         shape: its shape as the caller sees it.
-        out: the caller's own buffer; None to make one.
         name: what to call it in errors.
         in_place: whether it may be a buffer that is read, too.
+        result: whether the caller gets it.
     """
 
+    id: int
     shape: tuple[int, ...]
-    out: GpuRef | None = None
     name: str = "out"
     in_place: bool = False
+    result: bool = True
 
 
-class Bound(NamedTuple):
-    """A program with its buffers, checked.
+@final
+class Form:
+    """A call without its buffers: what is checked once for all calls that are alike.
 
     Attributes:
         program: what to run.
-        inputs: what it reads: id, buffer and name of each.
-        outputs: what it writes, by id.
-        scalars: its numbers, in the order of their ids.
-        results: the ids of what the caller gets; a single one comes by itself.
+        reads: what the call reads, in the order in which it is given: the tensor's id, -1
+            for what the graph itself does not read, and what to call it in errors.
+        outputs: what it writes.
+        targets: shape and dtype of each of these, and whether it may be read, too.
+        results: positions of those that the caller gets; a single one comes by itself.
+        order: of the graph's buffers: positions among what is read, written and made, one
+            after the other.
+        numbers: the graph's numbers in the order of their ids, as far as calls do not differ
+            in them.
+        prelude: what is done before the graph runs.
+        updates: positions of what is read and written, too, and what to call it in errors.
     """
 
-    program: Program
-    inputs: Sequence[tuple[int, GpuRef, str]]
-    outputs: dict[int, Output]
-    scalars: tuple[float, ...]
-    results: tuple[int, ...]
+    __slots__ = (
+        "numbers",
+        "order",
+        "outputs",
+        "prelude",
+        "program",
+        "reads",
+        "results",
+        "targets",
+        "updates",
+    )
+
+    def __init__(
+        self,
+        program: Program,
+        reads: Iterable[tuple[int, str]],
+        outputs: Iterable[Output],
+        numbers: tuple[float, ...] = (),
+        prelude: Prelude | None = None,
+        updates: tuple[tuple[int, str], ...] = (),
+    ) -> None:
+        self.program: Final = program
+        self.reads: Final = tuple(reads)
+        self.outputs: Final = tuple(outputs)
+        tensors = program.graph.tensors
+        self.targets: Final = tuple(
+            (each.shape, DTYPES[tensors[each.id].dtype], each.in_place) for each in self.outputs
+        )
+        self.results: Final = tuple(at for at, each in enumerate(self.outputs) if each.result)
+        ids = [id_ for id_, _ in self.reads] + [each.id for each in self.outputs]
+        if prelude is not None:
+            ids += prelude.ids
+        places = {id_: at for at, id_ in enumerate(ids)}
+        self.order: Final = tuple(places[id_] for id_ in program.buffers)
+        self.numbers: Final = numbers
+        self.prelude: Final = prelude
+        self.updates: Final = updates
+
+
+class _Unplanned(Exception):
+    """It is not known how much workspace a graph needs."""
+
+    def __init__(self, encoded: bytes) -> None:
+        super().__init__()
+        self.encoded = encoded
 
 
 @final
@@ -131,6 +181,7 @@ class PlanCache:
         autotune: whether graphs get the fastest of their plans, found by trying.
         tf32: whether products of float32 may round their factors.
         workspaces: the plans' scratch memory.
+        forms: of calls, by what tells them apart (see ``Facade._run``).
     """
 
     def __init__(self) -> None:
@@ -138,6 +189,7 @@ class PlanCache:
         self.tf32 = False
         self.workspaces: Final = Workspaces(_WAYS, _SMALL)
         self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
+        self.forms: Final[dict[Hashable, Form]] = {}
         self._programs: dict[Hashable, Any] = {}
         self._limit = DEFAULT_LIMIT
         self._hits = self._misses = self._built = self._loaded = 0
@@ -147,11 +199,19 @@ class PlanCache:
         """What was made for a key before; at most a few thousand are kept."""
         program = self._programs.get(key)
         if program is None:
-            if len(self._programs) >= 4 * max(self._limit, DEFAULT_LIMIT):
-                self._programs.clear()
-            program = self._programs[key] = make()
+            program = make()
+            self._remember(self._programs, key, program)
         made: _T = program
         return made
+
+    def remember(self, key: Hashable, form: Form) -> None:
+        """Keep the form of a call; at most a few thousand are kept."""
+        self._remember(self.forms, key, form)
+
+    def _remember(self, kept: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+        if len(kept) >= 4 * max(self._limit, DEFAULT_LIMIT):
+            kept.clear()
+        kept[key] = value
 
     def find(self, encoded: bytes, *, tuned: bool) -> int | None:
         """How much workspace to bring, if that is known."""
@@ -218,39 +278,66 @@ class Facade:
     async def _run(
         self,
         name: str,
-        bind: Callable[[], Bound],
+        key: Hashable,
+        given: Sequence[GpuRef | None],
+        outs: Sequence[GpuRef | None],
+        make: Callable[[], Form],
         *,
+        numbers: tuple[float, ...] = (),
         tune: bool | None = None,
-        wrap: Callable[[Prepared], Prepared] | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> Any:
         """Run a graph.
 
         Args:
             name: what to call the op.
-            bind: checks arguments and names buffers; may be called several times.
+            key: what ``make`` depends on beside shapes and dtypes of ``given``, None if it
+                has to be asked each time. Equal keys have to mean equal calls: see ``exact``.
+            given: what the call reads, in the order of the form; None for what is not there.
+            outs: where results go, in the order of the form's outputs; None, or too few, for
+                those to be made.
+            make: checks arguments, and gives the form of all calls that are alike; may be
+                called several times.
+            numbers: the graph's numbers, where the form has none.
             tune: whether to try all plans; by default as ``autotune`` says.
-            wrap: makes of ``RunGraph`` and ``TuneGraph`` the messages that carry them.
+            sent: called when the message of the form that ``make`` gave last is being sent.
         """
-        wrap = wrap or _as_it_is
         device, plans = self._device, self._plans
         tuned = plans.autotune if tune is None else tune
-        bound: Bound | None = bind()
-        assert bound is not None
-        encoded = bound.program.encoded
-        workspace = plans.find(encoded, tuned=tuned)
-        if workspace is None:
-            _check(device.memory, bound)
-            bound = None
-            workspace = await self._make(name, bind, encoded, wrap, tuned=tuned)
-        nbytes = workspace
+        known: tuple[bytes, int] | None = None
 
         def prepare(room: Room) -> Prepared:
-            # What is bound is good until something is awaited.
-            nonlocal bound
-            now, bound = bound or bind(), None
-            return wrap(_prepare(device, plans, now, room, nbytes, tuned=tuned))
+            nonlocal known
+            form, reads, addresses = _match(device.memory, plans, key, given, outs, make)
+            encoded = form.program.encoded
+            if known is None or known[0] != encoded:
+                workspace = plans.find(encoded, tuned=tuned)
+                if workspace is None:
+                    raise _Unplanned(encoded)
+                known = encoded, workspace
+            prepared = _prepare(
+                *(device, plans, form, room, given, outs, reads, addresses, numbers, known[1]),
+                tuned=tuned,
+            )
+            if sent is not None and LANE.name in device.ports:
+                sent()
+            return prepared
 
-        return await perform(device, LANE, name, prepare)
+        while True:
+            try:
+                return await perform(device, LANE, name, prepare)
+            except _Unplanned as unplanned:
+                encoded = unplanned.encoded
+
+            def trial(room: Room, workspace: int) -> Prepared:
+                form, reads, addresses = _match(device.memory, plans, key, given, outs, make)
+                return _prepare(
+                    *(device, plans, form, room, given, (), reads, addresses, numbers, workspace),
+                    tuned=True,
+                    tuning=True,
+                )
+
+            known = encoded, await self._make(name, encoded, trial if tuned else None)
 
     async def _plan(self, program: Program) -> None:
         """Have the host make a plan now, so that what cuDNN refuses is known."""
@@ -261,110 +348,207 @@ class Facade:
             plans.keep(device, program.encoded, (answer[0], answer[1]), tuned=False)
 
     async def _make(
-        self,
-        name: str,
-        bind: Callable[[], Bound],
-        encoded: bytes,
-        wrap: Callable[[Prepared], Prepared],
-        *,
-        tuned: bool,
+        self, name: str, encoded: bytes, trial: Callable[[Room, int], Prepared] | None
     ) -> int:
-        """Have the host make a plan; the workspace it needs, as far as that can be known."""
+        """Have the host make a plan; the workspace it needs, as far as that can be known.
+
+        Args:
+            name: what to call the op.
+            encoded: the graph.
+            trial: how to have all plans tried, with a workspace of so many bytes; None if
+                they are not to be.
+        """
         device, plans = self._device, self._plans
         # What to try all plans with needs as much workspace as the first guess; a candidate
         # that wants more gets it from the lane.
         request = Prepared(PrepareGraph(encoded, tuned=False), (), ())
         answer = await perform(device, PLANNER, "dnn.plan", lambda _room: request)
-        if answer is not None and tuned:
-
-            def prepare(room: Room) -> Prepared:
-                prepared = _prepare(
-                    device, plans, bind(), room, answer[0], tuned=True, scratch=True
-                )
-                assert isinstance(prepared.message, RunGraph)
-                return wrap(prepared._replace(message=TuneGraph(prepared.message), result=None))
-
-            answer = await perform(device, PLANNER, f"{name}.tune", prepare)
+        if answer is not None and trial is not None:
+            nbytes = int(answer[0])
+            answer = await perform(device, LANE, f"{name}.tune", lambda room: trial(room, nbytes))
         if answer is None:  # inside a batch there is no answer yet: the lane has its own
             return 0
-        plans.keep(device, encoded, (answer[0], answer[1]), tuned=tuned)
+        plans.keep(device, encoded, (answer[0], answer[1]), tuned=trial is not None)
         return int(answer[0])
 
 
-def _as_it_is(prepared: Prepared) -> Prepared:
-    return prepared
+def _match(
+    memory: MemoryMap,
+    plans: PlanCache,
+    key: Hashable,
+    given: Sequence[Any],
+    outs: Sequence[Any],
+    make: Callable[[], Form],
+) -> tuple[Form, list[Block], list[Any]]:
+    """The form of a call, what it reads, and addresses of that, 0 for what is not there.
+
+    A form that is known stands for the checks that led to it. What differs from call to call
+    is looked at here: if anything is out of the ordinary, all is checked from the beginning,
+    so that there is one place that says what is wrong.
+    """
+    reads: list[Block] = []
+    addresses: list[Any] = []
+    signature: list[Any] = [key]
+    present, sealed = memory.epoch, memory.sealed_epoch
+    plain, form = key is not None, None
+    aligned = apart = True
+    for ref in given:
+        if ref is None:
+            signature.append(None)
+            addresses.append(0)
+            continue
+        if type(ref) is not GpuRef:
+            plain = False
+            break
+        block = ref._block
+        epoch = block.epoch
+        if epoch is not present and epoch is not sealed:
+            plain = False
+            break
+        if type(block) is not Block and block.offset % _ALIGNMENT:
+            aligned = False
+        signature += (ref.shape, ref.dtype)
+        reads.append(block)
+        addresses.append(block.address)
+    if plain:
+        try:
+            form = plans.forms.get(tuple(signature))
+        except TypeError:  # an argument that cannot be a key
+            plain = False
+    if form is not None:
+        for out, (shape, dtype, in_place) in zip(outs, form.targets, strict=False):
+            if out is None:
+                continue
+            if type(out) is not GpuRef or out.shape != shape or out.dtype is not dtype:
+                form = None
+                break
+            block = out._block
+            if block.epoch is not present or block.sealed:
+                form = None
+                break
+            if type(block) is not Block and block.offset % _ALIGNMENT:
+                aligned = False
+            if not in_place and block in reads:  # views of one buffer are equal
+                apart = False
+    if form is not None:
+        for at, _ in form.updates:
+            apart = apart and not given[at]._block.sealed
+        if not (aligned and apart):
+            _check(memory, form, given, outs)
+    else:
+        form = make()
+        _check(memory, form, given, outs)
+        if plain:
+            plans.remember(tuple(signature), form)
+        reads = [ref._block for ref in given if ref is not None]
+        addresses = [0 if ref is None else ref._block.address for ref in given]
+    return form, reads, addresses
 
 
 def _prepare(
     device: Submitter,
     plans: PlanCache,
-    bound: Bound,
+    form: Form,
     room: Room,
+    given: Sequence[GpuRef | None],
+    outs: Sequence[GpuRef | None],
+    reads: list[Block],
+    addresses: list[Any],
+    numbers: tuple[float, ...],
     workspace_bytes: int,
     *,
     tuned: bool,
-    scratch: bool = False,
+    tuning: bool = False,
 ) -> Prepared:
-    """Check buffers, make outputs, and say what to send.
+    """Make outputs, and say what to send.
 
     Args:
         device: where.
         plans: has the workspaces.
-        bound: the program and its buffers.
+        form: of the call, which was checked.
         room: where to make outputs.
+        given: what is read.
+        outs: the caller's own buffers for outputs.
+        reads: the blocks that are read.
+        addresses: of what is read; those of the others are added.
+        numbers: the graph's numbers, where the form has none.
         workspace_bytes: scratch memory to bring.
         tuned: which plan to run.
-        scratch: write to buffers that nobody sees.
+        tuning: try all plans instead.
     """
-    _check(device.memory, bound)
-    program = bound.program
-    refs = {id_: ref for id_, ref, _ in bound.inputs}
-    reads = [ref._block for ref in refs.values()]
-    writes = []
-    for id_, output in bound.outputs.items():
-        out = output.out
-        if out is None or scratch:
-            out = room.empty(output.shape, DTYPES[program.graph.tensors[id_].dtype])
-        refs[id_] = out
-        writes.append(out._block)
-    workspace: Any = 0
-    if workspace_bytes:
-        block = plans.workspaces.take(device, room, workspace_bytes)
+    writes: list[Block] = []
+    made: list[GpuRef] = []
+    brought = len(outs)
+    for shape, dtype, _ in form.targets:
+        at = len(made)
+        out = outs[at] if at < brought else None
+        if out is None:
+            out = room.empty(shape, dtype)
+        block = out._block
+        writes.append(block)
+        addresses.append(block.address)
+        made.append(out)
+    prelude, workspace = form.prelude, 0
+    scratch = workspace_bytes if prelude is None else prelude.nbytes + workspace_bytes
+    if scratch:
+        block = plans.workspaces.take(device, room, scratch)
         writes.append(block)
         workspace = block.address
-    message = RunGraph(
-        program.encoded,
+        if prelude is not None:
+            addresses += [workspace + offset for offset in prelude.offsets]
+            workspace = workspace + prelude.nbytes if workspace_bytes else 0
+    message: Any = RunGraph(
+        form.program.encoded,
         tuned,
-        tuple([refs[id_]._block.address for id_ in program.buffers]),
-        bound.scalars,
+        tuple([addresses[at] for at in form.order]),
+        form.numbers or numbers,
         workspace,
         workspace_bytes,
     )
-    results = [refs[id_] for id_ in bound.results]
-    return Prepared(message, reads, writes, results[0] if len(results) == 1 else tuple(results))
+    if tuning:
+        message = TuneGraph(message)
+    if prelude is not None:
+        message = prelude.message(message, addresses)
+    for at, _ in form.updates:
+        ref = given[at]
+        assert ref is not None
+        writes.append(ref._block)
+    if tuning:
+        return Prepared(message, reads, writes)
+    results = form.results
+    result: Any = made[0] if len(results) == 1 else tuple([made[at] for at in results])
+    return Prepared(message, reads, writes, result)
 
 
-def _check(memory: MemoryMap, bound: Bound) -> None:
-    """Check a program's buffers, here and now."""
-    tensors = bound.program.graph.tensors
-    for _, ref, name in bound.inputs:
+def _check(
+    memory: MemoryMap, form: Form, given: Sequence[GpuRef | None], outs: Sequence[GpuRef | None]
+) -> None:
+    """Check a call's buffers, here and now."""
+    inputs = []
+    for ref, (id_, name) in zip(given, form.reads, strict=True):
+        if ref is None:
+            continue
         block = usable(ref, memory, name)
-        if block.offset % _ALIGNMENT:
-            raise _askew(block, name)
-    for id_, output in bound.outputs.items():
-        out = output.out
+        if id_ >= 0:
+            inputs.append((ref, name))
+            if block.offset % _ALIGNMENT:
+                raise _askew(block, name)
+    for at, name in form.updates:
+        ref = given[at]
+        assert ref is not None
+        writable(ref, memory, name)
+    for out, output, (shape, dtype, _) in zip(outs, form.outputs, form.targets, strict=False):
         if out is None:
             continue
-        dtype = DTYPES[tensors[id_].dtype]
         block = writable(out, memory, output.name)
         if block.offset % _ALIGNMENT:
             raise _askew(block, output.name)
-        if out.shape != output.shape or out.dtype is not dtype:
-            raise (ValueError if out.shape != output.shape else TypeError)(
+        if out.shape != shape or out.dtype is not dtype:
+            raise (ValueError if out.shape != shape else TypeError)(
                 f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
-                f"{dtype.name} of shape {output.shape}"
+                f"{dtype.name} of shape {shape}"
             )
-        for _, ref, name in bound.inputs:
+        for ref, name in inputs:
             if not output.in_place and overlap(out, ref):
                 raise ValueError(
                     f"{output.name} and {name} share memory, which is not possible here"

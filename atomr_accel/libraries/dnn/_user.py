@@ -8,12 +8,12 @@ from .._arguments import usable
 from ._graph import Builder, Symbol, channels_last, packed_strides
 from ._layout import physical
 from ._nodes import NODES
-from ._run import Bound, Facade, Output, Program
+from ._run import Facade, Form, Output, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...memory import GpuRef
+    from ...memory import GpuRef, MemoryMap
 
 
 @final
@@ -314,16 +314,24 @@ class Plan:
         self._reads: Final = {
             name: symbol.id for name, symbol in inputs.items() if symbol.id in used
         }
-        self._writes: Final = {name: symbol.id for name, symbol in outputs}
+        writes = {name: symbol.id for name, symbol in outputs}
         self._numbers: Final = [scalars[id_] for id_ in program.scalars]
-        self._shapes: Final = {
+        shapes = {
             id_: _outside(tensors[id_].shape, tensors[id_].strides)
-            for id_ in (*self._reads.values(), *self._writes.values())
+            for id_ in (*self._reads.values(), *writes.values())
         }
+        self._shapes: Final = shapes
+        self._form: Final = Form(
+            program,
+            [(id_, name) for name, id_ in self._reads.items()],
+            [Output(id_, shapes[id_] or tensors[id_].shape, name) for name, id_ in writes.items()],
+        )
         self._tuned = tuned
         self.inputs: Final = tuple(self._reads)
-        self.outputs: Final = tuple(self._writes)
+        self.outputs: Final = tuple(writes)
         self.scalars: Final = tuple(each for each in self._numbers if isinstance(each, str))
+        self._needed: Final = frozenset((*self.inputs, *self.scalars))
+        self._known: Final = self._needed.union(self.outputs)
 
     async def __call__(self, **given: GpuRef | float) -> Any:
         """Run the graph.
@@ -341,18 +349,32 @@ class Plan:
             GpuRefStale: of an older generation, or freed.
             OutOfMemory: no room for a result.
         """
-        return await self._facade._run("dnn.graph", lambda: self.bind(given), tune=self._tuned)
+        return await self._on(self._facade, given)
 
-    def bind(self, given: dict[str, Any]) -> Bound:
-        """The graph with its buffers, checked."""
-        known = {*self.inputs, *self.scalars, *self.outputs}
-        needed = {*self.inputs, *self.scalars}
+    async def _on(self, facade: Facade, given: dict[str, Any]) -> Any:
+        """Run the graph by a facade: the one that made it, or its twin in a batch."""
+        known, needed = self._known, self._needed
         if (unknown := given.keys() - known) or (missing := needed - given.keys()):
             what = f"unknown: {', '.join(sorted(unknown))}" if unknown else ""
             what = what or f"missing: {', '.join(sorted(missing))}"
             raise TypeError(f"{what}; the plan takes {', '.join(sorted(known))}")
-        memory, tensors = self._facade._device.memory, self._program.graph.tensors
-        inputs = []
+
+        def make() -> Form:
+            self._check(facade._device.memory, given)
+            return self._form
+
+        refs = [given[name] for name in self.inputs]
+        outs = [given.get(name) for name in self.outputs]
+        numbers = tuple(
+            [float(given[each]) if isinstance(each, str) else each for each in self._numbers]
+        )
+        return await facade._run(
+            "dnn.graph", self, refs, outs, make, numbers=numbers, tune=self._tuned
+        )
+
+    def _check(self, memory: MemoryMap, given: dict[str, Any]) -> None:
+        """Hold inputs against the graph."""
+        tensors = self._program.graph.tensors
         for name, id_ in self._reads.items():
             ref = given[name]
             usable(ref, memory, name)
@@ -364,15 +386,6 @@ class Plan:
             if (ref.shape != shape) if shape is not None else ref.size < tensors[id_].extent:
                 wanted = shape or f"any shape, with at least {tensors[id_].extent} elements"
                 raise ValueError(f"{name} has shape {ref.shape}, but the graph has {wanted}")
-            inputs.append((id_, ref, name))
-        outputs = {
-            id_: Output(self._shapes[id_] or tensors[id_].shape, given.get(name), name)
-            for name, id_ in self._writes.items()
-        }
-        numbers = tuple(
-            float(given[each]) if isinstance(each, str) else each for each in self._numbers
-        )
-        return Bound(self._program, inputs, outputs, numbers, tuple(self._writes.values()))
 
     def __repr__(self) -> str:
         return f"<Plan ({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
@@ -407,4 +420,4 @@ class Graphs(Facade):
         Raises:
             TypeError, ValueError, GpuRefStale, OutOfMemory: as the plan itself.
         """
-        return await self._run("dnn.graph", lambda: plan.bind(given), tune=plan._tuned)
+        return await plan._on(self, given)
