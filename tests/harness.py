@@ -157,11 +157,16 @@ async def settled(device: Device) -> None:
 
 
 def used_by(device: Device) -> int:
-    """Bytes in use on a device, once everything that is garbage has been collected."""
+    """Bytes in use on a device, once everything that is garbage has been collected.
+
+    Without the workspaces that libraries keep from op to op.
+    """
     used = device.statistics().memory.used
     if used:
         gc.collect()  # tracebacks of expected errors hold refs in cycles
+        libraries = (device.blaslt, device.dnn, device.fft)
         used = device.statistics().memory.used
+        used -= sum(library.statistics().workspace for library in libraries)
     return used
 
 

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from ._device import Device
 
 
-_BUNCH: Final = 32
-"""Ops after which a bunch goes to the host, so that it works while the block still runs."""
+_MOST_BUNCHED: Final = 32
+"""Ops after which a bunch goes to the host, so that it works while the block still runs.
+
+The first bunches are smaller, each twice the last: the device begins with the block.
+"""
 
 
 @final
@@ -216,6 +219,8 @@ class Batch(Collector):
         self._promised: dict[Block, int] = {}
         self._later: list[Callable[[], Awaitable[None]]] = []
         self._unsent = 0
+        self._bunch = 1
+        self._ports_unsent: set[Port] = set()
         self._open = False
 
     async def __aenter__(self) -> Batch:
@@ -315,10 +320,18 @@ class Batch(Collector):
         else:
             self._ops.append(self._core.submit(port, name, message, reads, writes))
             self._unsent += 1
-            if self._unsent == _BUNCH:
-                self._unsent = 0
-                port.send()
+            self._ports_unsent.add(port)
+            if self._unsent == self._bunch:
+                self._send()
         return _SUBMITTED
+
+    def _send(self) -> None:
+        """Send the bunch; the next one is larger."""
+        self._unsent = 0
+        self._bunch = min(2 * self._bunch, _MOST_BUNCHED)
+        for port in self._ports_unsent:
+            port.send()
+        self._ports_unsent.clear()
 
     def _check(self) -> None:
         if not self._open:

@@ -49,7 +49,10 @@ _RECEIVE: Final = 1 << 18
 _POLL_SECONDS: Final = 1e-3
 """How long to poll work in flight before napping between polls."""
 
-_NAP_SECONDS: Final = 200e-6
+_LONGEST_NAP: Final = 200e-6
+
+_NAP_SHARE: Final = 1 / 32
+"""How long a nap is, as a share of the time without news: an end is seen late by about that."""
 
 _FAILED: Final = object()
 
@@ -242,11 +245,11 @@ class Lane:
     def _wait(self) -> None:
         """Return when there is something to read; report what finishes until then."""
         poll, completion = self._poll, self._completion
-        until = time.perf_counter() + _POLL_SECONDS
+        news = time.perf_counter()
         while self._way_of and not poll(0):
             if self._reap():
                 self._flush()
-                until = time.perf_counter() + _POLL_SECONDS
+                news = time.perf_counter()
             elif completion == "blocking":
                 way = next(way for way in self._ways if way.in_flight)
                 group = way.in_flight[0]
@@ -256,8 +259,8 @@ class Lane:
                 if any(fd not in self._own for fd, _ in poll(_LOOK_MILLISECONDS)):
                     self._reap()
                     self._flush()
-            elif completion == "hybrid" and time.perf_counter() > until:
-                select.select(self._own, [], [], _NAP_SECONDS)
+            elif completion == "hybrid" and (quiet := time.perf_counter() - news) > _POLL_SECONDS:
+                select.select(self._own, [], [], min(quiet * _NAP_SHARE, _LONGEST_NAP))
         if self._way_of:
             return
         if self._linger:

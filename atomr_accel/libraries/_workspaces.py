@@ -90,10 +90,10 @@ class Workspaces:
         return chosen._block
 
     def nbytes(self, device: Submitter) -> int:
-        """The size of all that are kept for a device."""
+        """Bytes in use by all that are kept for a device."""
         epoch = device.memory.epoch
         kept = self._kept.get(device, _Kept())
-        return sum(ref.nbytes for ref in kept.refs if ref._block.epoch is epoch)
+        return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
 
     def clear(self, device: Submitter) -> None:
         """Give the memory back, after the ops in flight."""

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 LSE_SLACK = 1e-4 if on_cuda() else 0.0
 """cuDNN computes exponentials and logarithms with the device's approximations."""
 
+FP8_LSE_SLACK = 2e-4 if on_cuda() else 1e-5
+"""Kernels for fp8 take coarser approximations, as what follows keeps four bits anyway: 1.3e-4
+is what they were off by on an H200, on log-sum-exps of about 2."""
+
 OPTIONS = ("causal", "window", "align", "softcap", "softmax_scale")
 EXTRAS = ("slopes", "bias", "sink")
 
@@ -665,7 +669,7 @@ def expect_fp8(q: Array, k: Array, v: Array, *given: Any, **case: Any) -> tuple[
     scale = FORWARD_SCALES["scale_o"]
     return (
         Near(o * scale, size * scale),
-        Near(lse.swapaxes(1, 2), dtype="float32", slack=max(LSE_SLACK, 1e-5)),
+        Near(lse.swapaxes(1, 2), dtype="float32", slack=FP8_LSE_SLACK),
         # A device may round probabilities before they are divided by their sum.
         Near(p, dtype="float32", slack=1.0 if on_cuda() else 1e-5),
         Near(abs(o).max(), dtype="float32", slack=0.125 * size.max()),

@@ -244,9 +244,12 @@ async def check(
             tally.refused[f"{operation.name}-{dtype}"] += 1
             return
         assert len(results) == len(expected)
-        for result, reference in zip(results, expected, strict=True):
+        for position, (result, reference) in enumerate(zip(results, expected, strict=True)):
             got = await device.get(result) if isinstance(result, GpuRef) else np.asarray(result)
-            compare(got, reference, dtype_of(reference.dtype or dtype), operation.factor)
+            try:
+                compare(got, reference, dtype_of(reference.dtype or dtype), operation.factor)
+            except AssertionError as error:
+                raise AssertionError(f"result {position}: {error}") from error
         for position, (ref, array) in enumerate(zip(refs, arrays, strict=True)):
             if position not in operation.writes:
                 assert (await device.get(ref)).tobytes() == array.tobytes(), (

@@ -3,7 +3,7 @@
     PYTHONPATH=. ATOMR_TEST_BACKEND=cuda python tests/libraries/run_dnn.py --seconds 90
 
 First the first case of every row, then random ones until the time is over. Prints each kind
-of failure once, with how often it came, and what was checked.
+of failure once, with how often it came and the seed that repeats it, and what was checked.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import importlib
 import os
 import random
+import re
 import sys
 import time
 import traceback
@@ -82,13 +83,14 @@ async def main() -> None:
             except Exception as error:
                 words = "refused" if isinstance(error, Unsupported) else type(error).__name__
                 text = " ".join(str(error).split())
-                digest = "".join("#" if letter.isdigit() else letter for letter in text[:60])
+                digest = re.sub(r"(?<!result )\d", "#", text[:60])
                 key = f"{row.name} {dtype} {words}: {digest}"
                 failures[key] += 1
                 if key not in examples:
                     frame = traceback.extract_tb(error.__traceback__)[-1]
                     where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
-                    examples[key] = f"{text[:300]} [{where}] {dict(case)}"
+                    notes = getattr(error, "__notes__", [str(dict(case))])  # with the seed
+                    examples[key] = f"{text[:300]} [{where}] {'; '.join(notes)}"
             slowest.append((time.monotonic() - started, f"{row.name} {dtype}"))
         print(device.dnn.statistics())
     for key, count in failures.most_common(options.most):

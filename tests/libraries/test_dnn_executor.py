@@ -178,6 +178,27 @@ async def test_a_plan_on_disk_that_cannot_be_read_is_made_again(
     assert device.dnn.statistics().built == 1
 
 
+async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atomr_accel.libraries.dnn import _lowering
+
+    x = await device.put(np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4))
+    weight = await device.put(np.ones(4, np.float32))
+    saved = [await device.put(np.ones((1, 4), np.float32)) for _ in range(2)]
+
+    async def gradients() -> list[int]:
+        device.dnn.clear_plans()
+        await device.dnn.instance_norm_grad(x, x, weight, *saved, layout="NHWC")
+        found = device.dnn.statistics()
+        return [found.built, found.loaded]
+
+    with monkeypatch.context() as unknown:
+        unknown.setattr(_lowering, "_wrong", lambda _graph, _node: "")
+        assert [await gradients(), await gradients()] == [[1, 0], [1, 1]]
+    assert [await gradients(), await gradients()] == [[2, 1], [2, 2]]
+
+
 async def test_what_cudnn_refuses_is_unsupported_with_its_reason(
     device: Device, frontend: FakeFrontend
 ) -> None:

@@ -106,6 +106,35 @@ async def test_cudnn_takes_every_graph_of_the_conformance_tests(
             assert "|" not in verdict, f"{case}: {verdict}"
 
 
+def an_instance_norm_gradient(dtype: str, order: tuple[int, ...] | None) -> Graph:
+    builder = Builder()
+    shape, kept = (2, 8, 4, 5), (2, 8, 1, 1)
+    strides = packed_strides(shape, order)
+    found = builder.node(
+        "instancenorm_backward",
+        grad=builder.tensor(shape, dtype, strides),
+        input=builder.tensor(shape, dtype, strides),
+        scale=builder.tensor((1, 8, 1, 1), "float32"),
+        mean=builder.tensor(kept, "float32"),
+        inv_variance=builder.tensor(kept, "float32"),
+    )
+    for symbol in found.values():
+        builder.output(symbol)
+    return builder.finish()
+
+
+def test_what_cudnn_computes_wrongly_is_computed_by_own_kernels(tmp_path: Path) -> None:
+    """It takes these graphs, and on an H200 (9.19) it gave a wrong gradient by the scale."""
+    dtypes = ("float16", "bfloat16", "float32")
+    orders = (None, channels_last(4))
+    graphs = [an_instance_norm_gradient(dtype, order) for order in orders for dtype in dtypes]
+    verdicts = offer([encode(graph) for graph in graphs], tmp_path)
+    assert verdicts == [
+        *["takes instancenorm_backward"] * len(dtypes),
+        *["takes own instancenorm_backward"] * len(dtypes),
+    ]
+
+
 def a_convolution(dtype: str) -> Graph:
     builder = Builder()
     x = builder.tensor((8, 64, 28, 28), dtype, packed_strides((8, 64, 28, 28), channels_last(4)))

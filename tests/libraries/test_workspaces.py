@@ -72,7 +72,7 @@ async def test_what_runs_alone_takes_the_same_memory_each_time(device: Device, n
     await device.free(await device.zeros(16 * SMALL))
     blocks = {id(spaces.take(core, Room(core), nbytes)) for _ in range(5)}
     assert len(blocks) == 1
-    assert spaces.nbytes(core) == nbytes
+    assert nbytes <= spaces.nbytes(core) <= nbytes * 17 // 16 + 256  # as blocks are rounded
 
 
 @program

@@ -59,6 +59,9 @@ class CudaStream:
         self.handle = handle
         self.pointer = int(self.handle)
         self._events: list[Any] = []
+        # An event that threads may sleep for interrupts the CPU when it happens, wanted or not.
+        sleeps = _BLOCKING_SYNC if context.completion == "blocking" else 0
+        self._flags: Final = _DISABLE_TIMING | sleeps
         self._following = self._new_event()
 
     def mark(self) -> Any:
@@ -103,7 +106,7 @@ class CudaStream:
         """Record an event that notes the time (``cuEventRecord``)."""
         events = self._context.events
         if event not in events:
-            events[event] = check("cuEventCreate", driver.cuEventCreate(_BLOCKING_SYNC))
+            events[event] = check("cuEventCreate", driver.cuEventCreate(0))
         check("cuEventRecord", driver.cuEventRecord(events[event], self.handle))
 
     def follow(self, other: CudaStream) -> None:
@@ -127,9 +130,8 @@ class CudaStream:
         else:
             self._context.release_stream(self.handle)
 
-    @staticmethod
-    def _new_event() -> Any:
-        return check("cuEventCreate", driver.cuEventCreate(_DISABLE_TIMING | _BLOCKING_SYNC))
+    def _new_event(self) -> Any:
+        return check("cuEventCreate", driver.cuEventCreate(self._flags))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class CudaContext:
 
     def __init__(self, index: int, plan: StreamPlan) -> None:
         self._plan = plan
+        self.completion: Final = plan.completion
         self._streams: list[Any] = []
         self._stream_users: list[int] = []
         self._next_stream = 0

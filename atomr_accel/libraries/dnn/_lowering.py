@@ -38,6 +38,9 @@ _OURS: Final = frozenset({"axes", "shape"})
 _ENUMS: Final = {"norm_forward_phase": "norm_forward_phase", "mode": "reduction_mode"}
 """Attributes that are members of one of the frontend's enumerations."""
 
+_IMAGES: Final = frozenset({"grad", "input"})
+"""What a gradient of a normalisation reads of a layout."""
+
 _LOGICAL: Final = frozenset({"logical_and", "logical_or", "logical_not"})
 """Nodes that compute with booleans."""
 
@@ -110,9 +113,7 @@ def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
     """
     types = frontend.data_type
     compute = _data_type(types, graph.compute)
-    for node in graph.nodes:
-        if reason := _wrong(graph, node):
-            raise Unsupported(f"cuDNN does not do this right: {reason}")
+    require_right(graph)
     with refusals("cudnnBackendFinalize"):
         made = frontend.pygraph(
             name="graph",
@@ -136,6 +137,17 @@ def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
     return made
 
 
+def require_right(graph: Graph) -> None:
+    """Refuse what the vendor takes, and computes wrongly.
+
+    Raises:
+        Unsupported: there is such a node.
+    """
+    for node in graph.nodes:
+        if reason := _wrong(graph, node):
+            raise Unsupported(f"cuDNN does not do this right: {reason}")
+
+
 def _wrong(graph: Graph, node: Node) -> str:
     """Why not to ask for a node that the vendor takes, and computes wrongly (seen with 9.19)."""
     if node.op.startswith("conv_") and graph.compute == "float64":
@@ -145,6 +157,10 @@ def _wrong(graph: Graph, node: Node) -> str:
     if "dSink_token" in outputs and graph.tensors[dict(node.inputs)["q"]].ragged >= 0:
         return "it sums a sink's gradient beyond the ends of ragged sequences"
     inputs = {name for name, _ in node.inputs}
+    if node.op == "instancenorm_backward" and any(
+        graph.tensors[id_].strides[1] == 1 for name, id_ in node.inputs if name in _IMAGES
+    ):
+        return "the gradient by the scale of an instance norm whose channels are last"
     if node.op == "sdpa" and "seq_len_q" in inputs and not inputs.isdisjoint(SCORES):
         return "scores with a cap or with slopes where sequences have lengths or pages"
     return ""

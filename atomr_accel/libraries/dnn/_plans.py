@@ -17,7 +17,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ..._errors import AccelError, LibraryError, Unsupported
 from ._graph import Graph, decode
-from ._lowering import load_frontend, lower, refusals
+from ._lowering import load_frontend, lower, refusals, require_right
 from ._prototypes import version
 from ._rewrite import ELEMENTWISE, cut, flattened
 
@@ -345,6 +345,7 @@ class PlanStore:
         step = self._built(stored.graph, None)
         if not stored.made:
             return step
+        require_right(stored.graph)  # it may be older than the knowledge that it is not
         made = self._frontend.pygraph(handle=handle)
         made.deserialize(handle, list(stored.made))  # the binding takes no bytes
         return step._replace(made=made, workspace=made.get_workspace_size())
