@@ -77,8 +77,8 @@ class Appending:
     def message(self, lengths: Any, table: Any) -> Append:
         """What the lane executes, with addresses of the lengths and of the table."""
         order = (self.k, self.v, self.k_cache, self.v_cache)
-        places = [ref._block.address for ref in order]
-        return Append(*places, *(lengths, table), *self.sizes())
+        places = [*(ref._block.address for ref in order), lengths, table]
+        return Append(*places, *self.sizes())
 
     def sizes(self) -> tuple[Any, ...]:
         """All of the message but these addresses."""
