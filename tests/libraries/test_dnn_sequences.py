@@ -16,7 +16,13 @@ from atomr_accel.libraries.dnn._cpu_sequences import CpuSequences
 from atomr_accel.libraries.dnn._cuda_sequences import CudaSequences
 from atomr_accel.libraries.dnn._messages import RunGraph
 from atomr_accel.libraries.dnn._routine_messages import Dropout
-from atomr_accel.libraries.dnn._sequence_messages import Append, Attend, Derived
+from atomr_accel.libraries.dnn._sequence_messages import (
+    NOTHING,
+    Append,
+    Attend,
+    Derived,
+    encode_derived,
+)
 from atomr_accel.libraries.dnn._source import KERNELS, SOURCE
 
 from .conformance import dtype_of
@@ -105,15 +111,25 @@ def test_lengths_and_offsets(both: Both) -> None:
     ends = both.put(np.array([0, 3, 3, 10], np.int32))
     targets = [both.put(np.full(4, -1, dtype)) for dtype in (np.int32, np.int64, np.int32)]
     derived = (
-        Derived(targets[0], ends, 3, 1, 0, differences=True, wide=False),
-        Derived(targets[1], ends, 4, 2**33, 5, differences=False, wide=True),
-        Derived(targets[2], 0, 2, 1, 7, differences=False, wide=False),
+        Derived(3, 1, 0, differences=True, wide=False),
+        Derived(4, 2**33, 5, differences=False, wide=True),
+        Derived(2, 1, 7, differences=False, wide=False),
     )
-    lengths, offsets, constant = both.compare(Attend((), None, derived, RUN), *targets)
+    places = (targets[0], ends, targets[1], ends, targets[2], 0)
+    message = Attend((), None, encode_derived(derived), places, RUN)
+    lengths, offsets, constant = both.compare(message, *targets)
     assert lengths.tolist() == [3, 0, 7, -1]
     assert offsets.tolist() == [5 + end * 2**33 for end in (0, 3, 3, 10)]
     assert constant.tolist() == [7, 7, -1, -1]
     assert both.ran == [RUN, RUN]
+    # Alike, with other buffers: what was prepared for the first is used again.
+    ends = both.put(np.array([2, 4, 5, 9], np.int32))
+    others = [both.put(np.full(4, -1, dtype)) for dtype in (np.int32, np.int64, np.int32)]
+    places = (others[0], ends, others[1], ends, others[2], 0)
+    again = both.compare(Attend((), None, encode_derived(derived), places, None), *others)
+    assert again[0].tolist() == [2, 1, 4, -1]
+    assert again[1].tolist() == [5 + end * 2**33 for end in (2, 4, 5, 9)]
+    assert again[2].tolist() == constant.tolist()
 
 
 @needs_compiler
@@ -143,7 +159,7 @@ def test_rows_go_behind_the_old_ones(both: Both, width: int, *, paged: bool) -> 
         v_bytes=width,
         shift=-1,
     )
-    message = Attend((), append, (), None)
+    message = Attend((), append, NOTHING, (), None)
     before = both.memory[caches[0]].copy()
     k, _ = both.compare(message, *caches)
     given = both.memory[rows[0]]

@@ -9,7 +9,7 @@ from ..._dtypes import DTYPES
 from .._arguments import usable, writable
 from ._attention_graph import Question, attention_graph
 from ._run import Form, Output
-from ._sequence_messages import Append, Attend, Derived, Grow, Upload
+from ._sequence_messages import Append, Attend, Derived, Grow, Upload, encode_derived
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,7 +121,17 @@ class Prelude:
         nbytes: of scratch memory.
     """
 
-    __slots__ = ("_append", "_derived", "_kind", "_sizes", "_uploads", "ids", "nbytes", "offsets")
+    __slots__ = (
+        "_append",
+        "_derived",
+        "_kind",
+        "_places",
+        "_sizes",
+        "_uploads",
+        "ids",
+        "nbytes",
+        "offsets",
+    )
 
     def __init__(self, call: Call, graph: Attention, names: list[str]) -> None:
         """Of a call that reads and writes what ``names`` says, in this order."""
@@ -129,7 +139,8 @@ class Prelude:
         tensors = graph.program.graph.tensors
         self.ids: Final = [graph.ids[name] for name in call.making]
         offsets, end = [], 0
-        self._derived: list[tuple[Any, ...]] = []
+        derived: list[Derived] = []
+        self._places: list[int] = []
         self._uploads: list[tuple[int, bytes]] = []
         for (name, making), id_ in zip(call.making.items(), self.ids, strict=True):
             wide = tensors[id_].dtype == "int64"
@@ -138,9 +149,10 @@ class Prelude:
             if making.data:
                 self._uploads.append((places[name], making.data))
                 continue
-            source = places[making.source] if making.source else -1
+            self._places += (places[name], places[making.source] if making.source else -1)
             numbers = (making.length, making.multiplier, making.addend, making.differences, wide)
-            self._derived.append((places[name], source, numbers))
+            derived.append(Derived(*numbers))
+        self._derived = encode_derived(derived)
         self.offsets: Final = tuple(offsets)
         self.nbytes: Final = end
         appending = call.appending
@@ -160,12 +172,11 @@ class Prelude:
         append = None
         if self._append:
             append = Append(*[addresses[at] for at in self._append], *self._sizes)
-        derived = [
-            Derived(addresses[at], 0 if source < 0 else addresses[source], *numbers)
-            for at, source, numbers in self._derived
-        ]
-        uploads = [Upload(addresses[at], data) for at, data in self._uploads]
-        return self._kind(tuple(uploads), append, tuple(derived), run)
+        uploads: tuple[Upload, ...] = ()
+        if self._uploads:
+            uploads = tuple([Upload(addresses[at], data) for at, data in self._uploads])
+        places = tuple([0 if at < 0 else addresses[at] for at in self._places])
+        return self._kind(uploads, append, self._derived, places, run)
 
 
 @final

@@ -9,7 +9,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ._philox import kept
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Clear, Derived, Grow
+from ._sequence_messages import Append, Attend, Clear, Derived, Grow, decode_derived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,22 +48,23 @@ class CpuSequences:
             self._context.bytes_at(upload.target, len(data))[...] = data
         if message.append is not None:
             self._append(message.append)
-        for derived in message.derived:
-            self._derive(derived)
+        places = iter(message.places)
+        for derived in decode_derived(message.derived):
+            self._derive(derived, next(places), next(places))
         if message.run is None:
             return None
         return self._others[type(message.run)](message.run)
 
-    def _derive(self, derived: Derived) -> None:
+    def _derive(self, derived: Derived, target: int, source: int) -> None:
         count = derived.count
-        source = np.zeros(count, np.int64)
-        if derived.source:
-            read = self._context.array(derived.source, (count + derived.differences,), _INT32)
-            source = read.astype(np.int64)
+        values = np.zeros(count, np.int64)
+        if source:
+            read = self._context.array(source, (count + derived.differences,), _INT32)
+            values = read.astype(np.int64)
             if derived.differences:
-                source = np.diff(source)
-        target = self._context.array(derived.target, (count,), _INT64 if derived.wide else _INT32)
-        target[...] = source * derived.multiplier + derived.addend
+                values = np.diff(values)
+        made = self._context.array(target, (count,), _INT64 if derived.wide else _INT32)
+        made[...] = values * derived.multiplier + derived.addend
 
     def _append(self, message: Append) -> None:
         context = self._context

@@ -14,7 +14,7 @@ from .._cuda_kernels import Arguments, Kernels
 from .._device_code import C_TYPES
 from ._philox import threshold
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Clear, Derived, Grow, Upload
+from ._sequence_messages import Append, Attend, Clear, Derived, Grow, Upload, decode_derived
 from ._source import MOST_DERIVED, SOURCE
 
 if TYPE_CHECKING:
@@ -25,19 +25,26 @@ if TYPE_CHECKING:
 _PIECE: Final = 1 << 16
 """Uploads of up to this size return before the stream comes to them."""
 
+_DERIVED: Final = "<QQqqqii"
+"""A list of the kernel ``derive``, which begins with its addresses."""
+
+_DERIVED_BYTES: Final = struct.calcsize(_DERIVED)
+_MOST_PACKED: Final = 1024
+
 _PIECES: Final = {16: "uint4", 8: "unsigned long long", 4: "unsigned", 2: "unsigned short"}
 """What a thread copies at a time, by its bytes."""
 
 
-def pack_derived(lists: tuple[Derived, ...], pointers: list[tuple[int, int]]) -> bytes:
-    """The arguments of the kernel ``derive``."""
+def pack_derived(lists: tuple[Derived, ...]) -> tuple[int, Arguments]:
+    """Threads and arguments of the kernel ``derive``, without addresses."""
     longest = max(each.count for each in lists)
     data = b""
-    for each, (target, source) in zip(lists, pointers, strict=True):
+    for each in lists:
         numbers = (each.multiplier, each.addend, each.count, each.differences, each.wide)
-        data += struct.pack("<QQqqqii", target, source, *numbers)
-    data += bytes(struct.calcsize("<QQqqqii") * (MOST_DERIVED - len(lists)))
-    return data + struct.pack("<QQ", longest, longest * len(lists))
+        data += struct.pack(_DERIVED, 0, 0, *numbers)
+    data += bytes(_DERIVED_BYTES * (MOST_DERIVED - len(lists)))
+    threads = longest * len(lists)
+    return threads, Arguments(data + struct.pack("<QQ", longest, threads))
 
 
 def piece_of(nbytes: int) -> int:
@@ -65,6 +72,7 @@ class CudaSequences:
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
         self._others: Final = handlers
+        self._packed: dict[bytes, tuple[int, Arguments]] = {}
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Attend: self._attend,
             Grow: self._attend,
@@ -81,19 +89,24 @@ class CudaSequences:
             self._upload(upload)
         if message.append is not None:
             self._append(message.append)
-        if message.derived:
-            self._derive(message.derived)
+        if message.places:
+            self._derive(message.derived, message.places)
         if message.run is None:
             return None
         return self._others[type(message.run)](message.run)
 
-    def _derive(self, lists: tuple[Derived, ...]) -> None:
-        pointer = self._pointer
-        pointers = [
-            (pointer(each.target), pointer(each.source) if each.source else 0) for each in lists
-        ]
-        threads = max(each.count for each in lists) * len(lists)
-        self._launch("derive", threads, pack_derived(lists, pointers))
+    def _derive(self, encoded: bytes, places: tuple[int, ...]) -> None:
+        packed = self._packed.get(encoded)
+        if packed is None:
+            if len(self._packed) >= _MOST_PACKED:
+                self._packed.clear()
+            packed = self._packed[encoded] = pack_derived(decode_derived(encoded))
+        threads, arguments = packed
+        pointer, pointers = self._pointer, arguments.pointers
+        words = _DERIVED_BYTES // 8
+        for at, place in enumerate(places):
+            pointers[at // 2 * words + at % 2] = pointer(place) if place else 0
+        self._kernels.launch(self._kernels.function("derive"), threads, arguments)
 
     def _append(self, message: Append) -> None:
         pointer, page = self._pointer, message.page

@@ -21,7 +21,7 @@ from ._attention_call import HALF, Appending, Call, Making, mask_of, require, sc
 from ._attention_graph import Question
 from ._attention_options import BUFFERS, AttentionOptions, checked, split
 from ._run import LANE
-from ._sequence_messages import Clear, Grow, Upload
+from ._sequence_messages import NOTHING, Clear, Grow, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -223,7 +223,7 @@ class PagedKVCache:
             lengths, rows = scratch._block, scratch[after.size :]._block
             data = np.concatenate([after, table.ravel()]).tobytes()
             append = appending.message(lengths.address, rows.address)
-            message = Grow((Upload(lengths.address, data),), append, (), None)
+            message = Grow((Upload(lengths.address, data),), append, NOTHING, (), None)
             reads, writes = appending.blocks(self._device.memory)
             if LANE.name in self._device.ports:  # it is sent now, and not after a wait
                 self._commit(growth)

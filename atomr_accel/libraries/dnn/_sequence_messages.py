@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import lru_cache
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -14,21 +15,30 @@ class Derived(msgspec.Struct, frozen=True, array_like=True):
     """Integers made from others: ``multiplier * source + addend``.
 
     Attributes:
-        target: address of where they go.
-        source: address of int32; 0 for zeros.
         count: how many.
         multiplier, addend: numbers.
         differences: whether they are made from differences of neighbours instead.
         wide: whether they are int64, and not int32.
     """
 
-    target: int
-    source: int
     count: int
     multiplier: int
     addend: int
     differences: bool
     wide: bool
+
+
+encode_derived: Final = msgspec.msgpack.Encoder().encode
+NOTHING: Final = encode_derived(())
+"""No integers to make."""
+
+_decoder: Final = msgspec.msgpack.Decoder(tuple[Derived, ...])
+
+
+@lru_cache
+def decode_derived(encoded: bytes) -> tuple[Derived, ...]:
+    """What ``encode_derived`` was given."""
+    return _decoder.decode(encoded)
 
 
 class Append(Message, frozen=True):
@@ -87,13 +97,16 @@ class Attend(Message, frozen=True):
     Attributes:
         uploads: what comes from the program.
         append: what to write to a cache; None for nothing.
-        derived: integers to make.
+        derived: integers to make, encoded: the same for all calls that are alike.
+        places: addresses for each of them: where it goes, and of the int32 that it is made
+            from, 0 for zeros.
         run: the graph; None for none.
     """
 
     uploads: tuple[Upload, ...]
     append: Append | None
-    derived: tuple[Derived, ...]
+    derived: bytes
+    places: tuple[int, ...]
     run: RunGraph | TuneGraph | None
 
 
