@@ -1,8 +1,9 @@
 """The program's half of a lane: where ops are submitted, and answered exactly once.
 
 A library actor's mailbox is its port's outbox, and its task is the port's ``run``: a
-message goes from the caller to the socket without a detour through another task, which
-would cost as much as the kernel it is about.
+message goes from the caller to the socket, and its answer back, without a detour through
+another task, which would cost as much as the kernel it is about. The task sees the lane's
+end, and waits for a socket that is full.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ..host import (
     unpack_exception,
 )
 from ._promptness import hurry, relax
+from ._turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -174,7 +176,12 @@ class Port:
         self._in_flight = in_flight
         self._outbox: deque[Op] = deque()
         self._buffer = bytearray()
-        self._writer: trio.lowlevel.Task | None = None
+        self._turns: Turns | None = None
+        self._sends_soon = False
+        self._looked = False
+        self._due = 0
+        self._full = trio.Event()
+        self._failure: BaseException | None = None
         self._count = 0
         self._submitted = 0
         self._completed = 0
@@ -219,11 +226,14 @@ class Port:
             self.send()  # the lane is idle: latency counts
             if not self._buffer:
                 return
-        if self._writer is not None:
-            # The lane is busy: let the other tasks that are about to run submit too, and
-            # send all of it at once.
-            trio.lowlevel.reschedule(self._writer)
-            self._writer = None
+        # The lane is busy: let the other tasks that are about to run submit too, and send
+        # all of it at once. Those are mostly the ones whose ops have been answered.
+        self._due -= 1
+        if not self._due:
+            self.send()
+            if not self._buffer:
+                return
+        self._send_soon()
 
     def fail_all(self, make_error: Callable[[Op], Exception]) -> None:
         """Answer everything that is in flight here with an error; nothing comes after that."""
@@ -273,32 +283,66 @@ class Port:
                 suspected op; the port does nothing more afterwards.
         """
         self._on_fault = on_fault
+        self._turns = turns = Turns.join(self)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
                 while not self._ended:
                     await trio.lowlevel.wait_readable(self._sock)
-                    self._receive()
+                    if self._failure is not None:
+                        raise self._failure
+                    if not self._looked:
+                        self._receive()
+                    self._looked = False
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
+            self._turns = None
+            turns.leave(self)
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
 
     async def _write(self) -> None:
+        """Send what is left whenever the socket was full."""
+        self.send()
         while True:
-            if self._outbox or self._buffer:
-                self.send()
-            if self._buffer:
+            while self._buffer:
                 await trio.lowlevel.wait_writable(self._sock)
-            else:
-                # Woken by the next submission, or by answers that make room for more.
-                self._writer = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._abort_write)
+                self.send()
+            self._full = trio.Event()
+            await self._full.wait()
+            if self._failure is not None:
+                raise self._failure
 
-    def _abort_write(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        self._writer = None
-        return trio.lowlevel.Abort.SUCCEEDED
+    def wake_writer(self) -> None:
+        """Have the port's task wait for room in the socket."""
+        self._full.set()
+
+    # --- between turns of the loop ----------------------------------------------------
+
+    def _send_soon(self) -> None:
+        if self._turns is not None and not self._sends_soon:
+            self._sends_soon = True
+            self._turns.send_soon(self)
+
+    def flush(self) -> bool:
+        """Send what is queued; whether that is done with. Called between turns."""
+        self._sends_soon = False
+        self._due = 0
+        try:
+            self.send()
+        except BaseException as error:  # noqa: BLE001 (no task runs now; the port's raises it)
+            self._failure = error
+            return False
+        return not self._buffer
+
+    def look(self) -> None:
+        """Take what has come, which wakes the port's task, too. Called between turns."""
+        self._looked = True
+        try:
+            self._receive()
+        except BaseException as error:  # noqa: BLE001 (as above)
+            self._failure = error
 
     def send(self) -> None:
         """Send what is queued, as far as the socket takes it; never blocks."""
@@ -363,6 +407,7 @@ class Port:
                         continue
                     self._settle(op)
                     if op.task is not None:
+                        self._due += 1
                         trio.lowlevel.reschedule(op.task)
                         op.task = None
             elif type(reply) is Value:
@@ -377,9 +422,8 @@ class Port:
                 self._on_fault(reply, suspect.name if suspect is not None else "idle")
                 self._ended = True
                 return
-        if self._outbox and self._writer is not None:
-            trio.lowlevel.reschedule(self._writer)
-            self._writer = None
+        if self._outbox:
+            self._send_soon()
 
     def _is_over(self) -> bool:
         return self._ended

@@ -26,6 +26,7 @@ from atomr_accel.host._wire import (
     pack_exception,
 )
 from atomr_accel.lanes import Op, Port
+from atomr_accel.lanes._turns import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
 
 from ..harness import program
@@ -297,6 +298,75 @@ async def test_what_many_tasks_submit_travels_together() -> None:
             requests = [await host.received(0) for _ in range(100)]
             await host.reply(0, [seq for seq, _, _ in requests])
         assert host.ports[0].statistics().frames_sent == 2  # the first at once, the others then
+
+
+class TurnCounter(trio.abc.Instrument):
+    """Counts the turns of the loop."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def before_io_wait(self, _timeout: float) -> None:
+        self.turns += 1
+
+
+@program
+async def test_an_answer_and_what_follows_it_take_one_turn() -> None:
+    async with running() as host:
+        first = host.submit(0)
+        await host.received(0)
+        second: list[Op] = []
+
+        async def ask_again() -> None:
+            await first.wait()
+            second.extend(host.submit(0) for _ in range(2))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_again)
+            await trio.testing.wait_all_tasks_blocked()
+            turns = TurnCounter()
+            trio.lowlevel.add_instrument(turns)
+            buffer = bytearray()
+            append_frame(buffer, [first.seq])
+            os.write(host.ends[0].socket.fileno(), buffer)
+            await trio.lowlevel.checkpoint()  # the loop looks, and runs who waits
+            await trio.lowlevel.checkpoint()  # and has sent what that has submitted
+            assert turns.turns == 2
+            trio.lowlevel.remove_instrument(turns)
+            assert [op.sent for op in second] == [True, True]
+
+
+@pytest.mark.parametrize("when", ["receiving", "sending"])
+@program
+async def test_what_fails_between_turns_is_raised(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(1)
+
+    def broken(*_args: object) -> None:
+        raise RuntimeError(when)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.ports[0].run, host.on_fault)
+            await trio.testing.wait_all_tasks_blocked()
+            op = host.submit(0)
+            await host.received(0)
+            name = "_receive" if when == "receiving" else "send"
+            monkeypatch.setattr(Port, name, broken)
+            if when == "receiving":
+                await host.reply(0, [op.seq])
+            else:
+                host.submit(0)
+    assert caught.group_contains(RuntimeError, match=when)
+    await host.ends[0].aclose()
+
+
+@program
+async def test_ports_leave_nothing_behind() -> None:
+    async with running(3):
+        assert _of_run.get() is not None
+    assert _of_run.get() is None
 
 
 @program
