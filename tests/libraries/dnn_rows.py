@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import special
 
+from . import dnn_product_rows
 from .conformance import HALF, Array, Case, Near, Operation, Sample, on_cuda, product
 
 REALS = (*HALF, "float32", "float64")
@@ -695,6 +696,7 @@ CONVOLVERS: list[tuple[str, list[Case], Any, Any, Any]] = [
 ]
 
 OPERATIONS = [
+    *dnn_product_rows.OPERATIONS,
     *(
         Operation(
             f"dnn.{name}",

@@ -1,8 +1,9 @@
 """CUDA kernels compiled for the host, so that what they compute is tested without a GPU.
 
 Most kernels of this package use no shared memory and no barriers, so a loop over all
-threads is a launch; of the others a block has one thread. Arguments are read from the same
-packed bytes that a GPU would get, through a struct of the kernel's parameters.
+threads is a launch. Of the others each thread of a block has a stack of its own, and runs from
+barrier to barrier in turn. Arguments are read from the same packed bytes that a GPU would get,
+through a struct of the kernel's parameters.
 """
 
 from __future__ import annotations
@@ -27,9 +28,14 @@ _PRELUDE: Final = r"""
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <ucontext.h>
+#include <vector>
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
 struct dim { unsigned x, y, z; };
 static dim gridDim, blockDim, blockIdx, threadIdx;
 struct uint2 { unsigned x, y; };
@@ -51,6 +57,7 @@ static unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
   return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 static unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
+static double __longlong_as_double(long long i) { double d; std::memcpy(&d, &i, 8); return d; }
 static float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
 
 struct h16 { unsigned short bits; };
@@ -87,6 +94,50 @@ template <class F> static void launch(unsigned blocks, unsigned threads, F kerne
       kernel();
     }
 }
+
+struct Fiber { ucontext_t context; std::vector<char> stack; bool done; };
+static std::vector<Fiber> fibers;
+static ucontext_t in_turn;
+static std::function<void()> body;
+static void __syncthreads() { swapcontext(&fibers[threadIdx.x].context, &in_turn); }
+template <class T> static T __shfl_down_sync(unsigned, T value, int step) {
+  static T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const unsigned other = threadIdx.x + step;
+  const T found = other / 32 == threadIdx.x / 32 && other < blockDim.x ? values[other] : value;
+  __syncthreads();
+  return found;
+}
+static void run_fiber() {
+  body();
+  fibers[threadIdx.x].done = true;
+}
+template <class F> static void launch_together(unsigned blocks, unsigned threads, F kernel) {
+  body = kernel;
+  gridDim = {blocks, 1, 1};
+  blockDim = {threads, 1, 1};
+  fibers.resize(threads);
+  for (unsigned block = 0; block < blocks; ++block) {
+    blockIdx = {block, 0, 0};
+    for (Fiber& fiber : fibers) {
+      fiber.stack.resize(1 << 16);
+      fiber.done = false;
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data();
+      fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_link = &in_turn;
+      makecontext(&fiber.context, run_fiber, 0);
+    }
+    for (unsigned left = threads; left;)
+      for (unsigned thread = 0; thread < threads; ++thread) {
+        if (fibers[thread].done) continue;
+        threadIdx = {thread, 0, 0};
+        swapcontext(&in_turn, &fibers[thread].context);
+        left -= fibers[thread].done;
+      }
+  }
+}
 """
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -102,12 +153,13 @@ def compile_kernels(
         kernels: by name expression, the kernel's parameters as members of a struct, such
             as ``"T* target; const S* source"``.
         folder: where to put the library.
-        threads: how many a block has; kernels with barriers can only have one.
+        threads: how many a block has; where kernels shuffle, a multiple of 32.
 
     Returns:
         By name expression, what launches it with packed arguments.
     """
     assert COMPILER is not None
+    launch = "launch_together" if "__syncthreads" in source else "launch"
     runners = []
     for number, (name, members) in enumerate(kernels.items()):
         names = [member.split()[-1].lstrip("*&") for member in members.split(";") if member.strip()]
@@ -122,7 +174,7 @@ def compile_kernels(
             f"  struct Arguments {{ {members}; }};\n"
             f"  Arguments a;\n"
             f"  std::memcpy(&a, bytes, size{number}());\n"
-            f"  launch(3, {threads}, [&] {{ {name}({values}); }});\n"
+            f"  {launch}(3, {threads}, [&] {{ {name}({values}); }});\n"
             f"}}\n"
         )
     file = folder / "kernels.cpp"

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries._device_code import C_TYPES
-from atomr_accel.libraries.dnn import _conv_source, _norm_source, _own_convs, _own_nodes, _own_norms
+from atomr_accel.libraries.dnn import (
+    _conv_source,
+    _norm_source,
+    _own_convs,
+    _own_nodes,
+    _own_norms,
+    _own_products,
+    _product_source,
+)
 from atomr_accel.libraries.dnn._cpu import interpret
 from atomr_accel.libraries.dnn._graph import Builder, Graph, channels_last, packed_strides
 from atomr_accel.libraries.dnn._node_source import (
@@ -19,7 +27,8 @@ from atomr_accel.libraries.dnn._node_source import (
 )
 from atomr_accel.libraries.dnn._nodes import NODES, REDUCTIONS, wider
 from atomr_accel.libraries.dnn._own import launches
-from atomr_accel.libraries.dnn._own_source import complete
+from atomr_accel.libraries.dnn._own_source import THREADS, complete
+from atomr_accel.libraries.dnn._rewrite import cut
 
 from .conformance import dtype_of, eps_of
 from .host_kernels import compile_kernels, needs_compiler
@@ -27,14 +36,6 @@ from .host_kernels import compile_kernels, needs_compiler
 Array = np.ndarray[Any, Any]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-ONE_THREAD = """
-#define __shared__
-#define __syncthreads()
-#define __shfl_down_sync(mask, value, step) 0
-#define __longlong_as_double(bits) HUGE_VAL
-"""
-"""What kernels with barriers come down to where a block is one thread."""
-
 CLIPPED = {"negative_slope": 0.25, "lower_clip": 0.5, "upper_clip": 1.5}
 LOGICAL = frozenset({"logical_and", "logical_or", "logical_not"})
 
@@ -152,9 +153,7 @@ def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
     text = text.replace(
         "  __shared__ A parts", "  Y* y = (Y*)y_; const T* x = (const T*)x_;\n  __shared__ A parts"
     )
-    compiled = compile_kernels(
-        ONE_THREAD + text, kernels, tmp_path_factory.mktemp("nodes"), threads=1
-    )
+    compiled = compile_kernels(text, kernels, tmp_path_factory.mktemp("nodes"), threads=64)
     for graph, arrays, written, scalars, name, data in cases:
         compiled[name](data)
         compare(graph, written, arrays, scalars)
@@ -252,8 +251,8 @@ def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
         made = launches(graph, addresses_of(written), scalars)
         kernels |= {name: members_of(name) for _, name, _, _ in made}
         cases.append((graph, arrays, written, scalars, made))
-    source = ONE_THREAD + _norm_source.SOURCE
-    compiled = compile_kernels(source, kernels, tmp_path_factory.mktemp("norms"), threads=1)
+    folder = tmp_path_factory.mktemp("norms")
+    compiled = compile_kernels(_norm_source.SOURCE, kernels, folder, threads=64)
     for graph, arrays, written, scalars, made in cases:
         for _, name, items, data in made:
             assert items
@@ -309,6 +308,79 @@ def test_convolutions(tmp_path_factory: pytest.TempPathFactory) -> None:
         compare(graph, written, arrays, {})
 
 
+# --- products -----------------------------------------------------------------------------
+
+PRODUCTS = [
+    ((5, 7), (7, 3)),
+    ((70, 33), (33, 90)),
+    ((3, 1, 18), (3, 18, 65)),
+    ((2, 1, 9, 40), (1, 3, 40, 5)),
+    ((4, 6, 17), (1, 17, 6)),
+    ((1, 2, 1, 2, 3, 1, 4, 5), (2, 1, 2, 1, 3, 2, 5, 4)),
+]
+MANY = ((256, 70, 3), (1, 3, 66))
+"""So many that a thread takes more of each."""
+
+
+def transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of matrices whose columns are contiguous, with gaps between them."""
+    rows, columns = shape[-2:]
+    *batch, _, _ = packed_strides((*shape[:-2], columns, rows + 2))
+    return (*batch, 1, rows + 2)
+
+
+def product_graphs() -> list[Graph]:
+    graphs = []
+    for number, (left, right) in enumerate(PRODUCTS):
+        for dtype in DTYPES:
+            for way in range(3):  # how the factors and the result lie
+                builder = Builder()
+                strides = [transposed(each) if way == 1 else None for each in (left, right)]
+                if way == 2:
+                    strides = [packed_strides(left), transposed(right)]
+                a = builder.tensor(left, dtype, strides[0])
+                b = builder.tensor(right, dtype, strides[1])
+                c = builder.node("matmul", A=a, B=b)["c"]
+                narrow = (None, "float32", "bfloat16")[(number + way) % 3]
+                builder.output(c, narrow, transposed(c.shape) if way else None)
+                graphs.append(builder.finish())
+    builder = Builder()
+    a, b = (builder.tensor(shape, "float32") for shape in MANY)
+    builder.output(builder.node("matmul", A=a, B=b)["c"])
+    graphs.append(builder.finish())
+    builder = Builder()
+    a = builder.node("relu", input=builder.tensor((20, 30), "float16"))["y"]
+    b = builder.tensor((30, 10), "float16")
+    builder.output(builder.node("matmul", A=a, B=b)["c"])
+    _, product = cut(builder.finish(), 1)
+    factors = [product.tensors[id_].dtype for _, id_ in product.nodes[0].inputs]
+    assert factors == ["float32", "float16"]
+    return [*graphs, product]
+
+
+@needs_compiler
+def test_products(tmp_path_factory: pytest.TempPathFactory) -> None:
+    rng = np.random.default_rng(10)
+    cases = []
+    kernels: dict[str, str] = {}
+    for graph in product_graphs():
+        assert _own_products.computes(graph)
+        arrays = filled(graph, rng)
+        # What is between rows of a result stays as it is.
+        written = {**arrays, **{id_: arrays[id_].copy() for id_ in graph.written()}}
+        ((_, name, items, data),) = launches(graph, addresses_of(written), {})
+        assert items % THREADS == 0
+        left, right, result = name.split("<")[1].split(", ")[1:4]
+        kernels[name] = f"{result}* c; {left}* a; {right}* b; Product product; i64 squares"
+        cases.append((graph, arrays, written, name, data))
+    assert {name[-2] for name in kernels} == {"4", "8"}
+    folder = tmp_path_factory.mktemp("products")
+    compiled = compile_kernels(_product_source.SOURCE, kernels, folder, threads=THREADS)
+    for graph, arrays, written, name, data in cases:
+        compiled[name](data)
+        compare(graph, written, arrays, {})
+
+
 # --- NVRTC --------------------------------------------------------------------------------
 
 
@@ -331,6 +403,22 @@ def test_nvrtc_compiles_the_convolutions(name: str) -> None:
 
     image, *_ = compile_cubin(complete(_conv_source.SOURCE), f"{name}<double, double>", (), (9, 0))
     assert image[:4] == b"\x7fELF"
+
+
+@pytest.mark.headers
+@pytest.mark.parametrize(
+    "types",
+    [
+        "float, float, float, float, 4",
+        "float, h16, float, h16, 8",
+        "double, double, double, b16, 4",
+    ],
+)
+def test_nvrtc_compiles_the_products(types: str) -> None:
+    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+
+    source = complete(_product_source.SOURCE)
+    assert compile_cubin(source, f"multiply<{types}>", (), (9, 0))[0][:4] == b"\x7fELF"
 
 
 @pytest.mark.headers

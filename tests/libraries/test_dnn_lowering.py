@@ -135,6 +135,30 @@ def test_what_cudnn_computes_wrongly_is_computed_by_own_kernels(tmp_path: Path) 
     ]
 
 
+def a_product(dtype: str, *, tf32: bool) -> Graph:
+    """``relu(a @ b * scale + row)``."""
+    builder = Builder()
+    a, b = builder.tensor((4, 64, 128), dtype), builder.tensor((1, 128, 32), dtype)
+    y = builder.node("matmul", A=a, B=b)["c"]
+    y = builder.node("mul", a=y, b=builder.scalar(ndim=3))["y"]
+    y = builder.node("add", a=y, b=builder.tensor((1, 1, 32), dtype))["y"]
+    builder.output(builder.node("relu", input=y)["y"])
+    return builder.finish(tf32=tf32)
+
+
+def test_products_that_cudnn_would_round_are_computed_by_own_kernels(tmp_path: Path) -> None:
+    whole = "takes matmul+mul+add+relu"
+    expected = {
+        ("float16", False): whole,
+        ("bfloat16", False): whole,
+        ("float32", True): whole,
+        ("float32", False): "takes own matmul | mul+add+relu",
+    }
+    graphs = [a_product(dtype, tf32=tf32) for dtype, tf32 in expected]
+    verdicts = offer([encode(graph) for graph in graphs], tmp_path)
+    assert dict(zip(expected, verdicts, strict=True)) == expected
+
+
 def a_convolution(dtype: str) -> Graph:
     builder = Builder()
     x = builder.tensor((8, 64, 28, 28), dtype, packed_strides((8, 64, 28, 28), channels_last(4)))

@@ -153,6 +153,11 @@ def _wrong(graph: Graph, node: Node) -> str:
     if node.op.startswith("conv_") and graph.compute == "float64":
         # The frontend hands over factors in single precision, which are read as double.
         return "convolutions in float64"
+    if node.op == "matmul" and not graph.tf32:
+        # All of its engines do, those too that have no numerical note which says so.
+        factors = {graph.tensors[id_].dtype for _, id_ in node.inputs}
+        if "float32" in factors:
+            return "products of float32 in full precision: it rounds their factors to TF32"
     outputs = {name for name, _ in node.outputs}
     if "dSink_token" in outputs and graph.tensors[dict(node.inputs)["q"]].ragged >= 0:
         return "it sums a sink's gradient beyond the ends of ragged sequences"
