@@ -23,7 +23,7 @@ from ._attention_options import BUFFERS, AttentionOptions, Options, checked, spl
 from ._run import Facade
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from ...memory import GpuRef
     from ._run import Form
@@ -140,7 +140,7 @@ class FlashAttention(Facade):
 
         count = grads is None or len(grads)
         key, buffers = split(options, layout, seqlens_q is seqlens_k, count)
-        given = (q, k, v, seqlens_q, seqlens_k, *buffers, out, grad, lse)
+        given = (q, k, v, seqlens_q, seqlens_k, out, grad, lse, *buffers)
         outs = () if grads is None else grads
         return await self._attend(  # type: ignore[no-any-return]
             "dnn.flash_attention_grad", key, _DENSE_GRAD, given, outs, make
@@ -267,7 +267,7 @@ class FlashAttention(Facade):
         same = cu_seqlens_q is cu_seqlens_k
         count = grads is None or len(grads)
         key, buffers = split(options, same, max_seqlen_q, max_seqlen_k, count)
-        given = (q, k, v, cu_seqlens_q, cu_seqlens_k, None, *buffers, out, grad, lse)
+        given = (q, k, v, cu_seqlens_q, cu_seqlens_k, out, grad, lse, *buffers)
         outs = () if grads is None else grads
         return await self._attend(  # type: ignore[no-any-return]
             "dnn.flash_attention_varlen_grad", key, _RAGGED_GRAD, given, outs, make
@@ -383,9 +383,9 @@ class FlashAttention(Facade):
             return call
 
         key, buffers = split(options, layout, seqlens_q is seqlens_k, *scales)
-        given = (q, k, v, seqlens_q, seqlens_k, *buffers, *scales.values())
+        given = (q, k, v, seqlens_q, seqlens_k, *scales.values(), *buffers)
         return await self._attend(  # type: ignore[no-any-return]
-            "dnn.flash_attention_fp8", key, (*_DENSE, *scales), given, (out,), make
+            "dnn.flash_attention_fp8", key, (*_SEQUENCES, *scales, *BUFFERS), given, (out,), make
         )
 
     async def flash_attention_fp8_grad(
@@ -443,14 +443,19 @@ class FlashAttention(Facade):
             return call
 
         key, buffers = split(options, layout, seqlens_q is seqlens_k, *scales)
-        given = (q, k, v, seqlens_q, seqlens_k, *buffers, out, grad, lse, *scales.values())
+        given = (q, k, v, seqlens_q, seqlens_k, out, grad, lse, *scales.values(), *buffers)
         return await self._attend(  # type: ignore[no-any-return]
-            "dnn.flash_attention_fp8_grad", key, (*_DENSE_GRAD, *scales), given, (), make
+            "dnn.flash_attention_fp8_grad",
+            key,
+            (*_SEQUENCES, *_BACKWARD, *scales, *BUFFERS),
+            given,
+            (),
+            make,
         )
 
     # --- calls ----------------------------------------------------------------------------
 
-    async def _attend(
+    def _attend(
         self,
         name: str,
         key: Hashable,
@@ -460,15 +465,15 @@ class FlashAttention(Facade):
         make: Callable[[], Call],
         *,
         sent: Callable[[], None] | None = None,
-    ) -> Any:
+    ) -> Awaitable[Any]:
         """Run a call.
 
         Args:
             name: what to call the op.
             key: what ``make`` depends on beside shapes and dtypes; None if it has to be asked
                 each time.
-            names: of what the call reads: those of the graph's tensors, or of their sources.
-            given: what it reads.
+            names: of what the call may read: those of the graph's tensors, or of their sources.
+            given: what it reads; the last ones may be absent.
             outs: where results go, as for ``_run``.
             make: checks everything.
             sent: as for ``_run``.
@@ -476,10 +481,10 @@ class FlashAttention(Facade):
         plans = self._plans
 
         def form() -> Form:
-            return make().form(plans, names)
+            return make().form(plans, names[: len(given)])
 
         whole = None if key is None else (name, key)
-        return await self._run(name, whole, given, outs, form, sent=sent)
+        return self._run(name, whole, given, outs, form, sent=sent)
 
     def _dense(
         self,
@@ -737,10 +742,12 @@ class FlashAttention(Facade):
 
 _PAGES: Final = "pages, page, heads, size"
 _BACKWARD: Final = ("o", "dO", "stats")
-_DENSE: Final = ("q", "k", "v", "seq_len_q", "seq_len_kv", *BUFFERS)
-_DENSE_GRAD: Final = (*_DENSE, *_BACKWARD)
-_RAGGED: Final = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "table", *BUFFERS)
-_RAGGED_GRAD: Final = (*_RAGGED, *_BACKWARD)
+_SEQUENCES: Final = ("q", "k", "v", "seq_len_q", "seq_len_kv")
+_DENSE: Final = (*_SEQUENCES, *BUFFERS)
+_DENSE_GRAD: Final = (*_SEQUENCES, *_BACKWARD, *BUFFERS)
+_LISTS: Final = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
+_RAGGED: Final = (*_LISTS, "table", *BUFFERS)
+_RAGGED_GRAD: Final = (*_LISTS, *_BACKWARD, *BUFFERS)
 _CACHED: Final = ("q", "k", "v", "new_k", "new_v", "cache_seqlens", "table", *BUFFERS)
 _NOT_FP8: Final = (*("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset"),)
 

@@ -89,23 +89,25 @@ class Options:
 BUFFERS: Final = ("alibi_slopes", "bias", "sink")
 """The options that may be buffers."""
 
-_NO_BUFFERS: Final = (None,) * len(BUFFERS)
+_SEEDS: Final = frozenset(("seed", "offset"))
+_APART: Final = _SEEDS.union(BUFFERS)
 
 
 def split(options: Any, *values: Any) -> tuple[Any, tuple[GpuRef | None, ...]]:
-    """Options and other arguments as a key, and the buffers among the options.
+    """Options and other arguments as a key, and the buffers among the options, if there are.
 
     There is no key (it is None) where dropout is seeded, because that differs from call to
     call.
     """
     if not options:
-        return exact(values), _NO_BUFFERS
-    if "seed" in options or "offset" in options:
-        key = None
-    else:
+        return exact(values), ()
+    if _APART.isdisjoint(options):
+        return (*options, exact((*values, *options.values()))), ()
+    buffers = [options.get(name) for name in BUFFERS]
+    key = None
+    if _SEEDS.isdisjoint(options):
         settings = [GpuRef if type(each) is GpuRef else each for each in options.values()]
         key = (*options, exact((*values, *settings)))
-    buffers = [options.get(name) for name in BUFFERS]
     return key, tuple([each if type(each) is GpuRef else None for each in buffers])
 
 

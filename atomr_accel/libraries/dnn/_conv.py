@@ -21,7 +21,7 @@ from ._layout import (
 from ._run import Facade, Form, Output, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ...memory import GpuRef
     from ._graph import Symbol
@@ -320,7 +320,7 @@ class Convolutions(Facade):
 
         return await self._conv("conv_grad_bias", [(grad, "grad")], (), layout, out, make)
 
-    async def _conv(
+    def _conv(
         self,
         name: str,
         given: list[tuple[GpuRef, str]],
@@ -328,7 +328,7 @@ class Convolutions(Facade):
         layout: str | None,
         out: GpuRef | None,
         make: Callable[[bool], _Made],
-    ) -> GpuRef:
+    ) -> Awaitable[GpuRef]:
         """Run a convolution whose graph is made when such a one was not met before."""
         plans, device = self._plans, self._device
 
@@ -346,7 +346,7 @@ class Convolutions(Facade):
 
         key = (name, exact(options), layout, plans.tf32)
         refs = [ref for ref, _ in given]
-        return await self._run(f"dnn.{name}", key, refs, (out,), form)  # type: ignore[no-any-return]
+        return self._run(f"dnn.{name}", key, refs, (out,), form)
 
     def _made(
         self,

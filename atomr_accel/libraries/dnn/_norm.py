@@ -13,7 +13,7 @@ from ._nodes import wider
 from ._run import Facade, Form, Output, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ...memory import GpuRef
     from ._graph import Symbol
@@ -582,7 +582,7 @@ class Normalizations(Facade):
         options = (op, "backward", tuple(attributes.items()))
         return await self._norm(options, given, (), make, x, None, ())
 
-    async def _norm(
+    def _norm(
         self,
         options: tuple[Any, ...],
         given: Given,
@@ -592,7 +592,7 @@ class Normalizations(Facade):
         layout: str | None,
         outs: Sequence[GpuRef | None],
         in_place: Mapping[int, str] = _NOT_IN_PLACE,
-    ) -> Any:
+    ) -> Awaitable[Any]:
         """Run a normalisation whose graph is made when such a one was not met before.
 
         Args:
@@ -623,7 +623,7 @@ class Normalizations(Facade):
         numbers = tuple([float(scalar) for scalar in scalars])
         refs = [ref for _, ref in given]
         name = f"dnn.{options[0]}"
-        return await self._run(name, exact(options), refs, outs, form, numbers=numbers)
+        return self._run(name, exact(options), refs, outs, form, numbers=numbers)
 
 
 def _backward_given(

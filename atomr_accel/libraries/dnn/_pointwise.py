@@ -12,7 +12,7 @@ from ._layout import exact, require_float
 from ._run import Facade, Form, Output, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from ...memory import GpuRef
 
@@ -197,9 +197,9 @@ class Activations(Facade):
         key = ("reduce", mode, exact((axis, keepdims)))
         return await self._run("dnn.reduce", key, (x,), (out,), make)  # type: ignore[no-any-return]
 
-    async def _pointwise(
+    def _pointwise(
         self, op: str, named: dict[str, GpuRef], out: GpuRef | None, **attributes: Any
-    ) -> GpuRef:
+    ) -> Awaitable[GpuRef]:
         device = self._device
 
         def make() -> Form:
@@ -221,7 +221,7 @@ class Activations(Facade):
 
         key = (op, *attributes.items()) if attributes else op
         refs = tuple(named.values())
-        return await self._run(f"dnn.{op}", key, refs, (out,), make)  # type: ignore[no-any-return]
+        return self._run(f"dnn.{op}", key, refs, (out,), make)
 
 
 _REDUCTIONS: dict[str, tuple[str, str, str]] = {

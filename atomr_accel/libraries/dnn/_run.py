@@ -512,6 +512,9 @@ def _prepare(
     for at, _ in form.updates:
         ref = given[at]
         assert ref is not None
+        # Whoever writes comes after all who read before, so there is no need to read, too:
+        # then the next one that writes would wait for every single one of them.
+        reads.remove(ref._block)
         writes.append(ref._block)
     if tuning:
         return Prepared(message, reads, writes)
