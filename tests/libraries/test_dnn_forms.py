@@ -251,3 +251,13 @@ async def test_batch_norm_updates_the_buffers_of_each_call(device: Device) -> No
         await device.dnn.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0)
         expected = (await device.get(x)).mean((0, 2, 3))
         np.testing.assert_allclose(await device.get(mean), expected, rtol=1e-4, atol=1e-5)
+
+
+async def test_a_step_waits_for_the_one_before_it_and_not_for_all(device: Device) -> None:
+    r = await buffers(device)
+    await device.dnn.flash_attention_with_kvcache(*r.s[:5], **cached(r))
+    async with device.batch() as batch:
+        for _ in range(40):
+            batch.dnn.flash_attention_with_kvcache(*r.s[:5], **cached(r))
+        most = max(len(op.dependencies) for op in batch._ops)
+        assert most <= 2  # the step before it, and the one that had its scratch memory

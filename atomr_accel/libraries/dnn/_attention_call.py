@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from ..._dtypes import DTYPES
 from .._arguments import usable, writable
 from ._attention_graph import Question, attention_graph
-from ._run import Form, Output
+from ._run import Form, Output, picker
 from ._sequence_messages import Append, Attend, Derived, Grow, Upload, encode_derived
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ class Appending:
 class Prelude:
     """What is done before a graph of attention runs, whatever the buffers.
 
-    Places are positions among the addresses of a call: of what it reads, of what it writes, and
-    of integers that are made for it in scratch memory.
+    Places are positions among the addresses of a call: of what it reads, of what it writes, of
+    integers that are made for it in scratch memory, and a 0 for what is not there.
 
     Attributes:
         ids: of the tensors that are made.
@@ -135,12 +135,12 @@ class Prelude:
 
     def __init__(self, call: Call, graph: Attention, names: list[str]) -> None:
         """Of a call that reads and writes what ``names`` says, in this order."""
-        places = {name: at for at, name in enumerate((*names, *call.making))}
+        places = {name: at for at, name in enumerate((*names, *call.making, ""))}
         tensors = graph.program.graph.tensors
         self.ids: Final = [graph.ids[name] for name in call.making]
         offsets, end = [], 0
         derived: list[Derived] = []
-        self._places: list[int] = []
+        order: list[int] = []
         self._uploads: list[tuple[int, bytes]] = []
         for (name, making), id_ in zip(call.making.items(), self.ids, strict=True):
             wide = tensors[id_].dtype == "int64"
@@ -149,10 +149,11 @@ class Prelude:
             if making.data:
                 self._uploads.append((places[name], making.data))
                 continue
-            self._places += (places[name], places[making.source] if making.source else -1)
+            order += (places[name], places[making.source])
             numbers = (making.length, making.multiplier, making.addend, making.differences, wide)
             derived.append(Derived(*numbers))
         self._derived = encode_derived(derived)
+        self._places = picker(order)
         self.offsets: Final = tuple(offsets)
         self.nbytes: Final = end
         appending = call.appending
@@ -162,8 +163,8 @@ class Prelude:
         if appending is not None:
             uploaded = appending.lengths is None
             lengths = "seq_len_kv" if uploaded else "cache_seqlens"
-            order = ("new_k", "new_v", "k", "v", lengths, "table")
-            self._append = tuple(places[name] for name in order)
+            buffers = ("new_k", "new_v", "k", "v", lengths, "table")
+            self._append = tuple(places[name] for name in buffers)
             self._sizes = appending.sizes()
             self._kind = Grow if uploaded else Attend
 
@@ -175,8 +176,7 @@ class Prelude:
         uploads: tuple[Upload, ...] = ()
         if self._uploads:
             uploads = tuple([Upload(addresses[at], data) for at, data in self._uploads])
-        places = tuple([0 if at < 0 else addresses[at] for at in self._places])
-        return self._kind(uploads, append, self._derived, places, run)
+        return self._kind(uploads, append, self._derived, self._places(addresses), run)
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from ..._dtypes import DTYPES
@@ -118,8 +119,8 @@ class Form:
         outputs: what it writes.
         targets: shape and dtype of each of these, and whether it may be read, too.
         results: positions of those that the caller gets; a single one comes by itself.
-        order: of the graph's buffers: positions among what is read, written and made, one
-            after the other.
+        order: takes the addresses of the graph's buffers out of those of what is read, written
+            and made, one after the other.
         numbers: the graph's numbers in the order of their ids, as far as calls do not differ
             in them.
         prelude: what is done before the graph runs.
@@ -159,10 +160,17 @@ class Form:
         if prelude is not None:
             ids += prelude.ids
         places = {id_: at for at, id_ in enumerate(ids)}
-        self.order: Final = tuple(places[id_] for id_ in program.buffers)
+        self.order: Final = picker([places[id_] for id_ in program.buffers])
         self.numbers: Final = numbers
         self.prelude: Final = prelude
         self.updates: Final = updates
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the items at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda items: tuple([items[at] for at in positions])
 
 
 class _Unplanned(Exception):
@@ -496,11 +504,12 @@ def _prepare(
         workspace = block.address
         if prelude is not None:
             addresses += [workspace + offset for offset in prelude.offsets]
+            addresses.append(0)  # where zeros are made, there is nothing to make them from
             workspace = workspace + prelude.nbytes if workspace_bytes else 0
     message: Any = RunGraph(
         form.program.encoded,
         tuned,
-        tuple([addresses[at] for at in form.order]),
+        form.order(addresses),
         form.numbers or numbers,
         workspace,
         workspace_bytes,
