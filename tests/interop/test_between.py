@@ -174,7 +174,7 @@ async def test_a_cancelled_salvage_leaves_nothing() -> None:
         while await cancelled_at(step, lambda: device.salvage(ref)):
             step += 1
             await settled(device)
-        assert descriptors() == before
+        assert descriptors() <= before
         assert same_bits(await device.salvage(ref), array)
 
 
@@ -245,7 +245,7 @@ async def test_a_sealed_shared_buffer_is_the_same_memory(device: Device) -> None
     del shared
     device._core.memory.unhold()
     await device.trim()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @cpu_only
