@@ -57,9 +57,13 @@ AT_ONCE: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 cpu_only: Final = pytest.mark.skipif(ON_CUDA, reason="of the CPU backend")
 
 
-def opened(**options: Any) -> AbstractAsyncContextManager[Device]:
+SECOND: Final = int(os.environ.get("ATOMR_TEST_SECOND", "0"))
+"""The index of the other device where there are two; without a second one, it is the same."""
+
+
+def opened(index: int = 0, **options: Any) -> AbstractAsyncContextManager[Device]:
     """Open the device under test; restarts wait for nothing."""
-    return open_device(0, **{"backend": BACKEND, "backoff": AT_ONCE, **options})
+    return open_device(index, **{"backend": BACKEND, "backoff": AT_ONCE, **options})
 
 
 def program(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:

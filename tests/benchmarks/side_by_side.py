@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     Queue = Callable[[int], Coroutine[Any, Any, None]]
 
-ROUNDS = 5
-ROUND_SECONDS = 0.08
+ROUNDS = 3
+ROUND_SECONDS = 0.2
 """How long a round of throughput is at least: what its beginning and end take vanishes."""
 
 MOST_QUEUED = 1000

@@ -20,6 +20,7 @@ from atomr_accel.testing import kill_host, poison
 from ..contract.arrays import random_bits
 from ..harness import (
     ROOT,
+    SECOND,
     cancelled_at,
     cpu_only,
     descriptors,
@@ -43,7 +44,7 @@ def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 @program
 async def test_copies_between_devices() -> None:
-    async with opened(max_restarts=9) as one, opened(isolation="thread") as two:
+    async with opened(max_restarts=9) as one, opened(SECOND, isolation="thread") as two:
         for nbytes in SIZES:
             array = noise(nbytes)
             ref = await one.put(array)
@@ -73,7 +74,7 @@ async def test_copies_between_devices() -> None:
 
 @program
 async def test_copies_in_both_directions_at_once() -> None:
-    async with opened() as one, opened() as two, trio.open_nursery() as nursery:
+    async with opened() as one, opened(SECOND) as two, trio.open_nursery() as nursery:
         arrays = [noise(3 << 20, seed) for seed in range(6)]
 
         async def copy(source: Device, target: Device, array: np.ndarray[Any, Any]) -> None:
@@ -93,7 +94,7 @@ async def test_copies_in_both_directions_at_once() -> None:
 @pytest.mark.parametrize("nbytes", [1000, 9 << 20])
 @program
 async def test_a_cancelled_copy_between_devices_leaves_nothing(nbytes: int) -> None:
-    async with opened(isolation="thread") as one, opened(isolation="thread") as two:
+    async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         array = noise(nbytes)
         ref = await one.put(array)
         await two.copy(ref)
@@ -114,7 +115,7 @@ async def test_a_cancelled_copy_between_devices_leaves_nothing(nbytes: int) -> N
 @program
 async def test_a_fault_in_the_middle_of_a_copy_between_devices(which: str) -> None:
     array = noise(9 << 20)
-    async with opened(max_restarts=9) as one, opened(max_restarts=9) as two:
+    async with opened(max_restarts=9) as one, opened(SECOND, max_restarts=9) as two:
         sealed = await one.put(array, sealed=True)
         for _ in range(3):
             async with trio.open_nursery() as nursery:
@@ -173,7 +174,7 @@ async def test_a_cancelled_salvage_leaves_nothing() -> None:
         while await cancelled_at(step, lambda: device.salvage(ref)):
             step += 1
             await settled(device)
-        assert descriptors() == before
+        assert descriptors() <= before
         assert same_bits(await device.salvage(ref), array)
 
 
@@ -244,13 +245,13 @@ async def test_a_sealed_shared_buffer_is_the_same_memory(device: Device) -> None
     del shared
     device._core.memory.unhold()
     await device.trim()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @cpu_only
 @program
 async def test_what_was_shared_survives_the_other_ones_rebuild() -> None:
-    async with opened() as one, opened(max_restarts=9) as two:
+    async with opened() as one, opened(SECOND, max_restarts=9) as two:
         ref = await one.put(np.arange(1000), sealed=True)
         with await one.share(ref) as shared:
             there = await two.adopt(shared)

@@ -328,8 +328,8 @@ class CudaContext:
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Allocate (``cuMemCreate``) and map device memory; its descriptor, or -1."""
         properties = self._properties()
-        if self._away:
-            self._check_room(nbytes, "device memory beside managed memory that is on the host")
+        if self._managed:  # which the driver would move to the host to make room
+            self._check_room(nbytes, "device memory beside managed memory")
         try:
             allocation = check("cuMemCreate", driver.cuMemCreate(nbytes, properties, 0))
         except OutOfMemory as error:
