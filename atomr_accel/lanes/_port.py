@@ -208,11 +208,14 @@ class Port:
                 dependencies.append((in_flight[block.writer].port.index, block.writer))
             block.readers.add(seq)
         for block in op.writes:
-            if block.writer or block.readers:
+            writer = block.writer
+            if writer or block.readers:
                 dependencies = dependencies or []
-                for earlier in (block.writer, *block.readers):
-                    if earlier and earlier != seq:
-                        dependencies.append((in_flight[earlier].port.index, earlier))
+                if writer and writer != seq:
+                    dependencies.append((in_flight[writer].port.index, writer))
+                for reader in block.readers:
+                    if writer < reader != seq:  # older ones come before the writer already
+                        dependencies.append((in_flight[reader].port.index, reader))
             block.writer = seq
         if dependencies:
             op.dependencies = tuple(set(dependencies))

@@ -234,6 +234,23 @@ async def test_what_was_not_sent_is_withdrawn_but_keeps_its_place() -> None:
 
 
 @program
+async def test_a_writer_waits_for_what_the_writer_before_it_does_not() -> None:
+    memory = new_memory()
+    async with running() as host:
+        block = new_block(memory)
+        readers = [host.submit(0, None, (block,), ()) for _ in range(3)]
+        writer = host.submit(0, None, (), (block,))
+        assert {seq for _, seq in writer.dependencies} == {op.seq for op in readers}
+        late = host.submit(0, None, (block,), ())
+        assert [seq for _, seq in late.dependencies] == [writer.seq]
+        last = host.submit(0, None, (), (block,))
+        assert {seq for _, seq in last.dependencies} == {writer.seq, late.seq}
+        await host.received(0)
+        await host.reply(0, [op.seq for op in (*readers, writer, late, last)])
+        await last.wait()
+
+
+@program
 async def test_what_cannot_be_told_fails_alone_and_keeps_its_place() -> None:
     memory = new_memory()
     async with running() as host:

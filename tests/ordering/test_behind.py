@@ -45,8 +45,7 @@ def test_ops_behave_as_if_run_one_after_the_other(
 
 async def goes_wrong(most: int) -> bool:
     """Whether the model disagrees with one of so many programs."""
-    options = {"backend": behind.BACKEND, "isolation": "thread", "completion": "polled"}
-    async with opened(**options) as device:
+    async with opened(backend=behind.BACKEND, isolation="thread", completion="polled") as device:
         kernel = await compiled(device)
         for seed in range(most):
             ops = [(kind, seed * 100 + at) for at, kind in enumerate(KINDS * 3)]
