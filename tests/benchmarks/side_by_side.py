@@ -3,8 +3,8 @@
 Two things are measured of each op. Its *throughput*: many are queued, then the last one is
 waited for; here they are queued by ``device.batch``, there by a loop that synchronizes at its
 end. And its *latency*: one is asked for and waited for. Rounds of ours and theirs alternate,
-so that clocks and temperatures are the same for both, and medians are compared. Results go
-to memory that is there already.
+each begun by another one, so that clocks and temperatures are the same for all, and medians
+are compared. Results go to memory that is there already.
 """
 
 from __future__ import annotations
@@ -127,10 +127,13 @@ async def compare(
         counts[name] = min(MOST_QUEUED, max(8, int(ROUND_SECONDS / seconds)))
     count = max(counts.values())  # as many for everybody, and enough for the fastest
     samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in sides}
+    order = list(sides)
     for _ in range(ROUNDS):
-        for name, (many, one) in sides.items():
-            samples[name][0].append(await _seconds(many, count))
-            samples[name][1].append(await _seconds(one, ALONE))
+        for name in order:
+            samples[name][0].append(await _seconds(sides[name][0], count))
+        for name in order:
+            samples[name][1].append(await _seconds(sides[name][1], ALONE))
+        order.append(order.pop(0))
     paces = {
         name: Pace(statistics.median(many), statistics.median(one))
         for name, (many, one) in samples.items()
