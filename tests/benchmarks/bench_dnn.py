@@ -78,15 +78,12 @@ async def measure(device: Device, shape: Shape, batch: int) -> list[Row]:
     """A convolution and its gradients."""
     c, k, size, taps, stride = shape
     pad = taps // 2
-    rng = np.random.default_rng()
     images, filters = (batch, size, size, c), (k, taps, taps, c)
     across = (size + 2 * pad - taps) // stride + 1
     results = (batch, across, across, k)
 
-    numbers = rng.standard_normal(1 << 20, dtype=np.float32).astype(BFLOAT16)
-
     async def random(sizes: tuple[int, ...]) -> Any:
-        return await device.put(np.resize(numbers, sizes))
+        return await device.rng.normal(size=sizes, dtype=BFLOAT16)
 
     x, w, dy = await random(images), await random(filters), await random(results)
     dx, dw, y = [await device.empty(sizes, BFLOAT16) for sizes in (images, filters, results)]
