@@ -23,6 +23,7 @@ from ._memory import Advise, Attach, Copy, Fill, Prefetch, Probe, Protect, Unpro
 from ._protocol import Executor, Fusion, HostContext, StickyFault, Stream
 from ._wire import (
     WITHDRAWN,
+    Bunch,
     ControlReply,
     ControlRequest,
     CreateManaged,
@@ -61,6 +62,7 @@ __all__ = [
     "Advise",
     "Attach",
     "Borrowed",
+    "Bunch",
     "ControlReply",
     "ControlRequest",
     "Copy",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import builtins
 import operator
 import traceback
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import cloudpickle
 import msgspec
@@ -112,6 +112,44 @@ def append_frame(buffer: bytearray, payload: object) -> None:
         del buffer[start:]
         raise
     buffer[start : start + HEADER] = (len(buffer) - start - HEADER).to_bytes(HEADER, "little")
+
+
+_COUNT: Final = 3
+"""Bytes of a msgpack array's head with a count of 16 bits."""
+
+
+@final
+class Bunch:
+    """A frame of many payloads at the end of a buffer: cheaper to read than a frame of each.
+
+    Args:
+        buffer: where it grows; until ``close`` nobody else writes there.
+    """
+
+    __slots__ = ("_buffer", "_start", "count")
+
+    def __init__(self, buffer: bytearray) -> None:
+        self._buffer = buffer
+        self._start = len(buffer)
+        self.count = 0
+        buffer += b"\0" * (HEADER + _COUNT)
+
+    def append(self, payload: object) -> None:
+        """Encode ``payload``; if that fails the bunch is as it was."""
+        buffer = self._buffer
+        end = len(buffer)
+        try:
+            encoder.encode_into(payload, buffer, end)
+        except BaseException:
+            del buffer[end:]
+            raise
+        self.count += 1
+
+    def close(self) -> None:
+        """Write the heads."""
+        nbytes = len(self._buffer) - self._start - HEADER
+        heads = nbytes.to_bytes(HEADER, "little") + b"\xdc" + self.count.to_bytes(2, "big")
+        self._buffer[self._start : self._start + len(heads)] = heads
 
 
 class Frames:

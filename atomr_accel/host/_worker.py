@@ -54,8 +54,6 @@ _LONGEST_NAP: Final = 200e-6
 _NAP_SHARE: Final = 1 / 32
 """How long a nap is, as a share of the time without news: an end is seen late by about that."""
 
-_FAILED: Final = object()
-
 _LOOK_MILLISECONDS: Final = 20
 
 _STEP_SECONDS: Final = 10e-3
@@ -198,7 +196,7 @@ class Lane:
         self._way = first
         union = reduce(operator.or_, first.handlers)
         request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
-        self._decode = msgspec.msgpack.Decoder(request).decode
+        self._decode = msgspec.msgpack.Decoder(list[request]).decode
         try:
             self._serve()
         except StickyFault as fault:
@@ -226,12 +224,8 @@ class Lane:
             if data is None:
                 return
             for frame in self._frames.feed(data):
-                try:
-                    request = self._decode(frame)
-                except msgspec.ValidationError as error:
-                    seq, dependencies, _ = msgspec.msgpack.decode(frame)
-                    request = seq, tuple(map(tuple, dependencies)), _Malformed(str(error))
-                self._accept(request)
+                for request in self._requests(frame):
+                    self._accept(request)
             if self._together:
                 self._launch_together()
             if self._aside:
@@ -279,6 +273,21 @@ class Lane:
                 os.read(self._wake_reader, 4096)
             return b""
 
+    def _requests(self, frame: memoryview) -> list[Request]:
+        """The requests of a frame; what none of the executors knows is refused."""
+        try:
+            return self._decode(frame)
+        except msgspec.ValidationError:
+            requests: list[Request] = []
+            for seq, dependencies, message in msgspec.msgpack.decode(frame):
+                request = [[seq, dependencies, message]]
+                try:
+                    requests += self._decode(encoder.encode(request))
+                except msgspec.ValidationError as error:
+                    order = tuple((index, before) for index, before in dependencies)
+                    requests.append((seq, order, _Malformed(str(error))))
+            return requests
+
     # --- launching --------------------------------------------------------------------
 
     def launched(self, seq: int) -> bool:
@@ -313,7 +322,7 @@ class Lane:
     def _ready(self, dependencies: tuple[tuple[int, int], ...]) -> bool:
         for index, seq in dependencies:
             lane = self._lanes[index]
-            if lane.launched(seq):
+            if seq <= lane._seen and seq not in lane._aside:  # it is launched
                 continue
             if lane is self:
                 return False
@@ -353,7 +362,13 @@ class Lane:
             way = self._way
             seqs = [seq for seq, _ in together]
             messages = [message for _, message in together]
-            if self._try(way, seqs, way.fusions[type(messages[0])].run, messages) is not _FAILED:
+            if self._delay is not None:
+                self._delay()
+            try:
+                way.fusions[type(messages[0])].run(messages)
+            except Exception as error:  # noqa: BLE001 - it is the answer
+                self._fail(way, seqs, error)
+            else:
                 for seq in seqs:
                     way.unmarked.append((seq, None))
                     self._way_of[seq] = way
@@ -370,41 +385,39 @@ class Lane:
         if type(message) is RecordEvent:
             self._gather(way)
         handler = self._on_all_ways if message.everywhere else way.handlers[type(message)]
-        value = self._try(way, [seq], handler, message)
-        if value is not _FAILED:
-            way.unmarked.append((seq, value))
-            self._way_of[seq] = way
-            if len(way.unmarked) >= self._group:
-                self._settle(way)
-            elif self._stepwise:
-                self._step(way)
+        if self._delay is not None:
+            self._delay()
+        try:
+            value = handler(message)
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            self._fail(way, [seq], error)
+            return
+        way.unmarked.append((seq, value))
+        self._way_of[seq] = way
+        if len(way.unmarked) >= self._group:
+            self._settle(way)
+        elif self._stepwise:
+            self._step(way)
 
     def _on_all_ways(self, message: Message) -> None:
         for way in self._ways:
             way.handlers[type(message)](message)
 
-    def _try(self, way: Way, seqs: list[int], handler: Callable[[Any], Any], argument: Any) -> Any:
-        """Call a handler; report its failure for all ``seqs``, unless the context failed."""
-        if self._delay is not None:
-            self._delay()
+    def _fail(self, way: Way, seqs: list[int], error: Exception) -> None:
+        """Report a handler's failure for all ``seqs``, unless the context failed: raises that."""
+        # A library that fails may be the first to notice a fault of the context.
         try:
-            return handler(argument)
+            if isinstance(error, StickyFault):
+                raise error
+            self._context.check()
         except StickyFault:
             way.unmarked[:0] = [(seq, None) for seq in seqs]
             raise
-        except Exception as error:  # noqa: BLE001 - it is the answer
-            # A library that fails may be the first to notice a fault of the context.
-            try:
-                self._context.check()
-            except StickyFault:
-                way.unmarked[:0] = [(seq, None) for seq in seqs]
-                raise
-            # Its answer comes when that of a success would have come: after the ops that it
-            # follows, in whose place its buffers name it.
-            for seq in seqs:
-                way.unmarked.append((seq, pack_exception(seq, error)))
-                self._way_of[seq] = way
-            return _FAILED
+        # Its answer comes when that of a success would have come: after the ops that it
+        # follows, in whose place its buffers name it.
+        for seq in seqs:
+            way.unmarked.append((seq, pack_exception(seq, error)))
+            self._way_of[seq] = way
 
     def _settle(self, way: Way) -> None:
         """A group is complete: answer what is done before launching more.
@@ -430,9 +443,12 @@ class Lane:
 
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> Way:
         """The way for an op that must come after others, made to wait for them."""
+        if len(dependencies) == 1:  # most come after one op, and on the same way
+            index, seq = dependencies[0]
+            way = self._lanes[index]._way_of.get(seq)
+            if way is None or way is self._way:
+                return self._way
         ways = [self._lanes[index]._way_of.get(seq) for index, seq in dependencies]
-        if len(ways) == 1 and (ways[0] is None or ways[0] is self._way):
-            return self._way  # most come after one op, and on the same way
         before = {way for way in ways if way is not None}
         chosen = next((way for way in self._ways if way in before), self._way)
         for way in before - {chosen}:

@@ -19,13 +19,13 @@ import trio
 
 from ..host import (
     WITHDRAWN,
+    Bunch,
     Failure,
     Fault,
     Frames,
     Message,
     Reply,
     Value,
-    append_frame,
     unpack_exception,
 )
 from ._promptness import hurry, relax
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 _RECEIVE: Final = 1 << 18
 _SEND_HIGH: Final = 1 << 18
 """Encode no more than about this many bytes ahead: what is not encoded can be withdrawn."""
+
+_MOST_BUNCHED: Final = 64
+"""Ops of a frame: a lane begins when it has all of it."""
 
 _WINDOW: Final = 1024
 """Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
@@ -357,15 +360,20 @@ class Port:
             self._receive()
             room = _WINDOW - (self._count - len(outbox))
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
-            room -= 1
-            op = outbox.popleft()
-            op.sent = True
-            try:
-                append_frame(buffer, (op.seq, op.dependencies, op.message))
-            except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
-                # Its place is kept: others may be ordered after it.
-                op.error = error
-                append_frame(buffer, (op.seq, op.dependencies, WITHDRAWN))
+            bunch = Bunch(buffer)
+            while outbox and room > 0 and bunch.count < _MOST_BUNCHED:
+                room -= 1
+                op = outbox.popleft()
+                op.sent = True
+                try:
+                    bunch.append((op.seq, op.dependencies, op.message))
+                except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
+                    # Its place is kept: others may be ordered after it.
+                    op.error = error
+                    bunch.append((op.seq, op.dependencies, WITHDRAWN))
+                if len(buffer) >= _SEND_HIGH:
+                    break
+            bunch.close()
         if not buffer:
             return
         try:

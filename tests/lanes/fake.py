@@ -15,7 +15,7 @@ import msgspec
 
 from atomr_accel.host import StickyFault
 from atomr_accel.host._protocol import Fusion
-from atomr_accel.host._wire import Failure, Fault, Frames, Message, Reply, Value, append_frame
+from atomr_accel.host._wire import Bunch, Failure, Fault, Frames, Message, Reply, Value
 from atomr_accel.host._worker import Lane, Way
 
 if TYPE_CHECKING:
@@ -339,8 +339,10 @@ class Lanes:
     def send(self, lane: int, *requests: tuple[int, Iterable[tuple[int, int]], Message]) -> None:
         """Send requests to a lane, as one bunch."""
         buffer = bytearray()
+        bunch = Bunch(buffer)
         for request in requests:
-            append_frame(buffer, request)
+            bunch.append(request)
+        bunch.close()
         self._socks[lane].sendall(buffer)
 
     def send_raw(self, lane: int, data: bytes) -> None:

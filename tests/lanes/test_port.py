@@ -80,7 +80,8 @@ class Host:
             data = await self.ends[lane].receive_some(1 << 16)
             assert data, "the port has closed its socket"
             frames = self._frames[lane].feed(bytes(data))
-            self._read[lane] += [msgspec.msgpack.decode(frame) for frame in frames]
+            for frame in frames:
+                self._read[lane] += msgspec.msgpack.decode(frame)
         request: tuple[int, list[list[int]], list[Any]] = tuple(self._read[lane].popleft())
         return request
 

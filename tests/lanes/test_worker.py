@@ -287,18 +287,20 @@ def test_a_lane_whose_program_has_gone_ends() -> None:
 
 def test_what_cannot_be_sent_or_read_fails_alone() -> None:
     device = FakeDevice()
-    frame = msgspec.msgpack.encode((2, [(0, 1)], ["NoSuchMessage", 5]))
+    requests = [(2, [(0, 1)], ["NoSuchMessage", 5]), (4, [], ["Work", 4, "good too"])]
+    frame = msgspec.msgpack.encode(requests)
     with Lanes(device, 1) as lanes:
         lanes.send(0, (1, [], Odd(1)))
         lanes.send_raw(0, len(frame).to_bytes(4, "little") + frame)
-        lanes.send(0, (3, [(0, 2)], Work(3, "good")))
-        device.wait_for(lambda: device.launched() == [3])
-        device.finish(3)
-        answers = take(lanes, 0, 3)
+        lanes.send(0, (5, [(0, 2)], Work(5, "good")))
+        device.wait_for(lambda: device.launched() == [4, 5])
+        device.finish(4)
+        device.finish(5)
+        answers = take(lanes, 0, 4)
     assert isinstance(answers[1], Failure)
     assert (answers[1].kind, answers[2].kind) == ("TypeError", "TypeError")
     assert "NoSuchMessage" in answers[2].message
-    assert answers[3] == "good"
+    assert (answers[4], answers[5]) == ("good too", "good")
 
 
 def open_files() -> set[str]:
