@@ -26,6 +26,9 @@ _BINNED_MOST: Final = 8
 loop makes and drops at a time, 32 MiB or 1/8 of a small memory, stays in them."""
 
 
+_NO_HOLE: Final = (0, -1)
+
+
 @lru_cache(maxsize=4096)  # programs ask for the same sizes again and again
 def round_size(nbytes: int) -> int:
     """``nbytes`` as the size of a block: a multiple of 256, at most 1/16 larger.
@@ -47,6 +50,9 @@ class Allocator:
         self._slabs: dict[int, int] = {}
         self._bins: dict[int, list[int]] = {}
         self._holes: SortedList[tuple[int, int]] = SortedList()  # (nbytes, address)
+        # The largest of all, kept apart: it is the one that is mostly split, and then needs
+        # no place among the others.
+        self._largest = _NO_HOLE
         self._hole_at: dict[int, int] = {}  # address -> nbytes
         self._hole_ending: dict[int, int] = {}  # end -> address
         self._binned = 0
@@ -85,10 +91,19 @@ class Allocator:
         if hole is None:
             return None
         nbytes, address = hole
-        self._remove_hole(address, nbytes)
-        if nbytes > size:
-            self._add_hole(address + size, nbytes - size)
         self.in_use += size
+        if nbytes == size:
+            self._remove_hole(address, nbytes)
+            return address
+        rest = (nbytes - size, address + size)
+        if hole is self._largest and (not self._holes or rest > self._holes[-1]):
+            self._largest = rest
+            del self._hole_at[address]
+            self._hole_at[rest[1]] = rest[0]
+            self._hole_ending[address + nbytes] = rest[1]
+        else:
+            self._remove_hole(address, nbytes)
+            self._add_hole(rest[1], rest[0])
         return address
 
     def free(self, address: int, size: int) -> None:
@@ -112,14 +127,14 @@ class Allocator:
     def largest_free(self) -> int:
         """The largest size that ``allocate`` can serve now."""
         self._coalesce()
-        return self._holes[-1][0] if self._holes else 0
+        return self._largest[0]
 
     @property
     def fragmentation(self) -> float:
         """The share of free memory that lies outside the largest hole of its slab."""
         self._coalesce()
         largest: dict[int, int] = {}
-        for nbytes, address in self._holes:  # the largest come last
+        for nbytes, address in (*self._holes, self._largest):  # the largest come last
             largest[address >> SLAB_SHIFT] = nbytes
         return 1 - sum(largest.values()) / self.free_bytes if self.free_bytes else 0.0
 
@@ -129,17 +144,26 @@ class Allocator:
         self._binned_limit = max(nbytes // _BINNED_SHARE, few)
 
     def _best_fit(self, size: int) -> tuple[int, int] | None:
+        if self._largest[0] < size:
+            return None
         index = self._holes.bisect_left((size, -1))
-        return self._holes[index] if index < len(self._holes) else None
+        return self._holes[index] if index < len(self._holes) else self._largest
 
     def _coalesce(self) -> None:
         if not self._binned:
             return
-        for size, addresses in self._bins.items():
-            for address in addresses:
-                self._merge(address, size)
+        # What was made in a row mostly lies in a row, and is one hole then.
+        binned = self._bins.items()
+        pieces = sorted((address, size) for size, addresses in binned for address in addresses)
         self._bins.clear()
         self._binned = 0
+        start = end = pieces[0][0]
+        for address, size in pieces:
+            if address != end:
+                self._merge(start, end - start)
+                start = address
+            end = address + size
+        self._merge(start, end - start)
 
     def _merge(self, address: int, size: int) -> None:
         # Slabs never touch in address space: each fills less than its 2**40 share.
@@ -155,11 +179,18 @@ class Allocator:
         self._add_hole(address, size)
 
     def _add_hole(self, address: int, nbytes: int) -> None:
-        self._holes.add((nbytes, address))
+        hole = (nbytes, address)
+        if hole > self._largest:
+            hole, self._largest = self._largest, hole
+        if hole is not _NO_HOLE:
+            self._holes.add(hole)
         self._hole_at[address] = nbytes
         self._hole_ending[address + nbytes] = address
 
     def _remove_hole(self, address: int, nbytes: int) -> None:
-        self._holes.remove((nbytes, address))
+        if self._largest == (nbytes, address):
+            self._largest = self._holes.pop() if self._holes else _NO_HOLE
+        else:
+            self._holes.remove((nbytes, address))
         del self._hole_at[address]
         del self._hole_ending[address + nbytes]
