@@ -165,13 +165,15 @@ def used_by(device: Device) -> int:
 
     Without the workspaces that libraries keep from op to op.
     """
-    used = device.statistics().memory.used
-    if used:
+    if _held(device):
         gc.collect()  # tracebacks of expected errors hold refs in cycles
-        libraries = (device.blaslt, device.dnn, device.fft)
-        used = device.statistics().memory.used
-        used -= sum(library.statistics().workspace for library in libraries)
-    return used
+    return _held(device)
+
+
+def _held(device: Device) -> int:
+    libraries = (device.blaslt, device.dnn, device.fft)
+    kept = sum(library.statistics().workspace for library in libraries)
+    return device.statistics().memory.used - kept
 
 
 def descriptors() -> int:
