@@ -182,6 +182,8 @@ class Port:
         self._turns: Turns | None = None
         self._sends_soon = False
         self._looked = False
+        # Tasks whose ops were answered since the last turn, less the ops submitted in this one:
+        # at zero everybody who is likely to has submitted.
         self._due = 0
         self._full = trio.Event()
         self._failure: BaseException | None = None
@@ -361,8 +363,8 @@ class Port:
             room = _WINDOW - (self._count - len(outbox))
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
             bunch = Bunch(buffer)
-            while outbox and room > 0 and bunch.count < _MOST_BUNCHED:
-                room -= 1
+            most = min(room, _MOST_BUNCHED)
+            while outbox and bunch.count < most and len(buffer) < _SEND_HIGH:
                 op = outbox.popleft()
                 op.sent = True
                 try:
@@ -371,9 +373,8 @@ class Port:
                     # Its place is kept: others may be ordered after it.
                     op.error = error
                     bunch.append((op.seq, op.dependencies, WITHDRAWN))
-                if len(buffer) >= _SEND_HIGH:
-                    break
             bunch.close()
+            room -= bunch.count
         if not buffer:
             return
         try:

@@ -108,6 +108,7 @@ async def test_a_fault_in_the_middle(gate: Gate, call: str, blow: str, page_lock
                 while device.statistics().in_flight < 2:
                     await trio.lowlevel.checkpoint()
                 await trio.testing.wait_all_tasks_blocked(cushion=0.02)
+                assert device.statistics().in_flight >= 2
                 if blow == "kill":
                     await kill_host(device)
                 else:

@@ -286,8 +286,8 @@ class CudaContext:
         """Allocate managed memory (``cuMemAllocManaged``), never more than the card has free.
 
         The driver would promise more, and move pages in and out for ever. It gives pages as
-        they are touched, so they are all moved to the device here, where what others ask
-        for next finds them taken.
+        they are touched, so they are all moved to the device here, and count as taken; and it
+        would move them away again for others, so ``create_slab`` looks for room, too.
         """
         if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS):
             raise Unsupported("this device cannot share managed memory with a running host")
