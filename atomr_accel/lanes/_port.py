@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
-import outcome
 import trio
 
 from ..host import (
@@ -28,6 +27,7 @@ from ..host import (
     Value,
     unpack_exception,
 )
+from ._interrupts import uninterrupted
 from ._promptness import hurry, relax
 from ._turns import Turns
 
@@ -48,6 +48,7 @@ _WINDOW: Final = 1024
 
 
 @final
+@uninterrupted
 class Op:
     """One request on its way: submitted, sent, answered.
 
@@ -61,9 +62,10 @@ class Op:
     """
 
     __slots__ = (
+        "_error",
+        "_make_error",
         "answered",
         "dependencies",
-        "error",
         "message",
         "name",
         "on_answer",
@@ -96,8 +98,9 @@ class Op:
         self.answered = False
         self.task: trio.lowlevel.Task | None = None
         self.value: Any = None
-        self.error: Exception | None = None
         self.on_answer: Callable[[], None] | None = None
+        self._error: Exception | None = None
+        self._make_error: Callable[[Op], Exception] | None = None
 
     async def wait(self) -> Any:
         """The op's result; a cancelled caller withdraws it if it is not on its way yet."""
@@ -105,14 +108,34 @@ class Op:
             await trio.lowlevel.checkpoint()
             return self.result()
         self.task = trio.lowlevel.current_task()
-        answer = await trio.lowlevel.wait_task_rescheduled(self._abort)
-        return answer if self.error is None else self.result()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+        return self.result()
+
+    @property
+    def error(self) -> Exception | None:
+        """What the op failed with, once it is answered.
+
+        Made when somebody asks for it: a fault that takes thousands of ops down makes their
+        errors as fast as their tasks come to see them.
+        """
+        if self._make_error is not None:
+            self._error, self._make_error = self._make_error(self), None
+        return self._error
 
     def result(self) -> Any:
         """The result of an op that is answered; raises if that is an error."""
-        if self.error is not None:
-            raise self.error
-        return self.value
+        if self._error is None and self._make_error is None:
+            return self.value
+        error = self.error
+        assert error is not None
+        raise error
+
+    def wake(self) -> None:
+        """Let the caller go on, if it still waits."""
+        if self.task is not None:
+            self.port.expect_more()
+            trio.lowlevel.reschedule(self.task)
+            self.task = None
 
     def when_answered(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once the op is over, however; now, if it is already."""
@@ -160,6 +183,7 @@ class LaneStatistics:
 
 
 @final
+@uninterrupted
 class Port:
     """A lane as the program sees it, for one incarnation of its context.
 
@@ -249,7 +273,13 @@ class Port:
         self._outbox.clear()
         self._buffer.clear()
         for op in [op for op in self._in_flight.values() if op.port is self]:
-            self._answer(op, None, make_error(op))
+            op._make_error = make_error
+            self._settle(op)
+            self._wake(op)
+
+    def expect_more(self) -> None:
+        """A task of this lane goes on, and is likely to submit again in this turn."""
+        self._due += 1
 
     @property
     def load(self) -> int:
@@ -305,7 +335,6 @@ class Port:
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
-            self._turns = None
             turns.leave(self)
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
@@ -329,16 +358,20 @@ class Port:
     # --- between turns of the loop ----------------------------------------------------
 
     def _send_soon(self) -> None:
-        if self._turns is not None and not self._sends_soon:
+        if self._turns is not None and not self._sends_soon and not self._ended:
             self._sends_soon = True
             self._turns.send_soon(self)
 
     def flush(self) -> bool:
-        """Send what is queued; whether that is done with. Called between turns."""
+        """Send what is queued; whether that is done with. Called between turns.
+
+        The loop has decided by now how long it sleeps, so no task may be woken here: where
+        answers would make room, they are in the socket, and end that sleep themselves.
+        """
         self._sends_soon = False
         self._due = 0
         try:
-            self.send()
+            self._send_what_fits()
         except BaseException as error:  # noqa: BLE001 (no task runs now; the port's raises it)
             self._failure = error
             return False
@@ -354,13 +387,19 @@ class Port:
 
     def send(self) -> None:
         """Send what is queued, as far as the socket takes it; never blocks."""
-        buffer, outbox = self._buffer, self._outbox
-        room = _WINDOW - (self._count - len(outbox))
-        if outbox and room <= 0:
+        if self._outbox and self._room() <= 0:
             # A batch queues ops without awaiting, so nobody else has taken the answers that
             # have come meanwhile. They make room, or the device would run dry.
             self._receive()
-            room = _WINDOW - (self._count - len(outbox))
+        self._send_what_fits()
+
+    def _room(self) -> int:
+        """How many more ops the host may have."""
+        return _WINDOW - (self._count - len(self._outbox))
+
+    def _send_what_fits(self) -> None:
+        buffer, outbox = self._buffer, self._outbox
+        room = self._room()
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
             bunch = Bunch(buffer)
             most = min(room, _MOST_BUNCHED)
@@ -371,7 +410,7 @@ class Port:
                     bunch.append((op.seq, op.dependencies, op.message))
                 except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
                     # Its place is kept: others may be ordered after it.
-                    op.error = error
+                    op._error = error
                     bunch.append((op.seq, op.dependencies, WITHDRAWN))
             bunch.close()
             room -= bunch.count
@@ -410,18 +449,15 @@ class Port:
                 self._completed += len(reply)
                 for seq in reply:
                     op = in_flight[seq]
-                    if op.error is not None:  # it could not be encoded; its place was kept
+                    if op._error is not None:  # it could not be encoded; its place was kept
                         self._completed -= 1
                         self._failed += 1
-                        self._answer(op, None, op.error)
+                        self._answer(op, None, op._error)
                         if self._is_over():
                             return
                         continue
                     self._settle(op)
-                    if op.task is not None:
-                        self._due += 1
-                        trio.lowlevel.reschedule(op.task)
-                        op.task = None
+                    self._wake(op)
             elif type(reply) is Value:
                 self._completed += 1
                 value = msgspec.msgpack.decode(reply.value)
@@ -441,11 +477,17 @@ class Port:
         return self._ended
 
     def _answer(self, op: Op, value: Any, error: Exception | None) -> None:
-        op.value, op.error = value, error
+        op.value, op._error = value, error
         self._settle(op)
+        self._wake(op)
+
+    def _wake(self, op: Op) -> None:
+        """The op was settled: let its caller go on, if one waits."""
         if op.task is not None:
-            trio.lowlevel.reschedule(op.task, outcome.capture(op.result))
-            op.task = None
+            if self._turns is not None:
+                self._turns.wake(op)
+            else:
+                op.wake()
 
     def _settle(self, op: Op) -> None:
         """The op is over: let go of its buffers."""

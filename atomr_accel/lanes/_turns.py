@@ -5,27 +5,40 @@ handed out by tasks, too, each of that would take a turn of its own; and beside 
 program that computes for a millisecond at a time, each turn takes a millisecond. So ports
 send right before the loop waits, all that the turn has brought together, and receive right
 after it has waited, so that whoever awaits an answer runs in the turn that begins.
+
+Answers come by the thousand, and each lets a task run. Of those that are waiting a turn begins
+only some, in the order of their answers, so that the program's other tasks get theirs.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
+from ._interrupts import uninterrupted
+
 if TYPE_CHECKING:
-    from ._port import Port
+    from ._port import Op, Port
+
+_MOST_WOKEN: Final = 64
+"""Tasks that go on in a turn because of answers: a millisecond, if each takes some ten us."""
 
 _of_run: Final[trio.lowlevel.RunVar[Turns | None]] = trio.lowlevel.RunVar("turns", default=None)
 
 
 @final
+@uninterrupted
 class Turns(trio.abc.Instrument):
-    """The ports of one ``trio.run``; an instrument of it while there are any."""
+    """The ports of one ``trio.run``; an instrument of it while there is anything to do."""
 
     def __init__(self) -> None:
         self._ports: list[Port] = []
         self._unsent: list[Port] = []
+        self._woken = 0
+        self._waiting: deque[Op] = deque()
+        self._installed = False
         self._token = trio.lowlevel.current_trio_token()
 
     @staticmethod
@@ -35,18 +48,38 @@ class Turns(trio.abc.Instrument):
         if turns is None:
             turns = Turns()
             _of_run.set(turns)
-            trio.lowlevel.add_instrument(turns)
         turns._ports.append(port)
+        turns._install()
         return turns
+
+    def _install(self) -> None:
+        if not self._installed:
+            self._installed = True
+            trio.lowlevel.add_instrument(self)
+
+    def _remove_if_idle(self) -> None:
+        if self._installed and not self._ports and not self._waiting:
+            self._installed = False
+            trio.lowlevel.remove_instrument(self)
+            if _of_run.get() is self:
+                _of_run.set(None)
 
     def leave(self, port: Port) -> None:
         """The port does nothing any more."""
         self._ports.remove(port)
         if port in self._unsent:
             self._unsent.remove(port)
-        if not self._ports:
-            _of_run.set(None)
-            trio.lowlevel.remove_instrument(self)
+        self._remove_if_idle()
+
+    def wake(self, op: Op) -> None:
+        """Let the caller of an op that is answered go on, in this turn or a later one."""
+        if self._woken < _MOST_WOKEN:
+            self._woken += 1
+            op.wake()
+            return
+        if not self._waiting:
+            self._install()
+        self._waiting.append(op)
 
     def send_soon(self, port: Port) -> None:
         """Have a port send what it has at the end of this turn; once is enough."""
@@ -62,10 +95,21 @@ class Turns(trio.abc.Instrument):
                     # A task has to wait for the socket. The loop sleeps before it sees one
                     # that is scheduled here, unless something wakes it.
                     self._token.run_sync_soon(port.wake_writer)
+        if self._waiting:
+            self._token.run_sync_soon(_nothing, idempotent=True)
 
     def after_io_wait(self, timeout: float) -> None:
         """Hand out what has come."""
         del timeout
+        self._woken = 0
+        waiting = self._waiting
+        while waiting and self._woken < _MOST_WOKEN:
+            self.wake(waiting.popleft())
         for port in self._ports:
             if port.load:
                 port.look()
+        self._remove_if_idle()
+
+
+def _nothing() -> None:
+    """Keeps the loop from sleeping: there are tasks to wake in its next turn."""

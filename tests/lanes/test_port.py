@@ -308,6 +308,97 @@ async def test_answers_make_room_also_while_nobody_awaits() -> None:
 
 
 @program
+async def test_answers_that_come_while_a_turn_ends_are_seen_at_once() -> None:
+    async with running() as host:
+        (port,) = host.ports
+        ops = [host.submit(0) for _ in range(WINDOW)]
+        for _ in range(WINDOW):
+            await host.received(0)
+        with trio.move_on_after(3) as patience:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ops[0].wait)
+                await trio.testing.wait_all_tasks_blocked()
+                buffer = bytearray()
+                append_frame(buffer, [op.seq for op in ops])
+                os.write(host.ends[0].socket.fileno(), buffer)
+                last = [host.submit(0) for _ in range(2)]  # no room for these, as far as it knows
+        slept = trio.current_time() >= patience.deadline
+        assert not slept, "the loop sleeps, although the task may go on"
+        for op in last:
+            assert (await host.received(0))[0] == op.seq
+        assert port.statistics().completed == WINDOW
+
+
+@program
+async def test_a_turn_begins_only_some_of_many_tasks_that_may_go_on() -> None:
+    steps: list[int] = []
+
+    class Steps(trio.abc.Instrument):
+        def after_io_wait(self, _timeout: float) -> None:
+            steps.append(0)
+
+        def before_task_step(self, _task: trio.lowlevel.Task) -> None:
+            steps[-1] += 1
+
+    order: list[int] = []
+
+    async def wait(op: Op) -> None:
+        try:
+            await op.wait()
+        finally:
+            order.append(op.seq)
+
+    async with running() as host:
+        ops = [host.submit(0) for _ in range(WINDOW)]
+        for _ in range(WINDOW):
+            await host.received(0)
+        async with trio.open_nursery() as nursery:
+            for op in ops:
+                nursery.start_soon(wait, op)
+            await trio.testing.wait_all_tasks_blocked()
+            trio.lowlevel.add_instrument(instrument := Steps())
+            await trio.lowlevel.checkpoint()
+            await host.reply(0, [op.seq for op in ops])
+        trio.lowlevel.remove_instrument(instrument)
+        # Which task of a turn comes first is trio's business.
+        turns = [sorted(order[at : at + 64]) for at in range(0, WINDOW, 64)]
+        assert [seq for turn in turns for seq in turn] == [op.seq for op in ops]
+        assert max(steps) < 100
+        assert len(steps) < WINDOW
+
+
+@program
+async def test_callers_of_a_lane_that_has_ended_go_on_in_turns_too() -> None:
+    async with running() as host:
+        ops = [host.submit(0) for _ in range(200)]
+        failed: list[str] = []
+
+        async def wait(op: Op) -> None:
+            with pytest.raises(RuntimeError) as caught:
+                await op.wait()
+            failed.append(str(caught.value))
+
+        async with trio.open_nursery() as nursery:
+            for op in ops:
+                nursery.start_soon(wait, op)
+            await trio.testing.wait_all_tasks_blocked()
+            await host.ends[0].aclose()
+            await trio.testing.wait_all_tasks_blocked()  # the port has ended
+            made: list[Op] = []
+
+            def error(op: Op) -> Exception:
+                made.append(op)
+                return RuntimeError(op.name)
+
+            host.ports[0].fail_all(error)
+            assert not host.in_flight
+            assert all(op.answered for op in ops)
+            assert not made  # before anybody comes to see
+        assert sorted(failed) == sorted(op.name for op in ops)
+        assert ops[0].error is ops[0].error is not None
+
+
+@program
 async def test_what_many_tasks_submit_travels_together() -> None:
     async with running() as host:
         async with trio.open_nursery() as nursery:
@@ -370,7 +461,7 @@ async def test_what_fails_between_turns_is_raised(
             await trio.testing.wait_all_tasks_blocked()
             op = host.submit(0)
             await host.received(0)
-            name = "_receive" if when == "receiving" else "send"
+            name = "_receive" if when == "receiving" else "_send_what_fits"
             monkeypatch.setattr(Port, name, broken)
             if when == "receiving":
                 await host.reply(0, [op.seq])
