@@ -15,6 +15,7 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, Unsupported
+from ..lanes import uninterrupted
 from ..libraries import LaneSpec, usable
 from ..libraries.nvrtc import COMPILER
 from ..memory import GpuRef
@@ -65,6 +66,7 @@ def drive(call: Coroutine[Any, Any, Any]) -> Any:
     raise Unsupported("this call waits for the device in between, so it cannot be in a batch")
 
 
+@uninterrupted
 class Synchronous:
     """A facade whose methods return at once: ``batch.blas.gemm(a, b)``.
 
@@ -87,6 +89,7 @@ class Synchronous:
         submitter = self._bound._device
         take = submitter.take
 
+        @trio.lowlevel.enable_ki_protection
         def call(*args: Any, **kwargs: Any) -> Any:
             if take is not None:
                 args = tuple(map(take, args))
@@ -200,6 +203,7 @@ class Collector:
 
 
 @final
+@uninterrupted
 class Batch(Collector):
     """Collects ops inside ``async with device.batch() as batch:``.
 

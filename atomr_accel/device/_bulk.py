@@ -94,10 +94,13 @@ class Bulk:
         pieces are given back as soon as nothing touches them either.
         """
         self._token = trio.lowlevel.current_trio_token()
+        interrupt: KeyboardInterrupt | None = None
         async with trio.open_nursery() as self._nursery:
             self._pump()
             try:
                 await self._over.wait()
+            except KeyboardInterrupt as error:
+                interrupt = error  # raised after the nursery, which would put it into a group
             finally:
                 if not self._over.is_set():
                     self._stop()
@@ -107,6 +110,11 @@ class Bulk:
                     self._nursery.cancel_scope.cancel()
                 # A copier may not have quite returned yet; it shall not keep buffers alive.
                 del self._submit
+        if interrupt is not None:
+            try:
+                raise interrupt
+            finally:
+                del interrupt  # its traceback refers to this frame
         if self._failures:
             # What was in flight tells more than what came after it.
             raise min(self._failures, key=lambda error: not isinstance(error, ContextPoisoned))

@@ -14,7 +14,7 @@ import trio
 
 from .._errors import AccelError, ContextPoisoned, DeviceLost, DeviceUnavailable, KernelHung
 from ..host import MapSlab, Open, Opened, OpenLane, Probe, StickyFault
-from ..lanes import HostDied, HostHandle, Port, describe_exit, start_host
+from ..lanes import HostDied, HostHandle, Port, describe_exit, start_host, uninterrupted
 from ..libraries import LaneSpec
 from ._core import Startup
 
@@ -33,6 +33,7 @@ _WATCH_DIVISOR: Final = 8
 
 
 @final
+@uninterrupted
 class Context:
     """Runs one host from its start to its end.
 

@@ -20,7 +20,7 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
-from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port
+from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
 from ..memory import GpuRef, MemoryMap, Slab
 from ._bulk import COPIERS
 
@@ -63,6 +63,7 @@ class Startup:
 
 
 @final
+@uninterrupted
 class DeviceCore:
     """One device of one program.
 

@@ -19,7 +19,9 @@ from .._errors import (
 from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends import find_backend
 from ..host import StreamPlan
-from ..libraries import Libraries
+from ..lanes import uninterrupted
+from ..libraries import CALLED, Libraries
+from ..memory import MemoryScope
 from ._batch import Batch
 from ._context import Context
 from ._core import DeviceCore, Startup
@@ -84,6 +86,7 @@ class DeviceStatistics:
 
 
 @final
+@uninterrupted
 class Device(Data, Libraries):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
@@ -261,6 +264,7 @@ class Device(Data, Libraries):
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def open_device(
     index: int = 0,
     *,
@@ -395,6 +399,11 @@ async def open_device(
                 await core.exports.close()
     assert unavailable is not None
     raise unavailable
+
+
+# These know nothing of trio: hosts import them, too, or what lies beside them.
+for _called in (*CALLED, MemoryScope):
+    uninterrupted(_called)
 
 
 async def _run_context(core: DeviceCore, *, task_status: trio.TaskStatus[None]) -> None:

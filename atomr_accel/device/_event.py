@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from ..host import Elapsed, RecordEvent
+from ..lanes import uninterrupted
 from ._context import MEMORY_LANE
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _numbers: Final = itertools.count(1)
 
 
 @final
+@uninterrupted
 class Event:
     """A point in the work of one lane. Made by ``device.event()``.
 

@@ -34,7 +34,7 @@ from ..host import (
     load,
     numpy_at,
 )
-from ..lanes import HostDied
+from ..lanes import HostDied, uninterrupted
 from ..libraries import usable
 from ..memory import Block, GpuRef, Hold, Part, Slab
 from ._context import MEMORY_LANE
@@ -222,6 +222,7 @@ class DeviceExport(Export):
 
 
 @final
+@uninterrupted
 class Exports:
     """The buffers of one device that this process has mapped."""
 

@@ -12,7 +12,7 @@ from sortedcontainers import SortedDict
 
 from .._dtypes import as_dtype
 from ..host import MapPinned, StickyFault, UnmapSlabs
-from ..lanes import HostDied, PinnedPool
+from ..lanes import HostDied, PinnedPool, uninterrupted
 from ..memory import round_size
 from ._core import Shape, as_shape
 
@@ -26,6 +26,7 @@ Oversize = Literal["refuse", "exceed"]
 
 
 @final
+@uninterrupted
 class Pinned:
     """A bounded pool of page-locked memory, shared between the program and the host.
 

@@ -12,6 +12,7 @@ import numpy as np
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, Unsupported
 from ..host import encoder
+from ..lanes import uninterrupted
 from ..libraries import LaneSpec, usable, writable
 from ..libraries.programs import Describe, Forget, Kind, Record, Replay, Section, Step
 from ..memory import Block, GpuRef, LateAddress, Part, refuse_write
@@ -63,6 +64,7 @@ class _Choice:
 
 
 @final
+@uninterrupted
 class Program(Collector):
     """Collects ops inside ``async with device.record() as program:``, to be replayed.
 

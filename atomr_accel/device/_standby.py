@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, final
 import trio
 
 from ..host import Preload
-from ..lanes import HostDied, HostHandle, start_host
+from ..lanes import HostDied, HostHandle, start_host, uninterrupted
 
 if TYPE_CHECKING:
     from ._core import DeviceCore
 
 
 @final
+@uninterrupted
 class Standby:
     """Keeps one warm host while a context is up; the next context takes it.
 

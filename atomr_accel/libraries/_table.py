@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .blas import Blas
 from .blaslt import BlasLt
-from .dnn import Dnn
+from .dnn import Dnn, PagedKVCache, Rnn
+from .dnn import Plan as DnnPlan
 from .fft import Fft
-from .nvrtc import Nvrtc
-from .rng import Rng
+from .nvrtc import Kernel, Nvrtc
+from .rng import Generator, Rng
 
 if TYPE_CHECKING:
     from ._library import Submitter
+
+
+CALLED: Final = (
+    *(Blas, BlasLt, Dnn, Fft, Nvrtc, Rng),
+    *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
+)
+"""What programs call methods of: the libraries' facades, and what those make."""
 
 
 class Libraries:
