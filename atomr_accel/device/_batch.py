@@ -20,7 +20,7 @@ from ..libraries import LaneSpec, usable
 from ..libraries.nvrtc import COMPILER
 from ..memory import GpuRef
 from ._core import Shape, as_shape
-from ._transfer import as_host_array
+from ._transfer import SMALL, as_host_array
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -257,8 +257,10 @@ class Batch(Collector):
         Raises:
             TypeError: a dtype that device memory cannot hold, such as objects.
         """
-        host = as_host_array(array)
-        ref = self.empty(host.shape, host.dtype)
+        # What is long is rearranged, where it must be, at the end of the block, in a thread.
+        long = isinstance(array, np.ndarray) and array.nbytes > SMALL
+        host = array if long else as_host_array(array)
+        ref = self.empty(host.shape, host.dtype.newbyteorder("="))
 
         async def transfer() -> None:
             await self._provide()

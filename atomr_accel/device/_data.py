@@ -25,7 +25,7 @@ from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_o
 from ._transfer import (
     SMALL,
     Rebuilt,
-    as_host_array,
+    arranged,
     download,
     filling,
     in_worker,
@@ -90,10 +90,7 @@ class Data:
             if sealed:
                 raise ValueError("put(..., sealed=True) makes a buffer of its own; leave out away")
             writable(out, core.memory, "out")
-        if type(array) is np.ndarray and array.nbytes > SMALL and not array.flags.c_contiguous:
-            host = await in_worker(as_host_array, array)
-        else:
-            host = as_host_array(array)
+        host = await arranged(array)
         if out is not None:
             _check_like(out, host.shape, host.dtype, "out", "the array")
             await core.ready()
@@ -143,7 +140,10 @@ class Data:
         if out is None:
             return host
         if host is not out:
-            np.copyto(out, host)
+            if host.nbytes > SMALL:
+                await in_worker(np.copyto, out, host)
+            else:
+                np.copyto(out, host)
         return out
 
     # --- on the device ----------------------------------------------------------------------
@@ -542,7 +542,7 @@ class Data:
     async def _upload(self, array: np.ndarray[Any, Any], ref: GpuRef) -> None:
         """Put into a buffer that a batch has made."""
         try:
-            await upload(self._core, as_host_array(array), ref, new=True)
+            await upload(self._core, await arranged(array), ref, new=True)
         except Rebuilt:
             raise refuse(ref, self._core.memory, "ref") from None
 

@@ -104,6 +104,14 @@ async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
     return await trio.to_thread.run_sync(partial(function, *args), limiter=limiter)
 
 
+async def arranged(array: Any) -> np.ndarray[Any, Any]:
+    """``as_host_array``; in a thread if it has much to copy. A checkpoint only then."""
+    long = isinstance(array, np.ndarray) and array.nbytes > SMALL
+    if not long or (array.flags.c_contiguous and array.dtype.isnative):
+        return as_host_array(array)
+    return await in_worker(as_host_array, array)
+
+
 def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
     """The data of a C-contiguous array."""
     return np.asarray(array).reshape(-1).view(np.uint8)  # a matrix would stay 2-d

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +62,39 @@ async def test_long_arrays_arrive_whole(device: Device, nbytes: int) -> None:
 async def test_a_long_array_need_not_be_contiguous(device: Device) -> None:
     array = np.arange(3 * SMALL, dtype=np.int64).reshape(3, -1).T
     assert np.array_equal(await device.get(await device.put(array)), array)
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, 2 * SMALL])
+@on_shared
+async def test_what_must_be_rearranged_is_in_a_thread_if_it_is_long(
+    device: Device, nbytes: int
+) -> None:
+    threads: set[int] = set()
+
+    class Watched(np.ndarray[Any, Any]):
+        """Notes in which thread it is copied to or from."""
+
+        def __array_ufunc__(self, *_args: object, **_kwargs: object) -> Any:
+            return NotImplemented
+
+        def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            threads.add(threading.get_ident())
+            plain = [np.asarray(arg) for arg in args]
+            return func(*plain, **kwargs)
+
+    side = math.isqrt(nbytes // 8)
+    array = np.arange(side * side, dtype=">f8").reshape(side, side)
+    ref = await device.put(array)
+    out = np.empty((side, side)).T.view(Watched)
+    assert await device.get(ref, out=out) is out
+    assert (np.asarray(out) == array).all()
+    assert (threads == {threading.get_ident()}) == (nbytes == SMALL)
+    other = await device.put(array.T.view(Watched))
+    assert (await device.get(other) == array.T).all()
+    async with device.batch() as batch:
+        of_a_batch = batch.put(array.T)
+    assert of_a_batch.dtype == np.float64
+    assert (await device.get(of_a_batch) == array.T).all()
 
 
 @on_shared
