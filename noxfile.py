@@ -129,6 +129,15 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Kill hosts 5,000 times under load; words go on, as in ``soak --kills 100``."""
+    _install(session, "-e", ".")
+    for isolation in ("process", "thread"):
+        words = ("--isolation", isolation, *session.posargs)
+        _python(session, "-m", "tests.soak.kills", *words)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting with ruff."""
     _install(session, *dependency_groups(PYPROJECT, "lint"))
