@@ -92,7 +92,7 @@ class Turns(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.longest: list[tuple[float, str]] = []
-        self._since = 0.0
+        self._since = time.thread_time()
         self._collecting = 0.0
         self._collected = 0.0
         self._left = 0
