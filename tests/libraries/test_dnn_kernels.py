@@ -19,7 +19,7 @@ from atomr_accel.libraries.dnn import (
     _product_source,
 )
 from atomr_accel.libraries.dnn._cpu import interpret
-from atomr_accel.libraries.dnn._graph import Builder, Graph, channels_last, packed_strides
+from atomr_accel.libraries.dnn._graph import Builder, Graph, packed_strides
 from atomr_accel.libraries.dnn._node_source import (
     EXPRESSIONS,
     pointwise_kernel,
@@ -103,9 +103,8 @@ def pointwise_graphs() -> list[Graph]:
                 each = small if position == 1 and len(row.inputs) > 1 else shape
                 if op == "batchnorm_inference":
                     each = shape if not position else (1, shape[1], *(1 for _ in shape[2:]))
-                order = channels_last(len(each)) if number % 2 and len(each) > 2 else None
-                strides = packed_strides(each, order)
-                symbols[name] = builder.tensor(each, "bool" if of_bool else dtype, strides)
+                kind = "bool" if of_bool else dtype
+                symbols[name] = builder.tensor(each, kind, last=bool(number % 2))
             builder.output(builder.node(op, **symbols, **attributes)["y"])
             graphs.append(builder.finish())
     builder = Builder()
@@ -175,14 +174,13 @@ def norm_graphs() -> list[Graph]:
         for op in ("layernorm", "rmsnorm", "instancenorm", "groupnorm", "batchnorm"):
             for last in (False, True):
                 shape = (2, 6, 3, 2)
-                order = channels_last(4) if last else None
                 wide = (1, 6, 3, 2) if op in ("layernorm", "rmsnorm") else (1, 6, 1, 1)
                 builder = Builder()
 
                 def tensor(
-                    sizes: tuple[int, ...], kind: str, builder: Any = builder, order: Any = order
+                    sizes: tuple[int, ...], kind: str, builder: Any = builder, last: bool = last
                 ) -> Any:
-                    return builder.tensor(sizes, kind, packed_strides(sizes, order))
+                    return builder.tensor(sizes, kind, last=last)
 
                 types = kept if op == "batchnorm" else parameter
                 x, scale = tensor(shape, dtype), tensor(wide, types)
@@ -260,6 +258,18 @@ def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
         compare(graph, written, arrays, scalars)
 
 
+def test_norms_whose_parameters_lie_differently_are_not_computed() -> None:
+    for step, computes in ((1, True), (3, False)):
+        builder = Builder()
+        x, scale = (builder.tensor((size, 6, 1, 1), "float32") for size in (2, 1))
+        bias = builder.tensor((1, 6, 1, 1), "float32", (18, step, 1, 1))
+        made = builder.node("layernorm", input=x, scale=scale, bias=bias, epsilon=builder.scalar())
+        builder.output(made["y"])
+        for name in ("mean", "inv_variance"):
+            builder.output(made[name])
+        assert _own_norms.computes(builder.finish()) is computes
+
+
 # --- convolution --------------------------------------------------------------------------
 
 
@@ -273,11 +283,10 @@ def conv_graphs() -> list[Graph]:
         names = ("pre_padding", "post_padding", "stride", "dilation")
         given: dict[str, Any] = dict(zip(names, window, strict=True))
         for last in (False, True):
-            order = channels_last(len(image)) if last else None
             builders = [Builder() for _ in range(3)]
 
-            def tensor(builder: Builder, shape: tuple[int, ...], order: Any = order) -> Any:
-                return builder.tensor(shape, "float64", packed_strides(shape, order))
+            def tensor(builder: Builder, shape: tuple[int, ...], last: bool = last) -> Any:
+                return builder.tensor(shape, "float64", last=last)
 
             x, w = tensor(builders[0], image), tensor(builders[0], weight)
             y = builders[0].node("conv_fprop", image=x, weight=w, **given)["y"]

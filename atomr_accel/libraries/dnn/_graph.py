@@ -35,6 +35,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
         kind: ``"buffer"`` has memory, ``"virtual"`` exists inside a kernel only,
             ``"scalar"`` is a number that comes with every run.
         ragged: id of the tensor that tells where each batch entry begins; -1 for none.
+        last: whether its channels are last in memory, and those of what is made like it. Said
+            and not read from strides: where a dimension has size 1, these fit both layouts.
     """
 
     dtype: str
@@ -42,6 +44,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     strides: tuple[int, ...]
     kind: Literal["buffer", "virtual", "scalar"] = "buffer"
     ragged: int = -1
+    last: bool = False
 
     @property
     def extent(self) -> int:
@@ -124,14 +127,19 @@ def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> 
     return tuple(strides)
 
 
-def order_of(tensor: Tensor) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest; of equal ones the first is slower."""
-    return tuple(sorted(range(len(tensor.shape)), key=lambda axis: (-tensor.strides[axis], axis)))
-
-
 def channels_last(ndim: int) -> tuple[int, ...]:
     """The order of dimensions (batch, channels, space) in which channels are fastest."""
-    return (0, *range(2, ndim), 1)
+    return order_of(ndim, last=True)
+
+
+def order_of(ndim: int, *, last: bool) -> tuple[int, ...]:
+    """The dimensions from the slowest to the fastest, channels first or last."""
+    return (0, *range(2, ndim), 1) if last and ndim > 1 else tuple(range(ndim))
+
+
+def strides_of(shape: Sequence[int], *, last: bool) -> tuple[int, ...]:
+    """Strides without gaps, channels first or last."""
+    return packed_strides(shape, order_of(len(shape), last=last))
 
 
 @final
@@ -187,6 +195,7 @@ class Builder:
         dtype: Any,
         strides: Sequence[int] | None = None,
         *,
+        last: bool = False,
         ragged: Symbol | None = None,
     ) -> Symbol:
         """A buffer that nodes read.
@@ -194,7 +203,9 @@ class Builder:
         Args:
             shape: dimensions.
             dtype: element type.
-            strides: elements from one index to the next; by default in C order.
+            strides: elements from one index to the next; by default there are no gaps.
+            last: whether its channels are last in memory; with ``strides``, whether those of
+                what is made like it are.
             ragged: where each batch entry begins, in elements, int32 of shape
                 (batch + 1, 1, 1, 1).
 
@@ -203,7 +214,7 @@ class Builder:
             TypeError: no dtype.
         """
         sizes = _integers(shape, "shape")
-        steps = packed_strides(sizes) if strides is None else _integers(strides, "strides")
+        steps = strides_of(sizes, last=last) if strides is None else _integers(strides, "strides")
         if len(steps) != len(sizes):
             raise ValueError(f"strides {steps} do not fit shape {sizes}: one for each dimension")
         if not 0 < len(sizes) <= MOST_DIMS or min(sizes) < 1 or min(steps) < 0:
@@ -212,7 +223,7 @@ class Builder:
                 f"least 0, not shape {sizes} with strides {steps}"
             )
         base = -1 if ragged is None else ragged.id
-        return self._add(Tensor(as_dtype(dtype).name, sizes, steps, "buffer", base))
+        return self._add(Tensor(as_dtype(dtype).name, sizes, steps, "buffer", base, last))
 
     def scalar(self, dtype: Any = "float32", ndim: int = 4) -> Symbol:
         """A number that comes with every run."""
@@ -280,7 +291,7 @@ class Builder:
             raise ValueError(f"strides {steps} do not fit shape {tensor.shape}")
         name = tensor.dtype if dtype is None else as_dtype(dtype).name
         base = -1 if ragged is None else ragged.id
-        self.tensors[symbol.id] = Tensor(name, tensor.shape, steps, "buffer", base)
+        self.tensors[symbol.id] = Tensor(name, tensor.shape, steps, "buffer", base, tensor.last)
         return symbol
 
     def finish(self, compute: Any = None, *, tf32: bool = False) -> Graph:
