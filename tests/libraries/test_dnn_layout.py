@@ -70,8 +70,10 @@ def convolutions(draw: st.DrawFn) -> Convolution:
     dilation, padding = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((0, 0, 1)))
     least = [max(1, dilation * (each - 1) + 1 - 2 * padding) for each in taps]
     image = tuple(each + draw(st.sampled_from((0, 0, 1, 3))) for each in least)
-    counts = [draw(few) for _ in range(4)]
-    return Convolution(*counts, image, taps, padding, draw(st.sampled_from((1, 2))), dilation)
+    batch, channels, filters, groups = (draw(few) for _ in range(4))
+    stride = draw(st.sampled_from((1, 2)))
+    sizes = batch, channels, filters, groups
+    return Convolution(*sizes, image, taps, padding, stride, dilation)
 
 
 def random(*shape: int) -> Array:
@@ -228,7 +230,7 @@ async def test_broadcasts(
     arrays = random(*one), random(*other) + 2
 
     async def run(refs: list[Any], *, last: bool) -> GpuRef:
-        graph = device.dnn.graph()
+        graph: Any = device.dnn.graph()
         a, b = (graph.tensor(each.shape, "float64", channels_last=last) for each in arrays)
         graph.output(graph.node(op, a=a, b=b))
         made: GpuRef = await (await graph.build())(input0=refs[0], input1=refs[1])

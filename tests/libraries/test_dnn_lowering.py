@@ -189,7 +189,7 @@ def test_another_process_makes_plans(workshop: Workshop) -> None:
 
 def test_another_process_tells_what_is_refused(workshop: Workshop) -> None:
     builder = Builder()
-    x = builder.tensor((4, 4), "int8")
+    x = builder.tensor((4, 4), "float8_e4m3fn")
     builder.output(builder.node("matmul", A=x, B=x)["c"], "float64")
     with pytest.raises(Unsupported, match="cuDNN"):
         workshop.make(encode(builder.finish()))

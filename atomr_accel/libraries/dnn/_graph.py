@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import msgspec
 
 from ..._dtypes import as_dtype
+from ._element_types import require_known, require_stored, require_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -212,6 +213,7 @@ class Builder:
         Raises:
             ValueError: dimensions that are not positive, or too many; strides that do not fit.
             TypeError: no dtype.
+            Unsupported: a dtype that graphs do not have.
         """
         sizes = _integers(shape, "shape")
         steps = strides_of(sizes, last=last) if strides is None else _integers(strides, "strides")
@@ -223,12 +225,12 @@ class Builder:
                 f"least 0, not shape {sizes} with strides {steps}"
             )
         base = -1 if ragged is None else ragged.id
-        return self._add(Tensor(as_dtype(dtype).name, sizes, steps, "buffer", base, last))
+        return self._add(Tensor(_known(dtype), sizes, steps, "buffer", base, last))
 
     def scalar(self, dtype: Any = "float32", ndim: int = 4) -> Symbol:
         """A number that comes with every run."""
         ones = (1,) * ndim
-        return self._add(Tensor(as_dtype(dtype).name, ones, ones, "scalar"))
+        return self._add(Tensor(_known(dtype), ones, ones, "scalar"))
 
     def node(self, op: str, **given: Any) -> dict[str, Symbol]:
         """Add an operation.
@@ -243,8 +245,9 @@ class Builder:
 
         Raises:
             ValueError, TypeError: what the row does not take.
+            Unsupported: dtypes that it does not compute with.
         """
-        from ._nodes import NODES
+        from ._nodes import NODES, POINTWISE
 
         row = NODES[op]
         inputs, attributes = _split(op, row, given)
@@ -252,6 +255,8 @@ class Builder:
             if symbol.builder is not self:
                 raise ValueError(f"{op}: {name} belongs to another graph")
         tensors = {name: symbol.tensor for name, symbol in inputs.items()}
+        if op not in POINTWISE:
+            require_types(op, tensors)
         inferred = row.infer(tensors, attributes)
         outputs = {name: self._add(tensor) for name, tensor in inferred.items()}
         self.nodes.append(
@@ -282,6 +287,7 @@ class Builder:
 
         Raises:
             ValueError: it is no output of a node, or strides do not fit.
+            Unsupported: a dtype that it cannot have.
         """
         tensor = symbol.tensor
         if tensor.kind == "scalar" or symbol.id not in self._outputs():
@@ -289,7 +295,8 @@ class Builder:
         steps = tensor.strides if strides is None else _integers(strides, "strides")
         if len(steps) != len(tensor.shape):
             raise ValueError(f"strides {steps} do not fit shape {tensor.shape}")
-        name = tensor.dtype if dtype is None else as_dtype(dtype).name
+        name = tensor.dtype if dtype is None else _known(dtype)
+        require_stored(tensor.dtype, name)
         base = -1 if ragged is None else ragged.id
         self.tensors[symbol.id] = Tensor(name, tensor.shape, steps, "buffer", base, tensor.last)
         return symbol
@@ -347,6 +354,13 @@ def _split(
     if missing := [name for name, value in attributes.items() if value is REQUIRED]:
         raise TypeError(f"{op} needs {', '.join(missing)}")
     return inputs, {name: _plain(value) for name, value in attributes.items()}
+
+
+def _known(dtype: Any) -> str:
+    """The name of a dtype of the table."""
+    name = as_dtype(dtype).name
+    require_known(name)
+    return name
 
 
 def _plain(value: Any) -> Any:

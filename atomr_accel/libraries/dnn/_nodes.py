@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
 from . import _attention_nodes
+from ._element_types import result_of
 from ._graph import Attribute, Tensor, packed_strides, strides_of
 
 Inputs = Mapping[str, Tensor]
@@ -225,8 +226,9 @@ def _pointwise(op: str, dtype: str | None = None) -> Infer:
             for each in inputs.values()
         ]
         shape = broadcast_shapes(op, *shapes)
+        found = result_of(op, inputs)
         leading = max(tensors, key=lambda each: math.prod(each.shape))  # of equals the first
-        return {"y": like(leading, shape, dtype or tensors[0].dtype)}
+        return {"y": like(leading, shape, dtype or found)}
 
     return infer
 
@@ -347,6 +349,10 @@ def _pointwise_rows() -> dict[str, NodeType]:
             about=f"the gradient of ``{op}`` at ``input``, times ``loss``",
         )
     return rows
+
+
+POINTWISE: Final = frozenset(_pointwise_rows())
+"""Operations whose results depend on one element of each input, and on its position."""
 
 
 # --- products and reductions --------------------------------------------------------------

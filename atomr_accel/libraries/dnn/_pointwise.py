@@ -252,7 +252,7 @@ _REDUCTIONS: dict[str, tuple[str, str, str]] = {
 """What is done before a reduction, the reduction, and what is done to its result."""
 
 
-def _is_empty(x: GpuRef) -> bool:
+def _is_empty(x: object) -> bool:
     return isinstance(x, GpuRef) and 0 in x.shape
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ._element_types import FLOATS
 from ._graph import Attribute, Graph, Node, Tensor, order_of, packed_strides, strides_of
 from ._nodes import NODES
 
@@ -53,7 +54,7 @@ def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:
 
 
 def _as_buffer(tensor: Tensor, dtype: str) -> Tensor:
-    if not dtype or tensor.dtype in ("bool", "int32"):
+    if not dtype or tensor.dtype not in FLOATS:
         dtype = tensor.dtype
     return msgspec.structs.replace(tensor, kind="buffer", dtype=dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._arguments import usable
+from ._element_types import FLOATS, INTEGERS, whole
 from ._graph import Builder, Symbol, strides_of
 from ._layout import physical
 from ._nodes import NODES
@@ -122,6 +123,7 @@ class Graph:
         Raises:
             ValueError: dimensions or strides that do not fit, a name that is taken.
             TypeError: no dtype.
+            Unsupported: a dtype that graphs do not have.
         """
         called = name or f"input{len(self._inputs)}"
         self._require_free(called, self._inputs)
@@ -211,6 +213,7 @@ class Graph:
 
         Raises:
             ValueError, TypeError: what the operation does not take.
+            Unsupported: dtypes that it does not compute with.
         """
         row = NODES.get(op)
         if row is None:
@@ -218,11 +221,18 @@ class Graph:
         inputs = {*row.inputs, *row.optional}
         nodes = [value for name, value in given.items() if name in inputs and type(value) is Node]
         ndim = len(nodes[0].shape) if nodes else 4
-        wide = "float64" if any(node.dtype == "float64" for node in nodes) else "float32"
+        dtypes = {node.dtype for node in nodes}
+        wide = "float64" if "float64" in dtypes else "float32"
+        # A whole number beside integers is one of them.
+        integer = "" if dtypes & FLOATS else next(iter(dtypes & INTEGERS), "")
         found = self._builder.node(
             op,
             **{
-                name: self._operand(op, name, value, wide, ndim) if name in inputs else value
+                name: self._operand(
+                    op, name, value, integer if isinstance(value, int) and integer else wide, ndim
+                )
+                if name in inputs
+                else value
                 for name, value in given.items()
             },
         )
@@ -240,6 +250,7 @@ class Graph:
 
         Raises:
             ValueError: it is no result of an operation, a name that is taken.
+            Unsupported: a dtype that it cannot have.
         """
         symbol = self._operand("output", "node", node, "", 0)
         called = name or f"output{len(self._outputs)}"
@@ -284,8 +295,9 @@ class Graph:
         if value is None:
             return None
         if isinstance(value, (int, float)) and dtype:
+            number = whole(value, dtype, f"{op}: {name}") if dtype in INTEGERS else float(value)
             symbol = self._builder.scalar(dtype, ndim)
-            self._scalars[symbol.id] = float(value)
+            self._scalars[symbol.id] = number
             return symbol
         raise TypeError(f"{op}: {name} must be a tensor of the graph, not {value!r}")
 
@@ -324,6 +336,11 @@ class Plan:
         }
         writes = {name: symbol.id for name, symbol in outputs}
         self._numbers: Final = [scalars[id_] for id_ in program.scalars]
+        self._integers: Final = {
+            name: tensors[id_].dtype
+            for id_, name in zip(program.scalars, self._numbers, strict=True)
+            if isinstance(name, str) and tensors[id_].dtype in INTEGERS
+        }
         self._shapes: Final = {
             name: None if name in strided else _outside(tensors[id_])
             for name, id_ in self._reads.items()
@@ -373,11 +390,15 @@ class Plan:
         refs = [given[name] for name in self.inputs]
         outs = [given.get(name) for name in self.outputs]
         numbers = tuple(
-            [float(given[each]) if isinstance(each, str) else each for each in self._numbers]
+            [self._number(each, given) if isinstance(each, str) else each for each in self._numbers]
         )
         return await facade._run(
             "dnn.graph", self, refs, outs, make, numbers=numbers, tune=self._tuned
         )
+
+    def _number(self, name: str, given: dict[str, Any]) -> float:
+        dtype = self._integers.get(name)
+        return float(given[name]) if dtype is None else whole(given[name], dtype, name)
 
     def _check(self, memory: MemoryMap, given: dict[str, Any]) -> None:
         """Hold inputs against the graph."""
