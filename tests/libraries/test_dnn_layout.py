@@ -239,6 +239,87 @@ async def test_broadcasts(
     await same_in_both(device, arrays, run)
 
 
+class Chain(NamedTuple):
+    """A graph: an image, and what is done to it, with the shapes of other inputs."""
+
+    image: tuple[int, ...]
+    steps: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chain:
+    few = st.sampled_from((1, 1, 2, 3))
+    ndim = draw(st.integers(3, 5))
+    image = shape = tuple(draw(few) for _ in range(ndim))
+    steps: list[tuple[str, tuple[int, ...]]] = []
+    for op in draw(
+        st.lists(st.sampled_from(("abs", "add", "sub", "conv", "MAX")), min_size=1, max_size=4)
+    ):
+        other: tuple[int, ...] = ()
+        if op in ("add", "sub"):
+            other = tuple(1 if draw(st.booleans()) else draw(few) for _ in shape)
+            pairs = list(zip(shape, other, strict=True))
+            other = tuple(b if a in (b, 1) else 1 for a, b in pairs)
+            shape = tuple(map(max, shape, other))
+        elif op == "conv":
+            other = (draw(few), shape[1], *(draw(st.integers(1, size)) for size in shape[2:]))
+            space = (size - taps + 1 for size, taps in zip(shape[2:], other[2:], strict=True))
+            shape = (shape[0], other[0], *space)
+        elif op == "MAX":
+            other = tuple(sorted(draw(st.sets(st.integers(0, ndim - 1), min_size=1))))
+            shape = tuple(1 if axis in other else size for axis, size in enumerate(shape))
+        steps.append((op, other))
+    return Chain(image, tuple(steps))
+
+
+async def built(device: Device, chain: Chain, *, last: bool) -> tuple[Any, dict[str, Any]]:
+    """A plan with all of a chain's results, and buffers for it."""
+    graph: Any = device.dnn.graph()
+    refs: dict[str, Any] = {}
+
+    async def tensor(shape: tuple[int, ...]) -> Any:
+        name = f"t{len(refs)}"
+        refs[name] = (await put(device, (random(*shape),), last=last))[0]
+        return graph.tensor(shape, "float64", name=name, channels_last=last)
+
+    value = await tensor(chain.image)
+    for op, other in chain.steps:
+        if op == "abs":
+            value = graph.abs(value)
+        elif op == "MAX":
+            value = graph.reduction(value, mode="MAX", axes=other)
+        elif op == "conv":
+            value = graph.conv(value, await tensor(other))
+        else:
+            value = graph.node(op, a=await tensor(other), b=value)
+        graph.output(value)
+    return await graph.build(), refs
+
+
+@settings(max_examples=EXAMPLES // 4)
+@given(chains())
+@on_shared
+async def test_random_graphs(device: Device, chain: Chain) -> None:
+    """As they are called, in a batch, and recorded."""
+    results: list[list[Array]] = []
+    for last in (False, True):
+        plan, refs = await built(device, chain, last=last)
+        ways = [await plan(**refs)]
+        async with device.batch() as batch:
+            ways.append(batch.dnn.run(plan, **refs))
+        async with device.record() as program:
+            ways.append(program.dnn.run(plan, **refs))
+        await program.replay()
+        for made in ways:
+            each = made if isinstance(made, tuple) else (made,)
+            results.append([await device.get(ref) for ref in each])
+    for number, made in enumerate(results):
+        for first, other in zip(results[0], made, strict=True):
+            wanted = back(first, last=number >= len(results) // 2)
+            assert other.shape == wanted.shape
+            np.testing.assert_allclose(other, wanted, rtol=1e-9, atol=1e-9)
+
+
 IMAGES = [(1, 1, 1), (2, 1, 3), (2, 1, 2, 3), (1, 3, 1, 1), (2, 3, 1, 2), (1, 1, 2, 1, 3)]
 
 
@@ -302,3 +383,35 @@ async def test_a_tensor_is_an_output_once(device: Device) -> None:
     graph.output(y)
     with pytest.raises(ValueError, match="an output already, called 'output0'"):
         graph.output(y)
+
+
+async def test_attention_of_rows_that_hold_several_tensors(device: Device) -> None:
+    """Queries, keys and values side by side: what comes out has no gaps, and no other's order."""
+    batch, heads, length, size = 2, 2, 3, 8
+    rows = np.random.default_rng(5).standard_normal((batch, length, 3, heads, size)) / 4
+    rows = rows.astype(np.float16)
+    step = 3 * heads * size
+    graph: Any = device.dnn.graph()
+    names = ("q", "k", "v")
+    q, k, v = (
+        graph.tensor(
+            (batch, heads, length, size),
+            "float16",
+            name=name,
+            strides=(length * step, size, step, 1),
+        )
+        for name in names
+    )
+    graph.output(graph.sdpa(q, k, v, generate_stats=False))
+    plan = await graph.build()
+    whole = await device.put(np.concatenate([rows.ravel(), np.zeros(2 * heads * size, np.float16)]))
+    parts = [
+        whole[at * heads * size : at * heads * size + rows.size - 2 * heads * size]
+        for at in range(3)
+    ]
+    made = await device.get(await plan(**dict(zip(names, parts, strict=True))))
+    q64, k64, v64 = (rows[:, :, at].swapaxes(1, 2).astype(float) for at in range(3))
+    weights = np.exp(q64 @ k64.swapaxes(-1, -2))
+    exact = weights / weights.sum(-1, keepdims=True) @ v64
+    assert made.shape == (batch, heads, length, size)
+    np.testing.assert_allclose(made, exact, atol=2e-3)
