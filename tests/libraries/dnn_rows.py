@@ -254,6 +254,11 @@ PLANE = [
     {"image": (1, 3, 9, 8), "filters": (5, 3, 2), "layout": "NCHW", "dilation": (2, 3)},
     {"image": (2, 8, 6, 5), "filters": (8, 3, 3), "layout": "NHWC", "padding": ((0, 1), (2, 1))},
     {"image": (2, 8, 6, 5), "filters": (8, 3, 3), "layout": "NCHW", "padding": ((1, 0), 1)},
+    # Of size 1, so that strides fit both layouts.
+    {"image": (2, 1, 6, 5), "filters": (8, 1, 1), "layout": "NHWC"},
+    {"image": (2, 1, 6, 5), "filters": (8, 3, 3), "layout": "NHWC", "padding": 1},
+    {"image": (2, 8, 6, 5), "filters": (1, 3, 3), "layout": "NHWC", "padding": 1},
+    {"image": (1, 8, 1, 1), "filters": (8, 1, 1), "layout": "NHWC"},
     *product(
         image=[(2, 16, 6, 5)],
         filters=[(32, 3, 3)],
@@ -300,6 +305,8 @@ TRANSPOSED = [
     {"image": (2, 8, 5, 4), "filters": (8, 3, 3), "stride": 2, "padding": 1, "output_padding": 1},
     {"image": (2, 8, 5, 4), "filters": (16, 3, 3), "groups": 2, "layout": "NHWC", "dilation": 2},
     {"image": (2, 8, 7), "filters": (16, 3), "stride": 2},
+    {"image": (2, 8, 5, 4), "filters": (1, 3, 3), "stride": 2, "layout": "NHWC"},
+    {"image": (2, 1, 5, 4), "filters": (8, 1, 1), "layout": "NHWC"},
     {"image": (2, 8, 3, 4, 3), "filters": (8, 2, 2, 2), "stride": 2, "layout": "NDHWC"},
 ]
 

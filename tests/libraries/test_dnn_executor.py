@@ -244,3 +244,23 @@ async def test_evicted_plans_are_forgotten_by_the_host_too(
     statistics = device.dnn.statistics()
     assert (statistics.plans, statistics.evictions) == (1, 3)
     assert statistics.loaded == 2
+
+
+async def test_integers_are_not_given_to_cudnn(device: Device, frontend: FakeFrontend) -> None:
+    """It would compute them in single precision."""
+    offered: list[list[str]] = []
+
+    def refuse(ops: list[str]) -> bool:
+        offered.append(ops)
+        return False
+
+    frontend.refused = refuse
+    graph = device.dnn.graph()
+    x = graph.tensor((2, 3), "int32", name="x")
+    graph.output(graph.relu((x * x + 1) * 0.5))
+    plan = await graph.build()
+    array = np.array([[2**24 + 1, 2, -3], [0, 2**15, 2**31 - 1]], np.int32)
+    made = await device.get(await plan(x=await device.put(array)))
+    whole = array * array + 1
+    np.testing.assert_array_equal(made, np.maximum(whole.astype(np.float32) * np.float32(0.5), 0))
+    assert offered == [["mul", "relu"]]

@@ -19,7 +19,8 @@ from atomr_accel.libraries.dnn import (
     _product_source,
 )
 from atomr_accel.libraries.dnn._cpu import interpret
-from atomr_accel.libraries.dnn._graph import Builder, Graph, channels_last, packed_strides
+from atomr_accel.libraries.dnn._element_types import INTEGERS, LOGICAL, OF_INTEGERS
+from atomr_accel.libraries.dnn._graph import Builder, Graph, packed_strides
 from atomr_accel.libraries.dnn._node_source import (
     EXPRESSIONS,
     pointwise_kernel,
@@ -37,11 +38,12 @@ Array = np.ndarray[Any, Any]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 CLIPPED = {"negative_slope": 0.25, "lower_clip": 0.5, "upper_clip": 1.5}
-LOGICAL = frozenset({"logical_and", "logical_or", "logical_not"})
 
 
 def attributes_of(op: str) -> list[dict[str, Any]]:
     plain = dict(NODES[op].attributes)
+    if op == "gen_index":
+        return [{"axis": 0}]
     if op.startswith("swish"):
         return [{"swish_beta": 1.5}]
     return [plain, {**plain, **CLIPPED}] if "relu" in op else [plain]
@@ -61,6 +63,9 @@ def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
         values: Array = rng.uniform(-2, 2, tensor.extent)
         if tensor.dtype == "bool":
             values = values > 0
+        if tensor.dtype in INTEGERS:
+            limits = np.iinfo(tensor.dtype)
+            values = rng.integers(limits.min, limits.max, tensor.extent, limits.dtype)
         arrays[id_] = values.astype(dtype_of(tensor.dtype))
     return arrays
 
@@ -75,7 +80,7 @@ def compare(graph: Graph, got: dict[int, Array], arrays: dict[int, Array], scala
     interpret(graph, addresses_of(expected), scalars, memory)
     for id_ in graph.written():
         dtype = got[id_].dtype
-        if dtype.kind in "bi":
+        if dtype.kind in "biu":
             np.testing.assert_array_equal(got[id_], expected[id_])
             continue
         one, other = got[id_].astype(float), expected[id_].astype(float)
@@ -103,15 +108,36 @@ def pointwise_graphs() -> list[Graph]:
                 each = small if position == 1 and len(row.inputs) > 1 else shape
                 if op == "batchnorm_inference":
                     each = shape if not position else (1, shape[1], *(1 for _ in shape[2:]))
-                order = channels_last(len(each)) if number % 2 and len(each) > 2 else None
-                strides = packed_strides(each, order)
-                symbols[name] = builder.tensor(each, "bool" if of_bool else dtype, strides)
+                kind = "bool" if of_bool else dtype
+                symbols[name] = builder.tensor(each, kind, last=bool(number % 2))
             builder.output(builder.node(op, **symbols, **attributes)["y"])
             graphs.append(builder.finish())
     builder = Builder()
     numbered = builder.node("mul", a=builder.tensor((3, 4), "float32"), b=builder.scalar(ndim=2))
     builder.output(numbered["y"])
     return [*graphs, builder.finish()]
+
+
+def integer_graphs() -> list[Graph]:
+    """Each operation on integers in a few dtypes, with a number, a boolean, and as float32."""
+    graphs = []
+    for number, op in enumerate(sorted(OF_INTEGERS)):
+        names = NODES[op].inputs
+        for position, dtype in enumerate(sorted(INTEGERS)[number % 4 :: 4]):
+            other = ("same", "bool", "number")[(number + position) % 3]
+            builder = Builder()
+            given: dict[str, Any] = {names[0]: builder.tensor((3, 4), dtype)}
+            for name in names[1:]:
+                if other == "number" and name != "mask":
+                    given[name] = builder.scalar(dtype, 2)
+                else:
+                    given[name] = builder.tensor(
+                        (3, 4), "bool" if other == "bool" or name == "mask" else dtype
+                    )
+            y = builder.node(op, **given)["y"]
+            builder.output(y, "float32" if position else None)
+            graphs.append(builder.finish())
+    return graphs
 
 
 def reduction_graphs() -> list[Graph]:
@@ -136,10 +162,11 @@ def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
     cases = []
     spaces: dict[str, str] = {}
     kernels: dict[str, str] = {}
-    for graph in (*pointwise_graphs(), *reduction_graphs()):
+    for graph in (*pointwise_graphs(), *integer_graphs(), *reduction_graphs()):
         assert _own_nodes.computes(graph)
         arrays = filled(graph, rng)
-        scalars = dict.fromkeys(graph.scalars(), 1.25)
+        whole = {id_ for id_ in graph.scalars() if graph.tensors[id_].dtype in INTEGERS}
+        scalars = {id_: 3.0 if id_ in whole else 1.25 for id_ in graph.scalars()}
         written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
         ((source, name, _, data),) = launches(graph, addresses_of(written), scalars)
         space = spaces.setdefault(source, f"kernel{len(spaces)}")
@@ -175,14 +202,13 @@ def norm_graphs() -> list[Graph]:
         for op in ("layernorm", "rmsnorm", "instancenorm", "groupnorm", "batchnorm"):
             for last in (False, True):
                 shape = (2, 6, 3, 2)
-                order = channels_last(4) if last else None
                 wide = (1, 6, 3, 2) if op in ("layernorm", "rmsnorm") else (1, 6, 1, 1)
                 builder = Builder()
 
                 def tensor(
-                    sizes: tuple[int, ...], kind: str, builder: Any = builder, order: Any = order
+                    sizes: tuple[int, ...], kind: str, builder: Any = builder, last: bool = last
                 ) -> Any:
-                    return builder.tensor(sizes, kind, packed_strides(sizes, order))
+                    return builder.tensor(sizes, kind, last=last)
 
                 types = kept if op == "batchnorm" else parameter
                 x, scale = tensor(shape, dtype), tensor(wide, types)
@@ -260,6 +286,18 @@ def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
         compare(graph, written, arrays, scalars)
 
 
+def test_norms_whose_parameters_lie_differently_are_not_computed() -> None:
+    for step, computes in ((1, True), (3, False)):
+        builder = Builder()
+        x, scale = (builder.tensor((size, 6, 1, 1), "float32") for size in (2, 1))
+        bias = builder.tensor((1, 6, 1, 1), "float32", (18, step, 1, 1))
+        made = builder.node("layernorm", input=x, scale=scale, bias=bias, epsilon=builder.scalar())
+        builder.output(made["y"])
+        for name in ("mean", "inv_variance"):
+            builder.output(made[name])
+        assert _own_norms.computes(builder.finish()) is computes
+
+
 # --- convolution --------------------------------------------------------------------------
 
 
@@ -273,11 +311,10 @@ def conv_graphs() -> list[Graph]:
         names = ("pre_padding", "post_padding", "stride", "dilation")
         given: dict[str, Any] = dict(zip(names, window, strict=True))
         for last in (False, True):
-            order = channels_last(len(image)) if last else None
             builders = [Builder() for _ in range(3)]
 
-            def tensor(builder: Builder, shape: tuple[int, ...], order: Any = order) -> Any:
-                return builder.tensor(shape, "float64", packed_strides(shape, order))
+            def tensor(builder: Builder, shape: tuple[int, ...], last: bool = last) -> Any:
+                return builder.tensor(shape, "float64", last=last)
 
             x, w = tensor(builders[0], image), tensor(builders[0], weight)
             y = builders[0].node("conv_fprop", image=x, weight=w, **given)["y"]
@@ -435,6 +472,11 @@ def test_nvrtc_compiles_every_node() -> None:
             spaces.append(f"namespace {space} {{\n{pointwise_kernel(op, count, attributes)}\n}}")
             types = ", ".join(["h16"] * count)
             calls.append(f"{space}::node<float, h16, {types}>")
+    for op in sorted(OF_INTEGERS):
+        space, count = f"kernel{len(spaces)}", len(NODES[op].inputs)
+        spaces.append(f"namespace {space} {{\n{pointwise_kernel(op, count, {}, 'int32')}\n}}")
+        types = ", ".join(["int"] * count)
+        calls.append(f"{space}::node<unsigned long long, h16, {types}>")
     for mode in REDUCTIONS:
         space = f"kernel{len(spaces)}"
         spaces.append(f"namespace {space} {{\n{reduction_kernel(mode)}\n}}")

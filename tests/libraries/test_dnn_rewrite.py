@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel.libraries.dnn._cpu import interpret
-from atomr_accel.libraries.dnn._graph import (
-    Builder,
-    Graph,
-    channels_last,
-    decode,
-    encode,
-    packed_strides,
-)
+from atomr_accel.libraries.dnn._graph import Builder, Graph, decode, encode, strides_of
 from atomr_accel.libraries.dnn._rewrite import cut, flattened
 
 Array = np.ndarray[Any, Any]
@@ -51,15 +44,14 @@ def elementwise(draw: st.DrawFn) -> Graph:
     """Chains of pointwise operations with broadcasts, and reductions at their end."""
     ndim = draw(st.integers(1, 5))
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=ndim, max_size=ndim)))
-    last = draw(st.booleans()) and ndim > 2
-    order = channels_last(ndim) if last else None
+    last = draw(st.booleans())
     builder = Builder()
 
     def tensor() -> Any:
         sizes = tuple(size if draw(st.booleans()) else 1 for size in shape)
-        return builder.tensor(sizes, "float32", packed_strides(sizes, order))
+        return builder.tensor(sizes, "float32", last=last)
 
-    value = builder.tensor(shape, "float32", packed_strides(shape, order))
+    value = builder.tensor(shape, "float32", last=last)
     for _ in range(draw(st.integers(1, 4))):
         if draw(st.booleans()):
             value = builder.node(draw(st.sampled_from(UNARY)), input=value)["y"]
@@ -91,7 +83,7 @@ def test_flattened_graphs_are_images_with_channels_last(graph: Graph) -> None:
         if rows is not graph:
             assert len(tensor.shape) == 4
             if tensor.kind != "scalar":
-                assert tensor.strides == packed_strides(tensor.shape, channels_last(4))
+                assert tensor.strides == strides_of(tensor.shape, last=True)
 
 
 @given(elementwise(), st.data())
@@ -120,7 +112,7 @@ def test_activations_are_split_into_rows_for_many_processors() -> None:
 def test_what_lies_differently_stays_as_it_is() -> None:
     builder = Builder()
     one = builder.tensor((2, 3, 4, 5), "float32")
-    other = builder.tensor((2, 3, 4, 5), "float32", packed_strides((2, 3, 4, 5), (0, 2, 3, 1)))
+    other = builder.tensor((2, 3, 4, 5), "float32", last=True)
     builder.output(builder.node("add", a=one, b=other)["y"])
     graph = builder.finish()
     assert flattened(graph) is graph

@@ -12,14 +12,16 @@ from . import _cpu_attention, _cpu_conv, _cpu_norm, _cpu_pointwise
 from ._cpu_rnn import CpuRnn
 from ._cpu_routines import CpuRoutines
 from ._cpu_sequences import CpuSequences
+from ._element_types import FLOATS, INTEGERS
 from ._graph import decode
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
+from ._nodes import POINTWISE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ...backends.cpu._context import CpuContext, CpuStream
-    from ._graph import Graph, Tensor
+    from ._graph import Graph, Node, Tensor
 
 Array = np.ndarray[Any, Any]
 Function = Any  # (inputs by name, attributes by name, output tensors by name) -> arrays by name
@@ -107,7 +109,12 @@ def interpret(
         memory: the bytes at an address, as many as wanted.
     """
     wide = DTYPES[graph.compute]
-    values: dict[int, Any] = {id_: wide.type(value) for id_, value in scalars.items()}
+    values: dict[int, Any] = {
+        id_: (DTYPES[dtype] if (dtype := graph.tensors[id_].dtype) in INTEGERS else wide).type(
+            value
+        )
+        for id_, value in scalars.items()
+    }
     buffers = _Buffers(graph, addresses, memory)
     computed = {id_ for node in graph.nodes for _, id_ in node.outputs}
     for id_ in addresses:
@@ -117,6 +124,8 @@ def interpret(
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             inputs = {name: values[id_] for name, id_ in node.inputs}
+            if _converts(graph, node):
+                inputs = {name: np.asarray(value, wide)[()] for name, value in inputs.items()}
             tensors = {name: graph.tensors[id_] for name, id_ in node.outputs}
             results = FUNCTIONS[node.op](inputs, dict(node.attributes), tensors)
             for name, id_ in node.outputs:
@@ -124,6 +133,12 @@ def interpret(
                 if graph.tensors[id_].kind == "buffer":
                     buffers.write(id_, result)
                 values[id_] = result
+
+
+def _converts(graph: Graph, node: Node) -> bool:
+    """Whether what is whole becomes floating point before it is computed with."""
+    dtypes = {graph.tensors[id_].dtype for _, id_ in node.inputs}
+    return node.op in POINTWISE and bool(dtypes & FLOATS) and not dtypes <= FLOATS
 
 
 def _widened(array: Array, wide: np.dtype[Any]) -> Array:

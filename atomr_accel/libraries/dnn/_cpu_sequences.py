@@ -97,7 +97,7 @@ class CpuSequences:
 
     def _clear(self, message: Clear) -> None:
         self._context.check()
-        self._context.bytes_at(message.target, message.nbytes)[...] = 0
+        self._context.bytes_at(message.target, message.nbytes)[...] = message.byte
 
     def _dropout(self, message: Dropout) -> None:
         self._context.check()

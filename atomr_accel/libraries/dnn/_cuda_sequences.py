@@ -159,10 +159,12 @@ class CudaSequences:
             )
 
     def _clear(self, message: Clear) -> None:
-        target = self._pointer(message.target)
+        if not message.nbytes:
+            return
+        target, stream = self._pointer(message.target), self._stream.handle
         check(
             "cuMemsetD8Async",
-            driver.cuMemsetD8Async(target, 0, message.nbytes, self._stream.handle),
+            driver.cuMemsetD8Async(target, message.byte, message.nbytes, stream),
         )
 
     def _dropout(self, message: Dropout) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import msgspec
 
 from ..._dtypes import as_dtype
+from ._element_types import require_known, require_stored, require_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
         kind: ``"buffer"`` has memory, ``"virtual"`` exists inside a kernel only,
             ``"scalar"`` is a number that comes with every run.
         ragged: id of the tensor that tells where each batch entry begins; -1 for none.
+        last: whether its channels are last in memory, and those of what is made like it. Said
+            and not read from strides: where a dimension has size 1, these fit both layouts.
     """
 
     dtype: str
@@ -42,6 +45,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     strides: tuple[int, ...]
     kind: Literal["buffer", "virtual", "scalar"] = "buffer"
     ragged: int = -1
+    last: bool = False
 
     @property
     def extent(self) -> int:
@@ -124,14 +128,19 @@ def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> 
     return tuple(strides)
 
 
-def order_of(tensor: Tensor) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest; of equal ones the first is slower."""
-    return tuple(sorted(range(len(tensor.shape)), key=lambda axis: (-tensor.strides[axis], axis)))
-
-
 def channels_last(ndim: int) -> tuple[int, ...]:
     """The order of dimensions (batch, channels, space) in which channels are fastest."""
-    return (0, *range(2, ndim), 1)
+    return order_of(ndim, last=True)
+
+
+def order_of(ndim: int, *, last: bool) -> tuple[int, ...]:
+    """The dimensions from the slowest to the fastest, channels first or last."""
+    return (0, *range(2, ndim), 1) if last and ndim > 1 else tuple(range(ndim))
+
+
+def strides_of(shape: Sequence[int], *, last: bool) -> tuple[int, ...]:
+    """Strides without gaps, channels first or last."""
+    return packed_strides(shape, order_of(len(shape), last=last))
 
 
 @final
@@ -187,6 +196,7 @@ class Builder:
         dtype: Any,
         strides: Sequence[int] | None = None,
         *,
+        last: bool = False,
         ragged: Symbol | None = None,
     ) -> Symbol:
         """A buffer that nodes read.
@@ -194,16 +204,19 @@ class Builder:
         Args:
             shape: dimensions.
             dtype: element type.
-            strides: elements from one index to the next; by default in C order.
+            strides: elements from one index to the next; by default there are no gaps.
+            last: whether its channels are last in memory; with ``strides``, whether those of
+                what is made like it are.
             ragged: where each batch entry begins, in elements, int32 of shape
                 (batch + 1, 1, 1, 1).
 
         Raises:
             ValueError: dimensions that are not positive, or too many; strides that do not fit.
             TypeError: no dtype.
+            Unsupported: a dtype that graphs do not have.
         """
         sizes = _integers(shape, "shape")
-        steps = packed_strides(sizes) if strides is None else _integers(strides, "strides")
+        steps = strides_of(sizes, last=last) if strides is None else _integers(strides, "strides")
         if len(steps) != len(sizes):
             raise ValueError(f"strides {steps} do not fit shape {sizes}: one for each dimension")
         if not 0 < len(sizes) <= MOST_DIMS or min(sizes) < 1 or min(steps) < 0:
@@ -212,12 +225,12 @@ class Builder:
                 f"least 0, not shape {sizes} with strides {steps}"
             )
         base = -1 if ragged is None else ragged.id
-        return self._add(Tensor(as_dtype(dtype).name, sizes, steps, "buffer", base))
+        return self._add(Tensor(_known(dtype), sizes, steps, "buffer", base, last))
 
     def scalar(self, dtype: Any = "float32", ndim: int = 4) -> Symbol:
         """A number that comes with every run."""
         ones = (1,) * ndim
-        return self._add(Tensor(as_dtype(dtype).name, ones, ones, "scalar"))
+        return self._add(Tensor(_known(dtype), ones, ones, "scalar"))
 
     def node(self, op: str, **given: Any) -> dict[str, Symbol]:
         """Add an operation.
@@ -232,8 +245,9 @@ class Builder:
 
         Raises:
             ValueError, TypeError: what the row does not take.
+            Unsupported: dtypes that it does not compute with.
         """
-        from ._nodes import NODES
+        from ._nodes import NODES, POINTWISE
 
         row = NODES[op]
         inputs, attributes = _split(op, row, given)
@@ -241,6 +255,8 @@ class Builder:
             if symbol.builder is not self:
                 raise ValueError(f"{op}: {name} belongs to another graph")
         tensors = {name: symbol.tensor for name, symbol in inputs.items()}
+        if op not in POINTWISE:
+            require_types(op, tensors)
         inferred = row.infer(tensors, attributes)
         outputs = {name: self._add(tensor) for name, tensor in inferred.items()}
         self.nodes.append(
@@ -271,6 +287,7 @@ class Builder:
 
         Raises:
             ValueError: it is no output of a node, or strides do not fit.
+            Unsupported: a dtype that it cannot have.
         """
         tensor = symbol.tensor
         if tensor.kind == "scalar" or symbol.id not in self._outputs():
@@ -278,9 +295,10 @@ class Builder:
         steps = tensor.strides if strides is None else _integers(strides, "strides")
         if len(steps) != len(tensor.shape):
             raise ValueError(f"strides {steps} do not fit shape {tensor.shape}")
-        name = tensor.dtype if dtype is None else as_dtype(dtype).name
+        name = tensor.dtype if dtype is None else _known(dtype)
+        require_stored(tensor.dtype, name)
         base = -1 if ragged is None else ragged.id
-        self.tensors[symbol.id] = Tensor(name, tensor.shape, steps, "buffer", base)
+        self.tensors[symbol.id] = Tensor(name, tensor.shape, steps, "buffer", base, tensor.last)
         return symbol
 
     def finish(self, compute: Any = None, *, tf32: bool = False) -> Graph:
@@ -336,6 +354,13 @@ def _split(
     if missing := [name for name, value in attributes.items() if value is REQUIRED]:
         raise TypeError(f"{op} needs {', '.join(missing)}")
     return inputs, {name: _plain(value) for name, value in attributes.items()}
+
+
+def _known(dtype: Any) -> str:
+    """The name of a dtype of the table."""
+    name = as_dtype(dtype).name
+    require_known(name)
+    return name
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import DTYPES
-from ._graph import channels_last, packed_strides
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -90,21 +89,14 @@ def physical(shape: tuple[int, ...], *, last: bool) -> tuple[int, ...]:
     return (shape[0], *shape[2:], shape[1]) if last else shape
 
 
-def strides_of(shape: tuple[int, ...], *, last: bool) -> tuple[int, ...]:
-    """Strides of an image of a logical shape."""
-    return packed_strides(shape, channels_last(len(shape)) if last else None)
-
-
 def image(builder: Builder, ref: GpuRef, *, last: bool) -> Symbol:
     """A buffer as an image, or as a filter."""
-    shape = logical(ref.shape, last=last)
-    return builder.tensor(shape, ref.dtype, strides_of(shape, last=last))
+    return builder.tensor(logical(ref.shape, last=last), ref.dtype, last=last)
 
 
 def per_channel(builder: Builder, ref: GpuRef, ndim: int, *, last: bool) -> Symbol:
     """A buffer with a number for each channel."""
-    shape = (1, ref.size, *(1 for _ in range(ndim - 2)))
-    return builder.tensor(shape, ref.dtype, strides_of(shape, last=last))
+    return builder.tensor((1, ref.size, *(1 for _ in range(ndim - 2))), ref.dtype, last=last)
 
 
 def require_float(ref: GpuRef, name: str) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from ..._errors import LibraryError, LibraryMissing, Unsupported
 from . import _lowering_attention
 from ._attention_nodes import SCORES
+from ._element_types import FLOATS, LOGICAL, integers_of
 from ._nodes import NODES
 from ._prototypes import DATA_TYPES, library_handle, status_codes
 
@@ -40,9 +41,6 @@ _ENUMS: Final = {"norm_forward_phase": "norm_forward_phase", "mode": "reduction_
 
 _IMAGES: Final = frozenset({"grad", "input"})
 """What a gradient of a normalisation reads of a layout."""
-
-_LOGICAL: Final = frozenset({"logical_and", "logical_or", "logical_not"})
-"""Nodes that compute with booleans."""
 
 SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {
     **_lowering_attention.SPECIAL,
@@ -158,6 +156,8 @@ def _wrong(graph: Graph, node: Node) -> str:
         factors = {graph.tensors[id_].dtype for _, id_ in node.inputs}
         if "float32" in factors:
             return "products of float32 in full precision: it rounds their factors to TF32"
+    if integers := integers_of(graph, node):
+        return f"{node.op} of {integers}: it computes in floating point"
     outputs = {name for name, _ in node.outputs}
     if "dSink_token" in outputs and graph.tensors[dict(node.inputs)["q"]].ragged >= 0:
         return "it sums a sink's gradient beyond the ends of ragged sequences"
@@ -203,8 +203,10 @@ def _lowered(
                 arguments[name] = getattr(getattr(frontend, _ENUMS[name]), str(value))
             elif name not in _OURS and value is not None:
                 arguments[name] = list(value) if isinstance(value, tuple) else value
-        if node.op in _LOGICAL:
+        if node.op in LOGICAL:
             arguments["compute_data_type"] = frontend.data_type.BOOLEAN
+        if node.op == "gen_index":
+            arguments["compute_data_type"] = frontend.data_type.INT32
         method = getattr(made, node.op, None)
         if method is None:
             raise Unsupported(f"cuDNN's graphs have no {node.op}")
@@ -226,7 +228,7 @@ def _describe(
         output.set_output(True).set_data_type(_data_type(types, tensor.dtype))
         if tensor.ragged >= 0:
             output.set_ragged_offset(tensors[tensor.ragged])
-    elif tensor.dtype in ("bool", "int32"):
+    elif tensor.dtype not in FLOATS:
         output.set_data_type(_data_type(types, tensor.dtype))
     else:
         output.set_data_type(_data_type(types, graph.compute))

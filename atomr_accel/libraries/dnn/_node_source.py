@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from .._device_code import C_TYPES
 from ._own_source import ACCESS
 
 if TYPE_CHECKING:
@@ -152,9 +153,13 @@ EXPRESSIONS: Final[dict[str, str]] = {
     "tanh": "tanh(a)",
     "tanh_backward": "loss * ((A)1 - tanh(a) * tanh(a))",
     "batchnorm_inference": "(a - b) * c * d + e",
+    "gen_index": "(A)at[0]",
 }
 """What a node computes from its inputs a, b, ... in the order of its row; the backward ones
 of ``loss`` and a."""
+
+_OF_INTEGERS: Final = {"abs": "a < (A)0 ? -a : a"}
+"""Expressions that are others for integers."""
 
 _REDUCTIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "ADD": ("0", "value", "sum + next", "parts[0]"),
@@ -168,9 +173,16 @@ _REDUCTIONS: Final[dict[str, tuple[str, str, str, str]]] = {
 }
 
 
-def pointwise_kernel(op: str, inputs: int, attributes: Mapping[str, Any]) -> str:
-    """The kernel of a pointwise node."""
+def pointwise_kernel(
+    op: str, inputs: int, attributes: Mapping[str, Any], integers: str = ""
+) -> str:
+    """The kernel of a pointwise node, with the dtype of its result if it is one of integers."""
+    result = _expression(op, attributes)
+    if integers:
+        result = f"({C_TYPES[integers]})({_OF_INTEGERS.get(op, result)})"
     names = ["loss", "a"] if op.endswith("_backward") else ["a", "b", "c", "d", "e"][:inputs]
+    if op == "gen_index":
+        names = []  # it knows by where it is
     loads = "\n".join(
         f"    const A {name} = load<A, T{number}>(node.in[{number}], at[{number}]);"
         for number, name in enumerate(names)
@@ -181,7 +193,7 @@ def pointwise_kernel(op: str, inputs: int, attributes: Mapping[str, Any]) -> str
         .replace("TYPES", types)
         .replace("COUNT", str(inputs))
         .replace("LOADS", loads)
-        .replace("RESULT", _expression(op, attributes))
+        .replace("RESULT", result)
     )
 
 

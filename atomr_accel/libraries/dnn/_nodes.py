@@ -8,12 +8,14 @@ is made and not where it runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
 from . import _attention_nodes
-from ._graph import Attribute, Tensor, order_of, packed_strides
+from ._element_types import result_of
+from ._graph import Attribute, Tensor, packed_strides, strides_of
 
 Inputs = Mapping[str, Tensor]
 Attributes = Mapping[str, Any]
@@ -53,10 +55,11 @@ class NodeType:
 
 
 def like(tensor: Tensor, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> Tensor:
-    """A virtual tensor that lies in memory as another does, without its gaps."""
+    """A virtual tensor of another's layout, without its gaps."""
     sizes = tensor.shape if shape is None else shape
-    strides = packed_strides(sizes, order_of(tensor))
-    return Tensor(tensor.dtype if dtype is None else dtype, sizes, strides, "virtual")
+    strides = strides_of(sizes, last=tensor.last)
+    kind = tensor.dtype if dtype is None else dtype
+    return Tensor(kind, sizes, strides, "virtual", last=tensor.last)
 
 
 def wider(dtype: str) -> str:
@@ -223,8 +226,9 @@ def _pointwise(op: str, dtype: str | None = None) -> Infer:
             for each in inputs.values()
         ]
         shape = broadcast_shapes(op, *shapes)
-        leading = next((each for each in tensors if each.shape == shape), tensors[0])
-        return {"y": like(leading, shape, dtype or tensors[0].dtype)}
+        found = result_of(op, inputs)
+        leading = max(tensors, key=lambda each: math.prod(each.shape))  # of equals the first
+        return {"y": like(leading, shape, dtype or found)}
 
     return infer
 
@@ -345,6 +349,10 @@ def _pointwise_rows() -> dict[str, NodeType]:
             about=f"the gradient of ``{op}`` at ``input``, times ``loss``",
         )
     return rows
+
+
+POINTWISE: Final = frozenset(_pointwise_rows())
+"""Operations whose results depend on one element of each input, and on its position."""
 
 
 # --- products and reductions --------------------------------------------------------------

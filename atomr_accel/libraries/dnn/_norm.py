@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ..._dtypes import DTYPES
 from .._arguments import require_dtype, usable
 from ._graph import Builder
-from ._layout import exact, is_last, logical, per_channel, require_float, strides_of
+from ._layout import exact, is_last, logical, per_channel, require_float
 from ._nodes import wider
 from ._run import Facade, Form, Output, Program
 
@@ -105,7 +105,7 @@ class Normalizations(Facade):
             kept = DTYPES[wider(x.dtype.name)]
             for name, ref in given[1:]:
                 _require(ref, name, (channels,), (kept.name,))
-            image_ = builder.tensor(shape, x.dtype, strides_of(shape, last=last))
+            image_ = builder.tensor(shape, x.dtype, last=last)
             inputs = {"x": image_.id}
             each = {}
             for name, ref in given[1:]:
@@ -465,7 +465,7 @@ class Normalizations(Facade):
             for name, ref in given[1:]:
                 _require(ref, name, shape[1:2], (x.dtype.name, kept))
             require_dtype(bias, weight.dtype, "bias", "weight")
-            image_ = builder.tensor(shape, x.dtype, strides_of(shape, last=last))
+            image_ = builder.tensor(shape, x.dtype, last=last)
             scale, shift = (per_channel(builder, ref, ndim, last=last) for _, ref in given[1:])
             found = builder.node(
                 op,
@@ -497,20 +497,19 @@ class Normalizations(Facade):
 
         def make(last: bool) -> _Made:
             builder, shape = Builder(), _plane(x.shape, last=last)
-            steps = strides_of(shape, last=last)
             outside, inside = shapes(shape)
             kept = wider(x.dtype.name)
             _require(refs["grad"], "grad", x.shape, (x.dtype.name,))
             types = (kept,) if op == "batchnorm" else (x.dtype.name, kept)
             _require(weight, "weight", shape[1:2], types)
             named = {
-                "grad": builder.tensor(shape, x.dtype, steps),
-                "input": builder.tensor(shape, x.dtype, steps),
+                "grad": builder.tensor(shape, x.dtype, last=last),
+                "input": builder.tensor(shape, x.dtype, last=last),
                 "scale": per_channel(builder, weight, len(shape), last=last),
             }
             for name in ("mean", "inv_variance"):
                 _require(refs[name], name, outside, (kept,))
-                named[name] = builder.tensor(inside, kept, strides_of(inside, last=last))
+                named[name] = builder.tensor(inside, kept, last=last)
             found = builder.node(f"{op}_backward", **named, **attributes)
             return _finish_grad(builder, named, found, x.shape, weight.shape)
 
@@ -675,8 +674,7 @@ def _plane(shape: tuple[int, ...], *, last: bool) -> tuple[int, ...]:
 
 def _matrix(builder: Builder, rows: int, columns: int, dtype: str) -> Symbol:
     """A matrix as the vendor's layer norm wants it: images of one pixel, channels last."""
-    shape = (rows, columns, 1, 1)
-    return builder.tensor(shape, dtype, strides_of(shape, last=True))
+    return builder.tensor((rows, columns, 1, 1), dtype, last=True)
 
 
 def _split_rows(x: GpuRef, weight: GpuRef) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from .._device_code import C_TYPES
+from ._element_types import MODULAR, integers_of, stored_as
 from ._graph import MOST_DIMS
 from ._node_source import (
     EXPRESSIONS,
@@ -20,7 +21,7 @@ from ._own_source import THREADS, Launch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._graph import Graph, Node, Tensor
+    from ._graph import Attribute, Graph, Node, Tensor
 
 _TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
 
@@ -40,8 +41,12 @@ def packed_node(
     target: int,
     addresses: dict[int, int],
     scalars: dict[int, float],
+    counted: Attribute = None,
 ) -> bytes:
-    """The arguments of a pointwise kernel that reads tensors ``ids`` and writes ``target``."""
+    """The arguments of a pointwise kernel that reads tensors ``ids`` and writes ``target``.
+
+    With an axis to be ``counted`` it does not read, and moves along that axis alone.
+    """
     out = graph.tensors[target]
     data = struct.pack("<Qqq", addresses[target], math.prod(out.shape), len(out.shape))
     data += _words(out.shape) + _words(out.strides)
@@ -49,7 +54,12 @@ def packed_node(
         tensor = graph.tensors[id_]
         number = scalars.get(id_, 0.0)
         data += struct.pack("<Qd", addresses.get(id_, 0), number)
-        data += _words([_step(tensor, axis) for axis in range(len(out.shape))])
+        data += _words(
+            [
+                _step(tensor, axis) if counted is None else int(axis == counted)
+                for axis in range(len(out.shape))
+            ]
+        )
     empty = struct.pack("<Qd", 0, 0.0) + _words(())
     return data + empty * (MOST_INPUTS - len(ids))
 
@@ -84,13 +94,20 @@ def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float])
     order = dict(node.inputs)
     ids = [order[name] for name in NODES[node.op].inputs]
     out = graph.tensors[target]
-    types = [graph.compute, out.dtype, *(graph.tensors[id_].dtype for id_ in ids)]
+    attributes, integers = dict(node.attributes), integers_of(graph, node)
+    compute = "int64" if node.op == "gen_index" else graph.compute
+    if integers:
+        # Those of arithmetic modulo a power of two, where C++ has no such thing for signed ones.
+        signed = node.op not in MODULAR and not integers.startswith("u")
+        compute = "int64" if signed else "uint64"
+    types = [compute, out.dtype, *(graph.tensors[id_].dtype for id_ in ids)]
     names = ", ".join(C_TYPES[dtype] for dtype in types)
-    attributes = dict(node.attributes)
     if node.op == "reduction":
         source = reduction_kernel(str(attributes["mode"]))
         data = packed_reduction(graph, node, addresses)
         return [Launch(source, f"reduce<{names}>", math.prod(out.shape) * THREADS, data)]
-    source = pointwise_kernel(node.op, len(ids), attributes)
-    data = packed_node(graph, ids, target, addresses, scalars)
+    whole = stored_as(node.op, integers) if integers else ""
+    source = pointwise_kernel(node.op, len(ids), attributes, whole)
+    axis = attributes["axis"] if node.op == "gen_index" else None
+    data = packed_node(graph, ids, target, addresses, scalars, axis)
     return [Launch(source, f"node<{names}>", math.prod(out.shape), data)]

@@ -21,7 +21,8 @@ _STATISTICS: Final = (
     *("next_running_mean", "next_running_var"),
 )
 _BACKWARD: Final = frozenset(f"{op}_backward" for op in _FORWARD)
-
+_ALIKE: Final = (("scale", "bias"), ("dscale", "dbias"), _STATISTICS)
+"""What the kernels walk through with the same steps."""
 
 _FORWARD_POINTERS: Final[tuple[str, ...]] = (
     *("y", "input", "scale", "bias", "mean", "inv_variance"),
@@ -51,7 +52,10 @@ def computes(graph: Graph) -> bool:
     (node,) = graph.nodes
     if node.op not in _FORWARD | _BACKWARD:
         return False
-    dtypes = {name: graph.tensors[id_].dtype for name, id_ in (*node.inputs, *node.outputs)}
+    tensors = {name: graph.tensors[id_] for name, id_ in (*node.inputs, *node.outputs)}
+    if not all(_alike([tensors[name] for name in names if name in tensors]) for names in _ALIKE):
+        return False
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     element, parameter = dtypes["input"], dtypes["scale"]
     expected = {
         **dict.fromkeys(("y", "grad", "dx"), element),
@@ -63,10 +67,17 @@ def computes(graph: Graph) -> bool:
     )
 
 
-def axes_of(graph: Graph, node: Node) -> list[tuple[Axis, bool]]:
+def _alike(tensors: list[Tensor]) -> bool:
+    """Whether tensors have the same steps, as far as these count."""
+    steps = {tuple(_step(tensor, axis) for axis in range(len(tensor.shape))) for tensor in tensors}
+    return len(steps) < 2
+
+
+def axes_of(graph: Graph, node: Node, parameter: str = "scale") -> list[tuple[Axis, bool]]:
     """The dimensions of a normalisation, each with whether it is summed over.
 
-    For group norm the channels are two of them: groups, and channels of a group.
+    For group norm the channels are two of them: groups, and channels of a group. Parameters
+    have the steps of ``parameter``.
     """
     tensors = {name: graph.tensors[id_] for name, id_ in (*node.inputs, *node.outputs)}
     x, scale = tensors["input"], tensors["scale"]
@@ -76,7 +87,7 @@ def axes_of(graph: Graph, node: Node) -> list[tuple[Axis, bool]]:
     others = {
         "grad": tensors.get("grad"),
         "out": tensors.get("y") or tensors.get("dx"),
-        "parameter": scale,
+        "parameter": tensors[parameter],
     }
     statistic = tensors.get("inv_variance")
     axes: list[tuple[Axis, bool]] = []
@@ -131,9 +142,9 @@ def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float])
         centred = not node.op.startswith("rms")
         tail = struct.pack("<ddq", numbers["epsilon"], numbers.get("momentum", 0.0), centred)
         return [_launch("forward", types, _FORWARD_POINTERS, pointers, kept, over, tail)]
-    # dscale and dbias lie as scale does, because they are made like it.
-    varying = [axis for axis, _ in axes if axis.parameter]
-    others = [axis for axis, _ in axes if not axis.parameter]
+    made = [axis for axis, _ in axes_of(graph, node, "dscale")]
+    varying = [axis for axis in made if axis.parameter]
+    others = [axis for axis in made if not axis.parameter]
     sums = (element, tensors["dscale"].dtype, wide)
     return [
         _launch("backward_input", types, _INPUT_POINTERS, pointers, kept, over),

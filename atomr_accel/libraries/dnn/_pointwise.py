@@ -6,22 +6,23 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..._dtypes import DTYPES
+from ...memory import GpuRef
 from .._arguments import require_dtype, require_shape, usable
 from ._graph import Builder
 from ._layout import exact, require_float
 from ._run import Facade, Form, Output, Program
+from ._zeros import NAN, ZERO, fill
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
-
-    from ...memory import GpuRef
 
 
 class Activations(Facade):
     """Activations with their gradients, and reductions, of arrays of any shape.
 
     What activations have in common: they take ``x``, float16, bfloat16, float32 or float64 of
-    any shape without zeros, and ``out``, where the result goes, of x's shape and dtype, made if
+    any shape, and ``out``, where the result goes, of x's shape and dtype, made if
     absent. They return x's shape and dtype, computed in float32, or in float64 for float64. The
     gradients take ``grad``, the gradient by the result, of the same shape and dtype, before it.
 
@@ -145,7 +146,8 @@ class Activations(Facade):
         Vendor operation: ``reduction``, with pointwise ones around it.
 
         Args:
-            x: float16, bfloat16, float32 or float64.
+            x: float16, bfloat16, float32 or float64, of any shape. Over no elements sums and
+                norms are 0, means NaN.
             mode: ``"absmax"`` is the largest magnitude; ``"norm1"`` the sum of magnitudes;
                 ``"norm2"`` the root of the sum of squares.
             axis: over which; None for all. On CUDA they must be neighbours, or all but one
@@ -157,7 +159,7 @@ class Activations(Facade):
             float32, or float64 for float64.
 
         Raises:
-            ValueError: an axis that is not there, or twice.
+            ValueError: an axis that is not there, or twice; a largest or smallest of no elements.
             TypeError: a dtype that does not fit, an argument that is no GpuRef.
             Unsupported: cuDNN does not have this combination.
         """
@@ -165,11 +167,23 @@ class Activations(Facade):
             raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")
         device = self._device
 
-        def make() -> Form:
+        def check() -> None:
             usable(x, device.memory, "x")
+            require_float(x, "x")
+
+        if _is_empty(x):
+            axes = _axes(axis, x.ndim)
+            shape = _reduced(x.shape, axes, keepdims=keepdims)
+            if mode in ("max", "min", "absmax") and any(x.shape[each] == 0 for each in axes):
+                raise ValueError(f"x has shape {x.shape}; there is no {mode} of no elements")
+            dtype = DTYPES["float64" if x.dtype.name == "float64" else "float32"]
+            byte = NAN if mode == "mean" else ZERO
+            return await fill(device, "dnn.reduce", (x,), (shape, dtype), out, check, byte)
+
+        def make() -> Form:
+            check()
             axes = _axes(axis, x.ndim)
             wide = "float64" if x.dtype.name == "float64" else "float32"
-            require_float(x, "x")
             before, op, after = _REDUCTIONS[mode]
             builder = Builder()
             source = symbol = builder.tensor(x.shape, x.dtype)
@@ -184,11 +198,7 @@ class Activations(Facade):
             elif after:
                 symbol = builder.node(after, input=symbol)["y"]
             builder.output(symbol, wide)
-            shape = tuple(
-                1 if each in axes else size
-                for each, size in enumerate(x.shape)
-                if keepdims or each not in axes
-            )
+            shape = _reduced(x.shape, axes, keepdims=keepdims)
             count = math.prod(x.shape[each] for each in axes)
             numbers = (1 / count,) if mode == "mean" else ()
             outputs = (Output(symbol.id, shape),)
@@ -201,16 +211,23 @@ class Activations(Facade):
         self, op: str, named: dict[str, GpuRef], out: GpuRef | None, **attributes: Any
     ) -> Awaitable[GpuRef]:
         device = self._device
+        x = named["input"]
+        arguments = {("grad" if name == "loss" else "x"): ref for name, ref in named.items()}
 
-        def make() -> Form:
-            x = named["input"]
-            arguments = {("grad" if name == "loss" else "x"): ref for name, ref in named.items()}
+        def check() -> None:
             for name, ref in arguments.items():
                 usable(ref, device.memory, name)
                 require_dtype(ref, x.dtype, name, "x")
                 if ref.shape != x.shape:
                     require_shape(ref, x.shape, name)
             require_float(x, "x")
+
+        refs = tuple(named.values())
+        if _is_empty(x):
+            return fill(device, f"dnn.{op}", refs, (x.shape, x.dtype), out, check)
+
+        def make() -> Form:
+            check()
             builder = Builder()
             # Of any shape: only how many there are counts.
             symbols = {name: builder.tensor((x.size,), x.dtype) for name in named}
@@ -220,7 +237,6 @@ class Activations(Facade):
             return Form(Program(builder.finish()), reads, (Output(y.id, x.shape),))
 
         key = (op, *attributes.items()) if attributes else op
-        refs = tuple(named.values())
         return self._run(f"dnn.{op}", key, refs, (out,), make)
 
 
@@ -234,6 +250,19 @@ _REDUCTIONS: dict[str, tuple[str, str, str]] = {
     "norm2": ("square", "ADD", "sqrt"),
 }
 """What is done before a reduction, the reduction, and what is done to its result."""
+
+
+def _is_empty(x: object) -> bool:
+    return isinstance(x, GpuRef) and 0 in x.shape
+
+
+def _reduced(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:
+    """What is left of a shape."""
+    return tuple(
+        1 if axis in axes else size
+        for axis, size in enumerate(shape)
+        if keepdims or axis not in axes
+    )
 
 
 def _gelu(approximate: str) -> str:

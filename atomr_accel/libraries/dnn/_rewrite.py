@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ._graph import Attribute, Graph, Node, Tensor, channels_last, order_of, packed_strides
+from ._element_types import FLOATS
+from ._graph import Attribute, Graph, Node, Tensor, order_of, packed_strides, strides_of
 from ._nodes import NODES
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:
 
 
 def _as_buffer(tensor: Tensor, dtype: str) -> Tensor:
-    if not dtype or tensor.dtype in ("bool", "int32"):
+    if not dtype or tensor.dtype not in FLOATS:
         dtype = tensor.dtype
     return msgspec.structs.replace(tensor, kind="buffer", dtype=dtype)
 
@@ -73,7 +74,8 @@ def flattened(graph: Graph) -> Graph:
     if any(len(each.shape) != ndim or each.ragged >= 0 for each in tensors.values()):
         return graph
     whole = tuple(max(each.shape[axis] for each in tensors.values()) for axis in range(ndim))
-    order = order_of(next(each for each in tensors.values() if each.extent == _most(tensors)))
+    largest = max(tensors.values(), key=lambda tensor: tensor.extent)
+    order = order_of(ndim, last=largest.last)
     if not all(_lies(tensor, order) for tensor in tensors.values()):
         return graph
     groups = _groups(list(tensors.values()), whole, order)
@@ -92,7 +94,8 @@ def flattened(graph: Graph) -> Graph:
             msgspec.structs.replace(
                 tensor,
                 shape=shapes[id_],
-                strides=packed_strides(shapes[id_], channels_last(_MOST_GROUPS)),
+                strides=strides_of(shapes[id_], last=True),
+                last=True,
             )
             if id_ in shapes
             else tensor
@@ -108,10 +111,6 @@ def _split(shape: tuple[int, ...]) -> tuple[int, ...]:
     if columns < _LEAST_COLUMNS:
         return shape
     return (shape[1] // columns, columns, 1, 1)
-
-
-def _most(tensors: dict[int, Tensor]) -> int:
-    return max(tensor.extent for tensor in tensors.values())
 
 
 def _lies(tensor: Tensor, order: Sequence[int]) -> bool:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._arguments import overlap, usable, writable
 from .._perform import Prepared, perform
-from ._graph import Tensor
-from ._layout import Steps, is_last, logical, physical, steps, strides_of
+from ._graph import Tensor, strides_of
+from ._layout import Steps, is_last, logical, physical, steps
 from ._routine_messages import Dropout, Normalize, Pool, Softmax
 from ._run import LANE, Facade
 
@@ -574,7 +574,7 @@ class _Pooling:
             places.append((size + 2 * extra - taps) // step + 1)
         shape = (*image.shape[:2], *places)
         last = is_last(layout, len(shape))
-        result = Tensor(image.dtype, shape, strides_of(shape, last=last))
+        result = Tensor(image.dtype, shape, strides_of(shape, last=last), last=last)
         self.x_shape = tuple(x.shape)
         self.y_shape = physical(shape, last=last)
         self._numbers = (sizes, around, moves)
@@ -594,7 +594,7 @@ def _image(x: Any, layout: str | None) -> Tensor:
         )
     last = is_last(layout, len(x.shape))
     shape = logical(x.shape, last=last)
-    return Tensor(x.dtype.name, shape, strides_of(shape, last=last))
+    return Tensor(x.dtype.name, shape, strides_of(shape, last=last), last=last)
 
 
 def _average(*, include: bool) -> str:

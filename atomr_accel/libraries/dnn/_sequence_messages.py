@@ -117,7 +117,8 @@ class Grow(Attend, frozen=True):
 
 
 class Clear(Message, frozen=True):
-    """Fill memory with zeros."""
+    """Fill memory with zeros, or another byte."""
 
     target: int
     nbytes: int
+    byte: int = 0

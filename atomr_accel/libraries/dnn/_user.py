@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._arguments import usable
-from ._graph import Builder, Symbol, channels_last, packed_strides
+from ._element_types import FLOATS, INTEGERS, whole
+from ._graph import Builder, Symbol, strides_of
 from ._layout import physical
 from ._nodes import NODES
 from ._run import Facade, Form, Output, Program
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...memory import GpuRef, MemoryMap
+    from ._graph import Tensor
 
 
 @final
@@ -93,6 +95,7 @@ class Graph:
         self._facade = facade
         self._builder = Builder()
         self._inputs: dict[str, Symbol] = {}
+        self._strided: set[str] = set()
         self._scalars: dict[int, str | float] = {}
         self._outputs: list[tuple[str, Symbol]] = []
 
@@ -112,19 +115,22 @@ class Graph:
             dtype: element type.
             name: how it is called when the plan is run; by default ``"input0"`` and so on.
             channels_last: it lies in memory as (batch, ..., channels), and so does the
-                buffer that is given for it.
+                buffer that is given for it; so do results that are made like it.
             strides: elements from one index to the next along each dimension, for a buffer
-                of any shape that is large enough; by default there are no gaps.
+                of any shape that is large enough; by default there are no gaps. Results lie
+                as ``channels_last`` says, without gaps.
 
         Raises:
             ValueError: dimensions or strides that do not fit, a name that is taken.
             TypeError: no dtype.
+            Unsupported: a dtype that graphs do not have.
         """
-        sizes = tuple(shape)
-        if channels_last and strides is None:
-            strides = packed_strides(sizes, _last(len(sizes)))
-        symbol = self._builder.tensor(sizes, dtype, strides)
-        self._name(name or f"input{len(self._inputs)}", self._inputs, symbol)
+        called = name or f"input{len(self._inputs)}"
+        self._require_free(called, self._inputs)
+        symbol = self._builder.tensor(tuple(shape), dtype, strides, last=channels_last)
+        self._inputs[called] = symbol
+        if strides is not None:
+            self._strided.add(called)
         return Node(self, symbol)
 
     def scalar(self, name: str, dtype: Any = "float32", *, ndim: int = 4) -> Node:
@@ -207,6 +213,7 @@ class Graph:
 
         Raises:
             ValueError, TypeError: what the operation does not take.
+            Unsupported: dtypes that it does not compute with.
         """
         row = NODES.get(op)
         if row is None:
@@ -214,11 +221,18 @@ class Graph:
         inputs = {*row.inputs, *row.optional}
         nodes = [value for name, value in given.items() if name in inputs and type(value) is Node]
         ndim = len(nodes[0].shape) if nodes else 4
-        wide = "float64" if any(node.dtype == "float64" for node in nodes) else "float32"
+        dtypes = {node.dtype for node in nodes}
+        wide = "float64" if "float64" in dtypes else "float32"
+        # A whole number beside integers is one of them.
+        integer = "" if dtypes & FLOATS else next(iter(dtypes & INTEGERS), "")
         found = self._builder.node(
             op,
             **{
-                name: self._operand(op, name, value, wide, ndim) if name in inputs else value
+                name: self._operand(
+                    op, name, value, integer if isinstance(value, int) and integer else wide, ndim
+                )
+                if name in inputs
+                else value
                 for name, value in given.items()
             },
         )
@@ -236,11 +250,17 @@ class Graph:
 
         Raises:
             ValueError: it is no result of an operation, a name that is taken.
+            Unsupported: a dtype that it cannot have.
         """
         symbol = self._operand("output", "node", node, "", 0)
-        self._builder.output(symbol, dtype)
-        self._name(name or f"output{len(self._outputs)}", dict(self._outputs), symbol)
-        self._outputs.append((name or f"output{len(self._outputs)}", symbol))
+        called = name or f"output{len(self._outputs)}"
+        self._require_free(called, dict(self._outputs))
+        for other, known in self._outputs:
+            if known.id == symbol.id:
+                raise ValueError(f"this tensor is an output already, called {other!r}")
+        # The caller gets an array without gaps, wherever the inputs have some.
+        self._builder.output(symbol, dtype, strides_of(symbol.shape, last=symbol.tensor.last))
+        self._outputs.append((called, symbol))
 
     async def build(self, *, autotune: bool | None = None) -> Plan:
         """Make a plan.
@@ -260,7 +280,10 @@ class Graph:
         facade = self._facade
         program = Program(self._builder.finish(tf32=facade._plans.tf32))
         tuned = facade._plans.autotune if autotune is None else autotune
-        plan = Plan(facade, program, self._inputs, self._scalars, self._outputs, tuned=tuned)
+        plan = Plan(
+            *(facade, program, self._inputs, self._scalars, self._outputs, self._strided),
+            tuned=tuned,
+        )
         await facade._plan(program)
         return plan
 
@@ -272,19 +295,15 @@ class Graph:
         if value is None:
             return None
         if isinstance(value, (int, float)) and dtype:
+            number = whole(value, dtype, f"{op}: {name}") if dtype in INTEGERS else float(value)
             symbol = self._builder.scalar(dtype, ndim)
-            self._scalars[symbol.id] = float(value)
+            self._scalars[symbol.id] = number
             return symbol
         raise TypeError(f"{op}: {name} must be a tensor of the graph, not {value!r}")
 
-    def _name(self, name: str, taken: dict[str, Symbol], symbol: Symbol) -> None:
+    def _require_free(self, name: str, taken: dict[str, Symbol]) -> None:
         if not name.isidentifier() or name in taken or name in self._scalars.values():
             raise ValueError(f"{name!r} is taken, or is no name")
-        if taken is self._inputs:
-            self._inputs[name] = symbol
-
-
-_last = channels_last
 
 
 @final
@@ -304,6 +323,7 @@ class Plan:
         inputs: dict[str, Symbol],
         scalars: dict[int, str | float],
         outputs: list[tuple[str, Symbol]],
+        strided: set[str],
         *,
         tuned: bool,
     ) -> None:
@@ -316,15 +336,19 @@ class Plan:
         }
         writes = {name: symbol.id for name, symbol in outputs}
         self._numbers: Final = [scalars[id_] for id_ in program.scalars]
-        shapes = {
-            id_: _outside(tensors[id_].shape, tensors[id_].strides)
-            for id_ in (*self._reads.values(), *writes.values())
+        self._integers: Final = {
+            name: tensors[id_].dtype
+            for id_, name in zip(program.scalars, self._numbers, strict=True)
+            if isinstance(name, str) and tensors[id_].dtype in INTEGERS
         }
-        self._shapes: Final = shapes
+        self._shapes: Final = {
+            name: None if name in strided else _outside(tensors[id_])
+            for name, id_ in self._reads.items()
+        }
         self._form: Final = Form(
             program,
             [(id_, name) for name, id_ in self._reads.items()],
-            [Output(id_, shapes[id_] or tensors[id_].shape, name) for name, id_ in writes.items()],
+            [Output(id_, _outside(tensors[id_]), name) for name, id_ in writes.items()],
         )
         self._tuned = tuned
         self.inputs: Final = tuple(self._reads)
@@ -366,11 +390,15 @@ class Plan:
         refs = [given[name] for name in self.inputs]
         outs = [given.get(name) for name in self.outputs]
         numbers = tuple(
-            [float(given[each]) if isinstance(each, str) else each for each in self._numbers]
+            [self._number(each, given) if isinstance(each, str) else each for each in self._numbers]
         )
         return await facade._run(
             "dnn.graph", self, refs, outs, make, numbers=numbers, tune=self._tuned
         )
+
+    def _number(self, name: str, given: dict[str, Any]) -> float:
+        dtype = self._integers.get(name)
+        return float(given[name]) if dtype is None else whole(given[name], dtype, name)
 
     def _check(self, memory: MemoryMap, given: dict[str, Any]) -> None:
         """Hold inputs against the graph."""
@@ -382,7 +410,7 @@ class Plan:
                 raise TypeError(
                     f"{name} has dtype {ref.dtype.name}, but the graph has {tensors[id_].dtype}"
                 )
-            shape = self._shapes[id_]
+            shape = self._shapes[name]
             if (ref.shape != shape) if shape is not None else ref.size < tensors[id_].extent:
                 wanted = shape or f"any shape, with at least {tensors[id_].extent} elements"
                 raise ValueError(f"{name} has shape {ref.shape}, but the graph has {wanted}")
@@ -391,13 +419,9 @@ class Plan:
         return f"<Plan ({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
 
 
-def _outside(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape of a buffer for a tensor; None where it may have any."""
-    if strides == packed_strides(shape):
-        return shape
-    if len(shape) > 2 and strides == packed_strides(shape, channels_last(len(shape))):
-        return physical(shape, last=True)
-    return None
+def _outside(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of the buffer of a tensor without gaps."""
+    return physical(tensor.shape, last=tensor.last and len(tensor.shape) > 1)
 
 
 class Graphs(Facade):
