@@ -126,12 +126,12 @@ LIKE: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "in place": (
         lambda d, r: d.relu(r.x[0], out=r.x[1]),
         lambda d, r: d.relu(r.x[0], out=r.x[0]),
-        *(ValueError, "out and x share memory"),
+        *(ValueError, "out shares memory with x"),
     ),
     "half in place": (
         lambda d, r: d.relu(r.long[0][:16], out=r.long[0][16:32]),
         lambda d, r: d.relu(r.long[0][:16], out=r.long[0][8:24]),
-        *(ValueError, "out and x share memory"),
+        *(ValueError, "out shares memory with x"),
     ),
     "askew": (
         lambda d, r: d.relu(r.long[0][:16]),

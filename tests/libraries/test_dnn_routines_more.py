@@ -94,7 +94,7 @@ async def test_bad_arguments_of_routines(device: Any) -> None:
         (ValueError, "offset must be", lambda: dnn.dropout(x, 0.5, seed=0, offset=0.5)),
         (ValueError, "size must be", lambda: dnn.local_response_norm(x, 17)),
         (ValueError, "beta must be", lambda: dnn.local_response_norm(x, 5, beta=0.0)),
-        (ValueError, "share memory", lambda: dnn.local_response_norm(x, 5, out=x)),
+        (ValueError, "shares memory with", lambda: dnn.local_response_norm(x, 5, out=x)),
         (ValueError, "y has shape", lambda: dnn.local_response_norm_grad(x, x[:1], x, 5)),
     )
     for error, match, call in calls:

@@ -216,7 +216,10 @@ class Call:
             updates = tuple((names.index(name), f"{name}_cache") for name in "kv")
         return Form(
             graph.program,
-            [(ids[name] if name in self.inputs else -1, name) for name in names],
+            [
+                (ids[name] if name in self.inputs else -1, label)
+                for name, label in zip(names, argument_names(names), strict=True)
+            ],
             [
                 Output(ids[name], shape, self.out_names.get(name, "out"))
                 for name, shape in self.outputs.items()
@@ -225,6 +228,26 @@ class Call:
             prelude,
             updates,
         )
+
+
+_ARGUMENTS: Final = {
+    "dO": "grad",
+    "new_k": "k",
+    "new_v": "v",
+    "o": "out",
+    "seq_len_kv": "seqlens_k",
+    "seq_len_q": "seqlens_q",
+    "stats": "lse",
+    "table": "block_table",
+}
+
+
+def argument_names(names: Sequence[str]) -> list[str]:
+    """What the caller calls the buffers that graphs know by these names."""
+    renamed = _ARGUMENTS
+    if "new_k" in names:
+        renamed = {**_ARGUMENTS, "k": "k_cache", "v": "v_cache"}
+    return [renamed.get(name, name) for name in names]
 
 
 def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:

@@ -53,9 +53,10 @@ def _gathered(pages: Array, table: Array, lengths: Array, keys: int) -> Array:
     found = np.zeros((batch, pages.shape[1], keys, pages.shape[3]), pages.dtype)
     for entry, length in enumerate(lengths.ravel().astype(int)):
         used = min(-(-length // size), table.shape[2])
-        rows = pages[table[entry, 0, :used, 0]].swapaxes(0, 1)
-        rows = rows.reshape(pages.shape[1], used * size, -1)[:, : min(length, keys)]
-        found[entry, :, : rows.shape[1]] = rows
+        if used:  # the pages of an empty sequence may be any
+            rows = pages[table[entry, 0, :used, 0]].swapaxes(0, 1)
+            rows = rows.reshape(pages.shape[1], used * size, -1)[:, : min(length, keys)]
+            found[entry, :, : rows.shape[1]] = rows
     return found
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..._dtypes import as_dtype
 from ..._errors import OutOfMemory
+from .._arguments import require_apart
 from .._perform import Prepared, perform
 from ._attention import FlashAttention, forward
 from ._attention_call import HALF, Appending, Call, Making, mask_of, require, scored
@@ -225,6 +226,11 @@ class PagedKVCache:
             append = appending.message(lengths.address, rows.address)
             message = Grow((Upload(lengths.address, data),), append, NOTHING, (), None)
             reads, writes = appending.blocks(self._device.memory)
+            require_apart(
+                "append",
+                [("the cache's k", self.k), ("the cache's v", self.v)],
+                [("k", k), ("v", v)],
+            )
             if LANE.name in self._device.ports:  # it is sent now, and not after a wait
                 self._commit(growth)
             return Prepared(message, reads, [*writes, lengths], ())

@@ -6,7 +6,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any, Final
 
-from .._arguments import overlap, usable, writable
+from .._arguments import require_apart, usable, writable
 from .._perform import Prepared, perform
 from ._graph import Tensor
 from ._layout import Steps, is_last, logical, physical, steps, strides_of
@@ -529,7 +529,7 @@ class Routines(Facade):
             if result is None:
                 result = room.empty(shape, first.dtype)
             else:
-                _check_out(result, inputs, shape, in_place=in_place)
+                _check_out(name, result, inputs, shape, in_place=in_place)
                 writable(result, memory, "out")
             places = [block.address for block in blocks]
             return Prepared(message(places, result._block.address), blocks, [result._block], result)
@@ -611,14 +611,12 @@ def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
 
 
 def _check_out(
-    out: GpuRef, inputs: dict[str, GpuRef], shape: tuple[int, ...], *, in_place: bool
+    op: str, out: GpuRef, inputs: dict[str, GpuRef], shape: tuple[int, ...], *, in_place: bool
 ) -> None:
     first = next(iter(inputs.values()))
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, but the result has shape {shape}")
     if out.dtype is not first.dtype:
         raise TypeError(f"out has dtype {out.dtype.name}, but the result has {first.dtype.name}")
-    for name, ref in inputs.items():
-        same = in_place and out._block.address == ref._block.address
-        if overlap(out, ref) and not same:
-            raise ValueError(f"out and {name} share memory, which is not possible here")
+    may_be = [("out", name) for name in inputs] if in_place else []
+    require_apart(op, [("out", out)], inputs.items(), in_place=may_be)
