@@ -95,25 +95,30 @@ def require_apart(
                 (each, name) in in_place and same_place(other, ref) for each, other in outputs
             )
         ]
+    every = [*outputs, *inputs]
     spans = sorted(
-        (id(ref._block.base), ref._block.offset, ref._block.offset + ref.nbytes, writes, name)
-        for writes, refs in ((True, outputs), (False, inputs))
-        for name, ref in refs
+        (id(ref._block.base), ref._block.offset, ref._block.offset + ref.nbytes, at)
+        for at, (_, ref) in enumerate(every)
         if ref.nbytes
     )
     # What reaches furthest of all that came before: of anything, and of what is written.
-    furthest = furthest_written = (0, 0, "", False)
-    for base, start, end, writes, name in spans:
-        before, reach, other, wrote = furthest if writes else furthest_written
+    # Where several do, the one that was given first.
+    furthest = furthest_written = (0, 0, 0)
+    for base, start, end, at in spans:
+        writes = at < len(outputs)
+        before, reach, given = furthest if writes else furthest_written
         if base == before and start < reach:
-            one, another = (name, other) if writes and not wrote else (other, name)
-            what = f"{one} shares memory with {another}, which {op} does not take"
-            if (one, another) in in_place:
-                what += f", unless {one} is all of {another}"
+            one, another = at, -given
+            if not writes:
+                one, another = another, one
+            one_name, other_name = every[one][0], every[another][0]
+            what = f"{one_name} shares memory with {other_name}, which {op} does not take"
+            if (one_name, other_name) in in_place:
+                what += f", unless {one_name} is all of {other_name}"
             raise ValueError(f"{what}; give it a buffer of its own")
-        furthest = max(furthest, (base, end, name, writes))
+        furthest = max(furthest, (base, end, -at))
         if writes:
-            furthest_written = max(furthest_written, (base, end, name, True))
+            furthest_written = max(furthest_written, (base, end, -at))
 
 
 def alignment(ref: GpuRef) -> int:
