@@ -503,8 +503,7 @@ class FlashAttention(Facade):
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
         for name, ref in (("q", q), ("k", k), ("v", v)):
-            require_sequences(ref, memory, name, 4, _LAYOUTS[layout])
-            require(ref, memory, name, dtypes)
+            require_sequences(ref, memory, name, 4, _LAYOUTS[layout], dtypes)
             require_like(ref, q, name, "q")
         if layout == "bshd":
             (batch, queries, heads, size), (batch_k, keys, kv_heads, _) = q.shape, k.shape
@@ -533,6 +532,7 @@ class FlashAttention(Facade):
                 call.inputs[tensor] = given
             elif call.question.lengths:
                 call.making[tensor] = Making("", batch, addend=count)
+        call.padded = seqlens_q is not None
         return call
 
     def _ragged(
@@ -553,7 +553,6 @@ class FlashAttention(Facade):
         for name, ref in (("k", k), ("v", v)):
             require_sequences(ref, memory, name, rank, shape)
             require_like(ref, q, name, "q")
-        require(q, memory, "q", HALF)
         for name, ref in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True):
             require(ref, memory, name, (_INT32,))
             if len(ref.shape) != 1 or ref.shape != cu_seqlens[0].shape or len(ref) < 2:
@@ -615,7 +614,6 @@ class FlashAttention(Facade):
     ) -> Call:
         memory = self._device.memory
         require_sequences(q, memory, "q", 4, _LAYOUTS["bshd"])
-        require(q, memory, "q", HALF)
         shape = _LAYOUTS["bshd"] if block_table is None else _PAGES
         for name, ref in (("k_cache", k_cache), ("v_cache", v_cache)):
             require_sequences(ref, memory, name, 4, shape)
@@ -645,6 +643,7 @@ class FlashAttention(Facade):
         if k is not None and v is not None:
             columns = 1 if block_table is None else _columns(block_table)
             call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)
+        call.padded = block_table is None and queries > 1
         return call
 
     def _new(
