@@ -332,7 +332,7 @@ def _nbytes(buffer: Buffer) -> int:
     return math.prod(shape) * dtype_of(dtype).itemsize
 
 
-async def _put(device: Device, each: Row, rng: np.random.Generator) -> dict[str, GpuRef]:
+async def put_all(device: Device, each: Row, rng: np.random.Generator) -> dict[str, GpuRef]:
     refs = {}
     for name, (shape, dtype) in each.buffers.items():
         array = rng.uniform(0.5, 1, shape)
@@ -348,7 +348,7 @@ async def _put(device: Device, each: Row, rng: np.random.Generator) -> dict[str,
 async def test_what_is_written_is_apart(device: Device, each: Row) -> None:
     library, _, name = each.name.partition(".")
     function = getattr(getattr(device, library), name)
-    plain = await _put(device, each, np.random.default_rng(0))
+    plain = await put_all(device, each, np.random.default_rng(0))
     await each.call(function, plain, each.options)  # it is a call that works
     for target in each.written:
         for other in each.buffers:

@@ -91,7 +91,7 @@ async def test_bad_arguments_of_routines(device: Any) -> None:
         (TypeError, "grad must be one of", lambda: dnn.softmax_grad(whole, x)),
         (ValueError, "p must be at least 0", lambda: dnn.dropout(x, 1.0, seed=0)),
         (ValueError, "seed must be", lambda: dnn.dropout(x, 0.5, seed=-1)),
-        (ValueError, "offset must be", lambda: dnn.dropout(x, 0.5, seed=0, offset=0.5)),
+        (TypeError, "offset must be", lambda: dnn.dropout(x, 0.5, seed=0, offset=0.5)),
         (ValueError, "size must be", lambda: dnn.local_response_norm(x, 17)),
         (ValueError, "beta must be", lambda: dnn.local_response_norm(x, 5, beta=0.0)),
         (ValueError, "shares memory with", lambda: dnn.local_response_norm(x, 5, out=x)),

@@ -348,7 +348,7 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
     question, inputs = call.question, call.inputs
     heads = question.heads
     if options.softcap:
-        call.scalars["softcap"] = float(options.softcap)
+        call.scalars["softcap"] = options.softcap
     slopes = options.alibi_slopes
     shape: tuple[int, ...] = ()
     if slopes is not None and not isinstance(slopes, bool):
@@ -365,16 +365,16 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
         inputs["sink"] = options.sink
     if options.dropout_p:
         for name in ("seed", "offset"):
-            call.making[name] = Making("", 1, addend=int(getattr(options, name)))
+            call.making[name] = Making("", 1, addend=getattr(options, name))
     call.question = question._replace(
         softcap=bool(options.softcap),
         slopes=shape,
         paper=slopes is True,
         bias=bias,
         sink=options.sink is not None,
-        dropout=float(options.dropout_p),
+        dropout=options.dropout_p,
         backward=backward,
         dbias=backward and bool(bias),
-        deterministic=backward and bool(options.deterministic),
+        deterministic=backward and options.deterministic,
     )
     return call

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._arguments import require_dtype, require_shape, usable
+from .._options import flag, real, whole
 from ._graph import Builder
 from ._layout import exact, require_float
 from ._run import Facade, Form, Output, Program
@@ -49,14 +49,14 @@ class Activations(Facade):
 
         Mode ``RELU`` with a lower slope; see the class.
         """
-        slope = float(negative_slope)
+        slope = real(negative_slope, "negative_slope")
         return await self._pointwise("relu", {"input": x}, out, negative_slope=slope)
 
     async def leaky_relu_grad(
         self, grad: GpuRef, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
     ) -> GpuRef:
         """The gradient of ``leaky_relu``; see the class."""
-        slope = float(negative_slope)
+        slope = real(negative_slope, "negative_slope")
         inputs = {"loss": grad, "input": x}
         return await self._pointwise("relu_backward", inputs, out, negative_slope=slope)
 
@@ -106,14 +106,14 @@ class Activations(Facade):
 
         Mode ``SWISH`` with a beta; see the class.
         """
-        return await self._pointwise("swish", {"input": x}, out, swish_beta=float(beta))
+        return await self._pointwise("swish", {"input": x}, out, swish_beta=real(beta, "beta"))
 
     async def silu_grad(
         self, grad: GpuRef, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None
     ) -> GpuRef:
         """The gradient of ``silu``; see the class."""
         inputs = {"loss": grad, "input": x}
-        return await self._pointwise("swish_backward", inputs, out, swish_beta=float(beta))
+        return await self._pointwise("swish_backward", inputs, out, swish_beta=real(beta, "beta"))
 
     async def elu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
         """``x`` where positive, else ``exp(x) - 1``. Mode ``ELU``; see the class."""
@@ -163,6 +163,7 @@ class Activations(Facade):
         """
         if mode not in _REDUCTIONS:
             raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")
+        flag(keepdims, "keepdims")
         device = self._device
 
         def make() -> Form:
@@ -245,7 +246,9 @@ def _gelu(approximate: str) -> str:
 def _axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
-    given = (axis,) if isinstance(axis, int) else tuple(map(operator.index, axis))
+    given = tuple(
+        whole(each, "axis") for each in (axis if isinstance(axis, (tuple, list)) else (axis,))
+    )
     axes = tuple(sorted(each + ndim if each < 0 else each for each in given))
     if not axes or len(set(axes)) < len(axes) or axes[0] < 0 or axes[-1] >= ndim:
         raise ValueError(f"axis {axis} does not fit {ndim} dimensions")

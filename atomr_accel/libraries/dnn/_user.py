@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._arguments import usable
+from .._options import flag, real
 from ._graph import Builder, Symbol, channels_last, packed_strides
 from ._layout import physical
 from ._nodes import NODES
@@ -259,7 +260,7 @@ class Graph:
         """
         facade = self._facade
         program = Program(self._builder.finish(tf32=facade._plans.tf32))
-        tuned = facade._plans.autotune if autotune is None else autotune
+        tuned = facade._plans.autotune if autotune is None else flag(autotune, "autotune")
         plan = Plan(facade, program, self._inputs, self._scalars, self._outputs, tuned=tuned)
         await facade._plan(program)
         return plan
@@ -366,7 +367,10 @@ class Plan:
         refs = [given[name] for name in self.inputs]
         outs = [given.get(name) for name in self.outputs]
         numbers = tuple(
-            [float(given[each]) if isinstance(each, str) else each for each in self._numbers]
+            [
+                real(given[each], each, finite=False) if isinstance(each, str) else each
+                for each in self._numbers
+            ]
         )
         return await facade._run(
             "dnn.graph", self, refs, outs, make, numbers=numbers, tune=self._tuned
