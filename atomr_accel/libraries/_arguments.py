@@ -108,9 +108,7 @@ def require_apart(
         writes = at < len(outputs)
         before, reach, given = furthest if writes else furthest_written
         if base == before and start < reach:
-            one, another = at, -given
-            if not writes:
-                one, another = another, one
+            one, another = (at, -given) if writes else (-given, at)
             one_name, other_name = every[one][0], every[another][0]
             what = f"{one_name} shares memory with {other_name}, which {op} does not take"
             if (one_name, other_name) in in_place:

@@ -60,9 +60,9 @@ class Row:
 def row(
     name: str,
     *in_place: str,
-    dtype: str = "float32",
-    written: tuple[str, ...] = ("out",),
-    options: dict[str, Any] | None = None,
+    dtype: Any = "float32",
+    written: Any = ("out",),
+    options: Any = None,
     call: Any = _by_name,
     **buffers: Any,
 ) -> Row:
@@ -379,6 +379,31 @@ async def test_what_is_written_is_apart(device: Device, each: Row) -> None:
                     assert re.search(rf"(^|\W){re.escape(what)}(\W|$)", said), (what, said)
 
 
+async def test_outputs_of_a_graph_are_apart(device: Device) -> None:
+    graph = device.dnn.graph()
+    x = graph.tensor((16,), "float32", name="x")
+    graph.output(graph.relu(x), name="low")
+    graph.output(graph.neg(x), name="high")
+    plan = await graph.build()
+    base = await device.zeros(32, np.float32)
+    await plan(x=await device.zeros(16, np.float32), low=base[:16], high=base[16:])
+    with pytest.raises(ValueError, match="high shares memory with low"):
+        await plan(x=await device.zeros(16, np.float32), low=base[:16], high=base[8:24])
+    with pytest.raises(ValueError, match="low shares memory with x"):
+        await plan(x=base[4:20], low=base[:16])
+
+
+async def test_a_cache_does_not_append_itself(device: Device) -> None:
+    cache = await device.dnn.kv_cache(2, 8, 2, 16, dtype="float16")
+    sequence = cache.new()
+    row_ = await device.put(np.ones((1, 1, 2, 16), np.float16))
+    with pytest.raises(ValueError, match="cache's k shares memory with v"):
+        await cache.append([sequence], row_, cache.k[0, 0, :1].reshape(1, 1, 2, 16))
+    with pytest.raises(ValueError, match="k_cache shares memory with v"):
+        await cache.attend(row_, [sequence], row_, cache.k[0, 0, :1].reshape(1, 1, 2, 16))
+    assert cache.length(sequence) == 0
+
+
 class _Ref:
     """As much of a ref as the check looks at."""
 
@@ -407,7 +432,7 @@ def test_the_check_finds_what_looking_at_each_byte_finds(
     read = {name.upper(): ref for name, ref in read.items()}
 
     def same(one: Any, two: Any) -> bool:
-        return one.bytes() == two.bytes()
+        return bool(one.bytes() == two.bytes())
 
     wrong = {
         (name, other)

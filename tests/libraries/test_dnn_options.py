@@ -95,7 +95,7 @@ _ONE_OF_ITS_KIND: Final = {
 
 def options_of(function: Any) -> dict[str, str]:
     """The annotations of what a function takes beside buffers."""
-    found = {}
+    found: dict[str, str] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and "AttentionOptions" in parameter.annotation:
             found |= {
@@ -182,8 +182,9 @@ async def test_numpy_s_own_are_as_good(device: Device) -> None:
     }
     await device.dnn.flash_attention(q, q, q, **options)
     x, w = await device.put(np.ones((4, 8), np.float32)), await device.put(np.ones(8, np.float32))
-    await device.dnn.layer_norm(x, w, w, eps=np.float64(1e-3), training=np.False_)
-    await device.dnn.reduce(x, "sum", np.int64(1), keepdims=np.True_)
+    dnn: Any = device.dnn
+    await dnn.layer_norm(x, w, w, eps=np.float64(1e-3), training=np.False_)
+    await dnn.reduce(x, "sum", np.int64(1), keepdims=np.True_)
 
 
 async def test_one_value_for_each_channel_has_no_variance(device: Device) -> None:
@@ -222,7 +223,7 @@ async def test_recurrent_networks(device: Device) -> None:
 
 
 async def test_caches(device: Device) -> None:
-    cache = await device.dnn.kv_cache(2, 8, 2, 16, dtype="float16")
+    cache: Any = await device.dnn.kv_cache(2, 8, 2, 16, dtype="float16")
     sequence = cache.new()
     row_ = await device.put(np.zeros((1, 1, 2, 16), np.float16))
     await cache.append([sequence], row_, row_)

@@ -165,15 +165,15 @@ class Prelude:
             order += (places[name], places[making.source])
             numbers = (making.length, making.multiplier, making.addend, making.differences, wide)
             derived.append(Derived(*numbers))
-        for at, name in enumerate(cleaned):
-            tensor = tensors[graph.ids[name]]
+        for at, what in enumerate(cleaned):
+            tensor = tensors[graph.ids[what]]
             batch, heads, rows, _ = tensor.shape
             row = tensor.strides[2]
             # Heads lie side by side in a row, or are sequences of their own.
             groups = heads if tensor.strides[1] > row else 1
             nbytes = row * DTYPES[tensor.dtype].itemsize
-            lengths = places["seq_len_kv" if name in ("k", "v") else "seq_len_q"]
-            self._clean.append((first + at, places[name], lengths, batch, groups, rows, nbytes))
+            ends = places["seq_len_kv" if what in ("k", "v") else "seq_len_q"]
+            self._clean.append((first + at, places[what], ends, batch, groups, rows, nbytes))
             offsets.append(end)
             end += -(-batch * groups * rows * nbytes // _ALIGNMENT) * _ALIGNMENT
         self._derived = encode_derived(derived)

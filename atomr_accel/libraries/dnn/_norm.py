@@ -85,8 +85,9 @@ class Normalizations(Facade):
             mean and the inverse standard deviation, both (C,).
 
         Raises:
-            ValueError: shapes or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, numbers or a layout that do not fit, aliasing; training with
+                one value for each channel, which has no variance.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
             Unsupported: the device does not have this combination.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: running statistics that are sealed, in training.
