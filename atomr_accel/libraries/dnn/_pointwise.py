@@ -25,6 +25,9 @@ class Activations(Facade):
     absent. They return x's shape and dtype, computed in float32, or in float64 for float64. The
     gradients take ``grad``, the gradient by the result, of the same shape and dtype, before it.
 
+    At infinities results are limits, and NaN stays NaN: so it is on the CPU, and on CUDA where
+    kernels of this package compute, as for float64; elsewhere cuDNN decides.
+
     They raise ValueError for shapes that do not fit, an ``out`` that overlaps an argument, or a
     view that begins at no multiple of 16 bytes; TypeError for dtypes that do not fit, or what is
     no ref; ``GpuRefStale`` for a ref of an older generation, or freed; ``OutOfMemory`` where there
