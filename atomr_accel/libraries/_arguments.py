@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..memory import Block, GpuRef, MemoryMap, refuse, refuse_write
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     import numpy as np
 
 _BLOCK_ALIGNMENT: Final = 256
@@ -56,6 +58,65 @@ def same_place(one: GpuRef, other: GpuRef) -> bool:
     return (
         first.base is second.base and first.offset == second.offset and one.nbytes == other.nbytes
     )
+
+
+def require_apart(
+    op: str,
+    written: Iterable[tuple[str, GpuRef]],
+    read: Iterable[tuple[str, GpuRef]] = (),
+    *,
+    in_place: Collection[tuple[str, str]] = (),
+) -> None:
+    """Nothing that an op writes shares memory with anything else that it gets.
+
+    Each facade asks this of all buffers of the caller's, as what was made for a call is apart
+    from everything. Ranges count, so parts of one buffer may be apart.
+
+    Args:
+        op: what to call it in errors.
+        written: names and buffers of what it writes.
+        read: of what it reads.
+        in_place: pairs of names, of what is written and what is read, that may be the very
+            same memory, though not share a part of it.
+
+    Raises:
+        ValueError: two of them share memory; it names both.
+    """
+    outputs, inputs = list(written), list(read)
+    bases = {id(ref._block.base) for _, ref in outputs}
+    if len(bases) == len(outputs) and bases.isdisjoint([id(ref._block.base) for _, ref in inputs]):
+        return
+    if in_place:
+        # What is the same as an output is looked at where that is.
+        inputs = [
+            (name, ref)
+            for name, ref in inputs
+            if not any(
+                (each, name) in in_place and same_place(other, ref) for each, other in outputs
+            )
+        ]
+    every = [*outputs, *inputs]
+    spans = sorted(
+        (id(ref._block.base), ref._block.offset, ref._block.offset + ref.nbytes, at)
+        for at, (_, ref) in enumerate(every)
+        if ref.nbytes
+    )
+    # What reaches furthest of all that came before: of anything, and of what is written.
+    # Where several do, the one that was given first.
+    furthest = furthest_written = (0, 0, 0)
+    for base, start, end, at in spans:
+        writes = at < len(outputs)
+        before, reach, given = furthest if writes else furthest_written
+        if base == before and start < reach:
+            one, another = (at, -given) if writes else (-given, at)
+            one_name, other_name = every[one][0], every[another][0]
+            what = f"{one_name} shares memory with {other_name}, which {op} does not take"
+            if (one_name, other_name) in in_place:
+                what += f", unless {one_name} is all of {other_name}"
+            raise ValueError(f"{what}; give it a buffer of its own")
+        furthest = max(furthest, (base, end, -at))
+        if writes:
+            furthest_written = max(furthest_written, (base, end, -at))
 
 
 def alignment(ref: GpuRef) -> int:

@@ -199,7 +199,7 @@ CALLS: list[Call] = [
         "out is a",
         lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_05x5, out=r.f4_5x5),
         ValueError,
-        "out and a",
+        "out shares memory with a",
     ),
     (
         "out is the bias",

@@ -117,11 +117,12 @@ async def test_any_pages(
 @given(
     st.lists(st.tuples(st.integers(1, 24), st.integers(0, 16)), min_size=2, max_size=2),
     st.sampled_from([{}, {"causal": True}, {"softcap": 1.5}]),
+    st.sampled_from([np.nan, np.inf, -np.inf, 65504.0]),
     st.integers(0, 2**32 - 1),
 )
 @on_shared
 async def test_any_padding(
-    device: Any, each: list[tuple[int, int]], options: dict[str, Any], seed: int
+    device: Any, each: list[tuple[int, int]], options: dict[str, Any], behind: float, seed: int
 ) -> None:
     """Padded sequences: what lies behind their ends is not read, and gets no gradient."""
     if on_cuda() and options.get("softcap") is not None:
@@ -130,17 +131,19 @@ async def test_any_padding(
     q, k, v, do = (normal(rng, 2, MOST, 2, 16) for _ in range(4))
     ends_q = [count for count, _ in each]
     ends_k = [count + more for count, more in each]
-    for array, lasts in ((k, ends_k), (v, ends_k)):
+    for array, lasts in ((q, ends_q), (do, ends_q), (k, ends_k), (v, ends_k)):
         for row, last in zip(array, lasts, strict=True):
-            row[last:] = 0 if on_cuda() else np.nan
+            row[last:] = behind
     seqlens = [await device.put(np.array(lasts, np.int32)) for lasts in (ends_q, ends_k)]
     given: Any = {"seqlens_q": seqlens[0], "seqlens_k": seqlens[1], **options}
     refs = [await device.put(array) for array in (q, k, v, do)]
-    if not on_cuda():  # where the reference multiplies zeros by what is there
-        refs[1:3] = [await device.put(np.nan_to_num(array)) for array in (k, v)]
     out, lse = await device.dnn.flash_attention(*refs[:3], return_lse=True, **given)
-    grads = await device.dnn.flash_attention_grad(refs[3], *refs[:3], out, lse, **given)
-    o, *got = [await device.get(ref) for ref in (out, *grads)]
+    o, stats = [(await device.get(ref)).copy() for ref in (out, lse)]
+    for row, rest, last in zip(o, stats, ends_q, strict=True):
+        row[last:], rest[:, last:] = behind, behind
+    back = [await device.put(array) for array in (o, stats)]
+    grads = await device.dnn.flash_attention_grad(refs[3], *refs[:3], *back, **given)
+    got = [await device.get(ref) for ref in grads]
     mask = Mask(**options)
     for at, (a, b) in enumerate(zip(ends_q, ends_k, strict=True)):
         qs, ks, vs = q[at, :a].astype(float), k[at, :b].astype(float), v[at, :b].astype(float)
@@ -151,6 +154,124 @@ async def test_any_padding(
             near = Near(getattr(found, name), getattr(found, f"{name}_size"))
             compare(array[at, :end], near, HALF, 16.0)
             assert not array[at, end:].any() or name == "q" or on_cuda()
+
+
+@pytest.mark.parametrize("behind", [np.nan, np.inf])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e5m2"])
+async def test_what_lies_behind_the_ends_counts_for_nothing(
+    device: Any, dtype: str, layout: str, behind: float
+) -> None:
+    """The same bits, whatever is there."""
+    rng = np.random.default_rng(5)
+    lengths, dnn = np.array([5, 12], np.int32), device.dnn
+    shape = (2, 16, 4, 16) if layout == "bshd" else (2, 4, 16, 16)
+    arrays = {name: normal(rng, *shape, dtype=dtype_of(dtype)) for name in ("q", "k", "v", "do")}
+    one = await device.put(np.float32(1))
+    forward = dict.fromkeys(("descale_q", "descale_k", "descale_v", "descale_s"), one)
+    forward |= {"scale_s": one, "scale_o": one}
+    backward = dict.fromkeys(
+        (
+            *(f"descale_{name}" for name in ("q", "k", "v", "o", "dO", "s", "dP")),
+            *(f"scale_{name}" for name in ("s", "dQ", "dK", "dV", "dP")),
+        ),
+        one,
+    )
+    ends = await device.put(lengths)
+    options = {"seqlens_q": ends, "seqlens_k": ends, "layout": layout}
+    results = []
+    for what in (0.0, behind):
+        rows = np.arange(16)[:, None, None] if layout == "bshd" else np.arange(16)[:, None]
+        inside = rows < lengths.reshape(2, 1, 1, 1)
+        q, k, v, do = [
+            await device.put(np.where(inside, array, np.array(what, array.dtype)))
+            for array in arrays.values()
+        ]
+        if dtype.startswith("float8"):
+            o, lse, *_ = await dnn.flash_attention_fp8(q, k, v, scales=forward, **options)
+        else:
+            o, lse = await dnn.flash_attention(q, k, v, return_lse=True, **options)
+        host, stats = await device.get(o), await device.get(lse)
+        o = await device.put(np.where(inside, host, np.array(what, host.dtype)))
+        counts = np.arange(16) < lengths[:, None, None]
+        lse = await device.put(np.where(counts, stats, np.float32(what)))
+        if dtype.startswith("float8"):
+            made = await dnn.flash_attention_fp8_grad(
+                do, q, k, v, o, lse, scales=backward, **options
+            )
+        else:
+            made = await dnn.flash_attention_grad(do, q, k, v, o, lse, **options)
+        found = [host, *[await device.get(ref) for ref in made]]
+        parts = [np.where(inside, array, 0) for array in found[:4]]
+        results.append([*parts, np.where(counts, stats, 0), *found[4:]])
+    for one_, other in zip(*results, strict=True):
+        assert np.isfinite(one_.astype(float)).all()
+        assert one_.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("behind", [np.nan, np.inf])
+async def test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
+    device: Any, behind: float, queries: int, *, paged: bool
+) -> None:
+    rng = np.random.default_rng(6)
+    lengths = np.array([4, 9], np.int32)
+    q = await device.put(normal(rng, 2, queries, 4, 16))
+    new = [await device.put(normal(rng, 2, queries, 2, 16)) for _ in "kv"]
+    caches = [normal(rng, 2, 16, 2, 16) for _ in "kv"]
+    options: dict[str, Any] = {"cache_seqlens": await device.put(lengths)}
+    if paged:
+        options["block_table"] = await device.put(np.array([[1, 3], [2, 0]], np.int32))
+    results = []
+    for what in (0.0, behind):
+        refs = []
+        for cache in caches:
+            rows = np.where(np.arange(16)[:, None, None] < lengths.reshape(2, 1, 1, 1), cache, what)
+            rows = rows.astype(HALF)
+            if paged:  # page 0 is the second one of the second sequence
+                rows = rows.reshape(4, 8, 2, 16)[[3, 0, 2, 1]]
+            refs.append(await device.put(rows))
+        out, lse = await device.dnn.flash_attention_with_kvcache(
+            q, *refs, *new, return_lse=True, **options
+        )
+        results.append([await device.get(out), await device.get(lse)])
+    for one, other in zip(*results, strict=True):
+        assert np.isfinite(one.astype(float)).all()
+        assert one.tobytes() == other.tobytes()
+
+
+async def test_sequences_that_lie_one_after_the_other_do_not_touch(device: Any) -> None:
+    ends_ = await device.put(np.array([0, 5, 12, 16], np.int32))
+    results = []
+    for what in (1.0, np.nan):
+        rng = np.random.default_rng(8)
+        arrays = [normal(rng, 16, 2, 16) for _ in range(4)]
+        for array in arrays:
+            array[5:12] = what
+        refs = [await device.put(array) for array in arrays]
+        given = (ends_, ends_, 8, 8)
+        out, lse = await device.dnn.flash_attention_varlen(*refs[:3], *given, return_lse=True)
+        made = await device.dnn.flash_attention_varlen_grad(refs[3], *refs[:3], out, lse, *given)
+        found = [await device.get(ref) for ref in (out, *made)]
+        results.append([np.concatenate([each[:5], each[12:]]) for each in found])
+    for one, other in zip(*results, strict=True):
+        assert np.isfinite(one.astype(float)).all()
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.skipif(on_cuda(), reason="cuDNN is such a library")
+async def test_a_library_that_multiplies_by_zero_gets_clean_copies(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atomr_accel.libraries.dnn import _cpu_attention
+
+    monkeypatch.setattr(_cpu_attention, "_cleaned", lambda inputs: inputs)
+    await test_what_lies_behind_the_ends_counts_for_nothing(device, "float16", "bshd", np.nan)
+    await test_what_lies_behind_the_ends_counts_for_nothing(device, "bfloat16", "bhsd", np.inf)
+    await test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
+        device, np.nan, 3, paged=False
+    )
 
 
 @settings(max_examples=12 if ON_CUDA else 20)
@@ -459,9 +580,11 @@ async def test_bad_arguments(device: Any) -> None:
     q = await zeros(2, 5, 4, 16)
     wide = await zeros(2, 5, 4, 16, dtype=np.float32)
     bf16 = q.view("bfloat16")
+    fp8 = q.reshape(-1)[:320].view("float8_e5m2").reshape(2, 5, 4, 16)
     for error, match, args, options in (
         (TypeError, "q must be a GpuRef", (0, q, q), {}),
-        (TypeError, "k must be float16 or bfloat16", (q, wide, q), {}),
+        (TypeError, "k must be float16 or bfloat16, not float32$", (q, wide, q), {}),
+        (TypeError, "16, not float8_e5m2, which flash_attention_fp8 takes", (fp8, fp8, fp8), {}),
         (TypeError, "k has dtype bfloat16, but q has float16", (q, bf16, q), {}),
         (ValueError, "batch, sequence, heads, size", (q[0], q, q), {}),
         (ValueError, "batch of 2, but k has 1", (q, q[:1], q[:1]), {}),
@@ -474,7 +597,7 @@ async def test_bad_arguments(device: Any) -> None:
         (ValueError, "softcap must be", (q, q, q), {"softcap": -1.0}),
         (ValueError, "align must be", (q, q, q), {"align": "middle"}),
         (TypeError, "window must be two", (q, q, q), {"window": 3}),
-        (ValueError, "window holds whole numbers", (q, q, q), {"window": (-2, 0)}),
+        (ValueError, "each of window must be a whole number", (q, q, q), {"window": (-2, 0)}),
         (ValueError, "seed must be", (q, q, q), {"dropout_p": 0.5, "seed": -1}),
         (ValueError, "alibi_slopes=True takes causal", (q, q, q), {"alibi_slopes": True}),
         (TypeError, "sink must be float32", (q, q, q), {"sink": q}),
@@ -485,7 +608,7 @@ async def test_bad_arguments(device: Any) -> None:
     ):
         with pytest.raises(error, match=match):
             await dnn.flash_attention(*args, **options)
-    with pytest.raises(ValueError, match="share memory"):
+    with pytest.raises(ValueError, match="shares memory with"):
         await dnn.flash_attention(q, q, q, out=q)
     out, lse = await dnn.flash_attention(q, q, q, return_lse=True)
     with pytest.raises(ValueError, match=r"lse must have shape \(2, 4, 5\)"):
@@ -513,7 +636,7 @@ async def test_bad_arguments(device: Any) -> None:
     for error, match, changes in (
         (ValueError, r"cache_seqlens must have shape \(2,\)", {"cache_seqlens": table}),
         (ValueError, "block_table has 1 rows", {"block_table": table[:1]}),
-        (ValueError, "max_seqlen_k must be from 1 to 24", {"max_seqlen_k": 25}),
+        (ValueError, "max_seqlen_k must be a whole number from 1 to 24", {"max_seqlen_k": 25}),
         (ValueError, "belong together", {"k": one}),
         (ValueError, "k must have shape", {"k": q[:1], "v": q[:1]}),
         (TypeError, "has no dropout_p", {"dropout_p": 0.1}),

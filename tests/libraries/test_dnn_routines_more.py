@@ -91,10 +91,10 @@ async def test_bad_arguments_of_routines(device: Any) -> None:
         (TypeError, "grad must be one of", lambda: dnn.softmax_grad(whole, x)),
         (ValueError, "p must be at least 0", lambda: dnn.dropout(x, 1.0, seed=0)),
         (ValueError, "seed must be", lambda: dnn.dropout(x, 0.5, seed=-1)),
-        (ValueError, "offset must be", lambda: dnn.dropout(x, 0.5, seed=0, offset=0.5)),
+        (TypeError, "offset must be", lambda: dnn.dropout(x, 0.5, seed=0, offset=0.5)),
         (ValueError, "size must be", lambda: dnn.local_response_norm(x, 17)),
         (ValueError, "beta must be", lambda: dnn.local_response_norm(x, 5, beta=0.0)),
-        (ValueError, "share memory", lambda: dnn.local_response_norm(x, 5, out=x)),
+        (ValueError, "shares memory with", lambda: dnn.local_response_norm(x, 5, out=x)),
         (ValueError, "y has shape", lambda: dnn.local_response_norm_grad(x, x[:1], x, 5)),
     )
     for error, match, call in calls:
@@ -268,3 +268,36 @@ async def test_networks_beside_torch(device: Any, cell: str) -> None:
     np.testing.assert_allclose(await device.get(found.dx), x.grad.numpy(), atol=1e-8)
     for ref, each in zip(await net.unpack(found.dweights), flat, strict=True):
         np.testing.assert_allclose(await device.get(ref), each.grad.numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize("layout", ["time", "batch"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "tanh", "relu"])
+async def test_what_lies_behind_the_ends_of_sequences_counts_for_nothing(
+    device: Any, cell: str, layout: str
+) -> None:
+    dnn, lengths = device.dnn, [5, 3]
+    network = dnn.rnn(cell, 3, 4, num_layers=2, bidirectional=True)
+    rng = np.random.default_rng(4)
+    parameters = [
+        await device.put(rng.standard_normal(shape).astype(np.float32))
+        for shape in network.parameter_shapes
+    ]
+    weights = await network.pack(parameters)
+    x, dy = (rng.standard_normal((5, 2, size)).astype(np.float32) for size in (3, 8))
+    results = []
+    for behind in (0, np.nan, np.inf):
+        given = []
+        for array in (x, dy):
+            array[3:, 1] = behind
+            swapped = array if layout == "time" else array.swapaxes(0, 1)
+            given.append(await device.put(np.ascontiguousarray(swapped)))
+        run = await network.forward(
+            given[0], weights, lengths=lengths, layout=layout, training=True
+        )
+        back = await network.backward(run.tape, given[1])
+        made = (run.y, run.hn, back.dx, back.dh0, back.dweights)
+        results.append([await device.get(ref) for ref in made])
+    for first, *others in zip(*results, strict=True):
+        assert np.isfinite(first).all()
+        for other in others:
+            np.testing.assert_array_equal(other, first)

@@ -20,6 +20,7 @@ from atomr_accel.libraries.dnn._sequence_messages import (
     NOTHING,
     Append,
     Attend,
+    Clean,
     Derived,
     encode_derived,
 )
@@ -42,6 +43,10 @@ def instances() -> dict[str, str]:
         members[f"append<{piece}>"] = (
             f"{piece}* cache; const {piece}* rows; const int* lengths; const int* table; "
             "u64 count; u64 width; u64 fresh; u64 page; u64 columns; u64 pages; i64 shift"
+        )
+        members[f"clean<{piece}>"] = (
+            f"{piece}* target; const {piece}* source; const int* lengths; u64 count; u64 block; "
+            "u64 groups; u64 width"
         )
     for dtype in FLOATS:
         t, s = C_TYPES[dtype], "double" if dtype == "float64" else "float"
@@ -170,6 +175,22 @@ def test_rows_go_behind_the_old_ones(both: Both, width: int, *, paged: bool) -> 
     for (sequence, row), place in places.items():
         expected[found[sequence, place // page], place % page] = given[sequence, row]
     np.testing.assert_array_equal(k, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [1, 2, 4, 6, 8, 48])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_copies_have_zeros_behind_the_ends(both: Both, width: int, groups: int) -> None:
+    rng = np.random.default_rng(width)
+    source = both.put(rng.integers(1, 255, (5, groups, 7, width), np.uint8))
+    target = both.put(np.full((5, groups, 7, width), 99, np.uint8))
+    lengths = both.put(np.array([3, 0, 7, 100, -2], np.int32))
+    clean = Clean(target, source, lengths, 5, groups, 7, width)
+    (got,) = both.compare(Attend((), None, NOTHING, (), None, (clean,)), target)
+    expected = both.memory[source].copy()
+    for entry, length in enumerate((3, 0, 7, 7, 0)):
+        expected[entry, :, length:] = 0
+    np.testing.assert_array_equal(got, expected)
 
 
 @needs_compiler

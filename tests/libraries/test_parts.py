@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel.libraries import overlap
-from atomr_accel.libraries.blas._checks import require_all_apart
+from atomr_accel.libraries._arguments import require_apart
 from atomr_accel.memory import GpuRef, MemoryMap
 from atomr_accel.memory._map import Slab
 
@@ -105,8 +105,8 @@ def test_lists_of_parts_are_told_apart_as_one_by_one(
             *itertools.product(written, read),
         )
     )
-    with pytest.raises(ValueError, match="share memory") if bad else contextlib.nullcontext():
-        require_all_apart(written, read, "it")
+    with pytest.raises(ValueError, match="shares memory with") if bad else contextlib.nullcontext():
+        require_apart("it", written, read)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -9,12 +9,12 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
 from ...memory import GpuRef
-from .._arguments import overlap, require_dtype, require_rank, same_place, usable, writable
+from .._arguments import require_dtype, require_rank, usable, writable
 from .._library import LaneSpec
 from .._perform import perform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from ...memory import Block, MemoryMap
     from .._library import Submitter
@@ -103,42 +103,6 @@ def require_kind(ref: GpuRef, dtypes: tuple[str, ...], routine: str) -> str:
             f"{routine} does not take dtype {name}; expected one of {', '.join(dtypes)}"
         )
     return name
-
-
-def require_apart(
-    out: GpuRef, others: Iterable[tuple[str, GpuRef]], routine: str, *, itself: str = ""
-) -> None:
-    """The output shares no memory with inputs that the routine reads meanwhile.
-
-    ``itself`` is the name of one that the output may be, but not share a part with.
-    """
-    for name, ref in others:
-        if overlap(out, ref) and not (name == itself and same_place(out, ref)):
-            part = "a part of its " if name == itself else ""
-            raise ValueError(
-                f"the output shares {part}memory with {name}, which {routine} reads while it writes"
-            )
-
-
-def require_all_apart(
-    written: Iterable[tuple[str, GpuRef]], read: Iterable[tuple[str, GpuRef]], routine: str
-) -> None:
-    """Nothing that is written shares memory with anything else."""
-    spans = sorted(
-        (id(ref._block.base), ref._block.offset, ref._block.offset + ref.nbytes, writes, name)
-        for writes, refs in ((True, written), (False, read))
-        for name, ref in refs
-        if ref.nbytes
-    )
-    # What reaches furthest of all that came before: of anything, and of what is written.
-    anything = outputs = (0, 0, "")
-    for base, start, end, writes, name in spans:
-        before, reach, other = anything if writes else outputs
-        if base == before and start < reach:
-            raise ValueError(f"{other} and {name} share memory, which {routine} cannot take")
-        anything = max(anything, (base, end, name))
-        if writes:
-            outputs = (base, end, name)
 
 
 def require_matrix(ref: GpuRef, shape: tuple[int, int], name: str, why: str) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._errors import Unsupported
-from .._arguments import require_dtype, require_shape, usable, writable
+from .._arguments import require_apart, require_dtype, require_shape, usable, writable
 from .._perform import Prepared
 from ._checks import (
     INT32,
@@ -16,7 +16,6 @@ from ._checks import (
     Routines,
     Trans,
     operation,
-    require_apart,
     require_kind,
 )
 from ._messages import Factor
@@ -76,6 +75,7 @@ class Factorizations(Routines):
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "getrf_batched")
             stack = _square_stack(a, "a")
             lu, block_lu = self._output(out, a.shape, a.dtype, room)
+            require_apart("getrf_batched", [("out", lu)], [("a", a)], in_place=[("out", "a")])
             piv = room.empty(a.shape[:-1], INT32)
             info = room.empty(stack.lead, INT32)
             scratch = _scratch(room, a.nbytes, _POINTERS * stack.batch)
@@ -138,7 +138,12 @@ class Factorizations(Routines):
             require_dtype(b, lu.dtype, "b", "lu")
             nrhs = _right_hand_sides(b, lu, stack.n)
             result, block = self._output(out, b.shape, b.dtype, room)
-            require_apart(result, [("lu", lu), ("piv", piv)], "getrs_batched")
+            require_apart(
+                "getrs_batched",
+                [("out", result)],
+                [("lu", lu), ("piv", piv), ("b", b)],
+                in_place=[("out", "b")],
+            )
             scratch = _scratch(
                 room, lu.nbytes, b.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
             )
@@ -191,7 +196,7 @@ class Factorizations(Routines):
             stack = _square_stack(lu, "lu")
             _require_pivots(piv, lu)
             result, block = self._output(out, lu.shape, lu.dtype, room)
-            require_apart(result, [("lu", lu), ("piv", piv)], "getri_batched")
+            require_apart("getri_batched", [("out", result)], [("lu", lu), ("piv", piv)])
             info = room.empty(stack.lead, INT32)
             scratch = _scratch(
                 room, lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
@@ -239,6 +244,7 @@ class Factorizations(Routines):
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "geqrf_batched")
             stack = _stack(a, "a")
             qr, block_qr = self._output(out, a.shape, a.dtype, room)
+            require_apart("geqrf_batched", [("out", qr)], [("a", a)], in_place=[("out", "a")])
             tau = room.empty((*stack.lead, min(stack.m, stack.n)), a.dtype)
             scratch = _scratch(room, a.nbytes, _POINTERS * stack.batch)
             message = Factor(
@@ -295,7 +301,7 @@ class Factorizations(Routines):
                 )
             shape = (*stack.lead, stack.n, *b.shape[len(stack.lead) + 1 :])
             result, block = self._output(out, shape, a.dtype, room)
-            require_apart(result, [("a", a), ("b", b)], "gels_batched")
+            require_apart("gels_batched", [("out", result)], [("a", a), ("b", b)])
             info = room.empty(stack.lead, INT32)
             scratch = _scratch(room, a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
             message = Factor(

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import NAMES, as_dtype
-from .._arguments import alignment, require_dtype, require_rank, require_shape, usable, writable
+from .._arguments import (
+    alignment,
+    require_apart,
+    require_dtype,
+    require_rank,
+    require_shape,
+    usable,
+    writable,
+)
 from .._broadcast import broadcast
 from .._perform import Prepared
 from ._checks import (
@@ -17,8 +25,6 @@ from ._checks import (
     Routines,
     Trans,
     operation,
-    require_all_apart,
-    require_apart,
     scalar,
     scales_nothing,
 )
@@ -207,7 +213,7 @@ class Products(Routines):
             require_shape(out, shape, "out")
             base = block_c.base
             if base is block_a.base or base is block_b.base:  # then look closer
-                require_apart(out, [("a", a), ("b", b)], "gemm")
+                require_apart("gemm", [("out", out)], [("a", a), ("b", b)])
             if scale != 0.0:
                 reads = (block_a, block_b, block_c)
         port = device.ports.get("blas")
@@ -388,7 +394,7 @@ class Products(Routines):
                 raise TypeError(
                     f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
                 )
-            require_apart(result, [("a", a), ("b", b)], name)
+            require_apart(name, [("out", result)], [("a", a), ("b", b)])
             writes: tuple[Block, ...] = (block,)
             pointers = 0
             if plan.pointer_bytes:
@@ -482,7 +488,7 @@ class Products(Routines):
                     for x, refs in zip("ab", (a, b), strict=True)
                     for i, ref in enumerate(refs)
                 ]
-                require_all_apart([(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs, name)
+                require_apart(name, [(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs)
             written = [result._block for result in results]
             pointers = room.empty((3 * _POINTER_BYTES * len(a),), UINT8)._block
             message = GemmList(

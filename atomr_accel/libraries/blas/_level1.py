@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import overlap, require_dtype, usable, writable
+from .._arguments import require_apart, require_dtype, usable, writable
 from .._perform import Prepared
 from ._checks import (
     FLOATS,
@@ -394,8 +394,9 @@ class Level1(Routines):
             count = _shared_count(x, y, n, offx, incx, offy, incy)
             first = vector(x, "x", memory, n=count, off=offx, inc=incx, write=writes_x)
             out, second = vector_output(y, x, count, room, memory, off=offy, inc=incy, name="y")
-            if overlap(x, out) and (apart or (first.address, incx) != (second.address, incy)):
-                raise ValueError(f"x and y share memory in a way that {routine} cannot take")
+            if apart or (first.address, incx) != (second.address, incy):
+                written = [("y", out), ("x", x)] if writes_x else [("y", out)]
+                require_apart(routine, written, [] if writes_x else [("x", x)])
             numbers: list[Scalar] = []
             for name, value in (scalars or {}).items():
                 kind = REAL_OF.get(dtype, x.dtype) if name == "c" else x.dtype
@@ -438,6 +439,7 @@ class Level1(Routines):
             first = vector(x, "x", memory, n=count, off=offx, inc=incx)
             second = vector(y, "y", memory, n=count, off=offy, inc=incy)
             result = self._scalar_output(out, x.dtype, room)
+            require_apart(routine, [("out", result)], [("x", x), ("y", y)])
             message = Vectors(
                 routine,
                 dtype,
@@ -471,6 +473,7 @@ class Level1(Routines):
                 raise ValueError(f"{routine} of an empty vector: it has no elements to choose from")
             kind = result_dtype or REAL_OF.get(dtype, x.dtype)
             result = self._scalar_output(out, kind, room)
+            require_apart(routine, [("out", result)], [("x", x)])
             message = Vectors(routine, dtype, count, address, step, result=result._block.address)
             return Prepared(message, (block,), (result._block,), result)
 

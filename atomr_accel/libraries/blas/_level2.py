@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._arguments import require_dtype, require_rank, usable, writable
+from .._arguments import require_apart, require_dtype, require_rank, usable, writable
 from .._perform import Prepared
 from ._checks import (
     FLOATS,
@@ -15,7 +15,6 @@ from ._checks import (
     Trans,
     count_elements,
     operation,
-    require_apart,
     require_kind,
     require_matrix,
     scalar,
@@ -97,7 +96,7 @@ class Level2(Routines):
             fresh = scales_nothing(scale, out)
             why = f"the number of rows {of}"
             result, second = vector_output(out, a, rows, room, memory, off=offy, inc=incy, why=why)
-            require_apart(result, [("a", a), ("x", x)], "gemv")
+            require_apart("gemv", [("out", result)], [("a", a), ("x", x)])
             message = MatrixVector(
                 "gemv",
                 dtype,
@@ -184,7 +183,7 @@ class Level2(Routines):
             fresh = scales_nothing(scale, out)
             why = f"the number of rows {of}"
             result, second = vector_output(out, a, rows, room, memory, off=offy, inc=incy, why=why)
-            require_apart(result, [("a", a), ("x", x)], "gbmv")
+            require_apart("gbmv", [("out", result)], [("a", a), ("x", x)])
             scratch = room.empty((a.nbytes,), UINT8)._block
             message = MatrixVector(
                 "gbmv",
@@ -414,7 +413,7 @@ class Level2(Routines):
             scale = scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(scale, out)
             result, second = vector_output(out, a, n, room, memory, off=offy, inc=incy, why=why)
-            require_apart(result, [("a", a), ("x", x)], routine)
+            require_apart(routine, [("out", result)], [("a", a), ("x", x)])
             message = MatrixVector(
                 routine,
                 dtype,
@@ -469,7 +468,7 @@ class Level2(Routines):
             second = vector(
                 y, "y", memory, n=n, off=offy, inc=incy, why=f"the number of columns {why}"
             )
-            require_apart(target, [("x", x), ("y", y)], routine)
+            require_apart(routine, [("a", target)], [("x", x), ("y", y)])
             factor = scalar(alpha, x.dtype, "alpha")
             message = MatrixVector(
                 routine,
@@ -521,7 +520,7 @@ class Level2(Routines):
                 result = out
                 require_dtype(out, a.dtype, "out", "a")
                 second = vector(out, "out", memory, n=n, off=offx, inc=incx, write=True, why=why)
-            require_apart(result, [("a", a), ("x", x)], routine, itself="x")
+            require_apart(routine, [("out", result)], [("a", a), ("x", x)], in_place=[("out", "x")])
             one = scalar(1.0, a.dtype, "alpha")
             message = MatrixVector(
                 routine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._arguments import require_dtype, require_rank, usable
+from .._arguments import require_apart, require_dtype, require_rank, usable
 from .._perform import Prepared
 from ._checks import (
     REAL_OF,
@@ -16,7 +16,6 @@ from ._checks import (
     matrix_output,
     on_the_right,
     operation,
-    require_apart,
     require_kind,
     scalar,
     scales_nothing,
@@ -286,11 +285,13 @@ class Level3(Routines):
                         f"b has shape {b.shape}, trans_b={trans_b!r}"
                     )
             result, block = matrix_output(out, a, (m, n), room, memory)
-            for name, ref, op in (("a", a, op_a), ("b", b, op_b)):
-                if ref is not None and op:
-                    require_apart(result, [(f"{name}, which is transposed,", ref)], "geam")
-                elif ref is not None:
-                    require_apart(result, [(name, ref)], "geam", itself=name)
+            inputs = [
+                (f"{name} (transposed)" if op else name, ref)
+                for name, ref, op in (("a", a, op_a), ("b", b, op_b))
+                if ref is not None
+            ]
+            as_they_are = (("out", "a"), ("out", "b"))
+            require_apart("geam", [("out", result)], inputs, in_place=as_they_are)
             message = MatrixMatrix(
                 "geam",
                 dtype,
@@ -352,7 +353,7 @@ class Level3(Routines):
             why = f"the number of {'columns' if right else 'rows'} of a (shape {a.shape})"
             diagonal = vector(x, "x", memory, n=n if right else m, off=offx, inc=incx, why=why)
             result, block = matrix_output(out, a, (m, n), room, memory)
-            require_apart(result, [("x", x), ("a", a)], "dgmm", itself="a")
+            require_apart("dgmm", [("out", result)], [("x", x), ("a", a)], in_place=[("out", "a")])
             message = MatrixMatrix(
                 "dgmm",
                 dtype,
@@ -397,7 +398,7 @@ class Level3(Routines):
             scale = scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(scale, out)
             result, block = matrix_output(out, a, (m, n), room, memory)
-            require_apart(result, [("a", a), ("b", b)], routine)
+            require_apart(routine, [("out", result)], [("a", a), ("b", b)])
             message = MatrixMatrix(
                 routine,
                 dtype,
@@ -453,7 +454,7 @@ class Level3(Routines):
             scale = scalar(beta, real if hermitian else a.dtype, "beta")
             fresh = scales_nothing(scale, out)
             result, block = matrix_output(out, a, (n, n), room, memory)
-            require_apart(result, inputs, routine)
+            require_apart(routine, [("out", result)], inputs)
             message = MatrixMatrix(
                 routine,
                 dtype,
@@ -497,7 +498,7 @@ class Level3(Routines):
             if diag not in (0, 1):
                 raise ValueError(f"diag must be 0 (as it is) or 1 (ones), not {diag!r}")
             result, block = matrix_output(out, a, (m, n), room, memory)
-            require_apart(result, [("a", a), ("b", b)], routine, itself="b")
+            require_apart(routine, [("out", result)], [("a", a), ("b", b)], in_place=[("out", "b")])
             message = MatrixMatrix(
                 routine,
                 dtype,

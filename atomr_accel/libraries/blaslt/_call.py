@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ..._dtypes import DTYPES, NAMES
-from .._arguments import alignment, overlap, same_place, usable, writable
+from .._arguments import alignment, require_apart, usable, writable
 from .._perform import Prepared
 from ..blas._checks import scalar
 from ._messages import Matmul, Scalar
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _MOST_PLANS: Final = 4096
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]
+_IN_PLACE: Final = (("out", "c"),)
 
 
 class Checked(NamedTuple):
@@ -94,12 +95,7 @@ class Call:
         if plan.epilogue.makes_aux and self.aux is not None:
             writable(self.aux, self.memory, "aux")
             written.append(("aux", self.aux))
-        for position, (name, ref) in enumerate(written):
-            for other, another in (*self._reads(plan), *written[:position]):
-                if overlap(ref, another) and not (
-                    (name, other) == ("out", "c") and same_place(ref, another)
-                ):
-                    raise ValueError(f"{name} and {other} share memory, which matmul cannot take")
+        require_apart("matmul", written, self._reads(plan), in_place=_IN_PLACE)
         return Checked(plan, alpha, beta, added, adds)
 
     def prepare(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from ..._dtypes import DTYPES
+from .._options import flag, whole
 from ._attention_call import (
     FP8,
     HALF,
@@ -503,8 +504,7 @@ class FlashAttention(Facade):
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
         for name, ref in (("q", q), ("k", k), ("v", v)):
-            require_sequences(ref, memory, name, 4, _LAYOUTS[layout])
-            require(ref, memory, name, dtypes)
+            require_sequences(ref, memory, name, 4, _LAYOUTS[layout], dtypes)
             require_like(ref, q, name, "q")
         if layout == "bshd":
             (batch, queries, heads, size), (batch_k, keys, kv_heads, _) = q.shape, k.shape
@@ -533,6 +533,7 @@ class FlashAttention(Facade):
                 call.inputs[tensor] = given
             elif call.question.lengths:
                 call.making[tensor] = Making("", batch, addend=count)
+        call.padded = seqlens_q is not None
         return call
 
     def _ragged(
@@ -553,7 +554,6 @@ class FlashAttention(Facade):
         for name, ref in (("k", k), ("v", v)):
             require_sequences(ref, memory, name, rank, shape)
             require_like(ref, q, name, "q")
-        require(q, memory, "q", HALF)
         for name, ref in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True):
             require(ref, memory, name, (_INT32,))
             if len(ref.shape) != 1 or ref.shape != cu_seqlens[0].shape or len(ref) < 2:
@@ -562,8 +562,7 @@ class FlashAttention(Facade):
                     f"cu_seqlens_q, not {ref.shape}"
                 )
         for name, most in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
-            if not hasattr(most, "__index__") or most < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {most!r}")
+            whole(most, name, 1)
         batch = cu_seqlens[0].shape[0] - 1
         heads, size = q.shape[1:]
         kv_heads, value_size = v.shape[-2:]
@@ -615,7 +614,6 @@ class FlashAttention(Facade):
     ) -> Call:
         memory = self._device.memory
         require_sequences(q, memory, "q", 4, _LAYOUTS["bshd"])
-        require(q, memory, "q", HALF)
         shape = _LAYOUTS["bshd"] if block_table is None else _PAGES
         for name, ref in (("k_cache", k_cache), ("v_cache", v_cache)):
             require_sequences(ref, memory, name, 4, shape)
@@ -625,9 +623,7 @@ class FlashAttention(Facade):
         kv_heads, value_size = v_cache.shape[2:]
         _same_sizes(q, k_cache, v_cache, batch, batch if block_table else k_cache.shape[0])
         room = k_cache.shape[1] * (1 if block_table is None else _columns(block_table))
-        keys = room if max_seqlen_k is None else max_seqlen_k
-        if not hasattr(keys, "__index__") or not 0 < keys <= room:
-            raise ValueError(f"max_seqlen_k must be from 1 to {room}, not {max_seqlen_k!r}")
+        keys = room if max_seqlen_k is None else whole(max_seqlen_k, "max_seqlen_k", 1, room)
         inputs = {"q": q, "k": k_cache, "v": v_cache}
         question = Question(
             *(q.dtype.name, batch, heads, kv_heads, queries, room, size, value_size),
@@ -635,7 +631,7 @@ class FlashAttention(Facade):
             scale=options.scale(size),
         )
         if block_table is not None:
-            question = self._paged(question, inputs, k_cache, block_table, int(keys))
+            question = self._paged(question, inputs, k_cache, block_table, keys)
         new = self._new(k, v, k_cache, v_cache, batch)
         call = Call(question, inputs)
         call = scored(call, options, memory, batch=batch, backward=False)
@@ -645,6 +641,7 @@ class FlashAttention(Facade):
         if k is not None and v is not None:
             columns = 1 if block_table is None else _columns(block_table)
             call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)
+        call.padded = block_table is None and queries > 1
         return call
 
     def _new(
@@ -761,6 +758,7 @@ def forward(
     lse: tuple[int, ...] | None = None,
 ) -> Call:
     """Add what the forward pass writes."""
+    flag(return_lse, "return_lse")
     question = call.question
     if out is not None and (out.shape != shape or out.dtype.name != question.dtype):
         raise ValueError(

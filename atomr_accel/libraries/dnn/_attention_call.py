@@ -9,7 +9,7 @@ from ..._dtypes import DTYPES
 from .._arguments import usable, writable
 from ._attention_graph import Question, attention_graph
 from ._run import Form, Output, picker
-from ._sequence_messages import Append, Attend, Derived, Grow, Upload, encode_derived
+from ._sequence_messages import Append, Attend, Clean, Derived, Grow, Upload, encode_derived
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,12 +108,20 @@ class Appending:
         )
 
 
+_CLEANED: Final = {
+    False: ("k", "v"),
+    True: ("q", "k", "v", "o", "dO", "stats"),
+}
+"""What a graph multiplies by zeros where it lies behind the end of a sequence: forward, where
+that of q makes results that nobody reads, and backward."""
+
+
 @final
 class Prelude:
     """What is done before a graph of attention runs, whatever the buffers.
 
     Places are positions among the addresses of a call: of what it reads, of what it writes, of
-    integers that are made for it in scratch memory, and a 0 for what is not there.
+    what is made for it in scratch memory, and a 0 for what is not there.
 
     Attributes:
         ids: of the tensors that are made.
@@ -123,6 +131,7 @@ class Prelude:
 
     __slots__ = (
         "_append",
+        "_clean",
         "_derived",
         "_kind",
         "_places",
@@ -135,14 +144,18 @@ class Prelude:
 
     def __init__(self, call: Call, graph: Attention, names: list[str]) -> None:
         """Of a call that reads and writes what ``names`` says, in this order."""
-        places = {name: at for at, name in enumerate((*names, *call.making, ""))}
+        places = {name: at for at, name in enumerate((*names, *call.making))}
         tensors = graph.program.graph.tensors
-        self.ids: Final = [graph.ids[name] for name in call.making]
+        cleaned = _CLEANED[call.question.backward] if call.padded else ()
+        self.ids: Final = [graph.ids[name] for name in (*call.making, *cleaned)]
+        first = len(names) + len(call.making)
+        places[""] = first + len(cleaned)
         offsets, end = [], 0
         derived: list[Derived] = []
         order: list[int] = []
+        self._clean: list[tuple[int, ...]] = []
         self._uploads: list[tuple[int, bytes]] = []
-        for (name, making), id_ in zip(call.making.items(), self.ids, strict=True):
+        for (name, making), id_ in zip(call.making.items(), self.ids, strict=False):
             wide = tensors[id_].dtype == "int64"
             offsets.append(end)
             end += -(-making.length * (8 if wide else 4) // _ALIGNMENT) * _ALIGNMENT
@@ -152,6 +165,17 @@ class Prelude:
             order += (places[name], places[making.source])
             numbers = (making.length, making.multiplier, making.addend, making.differences, wide)
             derived.append(Derived(*numbers))
+        for at, what in enumerate(cleaned):
+            tensor = tensors[graph.ids[what]]
+            batch, heads, rows, _ = tensor.shape
+            row = tensor.strides[2]
+            # Heads lie side by side in a row, or are sequences of their own.
+            groups = heads if tensor.strides[1] > row else 1
+            nbytes = row * DTYPES[tensor.dtype].itemsize
+            ends = places["seq_len_kv" if what in ("k", "v") else "seq_len_q"]
+            self._clean.append((first + at, places[what], ends, batch, groups, rows, nbytes))
+            offsets.append(end)
+            end += -(-batch * groups * rows * nbytes // _ALIGNMENT) * _ALIGNMENT
         self._derived = encode_derived(derived)
         self._places = picker(order)
         self.offsets: Final = tuple(offsets)
@@ -176,7 +200,15 @@ class Prelude:
         uploads: tuple[Upload, ...] = ()
         if self._uploads:
             uploads = tuple([Upload(addresses[at], data) for at, data in self._uploads])
-        return self._kind(uploads, append, self._derived, self._places(addresses), run)
+        clean: tuple[Clean, ...] = ()
+        if self._clean:
+            clean = tuple(
+                [
+                    Clean(addresses[target], addresses[source], addresses[lengths], *sizes)
+                    for target, source, lengths, *sizes in self._clean
+                ]
+            )
+        return self._kind(uploads, append, self._derived, self._places(addresses), run, clean)
 
 
 @final
@@ -192,6 +224,7 @@ class Call:
         making: integers that are made before, by name.
         scalars: numbers, by name.
         appending: what is written to a cache before.
+        padded: whether anything may lie behind the ends of sequences, infinities and NaN too.
     """
 
     question: Question
@@ -201,6 +234,7 @@ class Call:
     making: dict[str, Making] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     appending: Appending | None = None
+    padded: bool = False
 
     def form(self, plans: PlanCache, names: Sequence[str]) -> Form:
         """The call without its buffers, which come in the order of ``names``."""
@@ -209,14 +243,17 @@ class Call:
         ids = graph.ids
         numbers = {**graph.scalars, **{ids[name]: value for name, value in self.scalars.items()}}
         prelude = None
-        if self.making or self.appending is not None:
+        if self.making or self.appending is not None or self.padded:
             prelude = Prelude(self, graph, [*names, *self.outputs])
         updates: tuple[tuple[int, str], ...] = ()
         if self.appending is not None:
             updates = tuple((names.index(name), f"{name}_cache") for name in "kv")
         return Form(
             graph.program,
-            [(ids[name] if name in self.inputs else -1, name) for name in names],
+            [
+                (ids[name] if name in self.inputs else -1, label)
+                for name, label in zip(names, argument_names(names), strict=True)
+            ],
             [
                 Output(ids[name], shape, self.out_names.get(name, "out"))
                 for name, shape in self.outputs.items()
@@ -225,6 +262,26 @@ class Call:
             prelude,
             updates,
         )
+
+
+_ARGUMENTS: Final = {
+    "dO": "grad",
+    "new_k": "k",
+    "new_v": "v",
+    "o": "out",
+    "seq_len_kv": "seqlens_k",
+    "seq_len_q": "seqlens_q",
+    "stats": "lse",
+    "table": "block_table",
+}
+
+
+def argument_names(names: Sequence[str]) -> list[str]:
+    """What the caller calls the buffers that graphs know by these names."""
+    renamed = _ARGUMENTS
+    if "new_k" in names:
+        renamed = {**_ARGUMENTS, "k": "k_cache", "v": "v_cache"}
+    return [renamed.get(name, name) for name in names]
 
 
 def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:
@@ -242,9 +299,16 @@ def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[
         raise ValueError(f"{name} must have shape {expected}, not {ref.shape}")
 
 
-def require_sequences(ref: Any, memory: MemoryMap, name: str, rank: int, layout: str) -> None:
-    """A usable ref of q, k or v: of a dtype for attention, with so many dimensions."""
-    require(ref, memory, name, (*HALF, *FP8))
+def require_sequences(
+    ref: Any, memory: MemoryMap, name: str, rank: int, layout: str, dtypes: Any = HALF
+) -> None:
+    """A usable ref of q, k or v: of a dtype for this kind of attention, with so many dimensions."""
+    if dtypes is HALF and getattr(ref, "dtype", None) in FP8:
+        raise TypeError(
+            f"{name} must be float16 or bfloat16, not {ref.dtype.name}, which "
+            "flash_attention_fp8 takes"
+        )
+    require(ref, memory, name, dtypes)
     if len(ref.shape) != rank or 0 in ref.shape:
         raise ValueError(f"{name} must have shape ({layout}) without zeros, not {ref.shape}")
 
@@ -284,7 +348,7 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
     question, inputs = call.question, call.inputs
     heads = question.heads
     if options.softcap:
-        call.scalars["softcap"] = float(options.softcap)
+        call.scalars["softcap"] = options.softcap
     slopes = options.alibi_slopes
     shape: tuple[int, ...] = ()
     if slopes is not None and not isinstance(slopes, bool):
@@ -301,16 +365,16 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
         inputs["sink"] = options.sink
     if options.dropout_p:
         for name in ("seed", "offset"):
-            call.making[name] = Making("", 1, addend=int(getattr(options, name)))
+            call.making[name] = Making("", 1, addend=getattr(options, name))
     call.question = question._replace(
         softcap=bool(options.softcap),
         slopes=shape,
         paper=slopes is True,
         bias=bias,
         sink=options.sink is not None,
-        dropout=float(options.dropout_p),
+        dropout=options.dropout_p,
         backward=backward,
         dbias=backward and bool(bias),
-        deterministic=backward and bool(options.deterministic),
+        deterministic=backward and options.deterministic,
     )
     return call

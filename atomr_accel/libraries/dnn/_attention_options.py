@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Final, TypedDict, final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, final
 
 from ...memory import GpuRef
+from .._options import flag, real, whole
 from ._layout import exact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _WINDOWS: Final = 2
 _INT64: Final = 2**63
@@ -83,7 +87,7 @@ class Options:
         """What ``q @ k.T`` is multiplied by."""
         if self.softmax_scale is None:
             return 1 / math.sqrt(size)
-        return float(self.softmax_scale)
+        return self.softmax_scale
 
 
 BUFFERS: Final = ("alibi_slopes", "bias", "sink")
@@ -111,6 +115,53 @@ def split(options: Any, *values: Any) -> tuple[Any, tuple[GpuRef | None, ...]]:
     return key, tuple([each if type(each) is GpuRef else None for each in buffers])
 
 
+def _scale(value: Any, name: str) -> float | None:
+    return None if value is None else real(value, name)
+
+
+def _window(value: Any, name: str) -> tuple[int, int]:
+    if not isinstance(value, (tuple, list)) or len(value) != _WINDOWS:
+        raise TypeError(f"{name} must be two whole numbers, (before, after), not {value!r}")
+    before, after = (whole(each, f"each of {name}", -1) for each in value)
+    return before, after
+
+
+def _align(value: Any, name: str) -> str:
+    if value not in ("bottom_right", "top_left"):
+        raise ValueError(f"{name} must be 'bottom_right' or 'top_left', not {value!r}")
+    return str(value)
+
+
+def _slopes(value: Any, name: str) -> GpuRef | bool | None:
+    return value if value is None or isinstance(value, GpuRef) else flag(value, name)
+
+
+def _buffer(value: Any, name: str) -> GpuRef | None:
+    if value is not None and not isinstance(value, GpuRef):
+        raise TypeError(f"{name} must be a GpuRef or None, not {type(value).__name__}")
+    return value
+
+
+def _number(value: Any, name: str) -> int:
+    return whole(value, name, 0, _INT64 - 1)
+
+
+_CHECKS: Final[dict[str, Callable[[Any, str], Any]]] = {
+    "softmax_scale": _scale,
+    "causal": flag,
+    "window": _window,
+    "align": _align,
+    "softcap": lambda value, name: real(value, name, least=0),
+    "alibi_slopes": _slopes,
+    "bias": _buffer,
+    "sink": _buffer,
+    "dropout_p": lambda value, name: real(value, name, least=0, below=1),
+    "seed": _number,
+    "offset": _number,
+    "deterministic": flag,
+}
+"""What makes of each option what ``Options`` has, or raises."""
+
 NAMES: Final = frozenset(field.name for field in fields(Options))
 
 
@@ -129,23 +180,7 @@ def checked(op: str, given: Any, *, without: tuple[str, ...] = ()) -> Options:
     known = NAMES - set(without)
     if unknown := sorted(given.keys() - known):
         raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
-    options = Options(**given)
-    window: Any = options.window
-    if not isinstance(window, (tuple, list)) or len(window) != _WINDOWS:
-        raise TypeError(f"window must be two whole numbers, (before, after), not {window!r}")
-    for each in window:
-        if not hasattr(each, "__index__") or each < -1:
-            raise ValueError(f"window holds whole numbers from -1 on, not {each!r}")
-    if options.align not in ("bottom_right", "top_left"):
-        raise ValueError(f"align must be 'bottom_right' or 'top_left', not {options.align!r}")
-    if not 0 <= options.dropout_p < 1:
-        raise ValueError(f"dropout_p must be at least 0 and below 1, not {options.dropout_p}")
-    if not (math.isfinite(options.softcap) and options.softcap >= 0):
-        raise ValueError(f"softcap must be at least 0, not {options.softcap}")
-    for name in ("seed", "offset"):
-        value = getattr(options, name)
-        if not hasattr(value, "__index__") or not 0 <= value < _INT64:
-            raise ValueError(f"{name} must be a whole number from 0 to 2**63 - 1, not {value!r}")
+    options = Options(**{name: _CHECKS[name](value, name) for name, value in given.items()})
     if options.alibi_slopes is True and (not options.causal or options.softcap):
         raise ValueError(
             "alibi_slopes=True takes causal=True and no softcap; give the slopes as a buffer"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._arguments import require_dtype, usable
+from .._options import whole as whole_number
 from ._graph import Builder
 from ._layout import (
     activation,
@@ -174,7 +175,7 @@ class Convolutions(Facade):
                     strict=True,
                 )
             )
-            shape = (loss.shape[0], weight.shape[1] * groups, *sizes)
+            shape = (loss.shape[0], weight.shape[1] * whole_number(groups, "groups", 1), *sizes)
             if min(shape) < 1:
                 raise ValueError(f"conv_transpose: the result would have shape {shape}")
             y = builder.node("conv_dgrad", loss=loss, filter=weight, shape=shape, **window)["dx"]
@@ -388,7 +389,7 @@ def _window(
 
 
 def _check_groups(groups: int, channels: int, per_group: int) -> None:
-    if groups * per_group != channels:
+    if whole_number(groups, "groups", 1) * per_group != channels:
         raise ValueError(
             f"with groups={groups} and {channels} channels a filter has {channels}/{groups} "
             f"channels, not {per_group}"

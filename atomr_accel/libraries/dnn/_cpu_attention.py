@@ -53,10 +53,31 @@ def _gathered(pages: Array, table: Array, lengths: Array, keys: int) -> Array:
     found = np.zeros((batch, pages.shape[1], keys, pages.shape[3]), pages.dtype)
     for entry, length in enumerate(lengths.ravel().astype(int)):
         used = min(-(-length // size), table.shape[2])
-        rows = pages[table[entry, 0, :used, 0]].swapaxes(0, 1)
-        rows = rows.reshape(pages.shape[1], used * size, -1)[:, : min(length, keys)]
-        found[entry, :, : rows.shape[1]] = rows
+        if used:  # the pages of an empty sequence may be any
+            rows = pages[table[entry, 0, :used, 0]].swapaxes(0, 1)
+            rows = rows.reshape(pages.shape[1], used * size, -1)[:, : min(length, keys)]
+            found[entry, :, : rows.shape[1]] = rows
     return found
+
+
+def _cleaned(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Inputs with zeros behind the ends of sequences, where anything may lie.
+
+    Probabilities are 0 there, but 0 times infinity is NaN.
+    """
+    if "seq_len_q" not in inputs:
+        return inputs
+    cleaned = dict(inputs)
+    for lengths, names in (
+        (inputs["seq_len_q"], ("q", "o", "dO", "stats")),
+        # What is gathered from pages ends where sequences do.
+        (inputs["seq_len_kv"], () if "paged_attention_k_table" in inputs else ("k", "v")),
+    ):
+        for name in names:
+            if name in inputs:
+                rows = np.arange(inputs[name].shape[2])[:, None]
+                cleaned[name] = np.where(rows < lengths, inputs[name], 0)
+    return cleaned
 
 
 def _scores(inputs: Mapping[str, Any], attributes: Mapping[str, Any], scale: Any) -> _Scores:
@@ -133,6 +154,7 @@ def _sdpa(
     inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
 ) -> dict[str, Any]:
     del outputs
+    inputs = _cleaned(inputs)
     scores = _scores(inputs, attributes, attributes["attn_scale"])
     p, stats = _softmax(scores.value, inputs.get("sink_token"))
     return {"o": (p * _dropped(inputs, attributes, p.shape)) @ scores.v, "stats": stats}
@@ -153,6 +175,7 @@ def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
 def _sdpa_backward(
     inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
 ) -> dict[str, Any]:
+    inputs = _cleaned(inputs)
     q, do, stats = inputs["q"], inputs["dO"], inputs["stats"]
     heads = inputs["k"].shape[1]
     scale = q.dtype.type(attributes["attn_scale"])
@@ -188,6 +211,7 @@ def _largest(array: Array) -> Array:
 def _sdpa_fp8(
     inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
 ) -> dict[str, Any]:
+    inputs = _cleaned(inputs)
     scale = attributes["attn_scale"] * inputs["descale_q"] * inputs["descale_k"]
     scores = _scores(inputs, attributes, scale)
     p, stats = _softmax(scores.value, None)
@@ -200,6 +224,7 @@ def _sdpa_fp8(
 def _sdpa_fp8_backward(
     inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
 ) -> dict[str, Any]:
+    inputs = _cleaned(inputs)
     q, do, stats = inputs["q"], inputs["dO"], inputs["stats"]
     heads, dtype = inputs["k"].shape[1], outputs["dQ"].dtype
     scale = q.dtype.type(attributes["attn_scale"])

@@ -17,43 +17,77 @@ Array = np.ndarray[Any, Any]
 
 _SLOPE: Final = math.sqrt(2 / math.pi)
 _CUBIC: Final = 0.044715
+_FURTHEST: Final = 64.0
+"""Beyond, GELU is 0 or its argument, in every type."""
+
+_FURTHEST_GATE: Final = 2048.0
+"""Beyond, the sigmoid is 0 or 1, in every type."""
 
 
 def _relu(x: Array, negative_slope: Any, lower_clip: Any, upper_clip: Any) -> Any:
-    low = lower_clip or 0.0
-    below = low + (negative_slope or 0.0) * (x - low)
+    low = x.dtype.type(lower_clip or 0.0)
+    # Without a slope nothing is multiplied, because 0 times infinity is NaN.
+    below = low + negative_slope * (x - low) if negative_slope else np.maximum(x, low)
     y = np.where(x > low, x, below)
     return y if upper_clip is None else np.minimum(y, x.dtype.type(upper_clip))
 
 
-def _relu_slope(x: Array, negative_slope: Any, lower_clip: Any, upper_clip: Any) -> Any:
-    slope = np.where(x > (lower_clip or 0.0), 1.0, negative_slope or 0.0)
-    return slope if upper_clip is None else np.where(x < upper_clip, slope, 0.0)
+def _relu_backward(
+    loss: Array, x: Array, negative_slope: Any, lower_clip: Any, upper_clip: Any
+) -> Any:
+    flat = np.where(np.isnan(loss), loss, 0)
+    below = loss * x.dtype.type(negative_slope) if negative_slope else flat
+    gradient = np.where(x > (lower_clip or 0.0), loss, below)
+    if upper_clip is not None:
+        gradient = np.where(x < upper_clip, gradient, flat)
+    return np.where(np.isnan(x), x, gradient)
+
+
+def _within(x: Array, most: float) -> Array:
+    """Not further from zero than ``most``, where a function has come to its limit long ago.
+
+    There it would be a product of 0 and infinity. NaN stays NaN.
+    """
+    return np.clip(x, -most, most)
+
+
+def _gate(x: Array, swish_beta: float) -> Array:
+    """``swish_beta * x``, within what the sigmoid tells apart."""
+    if not swish_beta:
+        return np.where(np.isnan(x), x, 0)
+    return _within(x.dtype.type(swish_beta) * x, _FURTHEST_GATE)
 
 
 def _swish(x: Array, swish_beta: float) -> Any:
-    return x * special.expit(swish_beta * x)
+    s = special.expit(_gate(x, swish_beta))
+    return np.where(s == 0, 0, x) * s
 
 
 def _swish_slope(x: Array, swish_beta: float) -> Any:
-    s = special.expit(swish_beta * x)
-    return s + swish_beta * x * s * (1 - s)
+    gate = _gate(x, swish_beta)
+    s = special.expit(gate)
+    return s + gate * s * (1 - s)
 
 
 def _gelu(x: Array) -> Any:
+    x = np.maximum(x, x.dtype.type(-_FURTHEST))
     return 0.5 * x * (1 + special.erf(x / math.sqrt(2)))
 
 
 def _gelu_slope(x: Array) -> Any:
+    x = _within(x, _FURTHEST)
     density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     return 0.5 * (1 + special.erf(x / math.sqrt(2))) + x * density
 
 
 def _gelu_tanh(x: Array) -> Any:
-    return 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x**3)))
+    x = np.maximum(x, x.dtype.type(-_FURTHEST))
+    near = _within(x, _FURTHEST)
+    return 0.5 * x * (1 + np.tanh(_SLOPE * (near + _CUBIC * near**3)))
 
 
 def _gelu_tanh_slope(x: Array) -> Any:
+    x = _within(x, _FURTHEST)
     t = np.tanh(_SLOPE * (x + _CUBIC * x**3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _SLOPE * (1 + 3 * _CUBIC * x * x)
 
@@ -108,7 +142,6 @@ _SLOPES: Final[dict[str, Callable[..., Any]]] = {
     "elu_backward": _elu_slope,
     "gelu_backward": _gelu_slope,
     "gelu_approx_tanh_backward": _gelu_tanh_slope,
-    "relu_backward": _relu_slope,
     "sigmoid_backward": _sigmoid_slope,
     "softplus_backward": special.expit,
     "swish_backward": _swish_slope,
@@ -154,6 +187,13 @@ def _slope(function: Callable[..., Any]) -> Any:
         return {"y": loss * function(inputs["input"], **attributes).astype(loss.dtype)}
 
     return compute
+
+
+def _relu_gradient(
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    del outputs
+    return {"y": _relu_backward(inputs["loss"], inputs["input"], **attributes)}
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Any:
@@ -216,6 +256,7 @@ FUNCTIONS: Final[dict[str, Any]] = {
     **{op: _unary(function) for op, function in _UNARY.items()},
     **{op: _slope(function) for op, function in _SLOPES.items()},
     **{op: _binary(function) for op, function in _BINARY.items()},
+    "relu_backward": _relu_gradient,
     "binary_select": _select,
     "gen_index": _gen_index,
     "matmul": _matmul,

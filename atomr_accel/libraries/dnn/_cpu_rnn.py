@@ -316,30 +316,30 @@ class CpuRnn:
         return self._context.array(address, shape, DTYPES[message.spec.dtype])
 
     def _read(self, address: int, message: RnnForward, size: int) -> Array:
-        """Sequences as (time, batch, size)."""
+        """Sequences as (time, batch, size), with zeros behind their ends."""
         memory = self._memory(address, message, size)
         data = message.data
         if data.layout != "packed":
-            return _wide(memory if data.layout == "time" else memory.swapaxes(0, 1))
+            steps = memory if data.layout == "time" else memory.swapaxes(0, 1)
+            return _wide(np.where(_present(data)[..., None], steps, 0))
         found = np.zeros((data.steps, len(data.lengths), size), memory.dtype)
-        found[_packed_places(data)] = memory
+        found[_present(data)] = memory
         return _wide(found)
 
     def _write(self, address: int, message: RnnForward, value: Array) -> None:
         data = message.data
         target = self._memory(address, message, value.shape[-1])
         if data.layout == "packed":
-            target[...] = value[_packed_places(data)].astype(target.dtype)
+            target[...] = value[_present(data)].astype(target.dtype)
             return
-        ends = np.arange(data.steps)[:, None] < np.array(data.lengths)
-        value = np.where(ends[..., None], value, 0)
+        value = np.where(_present(data)[..., None], value, 0)
         target[...] = (value if data.layout == "time" else value.swapaxes(0, 1)).astype(
             target.dtype
         )
 
 
-def _packed_places(data: RnnData) -> Array:
-    """Which (step, sequence) are in packed sequences, as a mask."""
+def _present(data: RnnData) -> Array:
+    """Which (step, sequence) are there, as a mask; the others are in no packed sequence."""
     return np.asarray(np.arange(data.steps)[:, None] < np.array(data.lengths))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ._philox import kept
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Clear, Derived, Grow, decode_derived
+from ._sequence_messages import Append, Attend, Clean, Clear, Derived, Grow, decode_derived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,6 +51,8 @@ class CpuSequences:
         places = iter(message.places)
         for derived in decode_derived(message.derived):
             self._derive(derived, next(places), next(places))
+        for clean in message.clean:
+            self._clean(clean)
         if message.run is None:
             return None
         return self._others[type(message.run)](message.run)
@@ -94,6 +96,13 @@ class CpuSequences:
         ):
             fresh = context.array(source, (*place.shape, size), DTYPES["uint8"])
             context.array(cache_at, (pages * page, size), DTYPES["uint8"])[rows] = fresh[fits]
+
+    def _clean(self, message: Clean) -> None:
+        shape = (message.batch, message.groups, message.rows, message.row_bytes)
+        lengths = self._context.array(message.lengths, (message.batch, 1, 1, 1), _INT32)
+        source = self._context.array(message.source, shape, DTYPES["uint8"])
+        target = self._context.array(message.target, shape, DTYPES["uint8"])
+        target[...] = np.where(np.arange(message.rows)[:, None] < lengths, source, 0)
 
     def _clear(self, message: Clear) -> None:
         self._context.check()

@@ -14,7 +14,16 @@ from .._cuda_kernels import Arguments, Kernels
 from .._device_code import C_TYPES
 from ._philox import threshold
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Clear, Derived, Grow, Upload, decode_derived
+from ._sequence_messages import (
+    Append,
+    Attend,
+    Clean,
+    Clear,
+    Derived,
+    Grow,
+    Upload,
+    decode_derived,
+)
 from ._source import MOST_DERIVED, SOURCE
 
 if TYPE_CHECKING:
@@ -91,6 +100,8 @@ class CudaSequences:
             self._append(message.append)
         if message.places:
             self._derive(message.derived, message.places)
+        for clean in message.clean:
+            self._clean(clean)
         if message.run is None:
             return None
         return self._others[type(message.run)](message.run)
@@ -135,6 +146,17 @@ class CudaSequences:
             name = f"append<{_PIECES.get(piece, 'unsigned char')}>"
             shape = (count, width, message.new, page, message.columns, message.pages)
             self._launch(name, count, struct.pack("<10Qq", *places, *shape, message.shift))
+
+    def _clean(self, message: Clean) -> None:
+        pointer = self._pointer
+        places = (pointer(message.target), pointer(message.source), pointer(message.lengths))
+        piece = piece_of(message.row_bytes | places[0] | places[1])
+        width = message.row_bytes // piece
+        block = message.rows * width
+        count = message.batch * message.groups * block
+        name = f"clean<{_PIECES.get(piece, 'unsigned char')}>"
+        numbers = (count, block, message.groups, width)
+        self._launch(name, count, struct.pack("<7Q", *places, *numbers))
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         check(

@@ -139,7 +139,7 @@ def _operands(op: str, inputs: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
     return [tensor for name, tensor in inputs if op != "binary_select" or name != "mask"]
 
 
-def whole(value: Any, dtype: str, name: str) -> float:
+def fitting(value: Any, dtype: str, name: str) -> float:
     """A number for a tensor of integers.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from .._options import flag, whole
 from ._conv import Convolutions
 from ._norm import Normalizations
 from ._paged import Caches
@@ -32,7 +33,7 @@ class Dnn(Convolutions, Normalizations, Activations, Graphs, Caches, Recurrent, 
 
     @autotune.setter
     def autotune(self, autotune: bool) -> None:
-        self._plans.autotune = bool(autotune)
+        self._plans.autotune = flag(autotune, "autotune")
 
     @property
     def allow_tf32(self) -> bool:
@@ -44,7 +45,7 @@ class Dnn(Convolutions, Normalizations, Activations, Graphs, Caches, Recurrent, 
 
     @allow_tf32.setter
     def allow_tf32(self, allow: bool) -> None:
-        self._plans.tf32 = bool(allow)
+        self._plans.tf32 = flag(allow, "allow_tf32")
 
     @property
     def plan_limit(self) -> int:
@@ -53,9 +54,7 @@ class Dnn(Convolutions, Normalizations, Activations, Graphs, Caches, Recurrent, 
 
     @plan_limit.setter
     def plan_limit(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"plan_limit must be at least 1, not {limit}")
-        self._plans.limit_to(self._device, limit)
+        self._plans.limit_to(self._device, whole(limit, "plan_limit", 1))
 
     def clear_plans(self) -> None:
         """Drop all plans and workspaces from memory; what is on disk stays."""

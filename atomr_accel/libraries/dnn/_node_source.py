@@ -22,6 +22,15 @@ _POINTWISE: Final = r"""
 struct Input { const void* data; double number; i64 strides[DIMS]; };
 struct Node { void* out; i64 count, ndim; i64 shape[DIMS]; i64 strides[DIMS]; Input in[INPUTS]; };
 
+// Not further from zero than that, where a function has come to its limit long ago; NaN stays.
+template <class A> __device__ A within(A a, A most) {
+  return a > most ? most : a < -most ? -most : a;
+}
+// The product, but 0 where s is: a may be infinite there.
+template <class A> __device__ A vanishing(A a, A s) { return s == (A)0 ? s : a * s; }
+template <class A> __device__ A at_most(A a, A most) { return a > most ? most : a; }
+template <class A> __device__ A at_least(A a, A least) { return a < least ? least : a; }
+
 template <class A, class T> __device__ A load(const Input& input, i64 at) {
   return input.data ? get<A>(((const T*)input.data)[at]) : (A)input.number;
 }
@@ -92,8 +101,11 @@ _CUBIC: Final = "(A)0.044715"
 _ROOT: Final = "(A)0.70710678118654752440"
 _DENSITY: Final = "(A)0.39894228040143267794"
 _SIGMOID: Final = "((A)1 / ((A)1 + exp(-(%s))))"
-_TANH: Final = f"tanh({_SLOPE} * (a + {_CUBIC} * a * a * a))"
-_STEEP: Final = f"{_SLOPE} * ((A)1 + (A)3 * {_CUBIC} * a * a)"
+_NEAR: Final = "within<A>(a, (A)64)"  # beyond, GELU is 0 or a in every type
+_TANH: Final = f"tanh({_SLOPE} * ({_NEAR} + {_CUBIC} * {_NEAR} * {_NEAR} * {_NEAR}))"
+_STEEP: Final = f"{_SLOPE} * ((A)1 + (A)3 * {_CUBIC} * {_NEAR} * {_NEAR})"
+_GATE: Final = "within<A>({beta} * a, (A)2048)"  # beyond, the sigmoid is 0 or 1 in every type
+_FLAT: Final = "(loss != loss ? loss : (A)0)"
 
 EXPRESSIONS: Final[dict[str, str]] = {
     "abs": "fabs(a)",
@@ -114,13 +126,15 @@ EXPRESSIONS: Final[dict[str, str]] = {
     "erf": "erf(a)",
     "exp": "exp(a)",
     "floor": "floor(a)",
-    "gelu": f"(A)0.5 * a * ((A)1 + erf(a * {_ROOT}))",
-    "gelu_approx_tanh": f"(A)0.5 * a * ((A)1 + {_TANH})",
+    "gelu": f"(A)0.5 * at_least<A>(a, (A)-64) * ((A)1 + erf({_NEAR} * {_ROOT}))",
+    "gelu_approx_tanh": f"(A)0.5 * at_least<A>(a, (A)-64) * ((A)1 + {_TANH})",
     "gelu_approx_tanh_backward": (
-        f"loss * ((A)0.5 * ((A)1 + {_TANH}) + (A)0.5 * a * ((A)1 - {_TANH} * {_TANH}) * {_STEEP})"
+        f"loss * ((A)0.5 * ((A)1 + {_TANH}) + "
+        f"(A)0.5 * {_NEAR} * ((A)1 - {_TANH} * {_TANH}) * {_STEEP})"
     ),
     "gelu_backward": (
-        f"loss * ((A)0.5 * ((A)1 + erf(a * {_ROOT})) + a * {_DENSITY} * exp((A)-0.5 * a * a))"
+        f"loss * ((A)0.5 * ((A)1 + erf({_NEAR} * {_ROOT})) + "
+        f"{_NEAR} * {_DENSITY} * exp((A)-0.5 * {_NEAR} * {_NEAR}))"
     ),
     "identity": "a",
     "log": "log(a)",
@@ -134,8 +148,8 @@ EXPRESSIONS: Final[dict[str, str]] = {
     "neg": "-a",
     "pow": "pow(a, b)",
     "reciprocal": "(A)1 / a",
-    "relu": "{clip_high}(a > {low} ? a : {low} + {slope} * (a - {low}){close}",
-    "relu_backward": "loss * ({inside}(a > {low} ? (A)1 : {slope}){outside})",
+    "relu": "{clip_high}(a > {low} ? a : {below}{close}",
+    "relu_backward": "a != a ? a : {outside}a > {low} ? loss : {below}",
     "rsqrt": "(A)1 / sqrt(a)",
     "sigmoid": _SIGMOID % "a",
     "sigmoid_backward": f"loss * {_SIGMOID % 'a'} * ((A)1 - {_SIGMOID % 'a'})",
@@ -144,10 +158,9 @@ EXPRESSIONS: Final[dict[str, str]] = {
     "softplus_backward": f"loss * {_SIGMOID % 'a'}",
     "sqrt": "sqrt(a)",
     "sub": "a - b",
-    "swish": f"a * {_SIGMOID % '{beta} * a'}",
+    "swish": f"vanishing<A>(a, {_SIGMOID % _GATE})",
     "swish_backward": (
-        f"loss * {_SIGMOID % '{beta} * a'} * ((A)1 + {{beta}} * a * "
-        f"((A)1 - {_SIGMOID % '{beta} * a'}))"
+        f"loss * ({_SIGMOID % _GATE} * ((A)1 + {_GATE} * ((A)1 - {_SIGMOID % _GATE})))"
     ),
     "tan": "tan(a)",
     "tanh": "tanh(a)",
@@ -200,18 +213,27 @@ def pointwise_kernel(
 def _expression(op: str, attributes: Mapping[str, Any]) -> str:
     text = EXPRESSIONS[op]
     if op.startswith("swish"):
-        return text.replace("{beta}", _literal(attributes["swish_beta"]))
+        beta = attributes["swish_beta"]
+        # Nothing is multiplied by 0, because infinity times 0 is NaN.
+        return text.replace(
+            "{beta} * a", f"{_literal(beta)} * a" if beta else "(a != a ? a : (A)0)"
+        )
     if not op.startswith("relu"):
         return text
-    high = attributes["upper_clip"]
+    low, high = _literal(attributes["lower_clip"] or 0.0), attributes["upper_clip"]
     clip = "" if high is None else _literal(high)
+    slope = attributes["negative_slope"]
+    if op == "relu":
+        # As above.
+        below = f"{low} + {_literal(slope)} * (a - {low})" if slope else f"a != a ? a : {low}"
+    else:
+        below = f"{_literal(slope)} * loss" if slope else _FLAT
     return (
-        text.replace("{low}", _literal(attributes["lower_clip"] or 0.0))
-        .replace("{slope}", _literal(attributes["negative_slope"] or 0.0))
-        .replace("{clip_high}", f"fmin({clip}, " if clip else "")
-        .replace("{close}", "))" if clip else ")")
-        .replace("{inside}", f"a < {clip} ? " if clip else "")
-        .replace("{outside}", " : (A)0" if clip else "")
+        text.replace("{low}", low)
+        .replace("{below}", below)
+        .replace("{clip_high}", "at_most<A>(" if clip else "")
+        .replace("{close}", f"), {clip})" if clip else ")")
+        .replace("{outside}", f"a >= {clip} ? {_FLAT} : " if clip else "")
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
 from .._arguments import require_dtype, usable
+from .._options import flag, real, whole
 from ._graph import Builder
 from ._layout import exact, is_last, logical, per_channel, require_float
 from ._nodes import wider
@@ -84,12 +85,14 @@ class Normalizations(Facade):
             mean and the inverse standard deviation, both (C,).
 
         Raises:
-            ValueError: shapes or a layout that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            ValueError: shapes, numbers or a layout that do not fit, aliasing; training with
+                one value for each channel, which has no variance.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
             Unsupported: the device does not have this combination.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: running statistics that are sealed, in training.
         """
+        flag(training, "training")
         running = running_mean is not None or running_var is not None
         if (running or not training) and (running_mean is None or running_var is None):
             raise ValueError(
@@ -102,6 +105,11 @@ class Normalizations(Facade):
         def make(last: bool) -> _Made:
             builder, shape = Builder(), _plane(x.shape, last=last)
             channels, ndim = shape[1], len(shape)
+            if training and math.prod(shape) == channels:
+                raise ValueError(
+                    f"x has shape {x.shape}: one value for each channel, which has no variance "
+                    "to train with"
+                )
             kept = DTYPES[wider(x.dtype.name)]
             for name, ref in given[1:]:
                 _require(ref, name, (channels,), (kept.name,))
@@ -131,7 +139,10 @@ class Normalizations(Facade):
             shapes = {"y": x.shape}
             return _finish(builder, inputs, found, shapes, (channels,))
 
-        scalars = (eps, momentum) if training and running else (eps,)
+        scalars = [real(eps, "eps", least=0)]
+        change = real(momentum, "momentum")
+        if training and running:
+            scalars.append(change)
         options = ("batch_norm", training, running, layout)
         if training and running:
             outs = (out, None, None, running_mean, running_var)
@@ -278,7 +289,7 @@ class Normalizations(Facade):
         """
         return await self._per_channel(
             *("groupnorm", x, weight, bias, training, eps, layout, out),
-            *(num_groups, {"groups": num_groups}),
+            *(whole(num_groups, "num_groups", 1), {"groups": num_groups}),
         )
 
     async def group_norm_grad(
@@ -309,6 +320,7 @@ class Normalizations(Facade):
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
         """
+        whole(num_groups, "num_groups", 1)
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
             kept = (image_[0], num_groups)
@@ -437,7 +449,7 @@ class Normalizations(Facade):
         """
         given = _backward_given(grad, x, weight, None, inv_variance)
         result: tuple[GpuRef, ...] = await self._rows_grad(
-            "rmsnorm", given, has_dbias=bool(has_bias)
+            "rmsnorm", given, has_dbias=flag(has_bias, "has_bias")
         )
         return result
 
@@ -457,6 +469,8 @@ class Normalizations(Facade):
         attributes: dict[str, Any],
     ) -> Any:
         """A normalisation with parameters for each channel and statistics for each image."""
+        flag(training, "training")
+        epsilon = real(eps, "eps", least=0)
         given = [("x", x), ("weight", weight), ("bias", bias)]
 
         def make(last: bool) -> _Made:
@@ -481,7 +495,7 @@ class Normalizations(Facade):
             return _finish(builder, inputs, found, {"y": x.shape}, (shape[0], each))
 
         options = (op, training, layout, statistics)
-        return await self._norm(options, given, (eps,), make, x, layout, (out,))
+        return await self._norm(options, given, (epsilon,), make, x, layout, (out,))
 
     async def _per_channel_grad(
         self,
@@ -523,6 +537,8 @@ class Normalizations(Facade):
         self, op: str, given: Given, eps: float, *, training: bool, out: GpuRef | None
     ) -> Any:
         """A normalisation over the last dimensions."""
+        flag(training, "training")
+        epsilon = real(eps, "eps", least=0)
         refs = dict(given)
         x, weight = refs["x"], refs["weight"]
 
@@ -551,7 +567,7 @@ class Normalizations(Facade):
             return _finish(builder, inputs, found, {"y": x.shape}, leading)
 
         options = (op, training, len(given))
-        return await self._norm(options, given, (eps,), make, x, None, (out,))
+        return await self._norm(options, given, (epsilon,), make, x, None, (out,))
 
     async def _rows_grad(self, op: str, given: Given, **attributes: Any) -> Any:
         """The gradients of one."""
@@ -585,7 +601,7 @@ class Normalizations(Facade):
         self,
         options: tuple[Any, ...],
         given: Given,
-        scalars: tuple[float, ...],
+        scalars: Sequence[float],
         make: Callable[[bool], _Made],
         x: GpuRef,
         layout: str | None,
@@ -619,7 +635,7 @@ class Normalizations(Facade):
             ]
             return Form(made.program, [(made.inputs[name], name) for name, _ in given], outputs)
 
-        numbers = tuple([float(scalar) for scalar in scalars])
+        numbers = tuple(scalars)
         refs = [ref for _, ref in given]
         name = f"dnn.{options[0]}"
         return self._run(name, exact(options), refs, outs, form, numbers=numbers)

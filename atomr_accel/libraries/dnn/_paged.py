@@ -15,6 +15,8 @@ import numpy as np
 
 from ..._dtypes import as_dtype
 from ..._errors import OutOfMemory
+from .._arguments import require_apart
+from .._options import whole
 from .._perform import Prepared, perform
 from ._attention import FlashAttention, forward
 from ._attention_call import HALF, Appending, Call, Making, mask_of, require, scored
@@ -151,7 +153,7 @@ class PagedKVCache:
             ValueError: there is no such sequence, or it is shorter.
         """
         found = self._get(sequence)
-        if not 0 <= length <= min(found.lengths):
+        if not 0 <= whole(length, "length") <= min(found.lengths):
             raise ValueError(
                 f"sequence {sequence} has {min(found.lengths)} rows in all layers; it cannot be "
                 f"cut to {length}"
@@ -225,6 +227,11 @@ class PagedKVCache:
             append = appending.message(lengths.address, rows.address)
             message = Grow((Upload(lengths.address, data),), append, NOTHING, (), None)
             reads, writes = appending.blocks(self._device.memory)
+            require_apart(
+                "append",
+                [("the cache's k", self.k), ("the cache's v", self.v)],
+                [("k", k), ("v", v)],
+            )
             if LANE.name in self._device.ports:  # it is sent now, and not after a wait
                 self._commit(growth)
             return Prepared(message, reads, [*writes, lengths], ())
@@ -445,7 +452,7 @@ class PagedKVCache:
         return found
 
     def _layer(self, layer: int) -> int:
-        if not 0 <= layer < self._layers:
+        if not 0 <= whole(layer, "layer") < self._layers:
             raise ValueError(f"there is no layer {layer}; the cache has {self._layers}")
         return layer
 
@@ -493,8 +500,7 @@ class Caches(FlashAttention):
             "layers": layers,
         }
         for name, number in sizes.items():
-            if not hasattr(number, "__index__") or number < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {number!r}")
+            whole(number, name, 1)
         if page_size & (page_size - 1):
             raise ValueError(f"page_size must be a power of two, not {page_size}")
         kind = as_dtype(dtype)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..._dtypes import DTYPES
 from ...memory import GpuRef
 from .._arguments import require_dtype, require_shape, usable
+from .._options import flag, real, whole
 from ._graph import Builder
 from ._layout import exact, require_float
 from ._run import Facade, Form, Output, Program
@@ -25,6 +25,9 @@ class Activations(Facade):
     any shape, and ``out``, where the result goes, of x's shape and dtype, made if
     absent. They return x's shape and dtype, computed in float32, or in float64 for float64. The
     gradients take ``grad``, the gradient by the result, of the same shape and dtype, before it.
+
+    At infinities results are limits, and NaN stays NaN: so it is on the CPU, and on CUDA where
+    kernels of this package compute, as for float64; elsewhere cuDNN decides.
 
     They raise ValueError for shapes that do not fit, an ``out`` that overlaps an argument, or a
     view that begins at no multiple of 16 bytes; TypeError for dtypes that do not fit, or what is
@@ -50,14 +53,14 @@ class Activations(Facade):
 
         Mode ``RELU`` with a lower slope; see the class.
         """
-        slope = float(negative_slope)
+        slope = real(negative_slope, "negative_slope")
         return await self._pointwise("relu", {"input": x}, out, negative_slope=slope)
 
     async def leaky_relu_grad(
         self, grad: GpuRef, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
     ) -> GpuRef:
         """The gradient of ``leaky_relu``; see the class."""
-        slope = float(negative_slope)
+        slope = real(negative_slope, "negative_slope")
         inputs = {"loss": grad, "input": x}
         return await self._pointwise("relu_backward", inputs, out, negative_slope=slope)
 
@@ -107,14 +110,14 @@ class Activations(Facade):
 
         Mode ``SWISH`` with a beta; see the class.
         """
-        return await self._pointwise("swish", {"input": x}, out, swish_beta=float(beta))
+        return await self._pointwise("swish", {"input": x}, out, swish_beta=real(beta, "beta"))
 
     async def silu_grad(
         self, grad: GpuRef, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None
     ) -> GpuRef:
         """The gradient of ``silu``; see the class."""
         inputs = {"loss": grad, "input": x}
-        return await self._pointwise("swish_backward", inputs, out, swish_beta=float(beta))
+        return await self._pointwise("swish_backward", inputs, out, swish_beta=real(beta, "beta"))
 
     async def elu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
         """``x`` where positive, else ``exp(x) - 1``. Mode ``ELU``; see the class."""
@@ -165,6 +168,7 @@ class Activations(Facade):
         """
         if mode not in _REDUCTIONS:
             raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")
+        flag(keepdims, "keepdims")
         device = self._device
 
         def check() -> None:
@@ -274,7 +278,9 @@ def _gelu(approximate: str) -> str:
 def _axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
-    given = (axis,) if isinstance(axis, int) else tuple(map(operator.index, axis))
+    given = tuple(
+        whole(each, "axis") for each in (axis if isinstance(axis, (tuple, list)) else (axis,))
+    )
     axes = tuple(sorted(each + ndim if each < 0 else each for each in given))
     if not axes or len(set(axes)) < len(axes) or axes[0] < 0 or axes[-1] >= ndim:
         raise ValueError(f"axis {axis} does not fit {ndim} dimensions")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from ..._dtypes import DTYPES, as_dtype
 from ..._errors import Unsupported
 from .._arguments import usable
+from .._options import flag, real, whole
 from .._perform import Prepared, perform
 from ._routine_messages import (
     RnnBackward,
@@ -31,6 +32,7 @@ _LAYOUTS: Final = ("time", "batch", "packed")
 _DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 _UINT8: Final = DTYPES["uint8"]
 _MOST_SIZES: Final = 1024
+_MOST_INT64: Final = 2**63 - 1
 _Sizes = tuple[int, int, int, int]
 _Known = dict[tuple[RnnSpec, RnnData | None, bool], _Sizes]
 
@@ -211,6 +213,8 @@ class Rnn:
             OutOfMemory: no room for the result.
         """
         usable(x, self._device.memory, "x")
+        flag(training, "training")
+        number = whole(seed, "seed", 0, _MOST_INT64)
         data = self._data(x, lengths, layout)
         sizes = await self._ask(data, training=training)
         spec, dtype = self.spec, self._dtype
@@ -233,7 +237,7 @@ class Rnn:
             cn = room.empty(self._state(data, spec.hidden_size), dtype) if lstm else None
             kept = room.empty((reserve,), _UINT8) if reserve else None
             scratch = [room.empty((size,), _UINT8) if size else None for size in (work, states)]
-            tape = RnnTape(data, sizes, int(seed), x, y, weights, h0, c0, hn, cn, kept)
+            tape = RnnTape(data, sizes, number, x, y, weights, h0, c0, hn, cn, kept)
             message = self._message(tape, scratch, training=training)
             writes = [ref._block for ref in (y, hn, cn, kept, *scratch) if ref is not None]
             result = RnnOutput(y, hn, cn, tape if training else None)
@@ -351,7 +355,7 @@ class Rnn:
                 raise ValueError("packed sequences need their lengths")
             steps, batch = x.shape[:2] if layout == "time" else x.shape[1::-1]
             return RnnData(layout, steps, (steps,) * batch)
-        given = tuple(operator.index(length) for length in lengths)
+        given = tuple(whole(length, "each of lengths") for length in lengths)
         if not given or min(given) < 1:
             raise ValueError(f"lengths must be at least 1 each, not {lengths}")
         if packed:
@@ -428,14 +432,12 @@ class Recurrent(Facade):
             "num_layers": num_layers,
         }
         for name, size in sizes.items():
-            if not hasattr(size, "__index__") or size < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {size!r}")
-        if not 0 <= proj_size < hidden_size or (proj_size and cell != "lstm"):
+            whole(size, name, 1)
+        if not 0 <= whole(proj_size, "proj_size") < hidden_size or (proj_size and cell != "lstm"):
             raise ValueError(
                 f"proj_size must be below hidden_size, and is for an LSTM only; not {proj_size}"
             )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
+        share = real(dropout, "dropout", least=0, below=1)
         kind = as_dtype(dtype)
         if kind.name not in _DTYPES:
             raise TypeError(f"dtype must be one of {', '.join(_DTYPES)}, not {kind.name}")
@@ -445,9 +447,9 @@ class Recurrent(Facade):
             operator.index(hidden_size),
             operator.index(proj_size),
             operator.index(num_layers),
-            bool(bidirectional),
-            bool(bias),
-            float(dropout) if num_layers > 1 else 0.0,
+            flag(bidirectional, "bidirectional"),
+            flag(bias, "bias"),
+            share if num_layers > 1 else 0.0,
             kind.name,
         )
         known: _Known = self._plans.program(("rnn sizes",), dict)

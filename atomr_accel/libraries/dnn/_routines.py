@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import TYPE_CHECKING, Any, Final
 
-from .._arguments import overlap, usable, writable
+from .._arguments import require_apart, usable, writable
+from .._options import flag, real, whole
 from .._perform import Prepared, perform
 from ._graph import Tensor, strides_of
 from ._layout import Steps, is_last, logical, physical, steps
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .._perform import Room
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
-_INT64: Final = 2**63
+_MOST_INT64: Final = 2**63 - 1
 _RANKS: Final = range(3, 6)
-_LRN_SIZES: Final = range(1, 17)
+_MOST_LRN: Final = 16
 _LEAST_BETA: Final = 0.01
 _LEAST_K: Final = 1e-5
 
@@ -369,17 +369,11 @@ class Routines(Facade):
             OutOfMemory: no room for the result.
         """
         usable(x, self._device.memory, "x")
-        if not 0 <= p < 1:
-            raise ValueError(f"p must be at least 0 and below 1, not {p}")
-        for name, number in (("seed", seed), ("offset", offset)):
-            if not hasattr(number, "__index__") or not 0 <= number < _INT64:
-                raise ValueError(
-                    f"{name} must be a whole number from 0 to 2**63 - 1, not {number!r}"
-                )
+        share = real(p, "p", least=0, below=1)
+        which, begin = whole(seed, "seed", 0, _MOST_INT64), whole(offset, "offset", 0, _MOST_INT64)
 
         def message(inputs: list[Any], output: Any) -> Dropout:
-            numbers = (float(p), int(seed), int(offset), x.dtype.name, x.size)
-            return Dropout(*numbers, inputs[0], output)
+            return Dropout(share, which, begin, x.dtype.name, x.size, inputs[0], output)
 
         return await self._routine("dnn.dropout", {"x": x}, x.shape, out, message, in_place=True)
 
@@ -478,14 +472,13 @@ class Routines(Facade):
         self, x: GpuRef, size: int, alpha: float, beta: float, k: float, layout: str | None
     ) -> tuple[Tensor, tuple[int, float, float, float]]:
         usable(x, self._device.memory, "x")
-        if size not in _LRN_SIZES:
-            raise ValueError(f"size must be a whole number from 1 to 16, not {size!r}")
-        if beta < _LEAST_BETA or k < _LEAST_K:
-            raise ValueError(
-                f"beta must be at least {_LEAST_BETA} and k at least {_LEAST_K}, not {beta} and {k}"
-            )
-        tensor = _image(x, layout)
-        return tensor, (operator.index(size), float(alpha), float(beta), float(k))
+        numbers = (
+            whole(size, "size", 1, _MOST_LRN),
+            real(alpha, "alpha"),
+            real(beta, "beta", least=_LEAST_BETA),
+            real(k, "k", least=_LEAST_K),
+        )
+        return _image(x, layout), numbers
 
     # --- all of them ----------------------------------------------------------------------
 
@@ -529,7 +522,7 @@ class Routines(Facade):
             if result is None:
                 result = room.empty(shape, first.dtype)
             else:
-                _check_out(result, inputs, shape, in_place=in_place)
+                _check_out(name, result, inputs, shape, in_place=in_place)
                 writable(result, memory, "out")
             places = [block.address for block in blocks]
             return Prepared(message(places, result._block.address), blocks, [result._block], result)
@@ -598,12 +591,12 @@ def _image(x: Any, layout: str | None) -> Tensor:
 
 
 def _average(*, include: bool) -> str:
-    return "average" if include else "average_valid"
+    return "average" if flag(include, "count_include_pad") else "average_valid"
 
 
 def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
     """What comes before an axis, the axis, and what comes behind."""
-    axis = operator.index(axis)
+    axis = whole(axis, "axis")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"axis {axis} is out of bounds for shape {shape}")
     axis %= len(shape)
@@ -611,14 +604,12 @@ def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
 
 
 def _check_out(
-    out: GpuRef, inputs: dict[str, GpuRef], shape: tuple[int, ...], *, in_place: bool
+    op: str, out: GpuRef, inputs: dict[str, GpuRef], shape: tuple[int, ...], *, in_place: bool
 ) -> None:
     first = next(iter(inputs.values()))
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, but the result has shape {shape}")
     if out.dtype is not first.dtype:
         raise TypeError(f"out has dtype {out.dtype.name}, but the result has {first.dtype.name}")
-    for name, ref in inputs.items():
-        same = in_place and out._block.address == ref._block.address
-        if overlap(out, ref) and not same:
-            raise ValueError(f"out and {name} share memory, which is not possible here")
+    may_be = [("out", name) for name in inputs] if in_place else []
+    require_apart(op, [("out", out)], inputs.items(), in_place=may_be)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from ..._dtypes import DTYPES
 from ...memory import Block, GpuRef
-from .._arguments import overlap, usable, writable
+from .._arguments import require_apart, usable, writable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
 from .._workspaces import Workspaces
@@ -316,7 +316,7 @@ class Facade:
 
         def prepare(room: Room) -> Prepared:
             nonlocal known
-            form, reads, addresses = _match(device.memory, plans, key, given, outs, make)
+            form, reads, addresses = _match(device.memory, plans, name, key, given, outs, make)
             encoded = form.program.encoded
             if known is None or known[0] != encoded:
                 workspace = plans.find(encoded, tuned=tuned)
@@ -338,7 +338,7 @@ class Facade:
                 encoded = unplanned.encoded
 
             def trial(room: Room, workspace: int) -> Prepared:
-                form, reads, addresses = _match(device.memory, plans, key, given, outs, make)
+                form, reads, addresses = _match(device.memory, plans, name, key, given, outs, make)
                 return _prepare(
                     *(device, plans, form, room, given, (), reads, addresses, numbers, workspace),
                     tuned=True,
@@ -383,6 +383,7 @@ class Facade:
 def _match(
     memory: MemoryMap,
     plans: PlanCache,
+    name: str,
     key: Hashable,
     given: Sequence[Any],
     outs: Sequence[Any],
@@ -424,6 +425,7 @@ def _match(
         except TypeError:  # an argument that cannot be a key
             plain = False
     if form is not None:
+        written: list[Block] = []
         for out, (shape, dtype, in_place) in zip(outs, form.targets, strict=False):
             if out is None:
                 continue
@@ -436,16 +438,20 @@ def _match(
                 break
             if type(block) is not Block and block.offset % _ALIGNMENT:
                 aligned = False
-            if not in_place and block in reads:  # views of one buffer are equal
+            # Views of one buffer are equal. What is written in place is read once.
+            if reads.count(block) > in_place or block in written:
                 apart = False
+            written.append(block)
     if form is not None:
         for at, _ in form.updates:
-            apart = apart and not given[at]._block.sealed
+            block = given[at]._block
+            if block.sealed or reads.count(block) > 1 or block in written:
+                apart = False
         if not (aligned and apart):
-            _check(memory, form, given, outs)
+            _check(memory, name, form, given, outs)
     else:
         form = make()
-        _check(memory, form, given, outs)
+        _check(memory, name, form, given, outs)
         if plain:
             plans.remember(tuple(signature), form)
         reads = [ref._block for ref in given if ref is not None]
@@ -533,22 +539,27 @@ def _prepare(
 
 
 def _check(
-    memory: MemoryMap, form: Form, given: Sequence[GpuRef | None], outs: Sequence[GpuRef | None]
+    memory: MemoryMap,
+    op: str,
+    form: Form,
+    given: Sequence[GpuRef | None],
+    outs: Sequence[GpuRef | None],
 ) -> None:
     """Check a call's buffers, here and now."""
-    inputs = []
-    for ref, (id_, name) in zip(given, form.reads, strict=True):
+    read: list[tuple[str, GpuRef]] = []
+    written: list[tuple[str, GpuRef]] = []
+    updates = dict(form.updates)
+    for at, (ref, (id_, name)) in enumerate(zip(given, form.reads, strict=True)):
         if ref is None:
             continue
         block = usable(ref, memory, name)
-        if id_ >= 0:
-            inputs.append((ref, name))
-            if block.offset % _ALIGNMENT:
-                raise _askew(block, name)
-    for at, name in form.updates:
-        ref = given[at]
-        assert ref is not None
-        writable(ref, memory, name)
+        if id_ >= 0 and block.offset % _ALIGNMENT:
+            raise _askew(block, name)
+        if at in updates:
+            writable(ref, memory, name)
+            written.append((name, ref))
+        else:
+            read.append((name, ref))
     for out, output, (shape, dtype, _) in zip(outs, form.outputs, form.targets, strict=False):
         if out is None:
             continue
@@ -560,11 +571,9 @@ def _check(
                 f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
                 f"{dtype.name} of shape {shape}"
             )
-        for ref, name in inputs:
-            if not output.in_place and overlap(out, ref):
-                raise ValueError(
-                    f"{output.name} and {name} share memory, which is not possible here"
-                )
+        written.append((output.name, out))
+    in_place = [(each.name, each.name) for each in form.outputs if each.in_place]
+    require_apart(op, written, read, in_place=in_place)
 
 
 def _askew(block: Block, name: str) -> ValueError:

@@ -91,6 +91,25 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
+class Clean(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of sequences, with zeros behind their ends.
+
+    Attributes:
+        target, source: addresses of (batch, groups, rows) rows.
+        lengths: address of int32: how many rows of each sequence count.
+        batch, groups, rows: sizes.
+        row_bytes: of a row.
+    """
+
+    target: int
+    source: int
+    lengths: int
+    batch: int
+    groups: int
+    rows: int
+    row_bytes: int
+
+
 class Attend(Message, frozen=True):
     """Run a graph of attention, after making what it reads; answered as the run is.
 
@@ -101,6 +120,7 @@ class Attend(Message, frozen=True):
         places: addresses for each of them: where it goes, and of the int32 that it is made
             from, 0 for zeros.
         run: the graph; None for none.
+        clean: what to copy before the graph runs, after all else.
     """
 
     uploads: tuple[Upload, ...]
@@ -108,6 +128,7 @@ class Attend(Message, frozen=True):
     derived: bytes
     places: tuple[int, ...]
     run: RunGraph | TuneGraph | None
+    clean: tuple[Clean, ...] = ()
 
 
 class Grow(Attend, frozen=True):

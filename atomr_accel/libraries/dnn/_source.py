@@ -57,6 +57,20 @@ __global__ void append(T* cache, const T* rows, const int* lengths, const int* t
   }
 }
 
+// Sequences with zeros behind their ends; T is the piece that a thread copies. "groups" blocks
+// belong to a sequence, of which each row is "width" pieces. What lies behind is not even read.
+template <class T>
+__global__ void clean(T* target, const T* source, const int* lengths, u64 count, u64 block,
+                      u64 groups, u64 width) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
+    const u64 number = at / block;
+    const int length = lengths[number / groups];
+    const bool counts = length > 0 && at - number * block < (u64)length * width;
+    target[at] = counts ? source[at] : T{};
+  }
+}
+
 // --- Philox 4x32-10 (Salmon et al., 2011): the words of _philox.py ------------------------
 
 __device__ __forceinline__ uint4 random_words(u64 block, u64 key) {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._arguments import usable
-from ._element_types import FLOATS, INTEGERS, whole
+from .._options import flag, real
+from ._element_types import FLOATS, INTEGERS, fitting
 from ._graph import Builder, Symbol, strides_of
 from ._layout import physical
 from ._nodes import NODES
@@ -279,7 +280,7 @@ class Graph:
         """
         facade = self._facade
         program = Program(self._builder.finish(tf32=facade._plans.tf32))
-        tuned = facade._plans.autotune if autotune is None else autotune
+        tuned = facade._plans.autotune if autotune is None else flag(autotune, "autotune")
         plan = Plan(
             *(facade, program, self._inputs, self._scalars, self._outputs, self._strided),
             tuned=tuned,
@@ -398,7 +399,9 @@ class Plan:
 
     def _number(self, name: str, given: dict[str, Any]) -> float:
         dtype = self._integers.get(name)
-        return float(given[name]) if dtype is None else whole(given[name], dtype, name)
+        if dtype is None:
+            return real(given[name], name, finite=False)
+        return fitting(given[name], dtype, name)
 
     def _check(self, memory: MemoryMap, given: dict[str, Any]) -> None:
         """Hold inputs against the graph."""

@@ -11,7 +11,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ..._errors import GpuRefStale, Unsupported
 from ...memory import GpuRef
-from .._arguments import usable
+from .._arguments import require_apart, usable
 from .._perform import Prepared, perform
 from ._arguments import (
     Size,
@@ -555,8 +555,7 @@ class Generator(Drawing):
             source, places = usable(rows, device.memory, "a"), usable(index, device.memory, "index")
             target = room.empty(shape, rows.dtype) if out is None else out
             check_out(target, device.memory, shape, rows.dtype)
-            if target._block is source:
-                raise ValueError("out shares memory with a, which choice would overwrite")
+            require_apart("choice", [("out", target)], [("a", rows)])
             message = Take(
                 source.address, places.address, target._block.address, index.size, nbytes
             )
