@@ -296,7 +296,7 @@ class Graph:
         if value is None:
             return None
         if isinstance(value, (int, float)) and dtype:
-            number = whole(value, dtype, f"{op}: {name}") if dtype in INTEGERS else float(value)
+            number = fitting(value, dtype, f"{op}: {name}") if dtype in INTEGERS else float(value)
             symbol = self._builder.scalar(dtype, ndim)
             self._scalars[symbol.id] = number
             return symbol
