@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
@@ -42,6 +43,12 @@ _MAX_BLOCK: Final = 1024
 _MAX_GRID: Final = (2**31 - 1, 65535, 65535)
 _MAX_SHARED: Final = 2**31 - 1
 """What the driver can be asked for; each device has far less and says so."""
+
+_NOT_A_KERNEL: Final = re.compile(
+    r"\s*--?(dlto|dlink-time-opt|optix-ir|fdevice-syntax-only|dc|device-c"
+    r"|(rdc|relocatable-device-code)(\s*=\s*|\s+)true)\s*"
+)
+"""Options that have the compiler make something that must be linked, or nothing."""
 
 Dim = int | Sequence[int]
 
@@ -94,7 +101,8 @@ class Nvrtc:
                 ``block``, if it has them, get the launch's dimensions. It runs in the
                 host, so it must be picklable by cloudpickle, and it cannot see the
                 program's variables change.
-            options: further compiler options, such as ``"--use_fast_math"``.
+            options: further compiler options, such as ``"--use_fast_math"``. None that makes
+                other output than a whole program, such as ``"-dlto"``.
 
         Returns:
             The kernel, good for all generations: after a rebuild it loads itself again.
@@ -103,6 +111,8 @@ class Nvrtc:
             CompileError: with the compiler's log.
             LibraryMissing: NVRTC is not installed.
             TypeError: ``cpu`` is not callable, or text is not ``str``.
+            Unsupported: the output of these options cannot be launched, or the compiler makes
+                none for this device.
             ValueError: text that is no Unicode.
         """
         if not all(isinstance(text, str) for text in (source, name)):
@@ -111,6 +121,12 @@ class Nvrtc:
             raise TypeError(f"options must be a sequence of str, not {options!r}")
         for text in (source, name, *options):
             text.encode()  # a surrogate would only be noticed when the message is sent
+        for option in (*options, *map(" ".join, itertools.pairwise(options))):
+            if _NOT_A_KERNEL.fullmatch(option):
+                raise Unsupported(
+                    f"option {option!r} makes output that must be linked, or none; a kernel is "
+                    "compiled to a whole program, without a linker: leave the option out"
+                )
         if cpu is not None and not callable(cpu):
             raise TypeError(f"cpu must be callable, not {type(cpu).__name__}")
         parameters = read_signature(source, name)
