@@ -184,6 +184,10 @@ class Collector:
         """Take an op into the program."""
         raise NotImplementedError
 
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What stands for something that the host keeps for a handle of the program."""
+        return self._core.keep(lane, name, release)
+
     def launch(self, kernel: Kernel, grid: Any, block: Any, *args: Any, shared: int = 0) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
         twin = self._kernels.get(kernel)

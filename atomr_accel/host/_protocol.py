@@ -74,6 +74,9 @@ class HostContext(Protocol):
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps that have both happened."""
 
+    def forget_event(self, event: int) -> None:
+        """Release a timestamp, if there is one of that number."""
+
     def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
         """Map memory shared with the program, page-locked for the device, unless it is mapped."""
 

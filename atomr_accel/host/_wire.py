@@ -65,6 +65,12 @@ class RecordEvent(Message, frozen=True):
     event: int
 
 
+class ForgetEvent(Message, frozen=True):
+    """Release what recording an event has made; any lane takes it."""
+
+    event: int
+
+
 class Elapsed(Message, frozen=True):
     """Milliseconds from one recorded event to another; any lane takes it."""
 

@@ -28,6 +28,7 @@ from ._wire import (
     Elapsed,
     Failure,
     Fault,
+    ForgetEvent,
     Frames,
     Message,
     RecordEvent,
@@ -111,6 +112,7 @@ class Way:
             Withdrawn: _nothing,
             _Malformed: _refuse,
             RecordEvent: lambda message: stream.timestamp(message.event),
+            ForgetEvent: lambda message: context.forget_event(message.event),
             Elapsed: lambda message: context.elapsed(message.start, message.end),
             **executor.handlers,
         }

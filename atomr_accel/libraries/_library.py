@@ -87,3 +87,10 @@ class Submitter(Protocol):
         writes: Iterable[Block] = (),
     ) -> Submitted:
         """Put an op in its place in the program's order; its ``wait()`` has the result."""
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What stands for something that the host keeps for a handle of the program.
+
+        The handle holds it, and ops that need what is kept name it as read or written; when
+        all are gone ``release`` is executed on its lane.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
+from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.nvrtc import _compiler
+from atomr_accel.libraries.nvrtc._messages import Load, Unload
 from atomr_accel.libraries.nvrtc._signature import read_signature
 
 from ..harness import on_shared
@@ -266,3 +268,48 @@ def test_an_include_may_be_cut_into_lines(folder: Path, tmp_path: Path) -> None:
     for _ in range(2):
         found = _compiler.find_cubin('#inc\\\nlude "more.h"\n' + PLAIN, "k", options, (9, 0))
         assert not found.kept
+
+
+# --- modules on CUDA -----------------------------------------------------------------------
+
+
+class Modules:
+    """The driver's modules without a driver."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.numbers = itertools.count(1)
+
+    def cuModuleLoadData(self, image: bytes) -> tuple[int, str]:  # noqa: N802
+        self.loaded.append(f"module {next(self.numbers)} of {image!r}")
+        return 0, self.loaded[-1]
+
+    def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[int, str]:  # noqa: N802
+        return (0 if name == b"k" else 500), f"{name!r} of {module}"
+
+    def cuModuleUnload(self, module: str) -> tuple[int]:  # noqa: N802
+        self.loaded.remove(module)
+        return (0,)
+
+
+def test_modules_are_unloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    from atomr_accel.libraries.nvrtc import _cuda
+
+    driver = Modules()
+    monkeypatch.setattr(_cuda, "driver", driver)
+    context: Any = None
+    kernels = _cuda.CudaKernels(context, context)
+    do: dict[type, Any] = kernels.handlers
+    do[Load](Load(1, b"one", "k"))
+    do[Load](Load(1, b"one", "k"))
+    do[Load](Load(2, b"two", "k"))
+    assert len(driver.loaded) == 2
+    with pytest.raises(LibraryError, match="cuModuleGetFunction"):
+        do[Load](Load(3, b"three", "missing"))
+    assert len(driver.loaded) == 2
+    for number in (1, 1, 3):
+        do[Unload](Unload(number))
+    assert driver.loaded == ["module 2 of b'two'"]
+    kernels.close()
+    assert driver.loaded == []

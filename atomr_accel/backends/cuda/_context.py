@@ -251,6 +251,12 @@ class CudaContext:
         )
         return milliseconds
 
+    def forget_event(self, event: int) -> None:
+        """Destroy the event of a timestamp (``cuEventDestroy``)."""
+        found = self.events.pop(event, None)
+        if found is not None:
+            check("cuEventDestroy", driver.cuEventDestroy(found))
+
     def pointer(self, address: int) -> int:
         """The device pointer of an address."""
         return self._bases[address >> SLAB_SHIFT] + (address & OFFSET_MASK)
