@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ..._dtypes import DTYPES, as_dtype
 from ..._errors import Unsupported
-from .._arguments import usable
+from .._arguments import require_int32, usable
 from .._perform import Prepared, perform
 from ._routine_messages import (
     RnnBackward,
@@ -31,6 +31,7 @@ _LAYOUTS: Final = ("time", "batch", "packed")
 _DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 _UINT8: Final = DTYPES["uint8"]
 _MOST_SIZES: Final = 1024
+_SEEDS: Final = 2**63
 _Sizes = tuple[int, int, int, int]
 _Known = dict[tuple[RnnSpec, RnnData | None, bool], _Sizes]
 
@@ -122,6 +123,7 @@ class Rnn:
         Raises:
             ValueError: other shapes, or another number of them.
             TypeError: another dtype.
+            Unsupported: cuDNN does not do this.
             GpuRefStale: of an older generation, or freed.
         """
         (nbytes, *_) = await self._ask(None, training=False)
@@ -203,7 +205,7 @@ class Rnn:
             ``y`` in the layout of ``x``, the last states, and the tape.
 
         Raises:
-            ValueError: shapes and lengths that do not fit.
+            ValueError: shapes, lengths and a seed that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not do this; or inside a batch, where the sizes of
                 scratch memory for these shapes are not known yet.
@@ -211,6 +213,8 @@ class Rnn:
             OutOfMemory: no room for the result.
         """
         usable(x, self._device.memory, "x")
+        if not hasattr(seed, "__index__") or not 0 <= seed < _SEEDS:
+            raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
         data = self._data(x, lengths, layout)
         sizes = await self._ask(data, training=training)
         spec, dtype = self.spec, self._dtype
@@ -324,6 +328,7 @@ class Rnn:
         key = (self.spec, data, training)
         found = self._sizes.get(key)
         if found is None:
+            require_int32(self._device, "a recurrent network", _counts(self.spec, data))
             request = Prepared(RnnSizes(self.spec, data, training), (), ())
             answer = await perform(self._device, LANE, "dnn.rnn_sizes", lambda _room: request)
             if answer is None:
@@ -452,6 +457,16 @@ class Recurrent(Facade):
         )
         known: _Known = self._plans.program(("rnn sizes",), dict)
         return Rnn(self._device, spec, known)
+
+
+def _counts(spec: RnnSpec, data: RnnData | None) -> tuple[int, ...]:
+    """The numbers that cuDNN takes as ints."""
+    sizes = (spec.input_size, spec.hidden_size, spec.output_size * spec.directions)
+    if data is None:
+        return (*sizes, spec.layers)
+    batch = len(data.lengths)
+    states = spec.layers * spec.directions, batch * max(spec.output_size, spec.hidden_size)
+    return (*sizes, *states, data.steps, batch)
 
 
 def _address(ref: GpuRef | None) -> Any:

@@ -6,6 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...backends.cuda._driver import check, driver
+from .._vendor import undone_on_error
 from ._compiler import Compiled, find_cubin, load_nvrtc
 from ._messages import Array, Compile, Launch, Load, Unload
 
@@ -58,13 +59,11 @@ class CudaKernels:
         if message.kernel in self._kernels:  # by another program, which executes here too
             return
         module = check("cuModuleLoadData", driver.cuModuleLoadData(message.image))
-        try:
+        with undone_on_error() as made:
+            made.callback(driver.cuModuleUnload, module)
             function = check(
                 "cuModuleGetFunction", driver.cuModuleGetFunction(module, message.name.encode())
             )
-        except BaseException:
-            driver.cuModuleUnload(module)
-            raise
         self._kernels[message.kernel] = (module, function)
 
     def _unload(self, message: Unload) -> None:
