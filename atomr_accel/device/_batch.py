@@ -167,6 +167,11 @@ class Collector:
         """The backend's name."""
         return self._core.backend
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether results must not depend on what else is in flight, nor on time."""
+        return self._core.deterministic
+
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Note that the lane will be needed; the note stands for its port."""
         if lane is COMPILER:

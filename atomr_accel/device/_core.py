@@ -141,6 +141,11 @@ class DeviceCore:
         return self._backend.name
 
     @property
+    def deterministic(self) -> bool:
+        """Whether results must not depend on what else is in flight, nor on time."""
+        return self.plan.deterministic
+
+    @property
     def backend_description(self) -> Backend:
         """The backend."""
         return self._backend

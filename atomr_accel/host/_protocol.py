@@ -121,7 +121,8 @@ class Fusion:
     """How an executor does many messages of one type with one call.
 
     Small kernels are bound by launching, so a lane that has received several independent
-    ones launches them together where the library can.
+    ones launches them together where the library can. The library may then add up in another
+    order, so a host that must be deterministic does not.
 
     Attributes:
         key: messages with equal keys may go together; None for one that must go alone.

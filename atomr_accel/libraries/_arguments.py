@@ -105,3 +105,16 @@ def require_int32(device: Submitter, what: str, numbers: Iterable[int]) -> None:
             f"{what} of this size: the vendor's library counts elements and strides with 32 bits, "
             f"and {largest} is more than {_LARGEST_INT}; do it in parts"
         )
+
+
+def require_no_race(device: Submitter, *, autotune: bool) -> None:
+    """Refuse to let time decide which algorithm computes, where it must not.
+
+    Raises:
+        ValueError: the device was opened as deterministic.
+    """
+    if autotune and device.deterministic:
+        raise ValueError(
+            "autotune keeps what wins a race, and another run may have another winner; the device "
+            "was opened with deterministic=True, so leave autotune off"
+        )

@@ -69,6 +69,10 @@ class Submitter(Protocol):
     def backend(self) -> str:
         """The backend's name."""
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether results must not depend on what else is in flight, nor on time."""
+
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """An uninitialised buffer, or None where making it takes a wait."""
 

@@ -148,6 +148,7 @@ class CudaContext:
     def __init__(self, index: int, plan: StreamPlan) -> None:
         self._plan = plan
         self.completion: Final = plan.completion
+        self.deterministic: Final = plan.deterministic
         self._streams: list[Any] = []
         self._stream_users: list[int] = []
         self._next_stream = 0

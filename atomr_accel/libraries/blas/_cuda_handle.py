@@ -80,7 +80,9 @@ class Handle:
             # A null pointer would mean the default workspace, so nothing needs an address. It
             # is set after the stream, because cublasSetStream resets the workspace.
             nothing = self._allocate(256)
-            workspace = self._allocate(_WORKSPACE) if stream.captures else 0
+            # How much there is decides on algorithms: to be deterministic, as much as in graphs.
+            own = stream.captures or context.deterministic
+            workspace = self._allocate(_WORKSPACE) if own else 0
             self.value: Final = self._create()
             self.small: Final = self._create()
             self._library.call("cublasSetWorkspace_v2", self.small, nothing, 0)
