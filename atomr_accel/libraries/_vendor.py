@@ -209,7 +209,8 @@ def _refuse_beyond(where: str, at: int, word: str, arg: object) -> None:
     if word not in _LIMITS or not isinstance(arg, Real):
         return
     least, most = _LIMITS[word]
-    if least <= arg <= most or (word == "float" and not math.isfinite(arg)):
+    number: Any = arg
+    if least <= number <= most or (word == "float" and not math.isfinite(number)):
         return
     raise OverflowError(f"{where} takes '{word}' at position {at}, which cannot hold {arg}")
 

@@ -99,7 +99,12 @@ def test_products_have_the_workspace_that_they_have_in_graphs(
 
     library: Any = _cuda_handle.load_cublas()
     given: list[int] = []
-    library.functions["cublasSetWorkspace_v2"] = lambda *args: given.append(args[2]) or 0
+
+    def note(_handle: int, _workspace: int, nbytes: int) -> int:
+        given.append(nbytes)
+        return 0
+
+    library.functions["cublasSetWorkspace_v2"] = note
     context: Any = SimpleNamespace(pointer=int, deterministic=deterministic)
     stream: Any = SimpleNamespace(handle=0, pointer=0, captures=captures)
     _cuda_handle.Handle(context, stream).close()

@@ -300,7 +300,7 @@ def test_modules_are_unloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cuda, "driver", driver)
     context: Any = None
     kernels = _cuda.CudaKernels(context, context)
-    do: dict[type, Any] = kernels.handlers
+    do: Any = kernels.handlers
     do[Load](Load(1, b"one", "k"))
     do[Load](Load(1, b"one", "k"))
     do[Load](Load(2, b"two", "k"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -149,6 +150,7 @@ async def test_sizes_that_cudnn_cannot_count_are_refused_before_anything_is_sent
         return GpuRef(buffer, shape, kind, 2 * int(np.prod(shape, dtype=object)))
 
     dnn, big, half = device.dnn, 2**31, 2**16
+    image = ref(1, half, half)
     calls: list[Callable[[], Any]] = [
         lambda: dnn.softmax(ref(big)),
         lambda: dnn.softmax(ref(big, 1)),
@@ -161,7 +163,7 @@ async def test_sizes_that_cudnn_cannot_count_are_refused_before_anything_is_sent
         lambda: dnn.avg_pool(ref(big, 1, 4), 2),
         lambda: dnn.avg_pool_grad(ref(1, 1, big // 2), (1, 1, big), 2),
         lambda: dnn.local_response_norm(ref(1, half, half), 3),
-        lambda: dnn.local_response_norm_grad(*[ref(1, half, half)] * 3, 3),
+        lambda: dnn.local_response_norm_grad(image, image, image, 3),
         lambda: dnn.rnn("lstm", big, 4, dtype=np.float16).pack([]),
         lambda: dnn.rnn("gru", 4, big, dtype=np.float16).pack([]),
         lambda: dnn.rnn("gru", 4, 4, num_layers=big, dtype=np.float16).pack([]),
@@ -330,7 +332,7 @@ MESSAGES: Final = (
     Normalize(3, 1e-4, 0.75, 1.0, IMAGE, 1, 2),
 )
 THINGS: Final[dict[str, Callable[[Making], Callable[[], None]]]] = {
-    **{type(m).__name__: (lambda library, m=m: a_network(library, m)) for m in MESSAGES},
+    **{type(message).__name__: partial(a_network, message=message) for message in MESSAGES},
     "product": a_product,
     "handle": a_handle,
     "events": a_pair_of_events,
