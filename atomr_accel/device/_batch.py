@@ -170,6 +170,11 @@ class Collector:
         """The backend's name."""
         return self._core.backend
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether results must not depend on what else is in flight, nor on time."""
+        return self._core.deterministic
+
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Note that the lane will be needed; the note stands for its port."""
         if lane is COMPILER:
@@ -186,6 +191,10 @@ class Collector:
     ) -> Submitted:
         """Take an op into the program."""
         raise NotImplementedError
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What stands for something that the host keeps for a handle of the program."""
+        return self._core.keep(lane, name, release)
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, *args: Any, shared: int = 0) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""

@@ -21,7 +21,7 @@ from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
 from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
-from ..memory import GpuRef, MemoryMap, Slab
+from ..memory import GpuRef, Kept, MemoryMap, Release, Slab
 from ._bulk import COPIERS
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from ._transfer import Transfer
 
 Shape = int | tuple[int, ...]
+
+_MOST_RELEASED: Final = 4
+"""How much the host is told to let go of with one op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,7 @@ class DeviceCore:
         quarantined: what may be done once a host has ended, which may still be moving data
             when its ops are answered.
         ports: the open lanes by name; empty while there is no good context.
-        dropped_programs: recordings that were garbage collected and the host still has: their
-            epochs, their numbers, and the blocks that put their release in order.
+        dropped: what handles that are gone have left in the host; see ``keep``.
         being_sealed: how many callers are sealing each block.
         in_flight: every op that is not answered, by sequence number.
         info: what the device said of itself when it was opened last.
@@ -113,7 +115,7 @@ class DeviceCore:
         self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []
         self.ports: Mapping[str, Port] = {}
         self.in_flight: Final[dict[int, Op]] = {}
-        self.dropped_programs: Final[deque[tuple[Epoch, int, Block]]] = deque()
+        self.dropped: Final[deque[tuple[Epoch | None, Release]]] = deque()
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
@@ -138,6 +140,11 @@ class DeviceCore:
     def backend(self) -> str:
         """The backend's name."""
         return self._backend.name
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether results must not depend on what else is in flight, nor on time."""
+        return self.plan.deterministic
 
     @property
     def backend_description(self) -> Backend:
@@ -316,7 +323,34 @@ class DeviceCore:
         self._sequence = sequence = self._sequence + 1
         op = Op(port, sequence, name, message, reads, writes)
         port.submit(op)
+        if self.dropped:
+            self._release()
         return op
+
+    def keep(self, lane: str, name: str, release: Message) -> Kept:
+        """What stands for something that the host keeps for a handle of the program.
+
+        The handle holds it, and each op that needs what the host keeps names it as read or
+        written. Once all of them are gone and another op is submitted, the host is told.
+
+        Args:
+            lane: the lane that executes ``release``.
+            name: the name of that op.
+            release: has the host let go; it must do nothing where there is nothing.
+        """
+        return Kept(self.memory, self.dropped, Release(lane, name, release))
+
+    def _release(self) -> None:
+        """Tell the host of some of what it need not keep any more.
+
+        Nothing is kept without an op, so this keeps up with all that is dropped.
+        """
+        for _ in range(min(_MOST_RELEASED, len(self.dropped))):
+            epoch, (lane, name, message) = self.dropped.popleft()
+            port = self.ports.get(lane)
+            if port is not None and epoch is self.memory.epoch:
+                self._sequence = sequence = self._sequence + 1
+                port.submit(Op(port, sequence, name, message, (), ()))
 
     # --- memory --------------------------------------------------------------------------
 

@@ -281,6 +281,7 @@ async def open_device(
     stream_pool: int = 4,
     priorities: Mapping[str, int] | None = None,
     completion: Completion | None = None,
+    deterministic: bool = False,
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
 
@@ -320,6 +321,12 @@ async def open_device(
             ``"callback"`` (a host function that needs no GIL). Under
             ``isolation="thread"`` only the second (the default there) and the last are
             good neighbours.
+        deterministic: have the same calls give the same bits on the same kind of device,
+            whatever else is in flight. By default small products that are in flight together
+            are launched together, which may add up in another order, and libraries may choose
+            what is fastest: algorithms that differ from run to run, or, where a program asks
+            for ``autotune``, those that win a race. With this nothing of the kind is done, and
+            ``autotune`` is a ``ValueError``. Small products and some gradients take longer.
 
     Raises:
         DeviceUnavailable: there is no such device; the message says what was looked for.
@@ -347,10 +354,19 @@ async def open_device(
         raise ValueError(f"completion must be one of {get_args(Completion)}, not {completion!r}")
     if stream_pool < 1:
         raise ValueError(f"stream_pool must be at least 1, not {stream_pool}")
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic must be a bool, not {deterministic!r}")
     # With a deadline it must be known of each op whether it is done: several that share an
     # answer would look like one that takes as long as all of them.
     stepwise = op_deadline is not None
-    plan = StreamPlan(streams, stream_pool, dict(priorities or {}), completion, stepwise=stepwise)
+    plan = StreamPlan(
+        streams,
+        stream_pool,
+        dict(priorities or {}),
+        completion,
+        stepwise=stepwise,
+        deterministic=deterministic,
+    )
     unavailable: DeviceUnavailable | None = None
     for candidate in _candidates(backend):
         absent = candidate.why_absent()

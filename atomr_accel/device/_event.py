@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from ..host import Elapsed, RecordEvent
+from ..host import Elapsed, ForgetEvent, RecordEvent
 from ..lanes import uninterrupted
 from ._context import MEMORY_LANE
 
 if TYPE_CHECKING:
     from ..lanes import Op
-    from ..memory import Epoch
+    from ..memory import Kept
     from ._core import DeviceCore
 
 _numbers: Final = itertools.count(1)
@@ -33,7 +33,7 @@ class Event:
         self._number = next(_numbers)
         self._op: Op | None = None
         self._done = trio.Event()
-        self._epoch: Epoch | None = None
+        self._kept: Kept | None = None
 
     async def record(self, lane: str = "blas") -> None:
         """Put the point after everything submitted to ``lane`` so far (``cuEventRecord``).
@@ -51,9 +51,11 @@ class Event:
         if port is None:
             running = ", ".join(self._core.ports)
             raise ValueError(f"no lane {lane!r} is running; running are: {running}")
-        message = RecordEvent(self._number)
-        self._op = self._core.submit(port, "event.record", message)
-        self._epoch = self._core.memory.epoch
+        if self._kept is None or self._kept.epoch is not self._core.memory.epoch:
+            message = ForgetEvent(self._number)
+            self._kept = self._core.keep(MEMORY_LANE, "event.forget", message)
+        # As read, not written: recorded again on another lane, it does not wait for this one.
+        self._op = self._core.submit(port, "event.record", RecordEvent(self._number), (self._kept,))
         self._done = trio.Event()
         self._op.when_answered(self._done.set)
 
@@ -93,12 +95,13 @@ class Event:
         """
         await self.wait()
         await end.wait()
-        for event in (self, end):
-            if event._epoch is not self._core.memory.epoch:
-                raise RuntimeError("an event does not outlive its generation; record it again")
+        both = [event._kept for event in (self, end) if event._kept is not None]
+        if any(kept.epoch is not self._core.memory.epoch for kept in both):
+            raise RuntimeError("an event does not outlive its generation; record it again")
         port = self._core.ports[MEMORY_LANE]
         message = Elapsed(self._number, end._number)
-        milliseconds: float = await self._core.submit(port, "event.elapsed", message).wait()
+        op = self._core.submit(port, "event.elapsed", message, both)
+        milliseconds: float = await op.wait()
         return milliseconds
 
     def _recorded(self) -> Op:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..host import Message
-    from ..lanes import Op, Port
+    from ..lanes import Op
     from ..libraries.nvrtc import Kernel
     from ..libraries.programs import Node
+    from ..memory import Kept
     from ._device import Device
 
 PROGRAMS: Final = LaneSpec(
@@ -94,7 +95,7 @@ class Program(Collector):
         self._written: set[Block] = set()
         self._sent: tuple[Any, ...] | None = None
         self._recorded: Op | None = None
-        self._place = self.memory.promise()  # keeps what the host does with it in order
+        self._kept: Kept | None = None
         self._open = False
 
     async def __aenter__(self) -> Program:
@@ -112,6 +113,7 @@ class Program(Collector):
         _traceback: TracebackType | None,
     ) -> None:
         self._open = False
+        self._kernels.clear()
         self._written.update(map(self._root, tuple(self._written)))
         if error is None:
             await self._prepared()
@@ -166,9 +168,12 @@ class Program(Collector):
         return block
 
     def _adopt(self, kernel: Kernel) -> Kernel:
-        twin = super()._adopt(kernel)
-        twin._loaded = None  # programs have executors of their own
-        return twin
+        return kernel._apart()  # programs have executors of their own
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What is prepared for a program goes when the host forgets the program."""
+        del lane, name, release
+        return self.memory.promise()
 
     def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
         """A buffer of the program, whose content is undefined; as ``numpy.empty``."""
@@ -350,8 +355,10 @@ class Program(Collector):
         for part in parts:
             writes += part._made
             addresses.append(part._provided)
-        writes.append(self._place)
-        self._forget_dropped(port)
+        if self._kept is None or self._kept.epoch is not self.memory.epoch:
+            message = Forget(self._number)
+            self._kept = self._core.keep(PROGRAMS.name, "program.forget", message)
+        writes.append(self._kept)  # keeps what the host does with the program in order
         binding = (self.memory.epoch, *addresses)
         if binding != self._sent:
             record = Record(self._number, *self._encode(bound))
@@ -401,18 +408,6 @@ class Program(Collector):
             bound[stand_in] = ref
         return bound
 
-    def __del__(self) -> None:
-        if self._sent is not None:
-            self._core.dropped_programs.append((self._sent[0], self._number, self._place))
-
-    def _forget_dropped(self, port: Port) -> None:
-        """Have the host release the programs that were garbage collected."""
-        dropped = self._core.dropped_programs
-        while dropped:
-            epoch, number, place = dropped.popleft()
-            if epoch is self.memory.epoch:
-                self._core.submit(port, "program.forget", Forget(number), (), (place,))
-
     async def dot(self) -> str:
         """The program as a graph in the DOT language (``cuGraphDebugDotPrint``).
 
@@ -420,10 +415,11 @@ class Program(Collector):
             Unsupported: before the first replay in this generation there is none.
         """
         port = await self._core.open_lane(PROGRAMS)
-        if self._sent is None or self._sent[0] is not self.memory.epoch:
+        kept = self._kept
+        if self._sent is None or kept is None or kept.epoch is not self.memory.epoch:
             raise Unsupported("a program has no graph before its first replay")
         message = Describe(self._number)
-        text: str = await self._core.submit(port, "program.dot", message, (self._place,)).wait()
+        text: str = await self._core.submit(port, "program.dot", message, (kept,)).wait()
         return text
 
     # --- for the host ---------------------------------------------------------------------

@@ -154,7 +154,7 @@ class Host:
         def new_way() -> Way:
             stream = self._context.open_lane(request.name)
             executor = load(request.executor)(self._context, stream)
-            return Way(self._context, stream, executor)
+            return Way(self._context, stream, executor, fuse=not self._plan.deterministic)
 
         def run() -> None:
             try:

@@ -74,6 +74,9 @@ class HostContext(Protocol):
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps that have both happened."""
 
+    def forget_event(self, event: int) -> None:
+        """Release a timestamp, if there is one of that number."""
+
     def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
         """Map memory shared with the program, page-locked for the device, unless it is mapped."""
 
@@ -118,7 +121,8 @@ class Fusion:
     """How an executor does many messages of one type with one call.
 
     Small kernels are bound by launching, so a lane that has received several independent
-    ones launches them together where the library can.
+    ones launches them together where the library can. The library may then add up in another
+    order, so a host that must be deterministic does not.
 
     Attributes:
         key: messages with equal keys may go together; None for one that must go alone.

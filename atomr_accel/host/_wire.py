@@ -65,6 +65,12 @@ class RecordEvent(Message, frozen=True):
     event: int
 
 
+class ForgetEvent(Message, frozen=True):
+    """Release what recording an event has made; any lane takes it."""
+
+    event: int
+
+
 class Elapsed(Message, frozen=True):
     """Milliseconds from one recorded event to another; any lane takes it."""
 
@@ -269,6 +275,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
         completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
         group: how many launches may share one completion token, and so one answer.
         stepwise: whether ops of a group that takes long are answered one by one.
+        deterministic: whether results must not depend on what else is in flight, nor on time.
     """
 
     strategy: str = "per_actor"
@@ -277,6 +284,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     completion: str = "hybrid"
     group: int = 8
     stepwise: bool = False
+    deterministic: bool = False
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):

@@ -28,6 +28,7 @@ from ._wire import (
     Elapsed,
     Failure,
     Fault,
+    ForgetEvent,
     Frames,
     Message,
     RecordEvent,
@@ -95,6 +96,9 @@ class Group:
 class Way:
     """A stream, its executor, and what is queued there.
 
+    Args:
+        fuse: whether ops that come together may be launched together.
+
     Attributes:
         unmarked: launched ops with their results, not in a group yet.
         steps: tokens of some of them, with how many of them are done by then.
@@ -103,14 +107,17 @@ class Way:
 
     __slots__ = ("executor", "fusions", "handlers", "in_flight", "steps", "stream", "unmarked")
 
-    def __init__(self, context: HostContext, stream: Stream, executor: Executor) -> None:
+    def __init__(
+        self, context: HostContext, stream: Stream, executor: Executor, *, fuse: bool = True
+    ) -> None:
         self.stream = stream
         self.executor = executor
-        self.fusions: Mapping[type, Fusion] = getattr(executor, "fusions", {})
+        self.fusions: Mapping[type, Fusion] = getattr(executor, "fusions", {}) if fuse else {}
         self.handlers = {
             Withdrawn: _nothing,
             _Malformed: _refuse,
             RecordEvent: lambda message: stream.timestamp(message.event),
+            ForgetEvent: lambda message: context.forget_event(message.event),
             Elapsed: lambda message: context.elapsed(message.start, message.end),
             **executor.handlers,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from .._errors import Unsupported
 from ..memory import Block, GpuRef, MemoryMap, refuse, refuse_write
 
 if TYPE_CHECKING:
@@ -12,8 +13,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ._library import Submitter
+
 _BLOCK_ALIGNMENT: Final = 256
 """What whole blocks are aligned to; views begin anywhere in them."""
+
+_LARGEST_INT: Final = 2**31 - 1
 
 
 def usable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
@@ -143,3 +148,32 @@ def require_rank(ref: GpuRef, ndim: int, name: str) -> None:
     """``ref`` has ``ndim`` dimensions."""
     if len(ref.shape) != ndim:
         raise ValueError(f"{name} must have {ndim} dimensions, not shape {ref.shape}")
+
+
+def require_int32(device: Submitter, what: str, numbers: Iterable[int]) -> None:
+    """Refuse what the vendor's library cannot count, where it takes sizes and strides as ints.
+
+    NumPy on the CPU counts further.
+
+    Raises:
+        Unsupported: one is too large.
+    """
+    largest = max(numbers, default=0)
+    if device.backend == "cuda" and largest > _LARGEST_INT:
+        raise Unsupported(
+            f"{what} of this size: the vendor's library counts elements and strides with 32 bits, "
+            f"and {largest} is more than {_LARGEST_INT}; do it in parts"
+        )
+
+
+def require_no_race(device: Submitter, *, autotune: bool) -> None:
+    """Refuse to let time decide which algorithm computes, where it must not.
+
+    Raises:
+        ValueError: the device was opened as deterministic.
+    """
+    if autotune and device.deterministic:
+        raise ValueError(
+            "autotune keeps what wins a race, and another run may have another winner; the device "
+            "was opened with deterministic=True, so leave autotune off"
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from .._errors import LibraryMissing
 from ..backends.cuda._driver import check, driver
+from ._vendor import undone_on_error
 from .nvrtc._compiler import find_cubin, load_nvrtc
 
 if TYPE_CHECKING:
@@ -88,14 +89,16 @@ class Kernels:
         if function is None:
             image, lowered, *_ = _compiled(self._source, name, (), self._capability)
             module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
+            with undone_on_error() as made:
+                made.callback(driver.cuModuleUnload, module)
+                handle = check(
+                    "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
+                )
+                resident = check(
+                    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                    driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(handle, _THREADS, 0),
+                )
             self._modules.append(module)
-            handle = check(
-                "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
-            )
-            resident = check(
-                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(handle, _THREADS, 0),
-            )
             most = max(1, resident) * self._processors * _WAVES
             function = self._functions[name] = _Function(handle, most)
         return function

@@ -69,6 +69,10 @@ class Submitter(Protocol):
     def backend(self) -> str:
         """The backend's name."""
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether results must not depend on what else is in flight, nor on time."""
+
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """An uninitialised buffer, or None where making it takes a wait."""
 
@@ -87,3 +91,10 @@ class Submitter(Protocol):
         writes: Iterable[Block] = (),
     ) -> Submitted:
         """Put an op in its place in the program's order; its ``wait()`` has the result."""
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What stands for something that the host keeps for a handle of the program.
+
+        The handle holds it, and ops that need what is kept name it as read or written; when
+        all are gone ``release`` is executed on its lane.
+        """

@@ -1,13 +1,16 @@
 """Vendor libraries by ctypes: a table of prototypes becomes bound, checked functions.
 
 A library folder writes its functions as one table. Tests hold every row against the
-vendor's header and resolve every symbol, so a wrong row fails without a GPU.
+vendor's header and resolve every symbol, so a wrong row fails without a GPU. A number that an
+argument's type cannot hold is refused, whoever calls.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from ctypes import (
     POINTER,
     c_char_p,
@@ -20,14 +23,15 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from functools import partial
+from functools import partial, wraps
+from numbers import Real
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._errors import LibraryError, LibraryMissing, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 TYPES: Final[dict[str, Any]] = {
     "int": c_int,
@@ -45,6 +49,17 @@ TYPES: Final[dict[str, Any]] = {
     "ptr*": POINTER(c_void_p),
 }
 """The words a prototype table may use."""
+
+_LARGEST_FLOAT: Final = 3.4028234663852886e38
+_LIMITS: Final[dict[str, tuple[float, float]]] = {
+    "int": (-(2**31), 2**31 - 1),
+    "uint": (0, 2**32 - 1),
+    "i64": (-(2**63), 2**63 - 1),
+    "u64": (0, 2**64 - 1),
+    "size": (0, 2**64 - 1),
+    "float": (-_LARGEST_FLOAT, _LARGEST_FLOAT),
+}
+"""Least and largest of each; ctypes would cut off what is beyond without a word."""
 
 Prototypes = dict[str, str]
 """Function name to its parameter types, as words of ``TYPES``. All return a status."""
@@ -93,10 +108,13 @@ class VendorLibrary:
         Returns:
             What makes the call and returns its status.
         """
-        types = self.functions[function].argtypes  # type: ignore[attr-defined]
+        words = self.functions.words(function)
+        self.functions[function]  # is there, or this raises
+        for at, (word, arg) in enumerate(zip(words, args, strict=True)):
+            _refuse_beyond(function, at, word, arg)
         converted = [
-            kind(arg) if isinstance(arg, (int, float, NoneType)) else arg
-            for kind, arg in zip(types, args, strict=True)
+            TYPES[word](arg) if isinstance(arg, (Real, NoneType)) else arg
+            for word, arg in zip(words, args, strict=True)
         ]
         # A function of its own, without argtypes, which would have them converted again.
         return partial(self.functions.library[function], *converted)
@@ -127,8 +145,12 @@ class _Functions(dict[str, "Callable[..., int]"]):
         self.library: Final = library
         self._prototypes = prototypes
 
+    def words(self, function: str) -> list[str]:
+        """The types of a function's arguments."""
+        return self._prototypes[function].split()
+
     def __missing__(self, function: str) -> Callable[..., int]:
-        words = self._prototypes[function]
+        words = self.words(function)
         try:
             bound = getattr(self.library, function)
         except AttributeError:
@@ -136,9 +158,61 @@ class _Functions(dict[str, "Callable[..., int]"]):
                 f"the {self._name} that is installed has no {function}; a newer release may"
             ) from None
         bound.restype = c_int
-        bound.argtypes = [TYPES[word] for word in words.split()]
-        self[function] = bound
-        return bound  # type: ignore[no-any-return]
+        bound.argtypes = [TYPES[word] for word in words]
+        limited = tuple((at, *_LIMITS[word]) for at, word in enumerate(words) if word in _LIMITS)
+
+        @wraps(bound, assigned=())
+        def call(*args: Any) -> int:
+            for at, least, most in limited:
+                arg = args[at]
+                kind = type(arg)
+                if (kind is not int and kind is not float) or not least <= arg <= most:
+                    _refuse_beyond(function, at, words[at], arg)
+            return bound(*args)  # type: ignore[no-any-return]
+
+        self[function] = call
+        return call
+
+
+def array(word: str, values: Sequence[float]) -> Any:
+    """A C array of numbers, none of which it would cut off.
+
+    Args:
+        word: their type, as in a prototype.
+        values: the numbers.
+
+    Raises:
+        OverflowError: the type cannot hold one.
+    """
+    for at, value in enumerate(values):
+        _refuse_beyond("an array", at, word, value)
+    return (TYPES[word] * len(values))(*values)
+
+
+@contextmanager
+def undone_on_error() -> Iterator[ExitStack]:
+    """A stack for how to undo what a block makes, undone if the block fails.
+
+    If it does not, whoever keeps the stack can undo it later.
+    """
+    stack = ExitStack()
+    try:
+        yield stack
+    except BaseException:
+        with suppress(Exception):  # the block's own error tells more
+            stack.close()
+        raise
+
+
+def _refuse_beyond(where: str, at: int, word: str, arg: object) -> None:
+    """Refuse a number that ctypes would change; other arguments are its own business."""
+    if word not in _LIMITS or not isinstance(arg, Real):
+        return
+    least, most = _LIMITS[word]
+    number: Any = arg
+    if least <= number <= most or (word == "float" and not math.isfinite(number)):
+        return
+    raise OverflowError(f"{where} takes '{word}' at position {at}, which cannot hold {arg}")
 
 
 def _load(name: str) -> ctypes.CDLL:

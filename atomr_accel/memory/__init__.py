@@ -5,6 +5,7 @@ No I/O and no vendor: hosts map what this layer describes.
 
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
+from ._kept import Kept, Release
 from ._map import MemoryMap, MemoryStatistics, Slab
 from ._ref import Block, Epoch, GpuRef, Hold, Part, refuse, refuse_write
 from ._scope import MemoryScope
@@ -15,11 +16,13 @@ __all__ = [
     "Epoch",
     "GpuRef",
     "Hold",
+    "Kept",
     "LateAddress",
     "MemoryMap",
     "MemoryScope",
     "MemoryStatistics",
     "Part",
+    "Release",
     "Slab",
     "refuse",
     "refuse_write",

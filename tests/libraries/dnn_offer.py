@@ -8,7 +8,8 @@ cuDNN plans for a device that is only described, so everything is checked but th
 that the frontend takes each node with its names and attributes, that shapes and dtypes are
 what cuDNN infers, and that some engine supports each part on that device.
 
-With ``--workshop`` it makes plans instead, as the process of ``_workshop`` does.
+With ``--deterministic`` only with plans that give the same bits each time. With ``--workshop`` it
+makes plans instead, as the process of ``_workshop`` does.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def load_libraries() -> None:
         load_nvidia_dynamic_lib(name)
 
 
-def offer(graphs: list[bytes]) -> list[str]:
+def offer(graphs: list[bytes], *, deterministic: bool) -> list[str]:
     """A verdict for each graph."""
     from atomr_accel import AccelError
     from atomr_accel.libraries.dnn._graph import decode
@@ -91,7 +92,10 @@ def offer(graphs: list[bytes]) -> list[str]:
     from atomr_accel.libraries.dnn._plans import PlanStore
 
     properties = load_frontend().create_device_properties(json.dumps(DEVICE))
-    store = PlanStore("H200", (9, 0), None, computes, {"device_property": properties})
+    store = PlanStore(
+        *("H200", (9, 0), None, computes, {"device_property": properties}),
+        deterministic=deterministic,
+    )
     verdicts = []
     for encoded in graphs:
         try:
@@ -115,4 +119,5 @@ if __name__ == "__main__":
 
         main()
     else:
-        json.dump(offer(msgspec.msgpack.decode(sys.stdin.buffer.read())), sys.stdout)
+        graphs = msgspec.msgpack.decode(sys.stdin.buffer.read())
+        json.dump(offer(graphs, deterministic="--deterministic" in sys.argv), sys.stdout)

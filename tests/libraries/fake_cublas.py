@@ -548,6 +548,7 @@ class FakeContext:
     """The CPU's context as a CUDA executor sees one: with pointers."""
 
     compute_capability = (9, 0)
+    deterministic = False
 
     def __init__(self, context: CpuContext) -> None:
         self._context = context

@@ -93,10 +93,13 @@ class FakeFrontend:
         self.norm_forward_phase = SimpleNamespace(TRAINING="TRAINING", INFERENCE="INFERENCE")
         self.reduction_mode = SimpleNamespace(**{mode: mode for mode in REDUCTIONS})
         self.heur_mode = SimpleNamespace(A="A", FALLBACK="FALLBACK")
-        self.numerical_note = SimpleNamespace(TENSOR_CORE=1, DOWN_CONVERT_INPUTS=2)
+        self.numerical_note = SimpleNamespace(
+            TENSOR_CORE=1, DOWN_CONVERT_INPUTS=2, NONDETERMINISTIC=3
+        )
         self.refused: Callable[[list[str]], bool] = lambda _ops: False
         self.graphs: list[FakeGraph] = []
         self.runs: list[int] = []
+        self.deselected: list[int] = []
         self.candidates = 3
         self.built = 0
         self.launches = 0
@@ -155,6 +158,7 @@ class FakeGraph:
 
     def deselect_numeric_notes(self, notes: list[int]) -> None:
         assert notes
+        self._frontend.deselected += notes
 
     def check_support(self) -> None:
         pass

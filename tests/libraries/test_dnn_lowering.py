@@ -39,11 +39,11 @@ def _what_it_takes() -> None:
         pytest.skip("there is no C compiler")
 
 
-def offer(graphs: list[bytes], folder: Path) -> list[str]:
+def offer(graphs: list[bytes], folder: Path, *options: str) -> list[str]:
     """What cuDNN says to each graph."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/libraries/dnn_offer.py"), str(folder)],
+        [sys.executable, str(ROOT / "tests/libraries/dnn_offer.py"), str(folder), *options],
         input=msgspec.msgpack.encode(graphs),
         capture_output=True,
         env=environment,

@@ -205,7 +205,7 @@ def test_every_symbol_is_in_the_library(name: str) -> None:
     except LibraryMissing as missing:
         pytest.skip(str(missing))
     for function, words in tables.PROTOTYPES.items():
-        bound: Any = library.functions[function]
+        bound: Any = library.functions[function].__wrapped__  # type: ignore[attr-defined]
         assert bound.restype is ctypes.c_int
         assert bound.argtypes == [TYPES[word] for word in words.split()]
     status = min(status for status in tables.STATUS_NAMES if status) if named_here else 1

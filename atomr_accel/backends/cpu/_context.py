@@ -102,6 +102,10 @@ class CpuContext:
         """Milliseconds between two timestamps."""
         return (self.events[end] - self.events[start]) * 1e3
 
+    def forget_event(self, event: int) -> None:
+        """Forget a timestamp."""
+        self.events.pop(event, None)
+
     def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
         """Map memory shared with the program."""
         if slab not in self._slabs:

@@ -148,6 +148,7 @@ class CudaContext:
     def __init__(self, index: int, plan: StreamPlan) -> None:
         self._plan = plan
         self.completion: Final = plan.completion
+        self.deterministic: Final = plan.deterministic
         self._streams: list[Any] = []
         self._stream_users: list[int] = []
         self._next_stream = 0
@@ -250,6 +251,12 @@ class CudaContext:
             "cuEventElapsedTime", driver.cuEventElapsedTime(events[start], events[end])
         )
         return milliseconds
+
+    def forget_event(self, event: int) -> None:
+        """Destroy the event of a timestamp (``cuEventDestroy``)."""
+        found = self.events.pop(event, None)
+        if found is not None:
+            check("cuEventDestroy", driver.cuEventDestroy(found))
 
     def pointer(self, address: int) -> int:
         """The device pointer of an address."""

@@ -14,7 +14,7 @@ from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...backends.cuda._driver import check, driver
 from .._numbers import CUDA_TYPES, Scalars
-from .._vendor import VendorLibrary
+from .._vendor import VendorLibrary, undone_on_error
 from ._prototypes import (
     ENUMS,
     HALF_ROUTINES,
@@ -76,40 +76,42 @@ class Handle:
         self.functions: Final = self._library.functions
         self.prepare: Final = self._library.prepare
         self.pointer: Final = context.pointer
-        self.value: Final = self._create()
-        self.small: Final = self._create()
-        # A null pointer would mean the default workspace, so nothing needs an address. It
-        # comes after the stream, because cublasSetStream resets the workspace.
-        self._nothing: Final = check("cuMemAlloc", driver.cuMemAlloc(256))
-        self._library.call("cublasSetWorkspace_v2", self.small, int(self._nothing), 0)
-        self._workspace: Final = (
-            check("cuMemAlloc", driver.cuMemAlloc(_WORKSPACE)) if stream.captures else None
-        )
-        if self._workspace is not None:
-            self._library.call(
-                "cublasSetWorkspace_v2", self.value, int(self._workspace), _WORKSPACE
-            )
+        with undone_on_error() as self._made:
+            # A null pointer would mean the default workspace, so nothing needs an address. It
+            # is set after the stream, because cublasSetStream resets the workspace.
+            nothing = self._allocate(256)
+            # How much there is decides on algorithms: to be deterministic, as much as in graphs.
+            own = stream.captures or context.deterministic
+            workspace = self._allocate(_WORKSPACE) if own else 0
+            self.value: Final = self._create()
+            self.small: Final = self._create()
+            self._library.call("cublasSetWorkspace_v2", self.small, nothing, 0)
+            if workspace:
+                self._library.call("cublasSetWorkspace_v2", self.value, workspace, _WORKSPACE)
         self._kernels: Kernels | None = None
         self._captured: dict[bytes, int] = {}
         self._scalars: Final = Scalars()
 
     def close(self) -> None:
         """Destroy the handles."""
-        self._library.call("cublasDestroy_v2", self.small)
-        self._library.call("cublasDestroy_v2", self.value)
+        self._made.close()
         if self._kernels is not None:
             self._kernels.close()
-        check("cuMemFree", driver.cuMemFree(self._nothing))
-        if self._workspace is not None:
-            check("cuMemFree", driver.cuMemFree(self._workspace))
         for held in self._captured.values():
             check("cuMemFreeHost", driver.cuMemFreeHost(held))
 
     def _create(self) -> int | None:
         handle = c_void_p()
         self._library.call("cublasCreate_v2", byref(handle))
+        self._made.callback(self._library.call, "cublasDestroy_v2", handle.value)
         self._library.call("cublasSetStream_v2", handle, self._stream.pointer)
         return handle.value
+
+    def _allocate(self, nbytes: int) -> int:
+        """Device memory that goes with the handle, after it."""
+        memory = check("cuMemAlloc", driver.cuMemAlloc(nbytes))
+        self._made.callback(lambda: check("cuMemFree", driver.cuMemFree(memory)))
+        return int(memory)
 
     def call(self, function: str, *args: Any) -> None:
         """Call a function on the handle.

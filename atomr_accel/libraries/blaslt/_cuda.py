@@ -19,7 +19,7 @@ from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...backends.cuda._driver import check, driver
 from .._numbers import CUDA_TYPES, Scalars
-from .._vendor import VendorLibrary
+from .._vendor import VendorLibrary, array, undone_on_error
 from ._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
 from ._plan import BLOCK, E2M1, FP8, block_scale_bytes
 from ._prototypes import (
@@ -34,6 +34,7 @@ from ._prototypes import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import ExitStack
 
     from ...backends.cuda._context import CudaContext, CudaStream
     from .._cuda_kernels import Kernels
@@ -93,6 +94,8 @@ class _Prepared(NamedTuple):
     preference: int
     algorithms: dict[int, list[tuple[bytes, int]]]
     """The best ones by how much workspace they may have."""
+    made: ExitStack
+    """Destroys all of it."""
 
 
 @final
@@ -159,9 +162,12 @@ class CudaBlasLt:
         self._arrange(spec, product)
         algorithms = [algorithm for algorithm, _ in message.candidates]
         good = [i for i, each in enumerate(algorithms) if not self._launch(plan, product, each)]
-        events = [check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)]
         times: dict[int, list[float]] = {i: [] for i in good}
+        events: list[Any] = []
         try:
+            events.extend(
+                check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)
+            )
             for _ in range(_ROUNDS if len(good) > 1 else 0):
                 for i in good:
                     time = self._time(events, plan, product, algorithms[i], 1)
@@ -290,11 +296,28 @@ class CudaBlasLt:
 
     def _prepare(self, spec: Spec) -> _Prepared:
         self._require_device(spec)
-        call, epilogue = self._library.call, EPILOGUES[spec.epilogue]
+        with undone_on_error() as made:
+            compute = ENUMS[f"CUBLAS_COMPUTE_{spec.compute}"]
+            kinds = compute, CUDA_TYPES[spec.scale_type]
+            description = self._create(made, "MatmulDesc", *kinds)
+            self._describe(description, spec)
+            preference = self._create(made, "MatmulPreference")
+            for side, operand in zip("BACD", (spec.a, spec.b, spec.c, spec.d), strict=True):
+                self._prefer(preference, f"MIN_ALIGNMENT_{side}_BYTES", c_uint32(operand.alignment))
+            operands = (spec.a, spec.b, spec.c, spec.d)
+            a, b, c, d = [self._layout(made, each, spec.batch) for each in operands]
+        return _Prepared(spec, description, a, b, c, d, preference, {}, made)
+
+    def _create(self, made: ExitStack, kind: str, *values: int) -> int:
+        """A descriptor of the library, which ``made`` destroys."""
         created = c_void_p()
-        compute = ENUMS[f"CUBLAS_COMPUTE_{spec.compute}"]
-        call("cublasLtMatmulDescCreate", byref(created), compute, CUDA_TYPES[spec.scale_type])
-        description = created.value or 0
+        self._library.call(f"cublasLt{kind}Create", byref(created), *values)
+        made.callback(self._library.call, f"cublasLt{kind}Destroy", created.value)
+        return created.value or 0
+
+    def _describe(self, description: int, spec: Spec) -> None:
+        """Set a description to what a product is."""
+        epilogue = EPILOGUES[spec.epilogue]
         vendor = ENUMS[f"CUBLASLT_EPILOGUE_{epilogue.vendor}"]
         values: list[tuple[str, Any]] = [
             ("TRANSA", c_int32(spec.op_b)),
@@ -328,13 +351,6 @@ class CudaBlasLt:
             values.append(("FAST_ACCUM", c_int8(1)))
         for name, value in values:
             self._attribute(description, name, value)
-        call("cublasLtMatmulPreferenceCreate", byref(created))
-        preference = created.value or 0
-        for side, operand in zip("BACD", (spec.a, spec.b, spec.c, spec.d), strict=True):
-            self._prefer(preference, f"MIN_ALIGNMENT_{side}_BYTES", c_uint32(operand.alignment))
-        layouts = [self._layout(each, spec.batch) for each in (spec.a, spec.b, spec.c, spec.d)]
-        a, b, c, d = layouts
-        return _Prepared(spec, description, a, b, c, d, preference, {})
 
     def _require_device(self, spec: Spec) -> None:
         """Say why where the library would only say that it cannot."""
@@ -351,20 +367,20 @@ class CudaBlasLt:
                     "as (n, k) and give trans_a=False, trans_b=True"
                 )
 
-    def _layout(self, operand: Operand, batch: int) -> int:
-        call, created = self._library.call, c_void_p()
+    def _layout(self, made: ExitStack, operand: Operand, batch: int) -> int:
         kind = CUDA_TYPES[operand.dtype]
         sizes = max(1, operand.columns), max(1, operand.rows), operand.ld
-        call("cublasLtMatrixLayoutCreate", byref(created), kind, *sizes)
-        layout = created.value or 0
+        layout = self._create(made, "MatrixLayout", kind, *sizes)
         if batch > 1:
             for name, value in (
-                ("BATCH_COUNT", c_int32(batch)),
+                ("BATCH_COUNT", array("int", (batch,))),
                 ("STRIDED_BATCH_OFFSET", c_int64(operand.step)),
             ):
                 number = ENUMS[f"CUBLASLT_MATRIX_LAYOUT_{name}"]
                 size = ctypes.sizeof(value)
-                call("cublasLtMatrixLayoutSetAttribute", layout, number, byref(value), size)
+                self._library.call(
+                    "cublasLtMatrixLayoutSetAttribute", layout, number, byref(value), size
+                )
         return layout
 
     def _algorithms(self, plan: _Prepared, workspace: int, most: int) -> list[tuple[bytes, int]]:
@@ -424,13 +440,8 @@ class CudaBlasLt:
         return error
 
     def _forget(self) -> None:
-        call = self._library.call
-        for plan in self._plans.values():
-            call("cublasLtMatmulPreferenceDestroy", plan.preference)
-            for layout in (plan.a, plan.b, plan.c, plan.d):
-                call("cublasLtMatrixLayoutDestroy", layout)
-            call("cublasLtMatmulDescDestroy", plan.description)
-        self._plans.clear()
+        while self._plans:
+            self._plans.popitem()[1].made.close()
 
 
 @final

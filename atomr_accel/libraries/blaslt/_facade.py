@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
+from .._arguments import require_no_race
 from .._library import LaneSpec
 from .._perform import Prepared, perform
 from .._workspaces import Workspaces
@@ -202,6 +203,7 @@ class BlasLt:
             layout_out,
         )
         first = call.check()
+        require_no_race(self._device, autotune=autotune)
         key = (first.plan.encoded, autotune)
         choice = self._choices.get(key)
         checked: Checked | None = first if choice else None

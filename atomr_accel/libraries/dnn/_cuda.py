@@ -39,7 +39,14 @@ def _store_of(context: CudaContext) -> PlanStore:
             info = context.info
             files = DiskCache("dnn-plans")
             capability = context.compute_capability
-            store = PlanStore(info.name, capability, files, computes, elsewhere=_elsewhere(context))
+            store = PlanStore(
+                info.name,
+                capability,
+                files,
+                computes,
+                elsewhere=_elsewhere(context),
+                deterministic=context.deterministic,
+            )
             _STORES[context] = store
         return store
 
@@ -54,7 +61,7 @@ def _elsewhere(context: CudaContext) -> Callable[[bytes], Any] | None:
         described = load_frontend().create_device_properties(context.info.index).serialize()
     except (AttributeError, RuntimeError):  # before cuDNN 9.8
         return None
-    workshop = Workshop(described, context.compute_capability)
+    workshop = Workshop(described, context.compute_capability, deterministic=context.deterministic)
     finalize(context, workshop.close)
     return workshop.make
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._dtypes import DTYPES
 from ...backends.cuda._driver import check, driver
-from ._cuda_routines import integers
+from .._vendor import array, undone_on_error
 from ._routine_messages import RnnBackward, RnnForward, RnnPack, RnnSizes
 from ._routine_prototypes import CELLS, DATA_LAYOUTS, DATA_NUMBERS, ENUMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import ExitStack
 
     from ...backends.cuda._context import CudaStream
     from ._cuda_routines import Descriptors
@@ -35,7 +36,7 @@ class CudaRnn:
         self._descriptors: Final = descriptors
         self._pointer: Final = pointer
         self._stream: Final = stream
-        self._networks: OrderedDict[RnnSpec, tuple[int, int]] = OrderedDict()
+        self._networks: OrderedDict[RnnSpec, tuple[int, int, ExitStack]] = OrderedDict()
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             RnnSizes: self._sizes,
             RnnPack: self._pack,
@@ -90,16 +91,14 @@ class CudaRnn:
         descriptors, spec = self._descriptors, message.spec
         matrix, bias = c_void_p(), c_void_p()
         number = {"weight_hr": _PROJECTION}.get(name, gate + spec.gates * name.endswith("_hh"))
-        kinds = [descriptors.create("Tensor") for _ in range(2)]
-        try:
+        with undone_on_error() as made:
+            kinds = [descriptors.create("Tensor", made) for _ in range(2)]
             descriptors.call(
                 "cudnnGetRNNWeightParams",
                 *(descriptors.handle, self._network(spec), at, message.weight_bytes, weights),
                 *(number, kinds[0], byref(matrix), kinds[1], byref(bias)),
             )
-        finally:
-            for kind in kinds:
-                descriptors.destroy("Tensor", kind)
+        made.close()
         return (bias if name.startswith("bias") else matrix).value or 0
 
     def _forward(self, message: RnnForward) -> None:
@@ -153,20 +152,17 @@ class CudaRnn:
             self._networks.move_to_end(spec)
             return found[0]
         descriptors = self._descriptors
-        dropout, network = descriptors.create("Dropout"), descriptors.create("RNN")
-        try:
+        while len(self._networks) >= _MOST_NETWORKS:
+            self._drop()
+        with undone_on_error() as made:
+            dropout = descriptors.create("Dropout", made)
+            network = descriptors.create("RNN", made)
             descriptors.call(
                 "cudnnSetDropoutDescriptor",
                 *(dropout, descriptors.handle, spec.dropout, None, 0, 0),
             )
             self._describe(network, dropout, spec)
-        except BaseException:
-            descriptors.destroy("RNN", network)
-            descriptors.destroy("Dropout", dropout)
-            raise
-        while len(self._networks) >= _MOST_NETWORKS:
-            self._drop()
-        self._networks[spec] = network, dropout
+        self._networks[spec] = network, dropout, made
         return network
 
     def _describe(self, network: int, dropout: int, spec: RnnSpec) -> None:
@@ -195,7 +191,7 @@ class CudaRnn:
         """
         network = self._network(message.spec)
         if message.spec.dropout and message.training:
-            descriptors, (_, dropout) = self._descriptors, self._networks[message.spec]
+            descriptors, (_, dropout, _) = self._descriptors, self._networks[message.spec]
             size = message.sizes[3]
             descriptors.call(
                 "cudnnSetDropoutDescriptor",
@@ -206,9 +202,8 @@ class CudaRnn:
         return network
 
     def _drop(self) -> None:
-        network, dropout = self._networks.popitem(last=False)[1]
-        self._descriptors.destroy("RNN", network)
-        self._descriptors.destroy("Dropout", dropout)
+        *_, made = self._networks.popitem(last=False)[1]
+        made.close()
 
     def _data(self, spec: RnnSpec, data: RnnData, size: int) -> int:
         filler = (c_size_t * 1)(0)  # a zero of every type
@@ -216,7 +211,7 @@ class CudaRnn:
             "RNNData",
             "cudnnSetRNNDataDescriptor",
             *(DATA_NUMBERS[spec.dtype], DATA_LAYOUTS[data.layout], data.steps),
-            *(len(data.lengths), size, integers(data.lengths), filler),
+            *(len(data.lengths), size, array("int", data.lengths), filler),
             key=(spec.dtype, data.layout, data.steps, data.lengths, size),
         )
 
@@ -226,8 +221,8 @@ class CudaRnn:
         return self._descriptors.get(
             "Tensor",
             "cudnnSetTensorNdDescriptor",
-            *(DATA_NUMBERS[spec.dtype], 3, integers(shape)),
-            integers((shape[1] * size, size, 1)),
+            *(DATA_NUMBERS[spec.dtype], 3, array("int", shape)),
+            array("int", (shape[1] * size, size, 1)),
             key=("states", spec.dtype, shape),
         )
 

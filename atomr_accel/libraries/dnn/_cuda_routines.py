@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from ctypes import byref, c_double, c_float, c_int, c_void_p
+from ctypes import byref, c_double, c_float, c_void_p
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._errors import Unsupported
+from .._vendor import array, undone_on_error
 from ._prototypes import last_error, load_cudnn
 from ._routine_messages import Normalize, Pool, Softmax
 from ._routine_prototypes import DATA_NUMBERS, ENUMS, POOLINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
+    from contextlib import ExitStack
 
     from ._graph import Tensor
 
@@ -21,11 +23,6 @@ _NOT_SUPPORTED: Final = range(3000, 4000)
 _LEAST_DIMS: Final = 4
 _ONE: Final = {8: byref(c_double(1.0)), 4: byref(c_float(1.0))}
 _ZERO: Final = {8: byref(c_double(0.0)), 4: byref(c_float(0.0))}
-
-
-def integers(values: Sequence[int]) -> Any:
-    """A C array of ints."""
-    return (c_int * len(values))(*values)
 
 
 @final
@@ -39,7 +36,7 @@ class Descriptors:
     def __init__(self, handle: int) -> None:
         self.handle: Final = handle
         self._library: Final = load_cudnn()
-        self._made: OrderedDict[Hashable, tuple[str, int]] = OrderedDict()
+        self._made: OrderedDict[Hashable, tuple[int, ExitStack]] = OrderedDict()
 
     def close(self) -> None:
         """Destroy all descriptors."""
@@ -72,27 +69,22 @@ class Descriptors:
         found = self._made.get((kind, key))
         if found is not None:
             self._made.move_to_end((kind, key))
-            return found[1]
-        made = self.create(kind)
-        try:
-            self.call(setter, made, *values)
-        except BaseException:
-            self.destroy(kind, made)
-            raise
+            return found[0]
         while len(self._made) >= _MOST_DESCRIPTORS:
             self._drop()
-        self._made[kind, key] = (kind, made)
-        return made
+        with undone_on_error() as made:
+            descriptor = self.create(kind, made)
+            self.call(setter, descriptor, *values)
+        self._made[kind, key] = descriptor, made
+        return descriptor
 
-    def create(self, kind: str) -> int:
-        """A new descriptor."""
+    def create(self, kind: str, made: ExitStack) -> int:
+        """A new descriptor, which ``made`` destroys."""
         cell = c_void_p()
         self.call(f"cudnnCreate{kind}Descriptor", byref(cell))
-        return cell.value or 0
-
-    def destroy(self, kind: str, descriptor: int) -> None:
-        """Destroy one that ``create`` made."""
-        self.call(f"cudnnDestroy{kind}Descriptor", descriptor)
+        descriptor = cell.value or 0
+        made.callback(self.call, f"cudnnDestroy{kind}Descriptor", descriptor)
+        return descriptor
 
     def tensor(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
         """A tensor's descriptor; missing dimensions come last, with size 1."""
@@ -102,12 +94,13 @@ class Descriptors:
         return self.get(
             "Tensor",
             "cudnnSetTensorNdDescriptor",
-            *(DATA_NUMBERS[dtype], len(dims), integers(dims), integers(steps)),
+            *(DATA_NUMBERS[dtype], len(dims), array("int", dims), array("int", steps)),
             key=(dtype, dims, steps),
         )
 
     def _drop(self) -> None:
-        self.destroy(*self._made.popitem(last=False)[1])
+        _, made = self._made.popitem(last=False)[1]
+        made.close()
 
 
 @final
@@ -133,7 +126,7 @@ class CudaRoutines:
             "Pooling",
             "cudnnSetPoolingNdDescriptor",
             *(POOLINGS[message.mode], ENUMS["CUDNN_PROPAGATE_NAN"], len(window)),
-            *(integers(window), integers(padding), integers(stride)),
+            *(array("int", window), array("int", padding), array("int", stride)),
             key=(message.mode, window, padding, stride),
         )
         x, y = self._of(message.x_tensor), self._of(message.y_tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from .._arguments import require_no_race
 from .._options import flag, whole
 from ._conv import Convolutions
 from ._norm import Normalizations
@@ -27,13 +28,15 @@ class Dnn(Convolutions, Normalizations, Activations, Graphs, Caches, Recurrent, 
     def autotune(self) -> bool:
         """Whether the first run of each graph tries all of its plans and keeps the fastest.
 
-        Otherwise the vendor's heuristics choose. As ``torch.backends.cudnn.benchmark``.
+        Otherwise the vendor's heuristics choose. As ``torch.backends.cudnn.benchmark``. Setting
+        it is a ``ValueError`` on a device that was opened with ``deterministic=True``.
         """
         return self._plans.autotune
 
     @autotune.setter
     def autotune(self, autotune: bool) -> None:
-        self._plans.autotune = flag(autotune, "autotune")
+        require_no_race(self._device, autotune=flag(autotune, "autotune"))
+        self._plans.autotune = bool(autotune)
 
     @property
     def allow_tf32(self) -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_PLANS: Final = 512
 _MOST_CANDIDATES: Final = 16
+_SWITCH: Final = "use_deterministic_algorithm"
 _ALIGNMENT: Final = 256
 _MOST_WORKSPACE: Final = 1 << 30
 """The most scratch memory that a plan may want."""
@@ -132,6 +133,8 @@ class PlanStore:
         own: whether our own kernels compute a node that cuDNN refuses.
         options: for the frontend's graph, in the place of a handle.
         elsewhere: makes a plan in another process, or None if it cannot.
+        deterministic: whether plans whose results differ from run to run are out of the
+            question.
     """
 
     def __init__(
@@ -142,6 +145,8 @@ class PlanStore:
         own: Callable[[Graph], bool],
         options: dict[str, Any] | None = None,
         elsewhere: Callable[[bytes], tuple[StoredStep, ...] | None] | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         self._frontend = load_frontend()
         self._capability = capability
@@ -149,7 +154,8 @@ class PlanStore:
         self._own = own
         self._elsewhere = elsewhere
         self._files = files
-        self._names = (name, str(version()), str(self._frontend.__version__))
+        self._deterministic = deterministic
+        self._names = (name, str(version()), str(self._frontend.__version__), deterministic)
         self._plans: OrderedDict[tuple[bytes, bool], Plan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -265,6 +271,8 @@ class PlanStore:
         frontend = self._frontend
         major, minor = self._capability
         where = {"handle": handle} if self._options is None else self._options
+        if self._deterministic:
+            graph = _settled(graph)
         made = lower(frontend, flattened(graph), sm_version=10 * major + minor, **where)
         modes, notes = frontend.heur_mode, frontend.numerical_note
         with refusals("cudnnBackendFinalize"):
@@ -273,6 +281,8 @@ class PlanStore:
             made.deselect_workspace_greater_than(_MOST_WORKSPACE)
             if _precise(graph):
                 made.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
+            if self._deterministic and not _switched(graph):
+                made.deselect_numeric_notes([notes.NONDETERMINISTIC])
             made.check_support()
         return made
 
@@ -355,6 +365,23 @@ def _stored(steps: Sequence[Step]) -> tuple[StoredStep, ...]:
     return tuple(
         StoredStep(step.graph, bytes(step.made.serialize() if step.made else b"")) for step in steps
     )
+
+
+def _switched(graph: Graph) -> bool:
+    """Whether there are nodes with a switch of their own for being deterministic."""
+    return any(name == _SWITCH for node in graph.nodes for name, _ in node.attributes)
+
+
+def _settled(graph: Graph) -> Graph:
+    """A graph whose nodes are deterministic where they have a switch for that."""
+    nodes = tuple(
+        msgspec.structs.replace(
+            node,
+            attributes=tuple((name, name == _SWITCH or value) for name, value in node.attributes),
+        )
+        for node in graph.nodes
+    )
+    return msgspec.structs.replace(graph, nodes=nodes)
 
 
 def _precise(graph: Graph) -> bool:

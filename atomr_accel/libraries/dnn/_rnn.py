@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ..._dtypes import DTYPES, as_dtype
 from ..._errors import Unsupported
-from .._arguments import usable
+from .._arguments import require_int32, usable
 from .._options import flag, real, whole
 from .._perform import Prepared, perform
 from ._routine_messages import (
@@ -124,6 +124,7 @@ class Rnn:
         Raises:
             ValueError: other shapes, or another number of them.
             TypeError: another dtype.
+            Unsupported: cuDNN does not do this.
             GpuRefStale: of an older generation, or freed.
         """
         (nbytes, *_) = await self._ask(None, training=False)
@@ -205,7 +206,7 @@ class Rnn:
             ``y`` in the layout of ``x``, the last states, and the tape.
 
         Raises:
-            ValueError: shapes and lengths that do not fit.
+            ValueError: shapes, lengths and a seed that do not fit.
             TypeError: dtypes that do not fit.
             Unsupported: cuDNN does not do this; or inside a batch, where the sizes of
                 scratch memory for these shapes are not known yet.
@@ -328,6 +329,7 @@ class Rnn:
         key = (self.spec, data, training)
         found = self._sizes.get(key)
         if found is None:
+            require_int32(self._device, "a recurrent network", _counts(self.spec, data))
             request = Prepared(RnnSizes(self.spec, data, training), (), ())
             answer = await perform(self._device, LANE, "dnn.rnn_sizes", lambda _room: request)
             if answer is None:
@@ -454,6 +456,16 @@ class Recurrent(Facade):
         )
         known: _Known = self._plans.program(("rnn sizes",), dict)
         return Rnn(self._device, spec, known)
+
+
+def _counts(spec: RnnSpec, data: RnnData | None) -> tuple[int, ...]:
+    """The numbers that cuDNN takes as ints."""
+    sizes = (spec.input_size, spec.hidden_size, spec.output_size * spec.directions)
+    if data is None:
+        return (*sizes, spec.layers)
+    batch = len(data.lengths)
+    states = spec.layers * spec.directions, batch * max(spec.output_size, spec.hidden_size)
+    return (*sizes, *states, data.steps, batch)
 
 
 def _address(ref: GpuRef | None) -> Any:

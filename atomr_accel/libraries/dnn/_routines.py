@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from .._arguments import require_apart, usable, writable
+from .._arguments import require_apart, require_int32, usable, writable
 from .._options import flag, real, whole
 from .._perform import Prepared, perform
 from ._graph import Tensor, strides_of
@@ -14,7 +14,7 @@ from ._routine_messages import Dropout, Normalize, Pool, Softmax
 from ._run import LANE, Facade
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ...memory import Block, GpuRef
     from .._perform import Room
@@ -195,6 +195,7 @@ class Routines(Facade):
             return pooling.message(x=inputs[0], y=output)
 
         shape = pooling.y_shape
+        require_int32(self._device, "pooling", pooling.counts())
         return await self._routine(f"dnn.{mode}_pool", {"x": x}, shape, out, message)
 
     async def _pool_backward(
@@ -220,6 +221,7 @@ class Routines(Facade):
             return pooling.message(x=x_at, y=y_at, dy=dy_at, dx=output)
 
         name = f"dnn.{pooling.mode}_pool_grad"
+        require_int32(self._device, "pooling", pooling.counts())
         return await self._routine(name, inputs, pooling.x_shape, out, message)
 
     # --- softmax --------------------------------------------------------------------------
@@ -240,6 +242,7 @@ class Routines(Facade):
         Raises:
             ValueError: no such axis, shapes that do not fit.
             TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: ``out`` is sealed.
             OutOfMemory: no room for the result.
@@ -260,7 +263,8 @@ class Routines(Facade):
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError, TypeError, GpuRefStale, GpuRefSealed, OutOfMemory: as there.
+            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
+                there.
         """
         return await self._softmax(x, axis, out, log=True)
 
@@ -281,7 +285,8 @@ class Routines(Facade):
             Shape and dtype of ``y``.
 
         Raises:
-            ValueError, TypeError, GpuRefStale, GpuRefSealed, OutOfMemory: as there.
+            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
+                there.
         """
         return await self._softmax_backward(grad, y, axis, out, log=False)
 
@@ -302,13 +307,15 @@ class Routines(Facade):
             Shape and dtype of ``y``.
 
         Raises:
-            ValueError, TypeError, GpuRefStale, GpuRefSealed, OutOfMemory: as there.
+            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
+                there.
         """
         return await self._softmax_backward(grad, y, axis, out, log=True)
 
     async def _softmax(self, x: GpuRef, axis: int, out: GpuRef | None, *, log: bool) -> GpuRef:
         usable(x, self._device.memory, "x")
         around = _around(x.shape, axis)
+        require_int32(self._device, "softmax", (*around, around[1] * around[2]))
 
         def message(inputs: list[Any], output: Any) -> Softmax:
             return Softmax(log, around, x.dtype.name, inputs[0], output)
@@ -324,6 +331,7 @@ class Routines(Facade):
         if grad.shape != y.shape:
             raise ValueError(f"grad has shape {grad.shape}, but y has {y.shape}")
         around = _around(y.shape, axis)
+        require_int32(self._device, "softmax", (*around, around[1] * around[2]))
 
         def message(inputs: list[Any], output: Any) -> Softmax:
             return Softmax(log, around, y.dtype.name, 0, inputs[1], inputs[0], output)
@@ -478,7 +486,10 @@ class Routines(Facade):
             real(beta, "beta", least=_LEAST_BETA),
             real(k, "k", least=_LEAST_K),
         )
-        return _image(x, layout), numbers
+        tensor = _image(x, layout)
+        counts = (*tensor.shape, *tensor.strides)
+        require_int32(self._device, "local response normalisation", counts)
+        return tensor, numbers
 
     # --- all of them ----------------------------------------------------------------------
 
@@ -572,6 +583,13 @@ class _Pooling:
         self.y_shape = physical(shape, last=last)
         self._numbers = (sizes, around, moves)
         self._tensors = (image, result)
+
+    def counts(self) -> Iterator[int]:
+        """The numbers that cuDNN takes as ints."""
+        for numbers in self._numbers:
+            yield from numbers
+        for tensor in self._tensors:
+            yield from (*tensor.shape, *tensor.strides)
 
     def message(self, *, x: Any, y: Any, dy: Any = 0, dx: Any = 0) -> Pool:
         """What the lane executes, with its addresses."""

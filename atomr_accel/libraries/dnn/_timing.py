@@ -52,8 +52,11 @@ def milliseconds(stream: Any, execute: Callable[[], None]) -> float:
 
 @contextlib.contextmanager
 def _events() -> Iterator[tuple[Any, Any]]:
-    events = [check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)]
+    events: list[Any] = []
     try:
+        events.extend(
+            check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)
+        )
         yield events[0], events[1]
     finally:
         for event in events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
-from .._arguments import usable
+from .._arguments import require_no_race, usable
 from .._options import flag, real
 from ._element_types import FLOATS, INTEGERS, fitting
 from ._graph import Builder, Symbol, strides_of
@@ -279,6 +279,7 @@ class Graph:
             LibraryError: cuDNN failed.
         """
         facade = self._facade
+        require_no_race(facade._device, autotune=bool(autotune))
         program = Program(self._builder.finish(tf32=facade._plans.tf32))
         tuned = facade._plans.autotune if autotune is None else flag(autotune, "autotune")
         plan = Plan(

@@ -31,11 +31,13 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
         graph: the encoded graph.
         device: the device, as the vendor describes it in JSON.
         capability: its compute capability.
+        deterministic: as for ``PlanStore``.
     """
 
     graph: bytes
     device: str
     capability: tuple[int, int]
+    deterministic: bool
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -60,13 +62,20 @@ class Workshop:
         device: the device, as the vendor describes it in JSON.
         capability: its compute capability.
         command: what to run.
+        deterministic: as for ``PlanStore``.
     """
 
     def __init__(
-        self, device: str, capability: tuple[int, int], command: tuple[str, ...] = ()
+        self,
+        device: str,
+        capability: tuple[int, int],
+        command: tuple[str, ...] = (),
+        *,
+        deterministic: bool = False,
     ) -> None:
         self._device = device
         self._capability = capability
+        self._deterministic = deterministic
         self._command = command or (sys.executable, "-m", __name__)
         self._process: subprocess.Popen[bytes] | None = None
         self._broken = False
@@ -80,7 +89,9 @@ class Workshop:
         if self._broken:
             return None
         try:
-            reply = self._ask(_Request(encoded, self._device, self._capability))
+            reply = self._ask(
+                _Request(encoded, self._device, self._capability, self._deterministic)
+            )
         except (OSError, EOFError, msgspec.DecodeError):
             self._broken = True
             self.close()
@@ -138,19 +149,22 @@ def serve(source: IO[bytes], target: IO[bytes], own: Any) -> None:
     """
     from ._lowering import load_frontend
 
-    stores: dict[tuple[str, tuple[int, int]], PlanStore] = {}
+    stores: dict[tuple[str, tuple[int, int], bool], PlanStore] = {}
     while True:
         try:
             request = msgspec.msgpack.decode(_read(source), type=_Request)
         except EOFError:
             return
         try:
-            key = (request.device, request.capability)
+            key = (request.device, request.capability, request.deterministic)
             store = stores.get(key)
             if store is None:
                 described = load_frontend().create_device_properties(request.device)
                 options = {"device_property": described}
-                store = stores[key] = PlanStore("", request.capability, None, own, options)
+                store = stores[key] = PlanStore(
+                    *("", request.capability, None, own, options),
+                    deterministic=request.deterministic,
+                )
             graph: Graph = decode(request.graph)
             reply = _Reply("plan", store.stored(graph))
         except Unsupported as error:

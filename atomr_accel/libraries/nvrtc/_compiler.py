@@ -1,4 +1,4 @@
-"""NVRTC by cuda-bindings: source in, cubin out. Needs no GPU."""
+"""NVRTC by cuda-bindings: source in, cubin or PTX out. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ..._errors import CompileError, LibraryError, LibraryMissing
+from ..._errors import CompileError, LibraryError, LibraryMissing, Unsupported
 from .._disk_cache import DiskCache
 
 CUBINS: Final = DiskCache("cubins")
@@ -16,12 +16,19 @@ CUBINS: Final = DiskCache("cubins")
 _SEES_MORE: Final = re.compile(r"include|__DATE__|__TIME")
 """Where the result may depend on more than the text: other files, or the clock."""
 
+_SPLICE: Final = re.compile(r"\\\r?\n")
+"""Lines that C++ joins, so that a word may be spread over them."""
+
+_ELF: Final = b"\x7fELF"
+_LINKED: Final = b"\2\0"
+"""The type in an ELF file's head, at byte 16, if nothing has to be linked to it any more."""
+
 
 class Compiled(NamedTuple):
     """A kernel for one kind of device.
 
     Attributes:
-        image: the cubin.
+        image: a cubin, or PTX for a device that this NVRTC does not know.
         lowered: the kernel's mangled name in it.
         log: what the compiler had to say.
         kept: whether it was on disk.
@@ -60,16 +67,19 @@ def find_cubin(
     Raises:
         CompileError: with the log.
         LibraryMissing: NVRTC or cuda-bindings is not installed.
+        Unsupported: as ``compile_cubin``.
     """
     nvrtc = load_nvrtc()
-    if any(_SEES_MORE.search(text) for text in (source, *options)):
+    if any(_SEES_MORE.search(_SPLICE.sub("", text)) for text in (source, *options)):
         return Compiled(*compile_cubin(source, name, options, capability))
     status, *version = nvrtc.nvrtcVersion()
     _check("nvrtcVersion", status)
     key = msgspec.msgpack.encode((version, source, name, options, capability))
     kept = CUBINS.get(key)
     if kept is not None:
-        return Compiled(*msgspec.msgpack.decode(kept, type=tuple[bytes, str, str]), kept=True)
+        found = Compiled(*msgspec.msgpack.decode(kept, type=tuple[bytes, str, str]), kept=True)
+        if _launchable(found.image, found.lowered):
+            return found
     made = compile_cubin(source, name, options, capability)
     CUBINS.put(key, msgspec.msgpack.encode(made))
     return Compiled(*made)
@@ -81,19 +91,22 @@ def compile_cubin(
     """Compile a kernel for a compute capability.
 
     Returns:
-        The cubin, the kernel's mangled name in it, and the compiler's log.
+        What the driver loads, the kernel's mangled name in it, and the compiler's log.
 
     Raises:
         CompileError: with the log.
         LibraryMissing: NVRTC or cuda-bindings is not installed.
+        Unsupported: this NVRTC makes nothing for such a device; or an option has it make
+            something else than what a driver can load.
     """
     nvrtc = load_nvrtc()
+    architecture = _architecture(nvrtc, capability)
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     _check("nvrtcCreateProgram", status)
     try:
         (status,) = nvrtc.nvrtcAddNameExpression(program, name.encode())
         _check("nvrtcAddNameExpression", status)
-        flags = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"]
+        flags = [f"--gpu-architecture={architecture}", "--std=c++17"]
         flags += [f"--include-path={path}" for path in _include_paths()]
         flags += options
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
@@ -106,9 +119,43 @@ def compile_cubin(
             missing = f"the source has no kernel named {name!r}"
             raise CompileError(f"{missing}\n{log}", log=log or missing)
         lowered = bytes(lowered).decode()
-        return _text(nvrtc, program, "CUBIN", raw=True), lowered, log
+        what = "PTX" if architecture.startswith("compute") else "CUBIN"
+        image = _text(nvrtc, program, what, raw=True)
+        if not _launchable(image, lowered):  # whichever option it was
+            raise Unsupported(
+                f"with the options {[*options]} the compiler makes nothing that a driver can load "
+                f"and launch as {name!r}: a kernel is compiled to a whole program, without a "
+                "linker; leave out options for linking or for other kinds of output"
+            )
+        return image, lowered, log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
+    """What to compile for, so that a device of some compute capability can execute it."""
+    status, known = nvrtc.nvrtcGetSupportedArchs()
+    _check("nvrtcGetSupportedArchs", status)
+    wanted = 10 * capability[0] + capability[1]
+    if wanted in known:
+        return f"sm_{wanted}"
+    # The device is newer than the compiler. Its driver is not: it compiles PTX for it.
+    older = [number for number in known if number < wanted]
+    if not older:
+        status, *version = nvrtc.nvrtcVersion()
+        raise Unsupported(
+            f"NVRTC {'.'.join(map(str, version))} makes nothing for devices of compute capability "
+            f"{capability[0]}.{capability[1]}, only from {min(known) // 10}.{min(known) % 10} on; "
+            "install an older release of it"
+        )
+    return f"compute_{max(older)}"
+
+
+def _launchable(image: bytes, lowered: str) -> bool:
+    """Whether a driver can load an image as it is, and there is that kernel in it."""
+    if image.startswith(_ELF):
+        return image[16:18] == _LINKED and f".text.{lowered}\0".encode() in image
+    return f".entry {lowered}(".encode() in image
 
 
 def _text(nvrtc: Any, program: Any, what: str, *, raw: bool = False) -> Any:

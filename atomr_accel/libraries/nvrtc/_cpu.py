@@ -12,7 +12,7 @@ from ..._dtypes import DTYPES
 from ..._errors import LibraryMissing
 from ...host import StickyFault
 from ._compiler import Compiled, find_cubin
-from ._messages import Array, Compile, Launch, Load, Scalar
+from ._messages import Array, Compile, Launch, Load, Scalar, Unload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ class CpuKernels:
         del stream
         self._context: Final = context
         self._kernels: dict[int, tuple[Callable[..., object], bool, bool]] = {}
-        self.handlers: Final = {Load: self._load, Launch: self._launch}
+        self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
 
     def close(self) -> None:
         """Forget the functions."""
@@ -64,6 +64,9 @@ class CpuKernels:
         leading = names[:2] == ["grid", "block"]
         by_name = not leading and {"grid", "block"} <= set(names)
         self._kernels[message.kernel] = (function, leading, by_name)
+
+    def _unload(self, message: Unload) -> None:
+        self._kernels.pop(message.kernel, None)
 
     def _launch(self, message: Launch) -> None:
         self._context.check()

@@ -6,8 +6,9 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...backends.cuda._driver import check, driver
+from .._vendor import undone_on_error
 from ._compiler import Compiled, find_cubin, load_nvrtc
-from ._messages import Array, Compile, Launch, Load
+from ._messages import Array, Compile, Launch, Load, Unload
 
 if TYPE_CHECKING:
     from ...backends.cuda._context import CudaContext, CudaStream
@@ -47,7 +48,7 @@ class CudaKernels:
         self._context: Final = context
         self._stream: Final = stream
         self._kernels: dict[int, tuple[Any, Any]] = {}
-        self.handlers: Final = {Load: self._load, Launch: self._launch}
+        self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
 
     def close(self) -> None:
         """Unload the modules."""
@@ -58,10 +59,17 @@ class CudaKernels:
         if message.kernel in self._kernels:  # by another program, which executes here too
             return
         module = check("cuModuleLoadData", driver.cuModuleLoadData(message.image))
-        function = check(
-            "cuModuleGetFunction", driver.cuModuleGetFunction(module, message.name.encode())
-        )
+        with undone_on_error() as made:
+            made.callback(driver.cuModuleUnload, module)
+            function = check(
+                "cuModuleGetFunction", driver.cuModuleGetFunction(module, message.name.encode())
+            )
         self._kernels[message.kernel] = (module, function)
+
+    def _unload(self, message: Unload) -> None:
+        loaded = self._kernels.pop(message.kernel, None)
+        if loaded is not None:
+            check("cuModuleUnload", driver.cuModuleUnload(loaded[0]))
 
     def _launch(self, message: Launch) -> None:
         _, function = self._kernels[message.kernel]

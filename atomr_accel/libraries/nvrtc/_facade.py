@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
@@ -15,7 +17,7 @@ from ..._errors import CompileError, Unsupported
 from ...memory import GpuRef
 from .._arguments import usable, writable
 from .._library import LaneSpec
-from ._messages import Array, Compile, Launch, Load, Scalar
+from ._messages import Array, Compile, Launch, Load, Scalar, Unload
 from ._signature import Parameter, read_signature
 
 if TYPE_CHECKING:
@@ -42,6 +44,12 @@ _MAX_BLOCK: Final = 1024
 _MAX_GRID: Final = (2**31 - 1, 65535, 65535)
 _MAX_SHARED: Final = 2**31 - 1
 """What the driver can be asked for; each device has far less and says so."""
+
+_NOT_A_KERNEL: Final = re.compile(
+    r"\s*--?(dlto|dlink-time-opt|optix-ir|fdevice-syntax-only|dc|device-c"
+    r"|(rdc|relocatable-device-code)(\s*=\s*|\s+)true)\s*"
+)
+"""Options that have the compiler make something that must be linked, or nothing."""
 
 Dim = int | Sequence[int]
 
@@ -94,7 +102,8 @@ class Nvrtc:
                 ``block``, if it has them, get the launch's dimensions. It runs in the
                 host, so it must be picklable by cloudpickle, and it cannot see the
                 program's variables change.
-            options: further compiler options, such as ``"--use_fast_math"``.
+            options: further compiler options, such as ``"--use_fast_math"``. None that makes
+                other output than a whole program, such as ``"-dlto"``.
 
         Returns:
             The kernel, good for all generations: after a rebuild it loads itself again.
@@ -103,6 +112,8 @@ class Nvrtc:
             CompileError: with the compiler's log.
             LibraryMissing: NVRTC is not installed.
             TypeError: ``cpu`` is not callable, or text is not ``str``.
+            Unsupported: the output of these options cannot be launched, or the compiler makes
+                none for this device.
             ValueError: text that is no Unicode.
         """
         if not all(isinstance(text, str) for text in (source, name)):
@@ -111,6 +122,12 @@ class Nvrtc:
             raise TypeError(f"options must be a sequence of str, not {options!r}")
         for text in (source, name, *options):
             text.encode()  # a surrogate would only be noticed when the message is sent
+        for option in (*options, *map(" ".join, itertools.pairwise(options))):
+            if _NOT_A_KERNEL.fullmatch(option):
+                raise Unsupported(
+                    f"option {option!r} makes output that must be linked, or none; a kernel is "
+                    "compiled to a whole program, without a linker: leave the option out"
+                )
         if cpu is not None and not callable(cpu):
             raise TypeError(f"cpu must be callable, not {type(cpu).__name__}")
         parameters = read_signature(source, name)
@@ -139,6 +156,21 @@ class Nvrtc:
         return NvrtcStatistics(self._compiled, self._found)
 
 
+class _Resident:
+    """A kernel in the host, as all copies of its handle know it.
+
+    Attributes:
+        number: the host's number of it.
+        kept: releases it, in the generation it was loaded in last.
+    """
+
+    __slots__ = ("kept", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number: Final = number
+        self.kept: Block | None = None
+
+
 @final
 class Kernel:
     """A compiled kernel. Made by ``device.nvrtc.compile``.
@@ -161,13 +193,19 @@ class Kernel:
         log: str,
     ) -> None:
         self._device = device
-        self._number = number
+        self._resident = _Resident(number)
         self._image = image
         self._lowered = lowered
         self._loaded: Epoch | None = None
         self.name: Final = name
         self.parameters: Final = parameters
         self.log: Final = log
+
+    def _apart(self) -> Kernel:
+        """The same kernel where executors of their own have to load it."""
+        twin = copy.copy(self)
+        twin._resident, twin._loaded = _Resident(self._resident.number), None
+        return twin
 
     def __repr__(self) -> str:
         arguments = ", ".join(p.text for p in self.parameters) if self.parameters else "..."
@@ -191,7 +229,7 @@ class Kernel:
             GpuRefStale: a ref of an older generation, or freed.
             Unsupported: on the CPU backend, a kernel without ``cpu=``.
         """
-        device = self._device
+        device, resident = self._device, self._resident
         grid3 = _dimensions(grid, "grid", _MAX_GRID)
         block3 = _dimensions(block, "block", (_MAX_BLOCK, _MAX_BLOCK, 64))
         if block3[0] * block3[1] * block3[2] > _MAX_BLOCK:
@@ -209,12 +247,19 @@ class Kernel:
             while self._loaded is not device.memory.epoch:
                 port = await device.open_lane(KERNELS)
                 epoch = device.memory.epoch
-                load = Load(self._number, self._image, self._lowered)
-                await device.submit(port, f"load {self.name}", load).wait()
+                kept = resident.kept
+                if kept is None or kept.epoch is not epoch:
+                    unload = Unload(resident.number)
+                    kept = device.keep(KERNELS.name, f"unload {self.name}", unload)
+                    resident.kept = kept
+                load = Load(resident.number, self._image, self._lowered)
+                await device.submit(port, f"load {self.name}", load, (kept,)).wait()
                 self._loaded = epoch
             arguments, reads, writes = self._arguments(args)
-        message = Launch(self._number, grid3, block3, shared, arguments)
+        message = Launch(resident.number, grid3, block3, shared, arguments)
         port = device.ports[KERNELS.name]  # open, or it would not be loaded
+        assert resident.kept is not None
+        reads = (*reads, resident.kept)
         await device.submit(port, f"kernel {self.name}", message, reads, writes).wait()
 
     def _arguments(

@@ -34,6 +34,16 @@ class Load(Message, frozen=True):
     image: bytes
     name: str
 
+    def undo(self) -> Unload:
+        """What releases it."""
+        return Unload(self.kernel)
+
+
+class Unload(Message, frozen=True):
+    """Release a kernel, if it is loaded."""
+
+    kernel: int
+
 
 class Array(Message, frozen=True):
     """A buffer as an argument."""

@@ -1,8 +1,9 @@
 """A kernel's parameters, read from its source.
 
 The driver tells only sizes, and the CPU backend has no compiler, so the declaration
-itself is read: enough C++ to know pointers, ``const`` and the builtin types. A type that
-is not known here (a struct, a typedef, a template parameter) takes any scalar.
+itself is read: enough C++ to know pointers, ``const``, the builtin types and what a template's
+parameters stand for. A type that is not known here (a struct, a typedef) takes any scalar that
+says itself of which type it is: one of NumPy's, not one of Python's.
 """
 
 from __future__ import annotations
@@ -47,6 +48,35 @@ _NOISE: Final = re.compile(
 )
 
 
+_JOINED: Final = r"(?:\\\r?\n)*"
+"""Where lines are joined, which may be anywhere."""
+
+_TOKEN: Final = re.compile(
+    rf"""
+      (?P<comment> /{_JOINED}/ (?: \\\r?\n | [^\n] )*  |  /{_JOINED}\* .*? (?: \*{_JOINED}/ | \Z ) )
+    | (?P<literal>
+        (?: u{_JOINED}8 | [uUL] )? {_JOINED} R {_JOINED}
+            "(?P<delimiter> [^\s()\\]{{0,16}} ) \( .*? \) (?P=delimiter) "
+        | " (?: \\{_JOINED}[^\n] | \\\r?\n | [^"\\\n] )* "
+        | ' (?: \\{_JOINED}[^\n] | \\\r?\n | [^'\\\n] )* ' )
+    | \.?{_JOINED}[0-9] (?: [eEpP][+-] | '{_JOINED}\w | [\w.] | \\\r?\n )*  # such as 1'000
+    | [^\W\d] (?: \w | \\\r?\n )*  # so that the R of a name's end begins no literal
+    | \\\r?\n
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""What must be told apart to know where code is, and only that."""
+
+_TYPE_PARAMETER: Final = re.compile(r"(?:typename|class)\s+(\w+)\s*(?:=(.*))?", re.DOTALL)
+
+_OF_PYTHON: Final[dict[type, str]] = {
+    bool: "numpy.bool_(...)",
+    int: "numpy.int32(...) or numpy.int64(...)",
+    float: "numpy.float32(...) or numpy.float64(...)",
+    complex: "numpy.complex64(...) or numpy.complex128(...)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of a kernel.
@@ -83,7 +113,8 @@ class Parameter:
         """``value`` as what this parameter takes, if that changes nothing but its width.
 
         Raises:
-            TypeError: it is of another kind, or no scalar.
+            TypeError: it is of another kind, or no scalar; or nobody knows how wide it
+                should be.
             OverflowError: it does not fit.
         """
         if not isinstance(value, (bool, int, float, complex, np.generic)):
@@ -93,9 +124,13 @@ class Parameter:
             )
         expected = self.dtype
         if expected is None:
-            free: Any = value if isinstance(value, np.generic) else np.asarray(value)[()]
-            as_dtype(getattr(free, "dtype", object))
-            return free  # type: ignore[no-any-return]
+            if not isinstance(value, np.generic):
+                raise TypeError(
+                    f"argument {position} is a Python {type(value).__name__}, but the source does "
+                    f"not tell the type of '{self.text}'; pass {_spelled(value)}"
+                )
+            as_dtype(value.dtype)
+            return value
         # NumPy makes an object of an int that fits none of its types.
         kind = "i" if type(value) is int else np.asarray(value).dtype.kind
         if _RANK.get(kind, 9) > _RANK.get(expected.kind, 3):
@@ -144,20 +179,52 @@ def read_signature(source: str, name: str) -> tuple[Parameter, ...] | None:
         None if no ``__global__`` function of that name is declared in plain sight (it may
         come from an include or a macro; the compiler has the last word).
     """
-    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.DOTALL)
-    bare = re.escape(name.split("<", maxsplit=1)[0].rsplit("::", maxsplit=1)[-1].strip())
+    text = _TOKEN.sub(_blank, source)
+    plain, _, arguments = name.partition("<")
+    bare = re.escape(plain.rsplit("::", maxsplit=1)[-1].strip())
     for match in re.finditer(rf"\b{bare}\s*\(", text):
         head = re.split(r"[;{}]", text[: match.start()])[-1]
         if "__global__" in head:
+            types = _template_types(head, _split(arguments.rpartition(">")[0]))
             inside = _until_closed(text, match.end())
-            return tuple(map(_parameter, _split(inside)))
+            return tuple(_parameter(part, types) for part in _split(inside))
     return None
 
 
-def _until_closed(text: str, start: int) -> str:
+def _blank(token: re.Match[str]) -> str:
+    """What a token leaves of itself where only code counts."""
+    if token["comment"] is not None:
+        return " "
+    if token["literal"] is not None:
+        return '""'
+    return re.sub(_JOINED, "", token[0])
+
+
+def _template_types(head: str, arguments: list[str]) -> dict[str, str]:
+    """What a template's type parameters stand for, as far as that is said."""
+    types: dict[str, str] = {}
+    template = re.search(r"\btemplate\s*<", head)
+    if template is None:
+        return types
+    parameters = _split(_until_closed(head, template.end(), "<>"))
+    for at, parameter in enumerate(parameters):
+        found = _TYPE_PARAMETER.fullmatch(parameter)
+        if found is not None:
+            stands_for = arguments[at] if at < len(arguments) else (found[2] or "").strip()
+            # Within 'const T', a pointer type would not be what it is as text.
+            if stands_for and not re.search(r"[*&\[(]", stands_for):
+                types[found[1]] = stands_for
+    return types
+
+
+def _spelled(value: object) -> str:
+    return next((text for kind, text in _OF_PYTHON.items() if isinstance(value, kind)), "")
+
+
+def _until_closed(text: str, start: int, brackets: str = "()") -> str:
     depth = 1
     for at in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        depth += (text[at] == brackets[0]) - (text[at] == brackets[1])
         if not depth:
             return text[start:at]
     return text[start:]
@@ -174,8 +241,9 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip() not in ("", "void")]
 
 
-def _parameter(text: str) -> Parameter:
-    declared = " ".join(text.split("=", maxsplit=1)[0].split())
+def _parameter(text: str, types: dict[str, str]) -> Parameter:
+    written_as = " ".join(text.split("=", maxsplit=1)[0].split())
+    declared = re.sub(r"\w+", lambda word: types.get(word[0], word[0]), written_as)
     pointer = "*" in declared or declared.endswith("]")
     target, _, _ = declared.partition("*") if "*" in declared else declared.partition("[")
     written = pointer and not re.search(r"\bconst\b", target)
@@ -187,4 +255,4 @@ def _parameter(text: str) -> Parameter:
     name = _C_TYPES.get(" ".join(type_words))
     if declared.count("*") > 1:
         name = None  # pointers to pointers live in a buffer of addresses
-    return Parameter(declared, pointer, written, DTYPES[name] if name else None)
+    return Parameter(written_as, pointer, written, DTYPES[name] if name else None)

@@ -38,7 +38,7 @@ class CpuPrograms:
     def _record(self, message: Record) -> None:
         self._context.check()
         self._programs.pop(message.program, None)  # should this fail, nothing is replayed
-        self._steps.prepare(message.prepare)
+        self._steps.prepare(message.prepare, message.program)
         self._programs[message.program] = self._steps.bind(message.nodes)
 
     def _replay(self, message: Replay) -> None:
@@ -62,6 +62,7 @@ class CpuPrograms:
 
     def _forget(self, message: Forget) -> None:
         self._programs.pop(message.program, None)  # it may never have been made
+        self._steps.forget(message.program)
 
     def _describe(self, message: Describe) -> str:
         numbers = itertools.count()

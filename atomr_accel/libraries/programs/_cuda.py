@@ -67,7 +67,7 @@ class CudaPrograms:
         if message.prepare:
             # Graphs are launched on another stream: those in flight come before, the next after.
             self._captured.follow(self._stream)
-            self._steps.prepare(message.prepare)
+            self._steps.prepare(message.prepare, message.program)
             self._stream.follow(self._captured)
         nodes = self._steps.bind(message.nodes)
         graph = self._graphs.build(nodes)
@@ -104,11 +104,11 @@ class CudaPrograms:
 
     def _forget(self, message: Forget) -> None:
         program = self._programs.pop(message.program, None)
-        if program is None:
-            return  # it could not be made
-        self._stream.synchronize()
-        check("cuGraphExecDestroy", driver.cuGraphExecDestroy(program.executable))
-        check("cuGraphDestroy", driver.cuGraphDestroy(program.graph))
+        if program is not None:  # it could be made
+            self._stream.synchronize()
+            check("cuGraphExecDestroy", driver.cuGraphExecDestroy(program.executable))
+            check("cuGraphDestroy", driver.cuGraphDestroy(program.graph))
+        self._steps.forget(message.program)
 
     def _describe(self, message: Describe) -> str:
         graph = self._programs[message.program].graph

@@ -14,7 +14,7 @@ from ._messages import Section
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ...host import Executor
+    from ...host import Executor, Message
     from ._messages import Node, Step
 
 
@@ -44,12 +44,25 @@ class Steps:
         self._context = context
         self._stream = stream
         self._executors: dict[str, tuple[Executor, Callable[[bytes], Any]]] = {}
+        self._users: dict[tuple[str, Message], set[int]] = {}
 
-    def prepare(self, steps: Iterable[Step]) -> None:
+    def prepare(self, steps: Iterable[Step], program: int) -> None:
         """Execute steps now, those of which a program needs the effect only once."""
         for step in steps:
             bound = self._bind_step(step)
+            undo = getattr(bound.message, "undo", None)
+            if undo is not None:
+                self._users.setdefault((step.executor, undo()), set()).add(program)
             bound.handler(bound.message)
+
+    def forget(self, program: int) -> None:
+        """Undo what was prepared for a program and for no other that is left."""
+        for key, users in list(self._users.items()):
+            users.discard(program)
+            if not users:
+                del self._users[key]
+                executor, message = key
+                self._executor(executor)[0].handlers[type(message)](message)
 
     def bind(self, nodes: Iterable[Node]) -> list[Bound]:
         """Each node with what executes it."""
