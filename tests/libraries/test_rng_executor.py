@@ -237,9 +237,9 @@ def test_tables_choices_and_rows(machine: Machine) -> None:
     values = machine.draw("mtgp32", law, 1000)
     assert set(values) == {1, 2}
     times = np.zeros(3)
-    machine.do(Pick("xorwow", machine.key, 5, 3, 2, at(table), at(out), at(times)))
+    machine.do(Pick("xorwow", machine.key, 0, 5, 3, 2, at(table), at(out), at(times)))
     assert sorted(out[:2]) == [1, 2]
-    machine.do(Pick("xorwow", machine.key, 5, 1000, 1000, 0, at(out), 0))
+    machine.do(Pick("xorwow", machine.key, 0, 5, 1000, 1000, 0, at(out), 0))
     assert sorted(out) == list(range(1000))
     rows = np.arange(3000.0).reshape(1000, 3)
     target = np.zeros((1000, 3))
@@ -251,7 +251,7 @@ def test_nothing(machine: Machine) -> None:
     law = a_law("normal", "float32", (0.0, 1.0))
     assert machine.draw("xorwow", law, 0).shape == (0,)
     machine.do(Points(law, "sobol32", 3, 0, 0, 0))
-    machine.do(Pick("xorwow", 1, 0, 5, 0, 0, 0, 0))
+    machine.do(Pick("xorwow", 1, 0, 0, 5, 0, 0, 0, 0))
     machine.do(Take(0, 0, 0, 0, 8))
     assert not machine.library.log
 

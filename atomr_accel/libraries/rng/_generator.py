@@ -527,6 +527,7 @@ class Generator(Drawing):
                 message = Pick(
                     state.kind,
                     state.key,
+                    state.position,
                     state.side,
                     items,
                     count,
