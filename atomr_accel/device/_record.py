@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
@@ -14,9 +15,9 @@ from .._errors import ContextPoisoned, DeviceLost, Unsupported
 from ..host import encoder
 from ..libraries import LaneSpec, usable, writable
 from ..libraries.programs import Describe, Forget, Kind, Record, Replay, Section, Step
-from ..memory import Block, GpuRef, LateAddress, Part, refuse_write
+from ..memory import Block, GpuRef, LateAddress, Part, as_shape, refuse_write
 from ._batch import Collector, Submitted
-from ._core import Shape, as_shape
+from ._core import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -171,10 +172,11 @@ class Program(Collector):
     def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
         """A buffer of the program, whose content is undefined; as ``numpy.empty``."""
         kind, sizes = as_dtype(dtype), as_shape(shape)
-        return self.try_empty(sizes, kind, kind.itemsize * int(np.prod(sizes, dtype=np.int64)))
+        return self.try_empty(sizes, kind, kind.itemsize * math.prod(sizes))
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
         """A buffer of the program, whose memory comes at the end of the block."""
+        self._core.require_possible(nbytes)
         block = self.memory.promise()
         self._made[block] = nbytes
         return GpuRef(block, shape, dtype, nbytes)

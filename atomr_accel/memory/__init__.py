@@ -8,6 +8,7 @@ from ._allocator import Allocator, round_size
 from ._map import MemoryMap, MemoryStatistics, Slab
 from ._ref import Block, Epoch, GpuRef, Hold, Part, refuse, refuse_write
 from ._scope import MemoryScope
+from ._views import as_shape
 
 __all__ = [
     "Allocator",
@@ -21,6 +22,7 @@ __all__ = [
     "MemoryStatistics",
     "Part",
     "Slab",
+    "as_shape",
     "refuse",
     "refuse_write",
     "round_size",

@@ -7,8 +7,40 @@ import operator
 from types import EllipsisType
 from typing import Any, SupportsIndex
 
+import numpy as np
+
 Index = SupportsIndex | slice | EllipsisType | None
 Key = Index | tuple[Index, ...]
+
+LARGEST_EXTENT = 2**63 - 1
+"""What messages, and NumPy, can count to along an axis."""
+
+
+def as_shape(shape: object) -> tuple[int, ...]:
+    """A shape as NumPy takes it: a whole number or a sequence of them.
+
+    Raises:
+        TypeError: it is made of something else; bool is no number here.
+        ValueError: a number is negative, or beyond 64 bits.
+    """
+    try:
+        extents = tuple(shape) if _is_sequence(shape) else (shape,)  # type: ignore[arg-type]
+        result = tuple(operator.index(extent) for extent in extents)
+    except TypeError:
+        result = None
+    if result is None or any(isinstance(extent, bool | np.bool_) for extent in extents):
+        raise TypeError(
+            f"a shape is a whole number or a sequence of whole numbers, not {shape!r}"
+        ) from None
+    if any(extent < 0 for extent in result):
+        raise ValueError(f"negative dimensions are not allowed: {result}")
+    if any(extent > LARGEST_EXTENT for extent in result):
+        raise ValueError(f"no dimension can be larger than {LARGEST_EXTENT}: {result}")
+    return result
+
+
+def _is_sequence(shape: object) -> bool:
+    return not hasattr(shape, "__index__") or getattr(shape, "ndim", 0) > 0
 
 
 def selected(shape: tuple[int, ...], key: Key) -> tuple[tuple[int, ...], int]:
