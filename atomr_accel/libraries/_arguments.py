@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+import numbers
+from typing import Any, Final
 
+import numpy as np
+
+from .._dtypes import NAMES
 from ..memory import Block, GpuRef, MemoryMap, refuse, refuse_write
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _BLOCK_ALIGNMENT: Final = 256
 """What whole blocks are aligned to; views begin anywhere in them."""
@@ -61,6 +62,46 @@ def same_place(one: GpuRef, other: GpuRef) -> bool:
 def alignment(ref: GpuRef) -> int:
     """The largest power of two, up to 256, that the ref's address is a multiple of."""
     return math.gcd(_BLOCK_ALIGNMENT, ref._block.offset)
+
+
+def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
+    """``ref`` begins at a multiple of ``nbytes``, because of ``why``.
+
+    Where a view begins is no part of shape and dtype: a plan that is kept for these says what
+    it needs, and every call is held against that.
+    """
+    if alignment(ref) % nbytes and ref.size:
+        raise ValueError(
+            f"{name} is a view that begins {ref._block.offset} bytes into its buffer, but {why}, "
+            f"so it must begin at a multiple of {nbytes} bytes: copy it first"
+        )
+
+
+def real(value: Any, name: str) -> float:
+    """A real number as a float.
+
+    Raises:
+        TypeError: it is an array, or no real number.
+    """
+    if isinstance(value, numbers.Real):
+        return float(value)
+    scalar = np.asarray(value)
+    if scalar.ndim:
+        raise TypeError(f"{name} must be a number, not an array of shape {scalar.shape}")
+    if scalar.dtype.kind not in "biuf" and (scalar.dtype not in NAMES or scalar.dtype.kind == "c"):
+        raise TypeError(f"{name} must be a real number, not {value!r}")
+    return float(scalar)
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False.
+
+    Raises:
+        TypeError: it is anything else.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> None:

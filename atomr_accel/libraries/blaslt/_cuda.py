@@ -19,6 +19,7 @@ from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...backends.cuda._driver import check, driver
 from .._numbers import CUDA_TYPES, Scalars
+from .._recent import Recent
 from .._vendor import VendorLibrary
 from ._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
 from ._plan import BLOCK, E2M1, FP8, block_scale_bytes
@@ -106,7 +107,7 @@ class CudaBlasLt:
         self._stream: Final = stream
         self._run: Final = self._library.functions["cublasLtMatmul"]
         self._set: Final = self._library.functions["cublasLtMatmulDescSetAttribute"]
-        self._plans: dict[bytes, _Prepared] = {}
+        self._plans: Recent[bytes, _Prepared] = Recent(_MOST_PLANS, self._destroy)
         self._scalar: Final = Scalars().pointer
         self._kernels: Kernels | None = None
         self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
@@ -126,7 +127,7 @@ class CudaBlasLt:
 
     def close(self) -> None:
         """Destroy the handle and what was prepared with it."""
-        self._forget()
+        self._plans.clear()
         if self._kernels is not None:
             self._kernels.close()
         self._library.call("cublasLtDestroy", self._handle)
@@ -283,9 +284,7 @@ class CudaBlasLt:
     def _plan(self, encoded: bytes) -> _Prepared:
         plan = self._plans.get(encoded)
         if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._forget()
-            plan = self._plans[encoded] = self._prepare(self._decode(encoded))
+            plan = self._plans.keep(encoded, self._prepare(self._decode(encoded)))
         return plan
 
     def _prepare(self, spec: Spec) -> _Prepared:
@@ -423,14 +422,12 @@ class CudaBlasLt:
             return Unsupported(f"{error}: not with these types and options on this device")
         return error
 
-    def _forget(self) -> None:
+    def _destroy(self, plan: _Prepared) -> None:
         call = self._library.call
-        for plan in self._plans.values():
-            call("cublasLtMatmulPreferenceDestroy", plan.preference)
-            for layout in (plan.a, plan.b, plan.c, plan.d):
-                call("cublasLtMatrixLayoutDestroy", layout)
-            call("cublasLtMatmulDescDestroy", plan.description)
-        self._plans.clear()
+        call("cublasLtMatmulPreferenceDestroy", plan.preference)
+        for layout in (plan.a, plan.b, plan.c, plan.d):
+            call("cublasLtMatrixLayoutDestroy", layout)
+        call("cublasLtMatmulDescDestroy", plan.description)
 
 
 @final

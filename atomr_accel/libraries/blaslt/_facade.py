@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
+from ..._dtypes import as_dtype
+from .._arguments import flag
 from .._library import LaneSpec
 from .._perform import Prepared, perform
+from .._recent import Recent
 from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
 from ._call import Call, Checked
@@ -33,7 +36,7 @@ WORKSPACE: Final = 32 << 20
 """The most memory that an algorithm may want: what the vendor recommends for Hopper."""
 
 _CANDIDATES: Final = 8
-_MOST_CHOICES: Final = 4096
+_MOST_PLANS: Final = 4096
 
 _Choice = tuple[bytes, int]
 
@@ -83,8 +86,8 @@ class BlasLt:
 
     def __init__(self, device: Submitter) -> None:
         self._device = self._asked = device
-        self._plans: dict[Question, Plan] = {}
-        self._choices: dict[tuple[bytes, bool], _Choice] = {}
+        self._plans: Recent[Question, Plan] = Recent(_MOST_PLANS)
+        self._choices: Recent[tuple[bytes, bool], _Choice] = Recent(_MOST_PLANS)
         self._workspaces = Workspaces(LANE.ways, WORKSPACE)
 
     async def matmul(
@@ -187,7 +190,7 @@ class BlasLt:
             beta,
             operation(trans_a, "trans_a"),
             operation(trans_b, "trans_b"),
-            dtype,
+            None if dtype is None else as_dtype(dtype),
             compute_type,
             epilogue if epilogue is not None else "bias" if bias is not None else "",
             bias,
@@ -195,14 +198,14 @@ class BlasLt:
             scale_a,
             scale_b,
             scale_out,
-            bool(amax),
-            bool(fast_accum),
+            flag(amax, "amax"),
+            flag(fast_accum, "fast_accum"),
             layout_a,
             layout_b,
             layout_out,
         )
         first = call.check()
-        key = (first.plan.encoded, autotune)
+        key = (first.plan.encoded, flag(autotune, "autotune"))
         choice = self._choices.get(key)
         checked: Checked | None = first if choice else None
         algorithm, nbytes = choice or await self._choose(call, *key)
@@ -234,11 +237,7 @@ class BlasLt:
         candidates = await self._candidates(spec, _CANDIDATES if autotune else 1)
         if autotune and len(candidates) > 1:
             candidates = await self._tune(call, candidates)
-        choice = candidates[0]
-        if len(self._choices) >= _MOST_CHOICES:
-            self._choices.clear()
-        self._choices[spec, autotune] = choice
-        return choice
+        return self._choices.keep((spec, autotune), candidates[0])
 
     async def _candidates(self, spec: bytes, most: int) -> list[_Choice]:
         """Ask the lane for algorithms, best guess first."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from ..._dtypes import DTYPES, as_dtype
+from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from .._broadcast import broadcast
 from ._layout import Layout
@@ -118,7 +118,7 @@ class Question(NamedTuple):
     layout_out: Layout | None
     trans_a: int
     trans_b: int
-    dtype: Any
+    dtype: np.dtype[Any] | None
     compute_type: str | None
     epilogue: str
     fast: bool
@@ -305,7 +305,7 @@ def _kind(question: Question) -> tuple[str, Kind]:
         pairs = dict.fromkeys(f"{left} and {right}" for left, right, _ in KINDS)
         raise TypeError(f"matmul does not take {a} and {b}; it takes {', '.join(pairs)}")
     if question.dtype is not None:
-        wanted: str = as_dtype(question.dtype).name
+        wanted: str = question.dtype.name
     elif question.out is not None:
         wanted = question.out.dtype
     else:
