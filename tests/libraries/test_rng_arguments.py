@@ -147,6 +147,11 @@ async def test_states_that_do_not_fit(device: Device) -> None:
     other = device.rng.default_rng(1, "xorwow").state
     with pytest.raises(ValueError, match="kind 'xorwow', but the generator has 'philox4_32_10'"):
         generator.state = other
+    before = generator.state
+    for name, bad, error in (("position", 2.0, TypeError), ("side", -1, ValueError)):
+        with pytest.raises(error):
+            generator.state = {**device.rng.default_rng(2).state, name: bad}
+        assert generator.state == before
     with pytest.raises(ValueError, match="must not be negative"):
         generator.spawn(-1)
     with pytest.raises(ValueError, match="before its first one"):
@@ -203,6 +208,10 @@ async def test_what_out_must_be(device: Device) -> None:
     rows = await device.put(np.ones((4, 3)))
     with pytest.raises(ValueError, match="out shares memory with a"):
         await rng.choice(rows, 4, out=rows)
+    for first in (0, 1):
+        with pytest.raises(ValueError, match="out shares memory with a"):
+            await rng.choice(rows[:3], 3, out=rows[first : first + 3])
+    assert (await rng.choice(rows[:2], 2, out=rows[2:])).shape == (2, 3)
     with pytest.raises(ValueError, match=r"a must have at least one axis, but has shape \(\)"):
         await rng.choice(await device.put(np.float32(3)), 2)
     await device.free(out)

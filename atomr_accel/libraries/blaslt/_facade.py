@@ -150,7 +150,7 @@ class BlasLt:
                 ``"32F_FAST_TF32"``, ``"32F_FAST_16F"``, ``"32F_FAST_16BF"``; for float16
                 ``"16F"``; ``_PEDANTIC`` after any plain one.
             epilogue: see above; with ``bias`` alone it is ``"bias"``.
-            bias: shape (n,), or (..., n) with one for each product.
+            bias: shape (n,), or (..., n) with one for each product of a batch.
             aux: what the epilogue of the forward pass returned; or a buffer for it.
             scale_a: float32, for fp8: one number that ``a`` is multiplied by, or with
                 ``scale_b`` one for each row of op(a). For fp4 float8_e4m3fn of shape
@@ -169,7 +169,9 @@ class BlasLt:
 
         Returns:
             ``out``, or a new buffer. Epilogues with more results return a tuple:
-            ``(out, aux)``, or ``(out, bias gradient)``; ``amax`` comes last.
+            ``(out, aux)``, or ``(out, bias gradient)``; ``amax`` comes last. A bias gradient
+            has shape (n,) where one ``b`` serves all products, and (..., n) otherwise; that
+            of ``bgrada`` has shape (..., m).
 
         Raises:
             ValueError: shapes, layouts, alignment or options that do not fit, aliasing.

@@ -210,7 +210,8 @@ def make_plan(question: Question) -> Plan:
     tall = not any(steps_b) and not view_a.op and batch.shape == view_a.lead
     contiguous = question.layout_a is None and question.layout_out is None
     rows_before = m
-    if sizes and tall and contiguous:
+    shared = question.bias is None or question.bias.shape == (n,)
+    if sizes and tall and contiguous and shared:
         # One b for all of a: its matrices are the rows of one tall matrix.
         m *= batch.products
         sizes = steps_a = steps_b = ()
@@ -452,9 +453,9 @@ def _bias_step(question: Question, n: int, lead: tuple[int, ...], count: int) ->
     bias = question.bias
     if bias is None or bias.shape == (n,):
         return 0
-    if count > 1 and bias.shape == (*lead, n):
-        return n
-    also = f" or {(*lead, n)}" if count > 1 else ""
+    if bias.shape == (*lead, n):
+        return n if count > 1 else 0
+    also = f" or {(*lead, n)}" if lead else ""
     raise ValueError(f"bias has shape {bias.shape}, but the result has {n} columns: {(n,)}{also}")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import GpuRefStale, Unsupported
 from ...memory import GpuRef
-from .._arguments import flag, real, usable
+from .._arguments import flag, overlap, real, usable
 from .._perform import Prepared, perform
 from ._arguments import (
     Size,
@@ -563,7 +563,7 @@ class Generator(Drawing):
             source, places = usable(rows, device.memory, "a"), usable(index, device.memory, "index")
             target = room.empty(shape, rows.dtype) if out is None else out
             check_out(target, device.memory, shape, rows.dtype)
-            if target._block is source:
+            if overlap(target, rows):
                 raise ValueError("out shares memory with a, which choice would overwrite")
             message = Take(
                 source.address, places.address, target._block.address, index.size, nbytes
