@@ -29,6 +29,38 @@ from .._errors import LibraryError, LibraryMissing, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+class _Int(c_int):
+    """An int that refuses what it cannot hold; ``c_int`` would take the lower 32 bits."""
+
+    def __init__(self, value: int = 0) -> None:
+        c_int.__init__(self, value)  # ctypes' types know no super()
+        _require_held(self.value, value)
+
+    @classmethod
+    def from_param(cls, value: Any) -> Any:
+        """An argument as it is passed."""
+        return cls(value) if isinstance(value, int) else c_int.from_param(value)
+
+
+class _Unsigned(c_uint):
+    """The same without a sign."""
+
+    def __init__(self, value: int = 0) -> None:
+        c_uint.__init__(self, value)
+        _require_held(self.value, value)
+
+    @classmethod
+    def from_param(cls, value: Any) -> Any:
+        """An argument as it is passed."""
+        return cls(value) if isinstance(value, int) else c_uint.from_param(value)
+
+
+def _require_held(held: int, value: int) -> None:
+    if held != value:
+        raise OverflowError(f"{value} is more than the library's 32 bits hold")
+
+
 TYPES: Final[dict[str, Any]] = {
     "int": c_int,
     "uint": c_uint,
@@ -45,6 +77,8 @@ TYPES: Final[dict[str, Any]] = {
     "ptr*": POINTER(c_void_p),
 }
 """The words a prototype table may use."""
+
+_CHECKED: Final[dict[str, Any]] = {"int": _Int, "uint": _Unsigned}
 
 Prototypes = dict[str, str]
 """Function name to its parameter types, as words of ``TYPES``. All return a status."""
@@ -136,7 +170,7 @@ class _Functions(dict[str, "Callable[..., int]"]):
                 f"the {self._name} that is installed has no {function}; a newer release may"
             ) from None
         bound.restype = c_int
-        bound.argtypes = [TYPES[word] for word in words.split()]
+        bound.argtypes = [_CHECKED.get(word, TYPES[word]) for word in words.split()]
         self[function] = bound
         return bound  # type: ignore[no-any-return]
 

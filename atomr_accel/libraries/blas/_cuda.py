@@ -276,6 +276,7 @@ class CudaBlas:
             np.full(number, message.beta, scalars),
             np.array(members, np.int64),
         ]
+        self._handle.keep(host)
         op_b, op_a, columns, rows, depth, alpha, row_b, row_a, beta, sizes = (
             array.ctypes.data for array in host
         )

@@ -30,6 +30,8 @@ _LINE: Final = 16
 _ALIGNED: Final = 256
 """What every buffer is aligned to."""
 
+_MOST_PRODUCTS: Final = 2**31 - 1
+
 _F32: Final = ("32F", "32F_PEDANTIC")
 _FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
 _F64: Final = ("64F", "64F_PEDANTIC")
@@ -222,6 +224,11 @@ def make_plan(question: Question) -> Plan:
             f"device.blas.matmul takes them"
         )
     count = math.prod(sizes)
+    if count > _MOST_PRODUCTS:
+        raise ValueError(
+            f"a has shape {a.shape} and b {b.shape}: {count} products are more than 2**31 - 1, "
+            f"which is what the library can count"
+        )
     lead = batch.shape
     offset_d, ld_d, step_d = _output_layout(question, m, n, count, shape)
     _check_narrow(question, view_a, view_b, k, n)
