@@ -29,6 +29,16 @@ class Recent(Generic[_K, _V]):
         self._drop = drop
         self._kept: OrderedDict[_K, _V] = OrderedDict()
 
+    @property
+    def limit(self) -> int:
+        """How many entries there may be; with fewer, what is too many goes."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._limit = limit
+        self._shrink(limit)
+
     def get(self, key: _K) -> _V | None:
         """What is kept for a key, which is in use."""
         value = self._kept.get(key)
@@ -41,16 +51,16 @@ class Recent(Generic[_K, _V]):
         former = self._kept.pop(key, None)
         if former is not None and self._drop is not None:
             self._drop(former)
-        while len(self._kept) >= self._limit:
-            _, oldest = self._kept.popitem(last=False)
-            if self._drop is not None:
-                self._drop(oldest)
+        self._shrink(self._limit - 1)
         self._kept[key] = value
         return value
 
     def clear(self) -> None:
         """Drop everything."""
-        while self._kept:
+        self._shrink(0)
+
+    def _shrink(self, size: int) -> None:
+        while len(self._kept) > size:
             _, oldest = self._kept.popitem(last=False)
             if self._drop is not None:
                 self._drop(oldest)

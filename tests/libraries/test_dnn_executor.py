@@ -244,3 +244,17 @@ async def test_evicted_plans_are_forgotten_by_the_host_too(
     statistics = device.dnn.statistics()
     assert (statistics.plans, statistics.evictions) == (1, 3)
     assert statistics.loaded == 2
+
+
+def test_the_plan_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from collections import OrderedDict
+
+    from atomr_accel.libraries.dnn import _plans
+
+    monkeypatch.setattr(_plans, "_MOST_PLANS", 2)
+    store: Any = object.__new__(_plans.PlanStore)
+    store._plans = OrderedDict()
+    for name in (b"hot", b"one", b"other"):
+        store._keep((name, False), name)
+        assert store.find(b"hot", 0, tuned=False) == (b"hot", "memory")
+    assert [*store._plans] == [(b"other", False), (b"hot", False)]
