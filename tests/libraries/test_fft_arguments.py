@@ -229,12 +229,12 @@ async def test_the_plan_that_a_batch_uses_is_in_use(device: Device) -> None:
     device.fft.plan_limit = 2
     await device.fft.fft(hot)
     kept = device.fft._plans._plans
-    (spec,) = kept
+    ((spec, plan),) = kept.items()
     for other in others:
         await device.fft.fft(other)
         async with device.batch() as batch:
             batch.fft.fft(hot)
-        assert spec in kept
+        assert kept[spec] is plan
 
 
 @pytest.mark.parametrize(("small", "areas"), [(1 << 24, 4), (0, 1)])
