@@ -11,7 +11,7 @@ import numpy as np
 from .._dtypes import NAMES
 from ..memory import Block, GpuRef, MemoryMap, refuse, refuse_write
 
-_BLOCK_ALIGNMENT: Final = 256
+BLOCK_ALIGNMENT: Final = 256
 """What whole blocks are aligned to; views begin anywhere in them."""
 
 
@@ -61,7 +61,7 @@ def same_place(one: GpuRef, other: GpuRef) -> bool:
 
 def alignment(ref: GpuRef) -> int:
     """The largest power of two, up to 256, that the ref's address is a multiple of."""
-    return math.gcd(_BLOCK_ALIGNMENT, ref._block.offset)
+    return math.gcd(BLOCK_ALIGNMENT, ref._block.offset)
 
 
 def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:

@@ -175,6 +175,19 @@ def test_what_cannot_skip_draws_what_it_skips(
     assert burner.nbytes == 4000
 
 
+def test_generators_that_cannot_skip_take_turns(machine: Machine) -> None:
+    """What they have drawn is not drawn again, as long as there are not too many of them."""
+    keys = [machine.key ^ number for number in range(10)]
+    for turn in range(3):
+        for key in keys:
+            machine.words("mtgp32", 40, 40 * turn, key=key)
+            machine.words("xorwow", 40, 40 * turn, key=key)
+    draws = [name for name in machine.library.log if name == "curandGenerate"]
+    assert len(draws) == 2 * 3 * len(keys)
+    expected = machine.reference("mtgp32", 160, keys[3])
+    np.testing.assert_array_equal(machine.words("mtgp32", 40, 120, key=keys[3]), expected[120:])
+
+
 def test_few_generators_are_kept(machine: Machine) -> None:
     keys = [machine.key ^ number for number in range(12)]
     for _ in range(2):
