@@ -559,7 +559,7 @@ def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
         raise ValueError(f"the value must be a scalar, not of shape {scalar.shape}")
     if scalar.dtype is dtype:
         return scalar.tobytes()
-    number = value if isinstance(value, int) else scalar[()]
+    number: Any = value if isinstance(value, int) else scalar[()]
     kind = scalar.dtype.kind
     if kind not in "biufc" and scalar.dtype not in NAMES and not isinstance(value, int):
         raise TypeError(f"the value must be a number, not {value!r}")

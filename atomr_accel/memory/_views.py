@@ -23,12 +23,10 @@ def as_shape(shape: object) -> tuple[int, ...]:
         TypeError: it is made of something else; bool is no number here.
         ValueError: a number is negative, or beyond 64 bits.
     """
+    given: Any = shape
     try:
-        extents = tuple(shape) if _is_sequence(shape) else (shape,)  # type: ignore[arg-type]
-        result = tuple(operator.index(extent) for extent in extents)
+        result = tuple(map(_extent, given if _is_sequence(given) else (given,)))
     except TypeError:
-        result = None
-    if result is None or any(isinstance(extent, bool | np.bool_) for extent in extents):
         raise TypeError(
             f"a shape is a whole number or a sequence of whole numbers, not {shape!r}"
         ) from None
@@ -37,6 +35,12 @@ def as_shape(shape: object) -> tuple[int, ...]:
     if any(extent > LARGEST_EXTENT for extent in result):
         raise ValueError(f"no dimension can be larger than {LARGEST_EXTENT}: {result}")
     return result
+
+
+def _extent(value: Any) -> int:
+    if isinstance(value, bool | np.bool_):
+        raise TypeError
+    return operator.index(value)
 
 
 def _is_sequence(shape: object) -> bool:

@@ -33,7 +33,7 @@ NUMBERS: list[Any] = [0, 1, 2, 4, 0.0, 1.0, 2.0, 4.0, False, True, np.int64(4), 
 FLAGS: list[Any] = [False, True, 0, 1, np.True_, 0.0, "no", None]
 DTYPES: list[Any] = [None, "float32", np.float32, np.dtype(np.float32), "int32", float, 4, []]
 NORMS: list[Any] = [None, "backward", "ortho", "sideways", [], 1]
-LAYOUT = (4, 4, 4, "row", 0, 1, 16)
+LAYOUT: Any = (4, 4, 4, "row", 0, 1, 16)
 
 
 def view_of(buffers: dict[str, GpuRef], dtype: str, first: int) -> GpuRef:

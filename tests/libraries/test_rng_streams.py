@@ -165,7 +165,8 @@ def cpu_words(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Words]:
 
     def taken(message: Any) -> list[range]:
         made.clear()
-        executor.handlers[type(message)](message)  # type: ignore[operator]
+        handlers: Any = executor.handlers
+        handlers[type(message)](message)
         return [range(before, counter(generator)) for before, generator in made]
 
     return lambda: Words("cpu", taken)
