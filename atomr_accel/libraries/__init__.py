@@ -1,7 +1,16 @@
 """Vendor libraries as typed actors: one folder each."""
 
-from ._arguments import BLOCK_ALIGNMENT, overlap, usable, writable
+from ._arguments import BLOCK_ALIGNMENT, alignment, overlap, usable, writable
 from ._library import LaneSpec, Submitter
 from ._table import Libraries
 
-__all__ = ["BLOCK_ALIGNMENT", "LaneSpec", "Libraries", "Submitter", "overlap", "usable", "writable"]
+__all__ = [
+    "BLOCK_ALIGNMENT",
+    "LaneSpec",
+    "Libraries",
+    "Submitter",
+    "alignment",
+    "overlap",
+    "usable",
+    "writable",
+]
