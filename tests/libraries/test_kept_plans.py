@@ -41,7 +41,9 @@ def view_of(buffers: dict[str, GpuRef], dtype: str, first: int) -> GpuRef:
 
 
 def layout(place: int, number: Any) -> Layout:
-    return Layout(*LAYOUT[:place], number, *LAYOUT[place + 1 :])
+    values = [*LAYOUT]
+    values[place] = number
+    return Layout(*values)
 
 
 Views = Any

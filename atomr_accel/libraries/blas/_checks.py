@@ -72,7 +72,9 @@ def operation(trans: Trans, name: str) -> int:
 
 def _exactly(option: Any) -> Any:
     """An option as a key: 1.0 equals 1, but is none."""
-    return option if isinstance(option, str) else operator.index(option)
+    if isinstance(option, str | np.bool_):
+        return option
+    return operator.index(option)
 
 
 def on_the_right(side: Side) -> bool:
