@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -18,8 +19,8 @@ from .._errors import ContextPoisoned, Unsupported
 from ..lanes import uninterrupted
 from ..libraries import LaneSpec, usable
 from ..libraries.nvrtc import COMPILER
-from ..memory import GpuRef
-from ._core import Shape, as_shape
+from ..memory import GpuRef, as_shape
+from ._core import Shape
 from ._transfer import SMALL, as_host_array
 
 if TYPE_CHECKING:
@@ -246,9 +247,14 @@ class Batch(Collector):
     # --- what a batch offers beside the libraries -------------------------------------------
 
     def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer whose content is undefined; as ``numpy.empty``."""
+        """A buffer whose content is undefined; as ``numpy.empty``.
+
+        Raises:
+            ValueError, TypeError: as ``device.empty``.
+            OutOfMemory: no device has that much.
+        """
         kind, sizes = as_dtype(dtype), as_shape(shape)
-        nbytes = kind.itemsize * int(np.prod(sizes, dtype=np.int64))
+        nbytes = kind.itemsize * math.prod(sizes)
         made = self.try_empty(sizes, kind, nbytes)
         assert made is not None
         return made
@@ -308,6 +314,7 @@ class Batch(Collector):
         self._check()
         block = self.memory.allocate(nbytes) if not self._later else None
         if block is None:
+            self._core.require_possible(nbytes)
             block = self.memory.promise()
             self._promised[block] = nbytes
         self._made.append(block)

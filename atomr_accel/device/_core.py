@@ -7,7 +7,6 @@ attaches itself when its host is good, and is detached the moment it is not.
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
 from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
-from ..memory import GpuRef, Kept, MemoryMap, Release, Slab
+from ..memory import GpuRef, Kept, MemoryMap, Release, Slab, as_shape
 from ._bulk import COPIERS
 
 if TYPE_CHECKING:
@@ -395,8 +394,7 @@ class DeviceCore:
             if self.memory.unheld:
                 await self.exports.sweep()
                 return
-            if nbytes > OFFSET_MASK:
-                raise self._out_of_memory(nbytes)
+            self.require_possible(nbytes)
             try:
                 try:
                     await self._add_slab(context, nbytes, sealed=sealed)
@@ -459,6 +457,15 @@ class DeviceCore:
             f"the memory_limit of {self.memory.limit} bytes is reached", requested=nbytes
         )
 
+    def require_possible(self, nbytes: int) -> None:
+        """Raise where no slab could ever be large enough.
+
+        Raises:
+            OutOfMemory: the buffer is larger than addresses count within a slab.
+        """
+        if nbytes > OFFSET_MASK:
+            raise self._out_of_memory(nbytes)
+
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
         found = self.memory.statistics()
         return OutOfMemory(
@@ -470,18 +477,6 @@ class DeviceCore:
             in_use=found.used,
             largest_free=found.largest_free,
         )
-
-
-def as_shape(shape: Shape) -> tuple[int, ...]:
-    """A shape as NumPy takes it: a number or a sequence of numbers, none negative."""
-    result: tuple[int, ...]
-    try:
-        result = (operator.index(shape),)  # type: ignore[arg-type]
-    except TypeError:
-        result = tuple(map(operator.index, shape))  # type: ignore[arg-type]
-    if any(size < 0 for size in result):
-        raise ValueError(f"negative dimensions are not allowed: {result}")
-    return result
 
 
 def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:

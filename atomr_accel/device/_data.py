@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
-from .._dtypes import as_dtype
+from .._dtypes import NAMES, as_dtype
 from ..host import Advise, Attach, Copy, Fill, Prefetch
 from ..libraries import overlap, usable, writable
 from ..memory import GpuRef, MemoryScope, refuse
@@ -159,8 +159,9 @@ class Data:
             A new ref, C-contiguous.
 
         Raises:
-            ValueError: a negative dimension.
-            TypeError: a dtype that device memory cannot hold, such as objects.
+            ValueError: a dimension that is negative, or beyond 64 bits.
+            TypeError: a shape that is not made of whole numbers, or a dtype that device memory
+                cannot hold, such as objects.
             OutOfMemory: no room.
         """
         return await self._core.empty(shape, dtype)
@@ -174,15 +175,16 @@ class Data:
 
         Args:
             shape: its shape.
-            fill_value: a scalar.
+            fill_value: a number, as for ``fill``.
             dtype: its dtype; by default that of ``numpy.array(fill_value)``.
 
         Returns:
             A new ref.
 
         Raises:
-            ValueError: a negative dimension, or ``fill_value`` is no scalar.
-            TypeError: a dtype that device memory cannot hold.
+            ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
+                ``fill_value`` as for ``fill``.
+            TypeError: a dtype that device memory cannot hold; ``fill_value`` as for ``fill``.
             OutOfMemory: no room.
         """
         kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
@@ -198,13 +200,16 @@ class Data:
 
         Args:
             ref: the buffer.
-            value: a scalar, which becomes the buffer's dtype as in ``numpy.ndarray.fill``.
+            value: a number, which becomes the buffer's dtype as in ``numpy.ndarray.fill``:
+                integers lose what comes after the point, floats what they cannot hold.
 
         Returns:
             ``ref``.
 
         Raises:
-            ValueError: ``value`` is no scalar, or the ref is of another device.
+            OverflowError: ``value`` is out of the range of the buffer's integers.
+            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device.
+            TypeError: ``value`` is no number, or a complex one for a real buffer.
             GpuRefStale, GpuRefSealed: the buffer cannot be written.
         """
         writable(ref, self._core.memory, "ref")
@@ -547,11 +552,32 @@ class Data:
             raise refuse(ref, self._core.memory, "ref") from None
 
 
-def _element(value: object, dtype: np.dtype[Any]) -> bytes:
+def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
+    """A number as the bytes of an element; see ``Data.fill``."""
     scalar = np.asarray(value)
     if scalar.ndim:
         raise ValueError(f"the value must be a scalar, not of shape {scalar.shape}")
-    return scalar.astype(dtype).tobytes()
+    if scalar.dtype is dtype:
+        return scalar.tobytes()
+    number: Any = value if isinstance(value, int) else scalar[()]
+    kind = scalar.dtype.kind
+    if kind not in "biufc" and scalar.dtype not in NAMES and not isinstance(value, int):
+        raise TypeError(f"the value must be a number, not {value!r}")
+    if kind == "c" and dtype.kind != "c":
+        raise TypeError(f"the value is complex, {value!r}, but the buffer has dtype {dtype.name}")
+    if dtype.kind in "iu":
+        number, info = int(number), np.iinfo(dtype)  # which refuses NaN and infinity
+        if not info.min <= number <= info.max:
+            raise OverflowError(
+                f"{value!r} is out of bounds for {dtype.name}, which goes from {info.min} to "
+                f"{info.max}"
+            )
+    elif dtype.isbuiltin != 1:
+        number = float(number)
+    element = np.empty((), dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        element[()] = number
+    return element.tobytes()
 
 
 def _check_like(

@@ -308,8 +308,9 @@ async def open_device(
             ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
             kernel that never finishes. Compiling is not counted. Needs
             ``isolation="process"``.
-        memory_limit: bytes of device memory to take at most; by default all there is. Whoever
-            wants more gets ``OutOfMemory``.
+        memory_limit: bytes of device memory that buffers may take at most, with results,
+            workspaces and work areas; by default all there is. Whoever wants more gets
+            ``OutOfMemory``. What the vendors' libraries take for themselves is not counted.
         pinned_limit: bytes that arrays of ``device.pinned`` may take together.
         streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
             ``stream_pool`` of them, ``"single"`` runs everything on one.

@@ -35,7 +35,7 @@ from ..host import (
     numpy_at,
 )
 from ..lanes import HostDied, uninterrupted
-from ..libraries import usable
+from ..libraries import BLOCK_ALIGNMENT, usable
 from ..memory import Block, GpuRef, Hold, Part, Slab
 from ._context import MEMORY_LANE
 from ._transfer import as_host_array, in_worker
@@ -221,6 +221,14 @@ class DeviceExport(Export):
         )
 
 
+def begins_at(borrowed: Borrowed, multiple: int) -> bool:
+    """Whether an array can be a buffer where it is, as far as kernels care where one begins.
+
+    Libraries take whole buffers for well aligned, and a GPU faults where an element is not.
+    """
+    return borrowed.device_type == CPU or not borrowed.pointer % multiple
+
+
 @final
 @uninterrupted
 class Exports:
@@ -292,11 +300,12 @@ class Exports:
             )
         await self.sweep()
         if here and borrowed.nbytes:
-            ours = self._find(borrowed)
+            ours = self._find(borrowed) if begins_at(borrowed, borrowed.dtype.itemsize) else None
             if ours is not None:
                 return ours
             same = borrowed.device_type == CPU or borrowed.device == core.index
-            if core.isolation == "thread" and same and not borrowed.read_only:
+            fits = begins_at(borrowed, BLOCK_ALIGNMENT) and not borrowed.read_only
+            if core.isolation == "thread" and same and fits:
                 return await self._share(borrowed)
         if kind in ON_HOST:
             ref: GpuRef = await put(host)

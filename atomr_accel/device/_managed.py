@@ -10,9 +10,8 @@ from .._errors import OutOfMemory, Unsupported
 from ..host import CreateManaged, Message, StickyFault
 from ..lanes import HostDied
 from ..libraries import writable
-from ..memory import GpuRef, Slab
+from ..memory import GpuRef, Slab, as_shape
 from ._context import MEMORY_LANE
-from ._core import as_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from sortedcontainers import SortedDict
 from .._dtypes import as_dtype
 from ..host import MapPinned, StickyFault, UnmapSlabs
 from ..lanes import HostDied, PinnedPool, uninterrupted
-from ..memory import round_size
-from ._core import Shape, as_shape
+from ..memory import as_shape, round_size
+from ._core import Shape
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
@@ -13,11 +14,12 @@ from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, Unsupported
 from ..host import encoder
 from ..lanes import uninterrupted
-from ..libraries import LaneSpec, usable, writable
+from ..libraries import BLOCK_ALIGNMENT, LaneSpec, alignment, usable, writable
+from ..libraries.nvrtc import KERNELS
 from ..libraries.programs import Describe, Forget, Kind, Record, Replay, Section, Step
-from ..memory import Block, GpuRef, LateAddress, Part, refuse_write
+from ..memory import Block, GpuRef, LateAddress, Part, as_shape, refuse_write
 from ._batch import Collector, Submitted
-from ._core import Shape, as_shape
+from ._core import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -38,6 +40,9 @@ PROGRAMS: Final = LaneSpec(
         "cuda": "atomr_accel.libraries.programs._cuda:CudaPrograms",
     },
 )
+
+_ALIGNMENT: Final = 16
+"""No call of a library depends on more bytes than these in where a buffer begins."""
 
 _numbers: Final = itertools.count(1)
 _COLLECTED: Final = Submitted()
@@ -90,6 +95,8 @@ class Program(Collector):
         self._bound: dict[Block, GpuRef] = {}
         self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
         self._inside: dict[Block, tuple[Block, int]] = {}  # stand-ins that are parts of others
+        self._pads: dict[Block, int] = {}  # how far behind a stand-in what it stands for begins
+        self._particular = False  # whether anything was checked that depends on where it begins
         self._made: dict[Block, int] = {}
         self._provided = 0
         self._written: set[Block] = set()
@@ -143,22 +150,26 @@ class Program(Collector):
         for stand_in in self._stand_ins.get(argument._block.base, ()):
             start = _start(argument, self._bound[stand_in])
             if start is not None:
-                return argument.on_block(Part(stand_in, start) if start else stand_in)
+                at = start + self._pads[stand_in]
+                return argument.on_block(Part(stand_in, at) if at else stand_in)
         return None
 
     def _stand_in(self, argument: GpuRef) -> GpuRef:
         block, stand_in = argument._block, self.memory.promise()
         stand_in.sealed, stand_in.epoch = block.sealed, block.epoch
+        # A twin begins as far from where whole buffers may begin as what it stands for does, so
+        # that calls find the same alignment.
+        pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
         others = self._stand_ins.setdefault(block.base, [])
         for other in others[:]:
             start = _start(self._bound[other], argument)
             if start is not None:  # a view that was taken before it
                 others.remove(other)
                 del self._bound[other]
-                self._inside[other] = stand_in, start
+                self._inside[other] = stand_in, start + pad - self._pads[other]
         others.append(stand_in)
         self._bound[stand_in] = argument
-        return argument.on_block(stand_in)
+        return argument.on_block(Part(stand_in, pad) if pad else stand_in)
 
     def _root(self, block: Block) -> Block:
         """The stand-in that a block of the program is a part of."""
@@ -178,10 +189,11 @@ class Program(Collector):
     def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
         """A buffer of the program, whose content is undefined; as ``numpy.empty``."""
         kind, sizes = as_dtype(dtype), as_shape(shape)
-        return self.try_empty(sizes, kind, kind.itemsize * int(np.prod(sizes, dtype=np.int64)))
+        return self.try_empty(sizes, kind, kind.itemsize * math.prod(sizes))
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
         """A buffer of the program, whose memory comes at the end of the block."""
+        self._core.require_possible(nbytes)
         block = self.memory.promise()
         self._made[block] = nbytes
         return GpuRef(block, shape, dtype, nbytes)
@@ -197,6 +209,7 @@ class Program(Collector):
         """Take an op into the program."""
         del reads  # all that is bound is read, as far as other ops are concerned
         self._check_open()
+        self._particular = self._particular or port.name != KERNELS.name
         step = (port.executors[self.backend], name, message)
         if getattr(message, "prepares", False):
             self._prepare.append(step)
@@ -297,6 +310,7 @@ class Program(Collector):
         for stand_in, ref in arguments.items():
             if stand_in in program._written:
                 writes.append(writable(ref, self.memory, "a buffer"))
+        self._particular = self._particular or program._particular
         self._called.update(dict.fromkeys((program, *program._called)))
         self._add(_Call(program, arguments), writes)
 
@@ -324,7 +338,9 @@ class Program(Collector):
             replace: further buffers by those they stand for, read or written.
 
         Raises:
-            ValueError: a buffer of another shape or device, or too many inputs.
+            ValueError: a buffer of another shape or device, or too many inputs; a view in the
+                place of a buffer that begins at a multiple of more bytes, up to 16, unless
+                only kernels of the program's own were recorded.
             TypeError: a buffer of another dtype.
             GpuRefStale: a buffer whose generation is over.
             GpuRefSealed: a sealed buffer in the place of one that is written.
@@ -405,6 +421,13 @@ class Program(Collector):
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
             if ref.dtype != recorded.dtype:
                 raise TypeError(f"{ref!r} has not the dtype of {recorded!r}, which it replaces")
+            begins = min(_ALIGNMENT, alignment(recorded))
+            if self._particular and alignment(ref) % begins:
+                raise ValueError(
+                    f"{ref!r} is a view that begins {ref._block.offset} bytes into its buffer, but "
+                    f"libraries were called with one that begins at a multiple of {begins}, which "
+                    f"it replaces: copy it first"
+                )
             bound[stand_in] = ref
         return bound
 
@@ -427,7 +450,7 @@ class Program(Collector):
     def _encode(self, bound: Mapping[Block, GpuRef]) -> tuple[tuple[Step, ...], tuple[Node, ...]]:
         """What prepares the program and what is replayed, on the buffers of now."""
         for stand_in, ref in bound.items():
-            stand_in.address = ref._block.address
+            stand_in.address = ref._block.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
             part.address = whole.address + start
         prepare = [_step(op) for op in self._prepare]

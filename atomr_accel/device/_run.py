@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -188,7 +189,7 @@ class Functions:
     ) -> GpuRef:
         """Make a buffer of an array that the function has left on the device."""
         core = self._core
-        nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        nbytes = dtype.itemsize * math.prod(shape)
         ref = core.try_empty(shape, dtype, nbytes)
         if ref is None:
             ref = await core.empty(shape, dtype)

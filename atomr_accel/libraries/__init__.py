@@ -1,7 +1,17 @@
 """Vendor libraries as typed actors: one folder each."""
 
-from ._arguments import overlap, usable, writable
+from ._arguments import BLOCK_ALIGNMENT, alignment, overlap, usable, writable
 from ._library import LaneSpec, Submitter
 from ._table import CALLED, Libraries
 
-__all__ = ["CALLED", "LaneSpec", "Libraries", "Submitter", "overlap", "usable", "writable"]
+__all__ = [
+    "BLOCK_ALIGNMENT",
+    "CALLED",
+    "LaneSpec",
+    "Libraries",
+    "Submitter",
+    "alignment",
+    "overlap",
+    "usable",
+    "writable",
+]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ._library import Submitter
 
-_BLOCK_ALIGNMENT: Final = 256
+BLOCK_ALIGNMENT: Final = 256
 """What whole blocks are aligned to; views begin anywhere in them."""
 
 _LARGEST_INT: Final = 2**31 - 1
@@ -126,7 +126,20 @@ def require_apart(
 
 def alignment(ref: GpuRef) -> int:
     """The largest power of two, up to 256, that the ref's address is a multiple of."""
-    return math.gcd(_BLOCK_ALIGNMENT, ref._block.offset)
+    return math.gcd(BLOCK_ALIGNMENT, ref._block.offset)
+
+
+def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
+    """``ref`` begins at a multiple of ``nbytes``, because of ``why``.
+
+    Where a view begins is no part of shape and dtype: a plan that is kept for these says what
+    it needs, and every call is held against that.
+    """
+    if alignment(ref) % nbytes and ref.size:
+        raise ValueError(
+            f"{name} is a view that begins {ref._block.offset} bytes into its buffer, but {why}, "
+            f"so it must begin at a multiple of {nbytes} bytes: copy it first"
+        )
 
 
 def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from .._dtypes import DTYPES
+from ._recent import Recent
 
 DATA_TYPES: Final = {
     "CUDA_R_32F": 0,
@@ -44,22 +45,24 @@ CUDA_TYPES: Final = {
 
 _MOST_SCALARS: Final = 1000
 
+_Key = tuple[str, float | tuple[float, float] | str]
+
 
 @final
 class Scalars:
     """Numbers in this process's memory, kept, because calls repeat themselves."""
 
     def __init__(self) -> None:
-        self._pointers: dict[tuple[str, float | tuple[float, float]], Any] = {}
+        self._pointers: Recent[_Key, Any] = Recent(_MOST_SCALARS)
 
     def pointer(self, dtype: str, value: float | tuple[float, float]) -> Any:
         """A pointer to a number of that dtype; a complex one comes as its two parts."""
-        key = (dtype, value)
+        # 0.0 and -0.0 are equal, but not the same number.
+        key = (dtype, value if value and not isinstance(value, tuple) else repr(value))
         pointer = self._pointers.get(key)
         if pointer is None:
-            if len(self._pointers) >= _MOST_SCALARS:
-                self._pointers.clear()
             number = complex(*value) if isinstance(value, tuple) else value
             data = np.asarray(number).astype(DTYPES[dtype]).tobytes()
-            pointer = self._pointers[key] = byref(ctypes.create_string_buffer(data, len(data)))
+            pointer = byref(ctypes.create_string_buffer(data, len(data)))
+            self._pointers.keep(key, pointer)
         return pointer

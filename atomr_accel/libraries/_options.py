@@ -84,6 +84,10 @@ def real(
 
 
 def _converted(value: Any, name: str) -> float:
+    if isinstance(value, np.ndarray):
+        if value.ndim:
+            raise TypeError(f"{name} must be a number, not an array of shape {value.shape}")
+        value = value[()]
     # The scalars of ml_dtypes are of no kind that ``numbers`` knows.
     known = isinstance(value, numbers.Real) or (
         isinstance(value, np.generic) and value.dtype.kind in "fV"

@@ -33,6 +33,7 @@ from .._errors import LibraryError, LibraryMissing, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+
 TYPES: Final[dict[str, Any]] = {
     "int": c_int,
     "uint": c_uint,

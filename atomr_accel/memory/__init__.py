@@ -9,6 +9,7 @@ from ._kept import Kept, Release
 from ._map import MemoryMap, MemoryStatistics, Slab
 from ._ref import Block, Epoch, GpuRef, Hold, Part, refuse, refuse_write
 from ._scope import MemoryScope
+from ._views import as_shape
 
 __all__ = [
     "Allocator",
@@ -24,6 +25,7 @@ __all__ = [
     "Part",
     "Release",
     "Slab",
+    "as_shape",
     "refuse",
     "refuse_write",
     "round_size",

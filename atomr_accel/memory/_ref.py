@@ -308,6 +308,13 @@ class GpuRef:
         # Without this, __len__ alone would make list(ref) try integer indices.
         raise TypeError("a GpuRef is not iterable; fetch it first: host = await device.get(ref)")
 
+    def __bool__(self) -> bool:
+        # Not that of __len__, which would call every array true that has any elements.
+        raise TypeError(
+            "a GpuRef is neither true nor false, because what it holds is on the device; "
+            "fetch it first: host = await device.get(ref); or ask: ref is not None, ref.size"
+        )
+
     def __array__(self, *_args: object, **_kwargs: object) -> np.ndarray[Any, Any]:
         raise TypeError(
             "a GpuRef does not turn into an array by itself, because fetching it takes time; "

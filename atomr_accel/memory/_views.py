@@ -7,8 +7,44 @@ import operator
 from types import EllipsisType
 from typing import Any, SupportsIndex
 
+import numpy as np
+
 Index = SupportsIndex | slice | EllipsisType | None
 Key = Index | tuple[Index, ...]
+
+LARGEST_EXTENT = 2**63 - 1
+"""What messages, and NumPy, can count to along an axis."""
+
+
+def as_shape(shape: object) -> tuple[int, ...]:
+    """A shape as NumPy takes it: a whole number or a sequence of them.
+
+    Raises:
+        TypeError: it is made of something else; bool is no number here.
+        ValueError: a number is negative, or beyond 64 bits.
+    """
+    given: Any = shape
+    try:
+        result = tuple(map(_extent, given if _is_sequence(given) else (given,)))
+    except TypeError:
+        raise TypeError(
+            f"a shape is a whole number or a sequence of whole numbers, not {shape!r}"
+        ) from None
+    if any(extent < 0 for extent in result):
+        raise ValueError(f"negative dimensions are not allowed: {result}")
+    if any(extent > LARGEST_EXTENT for extent in result):
+        raise ValueError(f"no dimension can be larger than {LARGEST_EXTENT}: {result}")
+    return result
+
+
+def _extent(value: Any) -> int:
+    if isinstance(value, bool | np.bool_):
+        raise TypeError
+    return operator.index(value)
+
+
+def _is_sequence(shape: object) -> bool:
+    return not hasattr(shape, "__index__") or getattr(shape, "ndim", 0) > 0
 
 
 def selected(shape: tuple[int, ...], key: Key) -> tuple[tuple[int, ...], int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,7 +14,7 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRef, GpuRefStale
+from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.lanes import CHUNK
 
@@ -245,6 +247,95 @@ async def test_buffers_that_cannot_be(device: Device) -> None:
         await device.full(2, None)
 
 
+@pytest.mark.parametrize("shape", [True, np.True_, (2, False), 2.0, (2, 3.0), "3", None])
+@on_shared
+async def test_a_shape_is_made_of_whole_numbers(device: Device, shape: Any) -> None:
+    with pytest.raises(TypeError):
+        np.empty(shape)
+    with pytest.raises(TypeError, match="a shape is a whole number or a sequence"):
+        await device.empty(shape)
+    async with device.batch() as batch, device.record() as recording:
+        for program in (batch, recording):
+            with pytest.raises(TypeError, match="a shape is a whole number or a sequence"):
+                program.empty(shape)
+
+
+@settings(max_examples=40)
+@given(shape=st.lists(st.integers(0, 2**66), min_size=1, max_size=4))
+@example(shape=[2**32, 2**32])
+@example(shape=[2**63, 2])
+@example(shape=[2**31, 2**31, 4])
+@example(shape=[0, 2**40])
+@on_shared
+async def test_sizes_are_counted_exactly(device: Device, shape: list[int]) -> None:
+    nbytes = 2 * math.prod(shape)
+    error: Any = ValueError if max(shape) >= 2**63 else OutOfMemory
+    with pytest.raises(error) if nbytes > 2**44 or error is ValueError else nullcontext():
+        if 2**24 < nbytes <= 2**44:
+            return  # as much as some device might have
+        ref = await device.empty(shape, np.int16)  # type: ignore[arg-type]
+        assert (ref.shape, ref.nbytes, ref.size) == (tuple(shape), nbytes, nbytes // 2)
+    async with device.batch() as batch, device.record() as recording:
+        for program in (batch, recording):
+            with pytest.raises(error) if nbytes > 2**44 or error is ValueError else nullcontext():
+                made = program.empty(shape, np.int16)  # type: ignore[arg-type]
+                assert (made.shape, made.nbytes) == (tuple(shape), nbytes)
+
+
+NUMBERS: Any = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.integers(-300, 300),
+    st.floats(),
+    st.floats(-200, 200),
+    st.booleans(),
+    st.complex_numbers(),
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.floats(width=32).map(np.float32),
+)
+
+
+@settings(max_examples=200)
+@given(value=NUMBERS, dtype=dtypes)
+@example(value=300, dtype=DTYPES["int8"])
+@example(value=-1, dtype=DTYPES["uint16"])
+@example(value=float("nan"), dtype=DTYPES["int32"])
+@example(value=1.5, dtype=DTYPES["uint8"])
+@example(value=10**30, dtype=DTYPES["bfloat16"])
+@on_shared
+async def test_fill_and_full_take_a_value_as_numpys_fill_does(
+    device: Device, value: Any, dtype: np.dtype[Any]
+) -> None:
+    expected = np.zeros(2, dtype)
+    error: type[Exception] | None = None
+    if isinstance(value, complex) and dtype.kind != "c":
+        error = TypeError  # where NumPy would drop a part, or has an error of its own
+    else:
+        try:
+            with np.errstate(all="ignore"):
+                plain = value.item() if isinstance(value, np.generic) else value
+                expected.fill(plain if dtype.isbuiltin == 1 else float(value))
+        except (OverflowError, ValueError) as refusal:
+            error = type(refusal)
+    ref = await device.zeros(2, dtype)
+    for call in (device.fill(ref, value), device.full(2, value, dtype)):
+        if error is not None:
+            with pytest.raises(error):
+                await call
+        else:
+            got = await device.get(await call)
+            assert got.tobytes() == expected.tobytes() or np.isnan(got.astype(complex)).all()
+
+
+@pytest.mark.parametrize("value", ["1", b"1", None, object(), np.datetime64(3, "s")], ids=repr)
+@on_shared
+async def test_a_value_is_a_number(device: Device, value: Any) -> None:
+    ref = await device.zeros(2)
+    with pytest.raises(TypeError, match="must be a number"):
+        await device.fill(ref, value)
+    with pytest.raises(TypeError, match="must be a number"):
+        await device.full(2, value, np.float32)
+
+
 @settings(max_examples=50)
 @given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=30), seed=st.integers(0, 99))
 @example(sizes=[0, 0, 0, 1, 0], seed=0)
@@ -278,10 +369,11 @@ async def test_a_ref_tells_what_it_is_and_is_no_array(device: Device) -> None:
     assert repr(ref) == f"<GpuRef float32[2, 3] on {device.name}, generation {ref.generation}>"
     with pytest.raises(TypeError, match="0-d"):
         len(scalar)
-    uses: list[Callable[[Any], object]] = [np.asarray, list, lambda ref: np.add(ref, 1)]
+    uses: list[Callable[[Any], object]] = [np.asarray, list, lambda ref: np.add(ref, 1), bool]
     for use in uses:
-        with pytest.raises(TypeError, match=r"await device\.get\(ref\)"):
-            use(ref)
+        for any_ref in (ref, scalar, await device.empty(0)):
+            with pytest.raises(TypeError, match=r"await device\.get\(ref\)"):
+                use(any_ref)
 
 
 @on_shared

@@ -289,6 +289,22 @@ async def test_a_fault_in_the_middle_of_exports_and_adoptions(blow: Any) -> None
 # --- capsules, on a GPU that is not there -------------------------------------------------------
 
 
+def test_a_gpus_array_is_no_buffer_where_kernels_would_not_expect_one() -> None:
+    from atomr_accel.device._exports import begins_at
+
+    for pointer, dtype, element, buffer in (
+        (1 << 20, "float32", True, True),
+        ((1 << 20) + 4, "float32", True, False),
+        ((1 << 20) + 2, "float32", False, False),
+        ((1 << 20) + 128, "complex64", True, False),
+        ((1 << 20) + 1, "int8", True, False),
+    ):
+        borrowed = borrow(DeviceArray(pointer, (3,), np.dtype(dtype), device=0))
+        assert begins_at(borrowed, borrowed.dtype.itemsize) == element
+        assert begins_at(borrowed, 256) == buffer
+    assert begins_at(borrow(np.zeros(9, np.int8)[1:]), 256), "the CPU reads what begins anywhere"
+
+
 def test_capsules_say_what_they_are_and_keep_the_array() -> None:
     array = DeviceArray(1 << 20, (2, 3), np.dtype(np.float32), device=1, sealed=True)
     for version in (None, (0, 8), (1, 0), (1, 1)):

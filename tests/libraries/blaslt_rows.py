@@ -86,9 +86,11 @@ AFTER: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def fused_inputs(sample: Sample, m: int, n: int, k: int, lead: Any = (), **_: Any) -> Any:
-    bias = sample.array(*lead, n) if lead else sample.array(n)
-    return sample.array(*lead, m, k), sample.array(*lead, k, n), bias
+def fused_inputs(
+    sample: Sample, m: int, n: int, k: int, lead: Any = (), one_b: bool = False, **_: Any
+) -> Any:
+    right = () if one_b else lead
+    return sample.array(*lead, m, k), sample.array(*right, k, n), sample.array(*lead, n)
 
 
 async def call_fused(device: Any, a: Any, b: Any, bias: Any, epilogue: str, **_: Any) -> Any:
@@ -169,7 +171,13 @@ def sums(a: Array, b: Array, _c: Array, epilogue: str, **_: Any) -> Any:
 EPILOGUE_SHAPES = product(m=[1, 5, 40], n=[8, 24, 136], k=[16])
 FORWARD = [
     {**case, "epilogue": epilogue}
-    for case in (*EPILOGUE_SHAPES, {"m": 5, "n": 8, "k": 16, "lead": (3,)})
+    for case in (
+        *EPILOGUE_SHAPES,
+        {"m": 5, "n": 8, "k": 16, "lead": (3,)},
+        {"m": 5, "n": 8, "k": 16, "lead": (3,), "one_b": True},
+        {"m": 2, "n": 8, "k": 16, "lead": (2, 3), "one_b": True},
+        {"m": 5, "n": 8, "k": 16, "lead": (1,), "one_b": True},
+    )
     for epilogue in (
         "bias",
         "relu",

@@ -580,6 +580,8 @@ class FakeKernels:
 class FakeCudaBlas:
     """``CudaBlas`` on host memory."""
 
+    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
+
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         from atomr_accel.libraries.blas._cuda import CudaBlas
@@ -587,7 +589,7 @@ class FakeCudaBlas:
         self._context = context
         executor: Any = CudaBlas(
             FakeContext(context),  # type: ignore[arg-type]
-            SimpleNamespace(handle=0, pointer=0, captures=False),  # type: ignore[arg-type]
+            self.stream,
         )
         self._executor = executor
         self.handlers = {kind: self._checked(run) for kind, run in executor.handlers.items()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported, open_device
+from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
 
 from .conformance import MARKS, dtype_of
 
@@ -279,6 +279,24 @@ async def test_bad_input_is_refused(
     submitted = {lane.name: lane.submitted for lane in before}
     for lane in device.statistics().lanes:
         assert lane.submitted == submitted.get(lane.name, 0), "something was sent"
+
+
+async def test_what_the_library_cannot_count_is_refused(device: Device) -> None:
+    """The refs pretend to be large; nobody gets to look at what they hold."""
+    small = await device.put(np.zeros((1, 1), np.float32))
+    pivots = await device.put(np.zeros((1,), np.int32))
+    many = GpuRef(small._block, (1, 2**31), small.dtype, 2**33)
+    for call in (
+        device.blas.getrs_batched(small, pivots, many),
+        device.blas.gels_batched(small, many),
+    ):
+        with pytest.raises(ValueError, match=r"2147483648 right-hand sides.*library can count"):
+            await call
+    long = GpuRef(small._block, (2**31, 1, 1), small.dtype, 2**33)
+    with pytest.raises(ValueError, match=r"2147483648 times 1 rows.*library can count"):
+        await device.blas.geqrf_batched(long)
+    with pytest.raises(ValueError, match=r"2147483648 products.*library can count"):
+        await device.blaslt.matmul(long, long)
 
 
 async def test_sealed_and_freed_buffers_are_refused(device: Device) -> None:

@@ -87,9 +87,25 @@ async def test_small_products_go_without_a_workspace_unless_that_fails(
         assert handles == expected
 
 
-async def test_what_a_graph_copies_from_stays(device: Device, fakes: Fakes) -> None:
-    a = await device.put(np.ones((4, 4), np.float32))
+async def test_what_a_graph_reads_stays_until_the_graph_is_gone(
+    device: Device, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pointer tables that it copies, and the sizes of products of different shapes."""
+    kept: list[tuple[Any, Any]] = []
+    stream = SimpleNamespace(
+        handle=0, pointer=0, captures=True, keep=lambda *each: kept.append((*each, None)[:2])
+    )
+    monkeypatch.setattr(FakeCudaBlas, "stream", stream)
+    a, b = [await device.put(np.ones((n, n), np.float32)) for n in (4, 5)]
     sources: list[int] = []
+    read: list[int] = []
+    grouped = fakes.library.functions["cublasGemmGroupedBatchedEx_64"]
+
+    def reading(handle: int, *args: Any) -> int:
+        read.extend(args[i] for i in range(6))
+        return int(grouped(handle, *args))
+
+    fakes.library.functions["cublasGemmGroupedBatchedEx_64"] = reading
     copy = fakes.driver.cuMemcpyHtoDAsync
 
     def spy(to: int, source: int, nbytes: int, stream: Any) -> Any:
@@ -97,13 +113,21 @@ async def test_what_a_graph_copies_from_stays(device: Device, fakes: Fakes) -> N
         return copy(to, source, nbytes, stream)
 
     fakes.driver.cuMemcpyHtoDAsync = spy
-    fakes.driver.cuStreamIsCapturing = lambda _stream: (0, 1)
     out = await device.empty((4, 4), np.float32)
     for _ in range(2):
         assert await device.blas.gemm_batched([a], [a], out=[out]) == [out]
         assert (await device.get(out) == 4).all()
-    assert sources
-    assert fakes.driver.held(sources[0]), "freed, though a graph would read it again"
+    large = (await device.blas.gemm_grouped_batched([a, b], [a, b]))[1]
+    assert (await device.get(large) == 5).all()
+    arrays = [array for thing, _ in kept if isinstance(thing, list) for array in thing]
+    assert read
+    assert {*read} <= {array.ctypes.data for array in arrays}
+    assert len(sources) == 3
+    assert all(map(fakes.driver.held, sources)), "freed, though a graph would read it again"
+    for _, give_back in kept:
+        if give_back is not None:
+            give_back()
+    assert not any(map(fakes.driver.held, sources))
 
 
 async def test_products_of_views_by_pointers_touch_no_misaligned_memory(
@@ -123,3 +147,34 @@ async def test_products_of_views_by_pointers_touch_no_misaligned_memory(
         async with device.batch() as batch:
             fused = [batch.blas.gemm(a, b, trans_b=True) for _ in range(5)]
         np.testing.assert_allclose(await device.get(fused[4]), expected, rtol=1e-2, atol=1e-2)
+
+
+async def test_rows_too_far_apart_for_the_drivers_functions_go_one_by_one(
+    device: Device, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atomr_accel.libraries.blas import _cuda_handle
+
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((3, 5, 2)), rng.standard_normal((3, 5, 7))
+    x = np.arange(12.0)
+    expected = [np.linalg.lstsq(one, other)[0] for one, other in zip(a, b, strict=True)]
+    called: list[int] = []
+    for most, together in ((2**31 - 1, True), (16, False)):
+        monkeypatch.setattr(_cuda_handle, "_MOST_PITCH", most)
+        called.clear()
+        for name in ("cuMemcpy2DAsync", "cuMemsetD2D8Async"):
+            function = getattr(fakes.driver, name)
+
+            def spy(*args: Any, function: Any = function) -> Any:
+                called.append(1)
+                return function(*args)
+
+            monkeypatch.setattr(fakes.driver, name, spy)
+        solved, _ = await device.blas.gels_batched(await device.put(a), await device.put(b))
+        np.testing.assert_allclose(await device.get(solved), expected)
+        scaled = await device.put(x)
+        await device.blas.scal(0.0, scaled, n=4, incx=3)
+        assert (await device.get(scaled)).tolist() == [
+            0.0 if not i % 3 else float(i) for i in range(12)
+        ]
+        assert bool(called) == together

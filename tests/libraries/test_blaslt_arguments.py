@@ -352,3 +352,14 @@ async def test_a_bias_may_differ_from_product_to_product(device: Device) -> None
     bias = await device.put(host_bias)
     got = await device.get(await device.blaslt.matmul(a, b, bias=bias))
     np.testing.assert_allclose(got, host_a @ host_b + host_bias[:, None], 1e-4)
+    got = await device.get(await device.blaslt.matmul(a, b[0], bias=bias))
+    np.testing.assert_allclose(got, host_a @ host_b[0] + host_bias[:, None], 1e-4)
+    one = await device.blaslt.matmul(a[:1], b[0], bias=bias[:1])
+    np.testing.assert_allclose(
+        await device.get(one), host_a[:1] @ host_b[0] + host_bias[:1, None], 1e-4
+    )
+    with pytest.raises(ValueError, match=r"bias has shape \(2, 8\).*\(8,\) or \(3, 8\)"):
+        await device.blaslt.matmul(a, b[0], bias=bias[:2])
+    for product, shape in ((b, (3, 8)), (b[0], (8,))):
+        _, gradient = await device.blaslt.matmul(a, product, epilogue="bgradb")
+        assert gradient.shape == shape

@@ -264,3 +264,17 @@ async def test_integers_are_not_given_to_cudnn(device: Device, frontend: FakeFro
     whole = array * array + 1
     np.testing.assert_array_equal(made, np.maximum(whole.astype(np.float32) * np.float32(0.5), 0))
     assert offered == [["mul", "relu"]]
+
+
+def test_the_plan_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from collections import OrderedDict
+
+    from atomr_accel.libraries.dnn import _plans
+
+    monkeypatch.setattr(_plans, "_MOST_PLANS", 2)
+    store: Any = object.__new__(_plans.PlanStore)
+    store._plans = OrderedDict()
+    for name in (b"hot", b"one", b"other"):
+        store._keep((name, False), name)
+        assert store.find(b"hot", 0, tuned=False) == (b"hot", "memory")
+    assert [*store._plans] == [(b"other", False), (b"hot", False)]

@@ -19,6 +19,7 @@ from atomr_accel import (
     open_device,
 )
 from atomr_accel.libraries._workspaces import TOGETHER
+from atomr_accel.libraries.fft._messages import Forget, Prepare, Transform
 from atomr_accel.testing import poison
 
 from ..harness import Gate
@@ -191,6 +192,49 @@ async def test_many_at_once_share_the_work_area(device: Device) -> None:
         expected = np.fft.irfft(host, norm="ortho")
         np.testing.assert_allclose(await device.get(results[number]), expected, atol=1e-4)
     assert device.fft.statistics().plans == 2
+
+
+async def test_no_plan_is_left_in_the_host_that_the_program_has_dropped(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan may be dropped while a transform that has found it waits to be sent."""
+    sent: list[Any] = []
+    submit = device._core.submit
+
+    def spy(port: Any, name: str, message: Any, *blocks: Any) -> Any:
+        sent.append(message)
+        return submit(port, name, message, *blocks)
+
+    monkeypatch.setattr(device._core, "submit", spy)
+    refs = [await device.put(noise(2, size)) for size in range(2, 12) for _ in range(3)]
+    device.fft.plan_limit = 2
+    async with trio.open_nursery() as nursery:
+        for ref in refs:
+            nursery.start_soon(device.fft.fft, ref)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await device.fft.fft(refs[0])
+    there: set[int] = set()
+    for message in sent:
+        if isinstance(message, Forget):
+            there.discard(message.number)
+        elif isinstance(message, Prepare | Transform):
+            there.add(message.number)
+    assert there == {plan.number for plan in device.fft._plans._plans.values()}
+    assert len(there) == 2
+
+
+async def test_the_plan_that_a_batch_uses_is_in_use(device: Device) -> None:
+    hot, others = await device.put(noise(4, 16)), [await device.put(noise(n)) for n in (8, 9, 10)]
+    device.fft.plan_limit = 2
+    await device.fft.fft(hot)
+    kept = device.fft._plans._plans
+    ((spec, plan),) = kept.items()
+    for other in others:
+        await device.fft.fft(other)
+        async with device.batch() as batch:
+            batch.fft.fft(hot)
+        assert kept[spec] is plan
 
 
 @pytest.mark.parametrize(("small", "areas"), [(1 << 24, 4), (0, 1)])

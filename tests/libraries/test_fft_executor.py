@@ -167,11 +167,17 @@ def library(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> StandIn:
     return stand_in
 
 
-def executor() -> Any:
+def executor(kept: list[Any] | None = None) -> Any:
+    """An executor; with ``kept``, which takes what graphs need, one whose calls are captured."""
     from atomr_accel.libraries.fft._cuda import CudaFft
 
+    def keep(*each: Any) -> None:
+        assert kept is not None
+        kept.append(each)
+
     context: Any = SimpleNamespace(pointer=lambda address: address)
-    return CudaFft(context, SimpleNamespace(pointer=STREAM))  # type: ignore[arg-type]
+    stream: Any = SimpleNamespace(pointer=STREAM, captures=kept is not None, keep=keep)
+    return CudaFft(context, stream)
 
 
 def room(nbytes: int) -> Array:
@@ -230,6 +236,27 @@ def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
     assert not library.layouts
     fft.handlers[Transform](message)
     assert len(library.layouts) == 1
+
+
+@needs_compiler
+def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
+    kept: list[Any] = []
+    fft = executor(kept)
+    source, target, work = room(64), room(64), room(1024)
+    source[:64] = 0
+    calls = [
+        resolve("fft", "fft", (n,), np.dtype("complex64"), (0,), (n,), None, half=False)
+        for n in (4, 8)
+    ]
+    for number, call in ((1, calls[0]), (2, calls[1]), (1, calls[0])):
+        assert fft.handlers[Prepare](Prepare(number, call.encoded)) == 1024
+        at = source.ctypes.data, target.ctypes.data, work.ctypes.data
+        fft.handlers[Transform](Transform(number, call.encoded, *at, 1024))
+    left = [2]
+    for _, give_back in kept:
+        give_back()
+        left.append(len(library.layouts))
+    assert left == [2, 2, 1, 0]
 
 
 @needs_compiler

@@ -175,6 +175,19 @@ def test_what_cannot_skip_draws_what_it_skips(
     assert burner.nbytes == 4000
 
 
+def test_generators_that_cannot_skip_take_turns(machine: Machine) -> None:
+    """What they have drawn is not drawn again, as long as there are not too many of them."""
+    keys = [machine.key ^ number for number in range(10)]
+    for turn in range(3):
+        for key in keys:
+            machine.words("mtgp32", 40, 40 * turn, key=key)
+            machine.words("xorwow", 40, 40 * turn, key=key)
+    draws = [name for name in machine.library.log if name == "curandGenerate"]
+    assert len(draws) == 2 * 3 * len(keys)
+    expected = machine.reference("mtgp32", 160, keys[3])
+    np.testing.assert_array_equal(machine.words("mtgp32", 40, 120, key=keys[3]), expected[120:])
+
+
 def test_few_generators_are_kept(machine: Machine) -> None:
     keys = [machine.key ^ number for number in range(12)]
     for _ in range(2):
@@ -237,9 +250,9 @@ def test_tables_choices_and_rows(machine: Machine) -> None:
     values = machine.draw("mtgp32", law, 1000)
     assert set(values) == {1, 2}
     times = np.zeros(3)
-    machine.do(Pick("xorwow", machine.key, 5, 3, 2, at(table), at(out), at(times)))
+    machine.do(Pick("xorwow", machine.key, 0, 5, 3, 2, at(table), at(out), at(times)))
     assert sorted(out[:2]) == [1, 2]
-    machine.do(Pick("xorwow", machine.key, 5, 1000, 1000, 0, at(out), 0))
+    machine.do(Pick("xorwow", machine.key, 0, 5, 1000, 1000, 0, at(out), 0))
     assert sorted(out) == list(range(1000))
     rows = np.arange(3000.0).reshape(1000, 3)
     target = np.zeros((1000, 3))
@@ -251,7 +264,7 @@ def test_nothing(machine: Machine) -> None:
     law = a_law("normal", "float32", (0.0, 1.0))
     assert machine.draw("xorwow", law, 0).shape == (0,)
     machine.do(Points(law, "sobol32", 3, 0, 0, 0))
-    machine.do(Pick("xorwow", 1, 0, 5, 0, 0, 0, 0))
+    machine.do(Pick("xorwow", 1, 0, 0, 5, 0, 0, 0, 0))
     machine.do(Take(0, 0, 0, 0, 8))
     assert not machine.library.log
 

@@ -223,12 +223,44 @@ class SimpleExec:
     graph: Graph
 
 
+class Stream:
+    """The stream that is captured, and all others."""
+
+    handle = "stream"
+    captures = True
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def keep(self, thing: object, give_back: Callable[[], object]) -> None:
+        self.kept.append((thing, give_back))
+
+    def follow(self, _other: object) -> None:
+        """Everything is done at once."""
+
+    def synchronize(self) -> None:
+        """Everything is done."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class Executor:
     """An executor of the CPU backend whose work is captured while the stream captures."""
 
-    def __init__(self, fake: Driver, inner: Any) -> None:
+    def __init__(self, fake: Driver, stream: Stream, inner: Any) -> None:
         def captured(handler: Callable[[Any], Any], message: Any) -> None:
-            fake.work(partial(handler, message))
+            if fake.capturing is None:
+                handler(message)
+                return
+            _, needed = fake.make(object())
+            stream.keep(needed, partial(fake.destroy, needed))
+
+            def run() -> None:
+                assert needed in fake.alive, "given back, though the graph is launched"
+                handler(message)
+
+            fake.work(run)
 
         self.handlers = {
             kind: partial(captured, handler) for kind, handler in inner.handlers.items()
@@ -243,9 +275,7 @@ def graphs(driver_version: int = 13000) -> Iterator[Driver]:
     from atomr_accel.libraries.programs import _cuda, _graph
 
     fake = Driver()
-    stream: Any = SimpleNamespace(
-        handle="stream", follow=lambda other: None, synchronize=lambda: None, close=lambda: None
-    )
+    stream: Any = Stream()
 
     def programs(context: Any, _stream: Any) -> Any:
         fake.memory = context.bytes_at
@@ -261,7 +291,7 @@ def graphs(driver_version: int = 13000) -> Iterator[Driver]:
         return programs if reference == PROGRAMS else load(reference)
 
     def load_step(reference: str) -> Any:
-        return lambda context, stream: Executor(fake, load(reference)(context.cpu, stream))
+        return lambda context, stream: Executor(fake, stream, load(reference)(context.cpu, stream))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_host, "load", load_program)

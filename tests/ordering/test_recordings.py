@@ -388,3 +388,79 @@ async def test_a_recording_opens_the_lanes_it_needs(isolation: Isolation) -> Non
         assert (await device.get(nothing)).shape == (0, 3)
         assert (await device.get(zeros)).tolist() == [[0, 0], [0, 0]]
         assert "blas" not in {lane.name for lane in device.statistics().lanes}
+
+
+@on_shared
+async def test_a_call_finds_in_a_recording_how_a_view_is_aligned(device: Device) -> None:
+    host = np.arange(-100, 100).astype(np.int8)
+    buffer, eye = await device.put(host), await device.put(np.eye(8, dtype=np.int8))
+    for first in range(6):
+        view = buffer[first : first + 64].reshape(8, 8)
+        async with device.record(view) as recorded:
+            if first % 4:
+                with pytest.raises(ValueError, match="begin at a multiple of 4 bytes"):
+                    recorded.blas.gemm(view, eye)
+            else:
+                out = recorded.blas.gemm(view, eye)
+        if not first % 4:
+            await recorded.replay()
+            expected = host[first : first + 64].reshape(8, 8)
+            assert (await device.get(out) == expected).all()
+
+
+@on_shared
+async def test_what_replaces_a_buffer_is_aligned_as_well(device: Device) -> None:
+    host = np.arange(80, dtype=np.float32)
+    buffer, other = await device.put(host), await device.put(host)
+    whole, part, odd = buffer[:16], other[4:20], other[1:17]
+    async with device.record(whole) as recorded:
+        out = recorded.fft.rfft(whole)
+    await recorded.replay(part)
+    np.testing.assert_allclose(await device.get(out), np.fft.rfft(host[4:20]), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"begins 4 bytes.*multiple of 16.*copy it first"):
+        await recorded.replay(odd)
+    async with device.record(whole) as outer:
+        outer.call(recorded, whole)
+    with pytest.raises(ValueError, match="begins 4 bytes"):
+        await outer.replay(odd)
+    async with device.record(odd) as lenient:
+        out = lenient.fft.rfft(odd)
+    for ref, start in ((odd, 1), (buffer[3:19], 3), (part, 4), (whole, 0)):
+        await lenient.replay(ref)
+        expected = np.fft.rfft(host[start : start + 16])
+        np.testing.assert_allclose(await device.get(out), expected, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=15)
+@given(
+    first=st.lists(st.integers(0, 12), min_size=2, max_size=4),
+    replaced=st.integers(0, 12),
+    order=st.randoms(use_true_random=False),
+)
+@on_shared
+async def test_views_of_views_anywhere_in_a_recording(
+    device: Device, first: list[int], replaced: int, order: Any
+) -> None:
+    """Parts of an input that begins anywhere, taken before and after what they are parts of."""
+    host = np.arange(64, dtype=np.float32)
+    buffer, other = await device.put(host), await device.put(host + 100)
+    kernel = await adder(device)
+    base = buffer[first[0] : first[0] + 32]
+    views = [(0, base)]
+    for start in first[1:]:
+        before, ref = views[-1]
+        views.append((before + 1 + start // 3, ref[1 + start // 3 :]))
+    taken = order.sample(views, len(views))
+    async with device.record() as recorded:
+        for start, ref in taken:
+            recorded.launch(kernel, 1, ref.size, ref, float(start + 1))
+    target = other[replaced : replaced + 32]
+    expected, changed = host.copy(), host + 100
+    for start, _ in taken:
+        expected[first[0] + start : first[0] + 32] += start + 1
+        changed[replaced + start : replaced + 32] += start + 1
+    await recorded.replay()
+    assert (await device.get(buffer) == expected).all()
+    await recorded.replay(replace={base: target})
+    assert (await device.get(other) == changed).all()
+    assert (await device.get(buffer) == expected).all()

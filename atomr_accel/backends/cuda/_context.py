@@ -12,13 +12,16 @@ import mmap
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
 from ..._errors import DeviceUnavailable, OutOfMemory, Unsupported
 from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StreamPlan
 from ._driver import NOT_READY, check, driver, failure, start_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ATTRIBUTE: Final = driver.CUdevice_attribute
 _FD_TYPE: Final = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -43,6 +46,10 @@ def _close_address() -> int:
     return address
 
 
+Kept = tuple[object, "Callable[[], object]"]
+"""Something that is kept, and what gives it back."""
+
+
 @final
 class CudaStream:
     """A stream and a pool of events to mark places in it.
@@ -51,11 +58,14 @@ class CudaStream:
         captures: whether what is queued here goes into graphs. Libraries then work in
             memory of their own: what they allocate in a stream makes nodes that neither
             child graphs nor the bodies of conditional nodes may have.
+        kept: what the graph that is being captured needs while it exists, and how to give
+            that back; see ``keep``.
     """
 
     def __init__(self, context: CudaContext, handle: Any, *, captures: bool = False) -> None:
         self._context = context
         self.captures: Final = captures
+        self.kept: list[Kept] = []
         self.handle = handle
         self.pointer = int(self.handle)
         self._events: list[Any] = []
@@ -63,6 +73,15 @@ class CudaStream:
         sleeps = _BLOCKING_SYNC if context.completion == "blocking" else 0
         self._flags: Final = _DISABLE_TIMING | sleeps
         self._following = self._new_event()
+
+    def keep(self, thing: object, give_back: Callable[[], object] = lambda: None) -> None:
+        """Keep what the graph that is being captured reads at each launch.
+
+        Args:
+            thing: is referred to until the graph is gone.
+            give_back: called then.
+        """
+        self.kept.append((thing, give_back))
 
     def mark(self) -> Any:
         """An event after all work queued so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -64,15 +65,22 @@ class Routines:
 def operation(trans: Trans, name: str) -> int:
     """0, 1 or 2 for a ``Trans``."""
     try:
-        return _OPERATIONS[trans]
+        return _OPERATIONS[_exactly(trans)]
     except (KeyError, TypeError):
         raise ValueError(f"{name} must be 0 ('N'), 1 ('T') or 2 ('C'), not {trans!r}") from None
+
+
+def _exactly(option: Any) -> Any:
+    """An option as a key: 1.0 equals 1, but is none."""
+    if isinstance(option, str | np.bool_):
+        return option
+    return operator.index(option)
 
 
 def on_the_right(side: Side) -> bool:
     """Whether a side is the right one."""
     try:
-        return _SIDES[side]
+        return _SIDES[_exactly(side)]
     except (KeyError, TypeError):
         raise ValueError(f"side must be 0 ('L') or 1 ('R'), not {side!r}") from None
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from .._numbers import CUDA_TYPES
+from .._recent import Recent
 from ._cuda_factor import CudaFactorizations
 from ._cuda_handle import Handle, load_cublas
 from ._cuda_routines import CudaRoutines
@@ -70,7 +71,7 @@ class CudaBlas:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._handle: Final = Handle(context, stream)
         self._pointer: Final = context.pointer
-        self._products: dict[tuple[Any, ...], _Product] = {}
+        self._products: Recent[tuple[Any, ...], _Product] = Recent(_MOST_PRODUCTS)
         self._fused: Final = FusedGemm(
             context, stream, load_cublas(), self._handle.value, self._scalar
         )
@@ -163,10 +164,7 @@ class CudaBlas:
             *end,
         )
         calls = [self._handle.prepare(function, handle, *arguments) for handle in handles]
-        if len(self._products) >= _MOST_PRODUCTS:
-            self._products.clear()
-        product = self._products[key] = _Product(a, b, c, tuple(calls), function)
-        return product
+        return self._products.keep(key, _Product(a, b, c, tuple(calls), function))
 
     def _run(self, product: _Product, message: Gemm | GemmEx) -> None:
         pointer = self._pointer
@@ -278,6 +276,7 @@ class CudaBlas:
             np.full(number, message.beta, scalars),
             np.array(members, np.int64),
         ]
+        self._handle.keep(host)
         op_b, op_a, columns, rows, depth, alpha, row_b, row_a, beta, sizes = (
             array.ctypes.data for array in host
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from ctypes import byref, c_void_p
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -33,6 +33,10 @@ DEVICE: Final = ENUMS["CUBLAS_POINTER_MODE_DEVICE"]
 
 _PIECE: Final = 1 << 16
 """Uploads of up to this size return before the stream comes to them."""
+
+_MOST_PITCH: Final = 2**31 - 1
+"""How many bytes the driver's functions for rows can have them apart
+(``CU_DEVICE_ATTRIBUTE_MAX_PITCH`` of every device)."""
 
 _WORKSPACE: Final = 32 << 20
 """What cuBLAS takes by itself on the largest devices."""
@@ -89,7 +93,6 @@ class Handle:
             if workspace:
                 self._library.call("cublasSetWorkspace_v2", self.value, workspace, _WORKSPACE)
         self._kernels: Kernels | None = None
-        self._captured: dict[bytes, int] = {}
         self._scalars: Final = Scalars()
 
     def close(self) -> None:
@@ -97,8 +100,6 @@ class Handle:
         self._made.close()
         if self._kernels is not None:
             self._kernels.close()
-        for held in self._captured.values():
-            check("cuMemFreeHost", driver.cuMemFreeHost(held))
 
     def _create(self) -> int | None:
         handle = c_void_p()
@@ -156,6 +157,9 @@ class Handle:
         """Set the elements of a vector to zero."""
         if abs(inc) == 1:
             self.clear(pointer, n * itemsize)
+        elif abs(inc) * itemsize > _MOST_PITCH:
+            for element in range(n):  # so far apart that there are not many
+                self.clear(pointer + element * abs(inc) * itemsize, itemsize)
         elif n:
             check(
                 "cuMemsetD2D8Async",
@@ -178,6 +182,10 @@ class Handle:
         """Copy ``n`` pieces of ``width`` bytes that lie ``pitch`` bytes apart."""
         if not n or not width:
             return
+        if max(pitch, to_pitch) > _MOST_PITCH:
+            for row in range(n):  # so far apart that there are not many
+                self.copy(to + row * to_pitch, source + row * pitch, width)
+            return
         rows = driver.CUDA_MEMCPY2D()
         rows.srcMemoryType = rows.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         rows.srcDevice, rows.dstDevice = source, to
@@ -188,14 +196,11 @@ class Handle:
     def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
         """Copy a few numbers to the device."""
         stream = self._stream.handle
-        capturing = check("cuStreamIsCapturing", driver.cuStreamIsCapturing(stream))
-        if int(capturing):
+        if self._stream.captures:
             # A graph copies again at every launch, so what it copies from has to stay.
-            held = self._captured.get(data := array.tobytes(), 0)
-            if not held:
-                held = int(check("cuMemAllocHost", driver.cuMemAllocHost(len(data))))
-                ctypes.memmove(held, data, len(data))
-                self._captured[data] = held
+            held = int(check("cuMemAllocHost", driver.cuMemAllocHost(array.nbytes)))
+            self._stream.keep(held, partial(_free_host, held))
+            ctypes.memmove(held, array.ctypes.data, array.nbytes)
             copy = driver.cuMemcpyHtoDAsync(pointer, held, array.nbytes, stream)
             check("cuMemcpyHtoDAsync", copy)
             return
@@ -206,6 +211,11 @@ class Handle:
                 "cuMemcpyHtoDAsync",
                 driver.cuMemcpyHtoDAsync(pointer + start, address + start, size, stream),
             )
+
+    def keep(self, arrays: list[np.ndarray[Any, Any]]) -> None:
+        """Have host memory that a call reads stay, where a graph may read it again."""
+        if self._stream.captures:
+            self._stream.keep(arrays)
 
     def shift(self, ctype: str, to: int, source: int, count: int, delta: int) -> None:
         """Add ``delta`` to ``count`` integers."""
@@ -231,3 +241,7 @@ class Handle:
             *(n, self.scalar(compute, beta), CUDA_TYPES[compute]),
             *(pointer, CUDA_TYPES[dtype], abs(inc), CUDA_TYPES[compute]),
         )
+
+
+def _free_host(pointer: int) -> None:
+    check("cuMemFreeHost", driver.cuMemFreeHost(pointer))

@@ -368,6 +368,11 @@ def _right_hand_sides(b: GpuRef, a: GpuRef, rows: int) -> int:
     if b.shape == expected:
         return 1
     if b.shape[:-1] == expected:
+        if b.shape[-1] > LARGEST_INT:
+            raise ValueError(
+                f"b has shape {b.shape}: {b.shape[-1]} right-hand sides are more than 2**31 - 1, "
+                f"which is what the library can count"
+            )
         return b.shape[-1]
     raise ValueError(
         f"b has shape {b.shape}, but for matrices of shape {a.shape} it must be {expected} "

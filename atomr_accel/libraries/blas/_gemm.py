@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..._dtypes import NAMES, as_dtype
+from ..._dtypes import DTYPES, NAMES, as_dtype
 from .._arguments import (
-    alignment,
+    require_alignment,
     require_apart,
     require_dtype,
     require_rank,
@@ -18,6 +18,7 @@ from .._arguments import (
 )
 from .._broadcast import broadcast
 from .._perform import Prepared
+from .._recent import Recent
 from ._checks import (
     LANE,
     UINT8,
@@ -62,6 +63,7 @@ GROUPED: Final = ("float16", "bfloat16", "float32", "float64")
 
 _DEFAULT_OUTPUT: Final = {"int8": "int32"}
 _PLAIN: Final = ("float16", "bfloat16", "float32", "float64")
+_INT8: Final = DTYPES["int8"]
 _POINTER_BYTES: Final = 8
 _MOST_PLANS: Final = 4096
 
@@ -115,13 +117,13 @@ class Products(Routines):
 
     def __init__(self, device: Submitter) -> None:
         super().__init__(device)
-        self._plans: dict[tuple[Any, ...], _Plan | None] = {}
-        self._wide_plans: dict[tuple[Any, ...], _Wide] = {}
+        self._plans: Recent[tuple[Any, ...], _Plan] = Recent(_MOST_PLANS)
+        self._wide_plans: Recent[tuple[Any, ...], _Wide] = Recent(_MOST_PLANS)
 
     def statistics(self) -> BlasStatistics:
         """A snapshot of what is kept of products."""
-        plans = sum(plan is not None for plan in self._plans.values()) + len(self._wide_plans)
-        return BlasStatistics(plans, _MOST_PLANS)
+        plain = sum(plan is not _WIDE for plan in self._plans.values())
+        return BlasStatistics(plain + len(self._wide_plans), _MOST_PLANS)
 
     async def gemm(
         self,
@@ -172,14 +174,14 @@ class Products(Routines):
         block_b = usable(b, memory, "b")
         factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
         scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
-        key = (a.shape, b.shape, a.dtype, b.dtype, trans_a, trans_b)
+        op_a = 0 if trans_a is False else operation(trans_a, "trans_a")
+        op_b = 0 if trans_b is False else operation(trans_b, "trans_b")
+        key = (a.shape, b.shape, a.dtype, b.dtype, op_a, op_b)
         plan = self._plans.get(key)
-        if plan is None and key not in self._plans:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = _plan_gemm(a, b, trans_a=trans_a, trans_b=trans_b)
+        if plan is None:
+            plan = self._plans.keep(key, _plan_gemm(a, b, op_a, op_b))
         if (
-            plan is None
+            plan is _WIDE
             or dtype is not None
             or compute_type is not None
             or (out is not None and out.dtype is not a.dtype)
@@ -193,8 +195,8 @@ class Products(Routines):
                 out,
                 alpha,
                 beta,
-                trans_a,
-                trans_b,
+                op_a,
+                op_b,
                 dtype,
                 compute_type,
             )
@@ -206,7 +208,7 @@ class Products(Routines):
             out = device.try_empty(shape, a.dtype, nbytes)
             if out is None:  # waiting for memory, or for a rebuild: then check again
                 out = await device.empty(shape, a.dtype)
-                return await self.gemm(a, b, out=out, alpha=alpha, trans_a=trans_a, trans_b=trans_b)
+                return await self.gemm(a, b, out=out, alpha=alpha, trans_a=op_a, trans_b=op_b)
             block_c = out._block
         else:
             block_c = writable(out, memory, "out")
@@ -220,7 +222,7 @@ class Products(Routines):
         if port is None:
             await device.open_lane(LANE)
             return await self.gemm(
-                a, b, out=out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
+                a, b, out=out, alpha=alpha, beta=beta, trans_a=op_a, trans_b=op_b
             )
         message = make_message(block_a.address, block_b.address, block_c.address, factor, scale)
         await device.submit(port, "blas.gemm", message, reads, (block_c,)).wait()
@@ -364,27 +366,30 @@ class Products(Routines):
         out: GpuRef | None,
         alpha: Number,
         beta: Number,
-        trans_a: Trans,
-        trans_b: Trans,
+        op_a: int,
+        op_b: int,
         dtype: Any,
         compute_type: str | None,
     ) -> GpuRef:
+        asked = None if dtype is None else as_dtype(dtype)
+
         def prepare(room: Room) -> Prepared:
             memory = self._device.memory
             block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
-            wanted = dtype if dtype is not None or out is None else out.dtype
+            wanted = asked
+            if wanted is None and out is not None:
+                writable(out, memory, "out")
+                wanted = out.dtype
             key = (
                 *(a.shape, b.shape, len(shape_a), a.dtype, b.dtype),
-                *(trans_a, trans_b, wanted, compute_type),
+                *(op_a, op_b, wanted, compute_type),
             )
             plan = self._wide_plans.get(key)
             if plan is None:
                 require_dtype(b, a.dtype, "b", "a")
-                if len(self._wide_plans) >= _MOST_PLANS:
-                    self._wide_plans.clear()
-                plan = self._wide_plans[key] = _plan_wide(
-                    a, b, shape_a, shape_b, trans_a, trans_b, wanted, compute_type
-                )
+                plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
+                self._wide_plans.keep(key, plan)
+            _require_starts(a, b)
             factor, scale = _factors(a, alpha, beta, plan.compute)
             fresh = scales_nothing(scale, out)
             result = room.empty(plan.shape, plan.dtype_c) if out is None else out
@@ -469,7 +474,8 @@ class Products(Routines):
                         f"product {i} has (m, n, k) = {shapes[i]}, but product 0 has {shapes[0]}; "
                         f"for unequal shapes there is gemm_grouped_batched"
                     )
-                _require_aligned(left, right, op_a, op_b, shapes[i])
+                _require_rows(left, right, op_a, op_b, shapes[i])
+                _require_starts(left, right, f"[{i}]")
             dtype_c, compute = _types(first, wanted, compute_type, name)
             if grouped and dtype_c is not first:
                 raise TypeError(f"{name} gives {first.name} for {first.name}, not {dtype_c.name}")
@@ -521,18 +527,26 @@ def _real(value: Number, like: GpuRef, name: str) -> Any:
     return scalar(value, like.dtype, name)
 
 
-def _plan_gemm(a: GpuRef, b: GpuRef, *, trans_a: Trans, trans_b: Trans) -> _Plan | None:
+def _no_message(*_numbers: float) -> Message:
+    raise AssertionError("a product that needs more than a plain plan")
+
+
+_WIDE: Final = _Plan((), 0, _no_message)
+"""Stands for the plan of products that the shortest way will not do for."""
+
+
+def _plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> _Plan:
     """The plan of a product of real floating numbers, if the shortest way will do."""
     name = NAMES[a.dtype]
     if name not in _PLAIN:
-        return None
+        return _WIDE
     require_dtype(b, a.dtype, "b", "a")
-    wide = _plan_wide(a, b, a.shape, b.shape, trans_a, trans_b, None, None)
+    wide = _plan_wide(a, b, a.shape, b.shape, op_a, op_b, None, None)
     if wide.pointer_bytes:
-        return None
+        return _WIDE
     nbytes = math.prod(wide.shape) * a.dtype.itemsize
     m, n, k, batch, steps_a, steps_b = wide[:6]
-    compute, op_a, op_b = wide.compute, wide.op_a, wide.op_b
+    compute = wide.compute
 
     def one(a: int, b: int, c: int, alpha: float, beta: float) -> Gemm:
         return Gemm(a, b, c, m, n, k, name, op_a, op_b, alpha, beta)
@@ -592,19 +606,24 @@ def _factors(like: GpuRef, alpha: Any, beta: Any, compute: str) -> tuple[Scalar,
     return scalars
 
 
-def _require_aligned(
-    a: GpuRef, b: GpuRef, op_a: int, op_b: int, sizes: tuple[int, int, int]
-) -> None:
-    """int8 rows begin at multiples of four bytes."""
+def _require_rows(a: GpuRef, b: GpuRef, op_a: int, op_b: int, sizes: tuple[int, int, int]) -> None:
+    """int8 rows are multiples of four bytes long."""
     if a.dtype.name != "int8":
         return
     m, n, k = sizes
     for name, ref, row in (("a", a, m if op_a else k), ("b", b, k if op_b else n)):
-        if (row % 4 or alignment(ref) % 4) and ref.size:
+        if row % 4 and ref.size:
             raise ValueError(
                 f"{name} has shape {ref.shape}: int8 needs rows of a multiple of 4 elements, "
-                f"not {row}, that begin at one"
+                f"not {row}"
             )
+
+
+def _require_starts(a: GpuRef, b: GpuRef, which: str = "") -> None:
+    """The first int8 row begins at a multiple of four bytes, which a plan does not know."""
+    if a.dtype is _INT8:
+        for name, ref in (("a", a), ("b", b)):
+            require_alignment(ref, 4, f"{name}{which}", "cuBLAS reads 4 int8 numbers at a time")
 
 
 def _plan_wide(
@@ -612,8 +631,8 @@ def _plan_wide(
     b: GpuRef,
     shape_a: tuple[int, ...],
     shape_b: tuple[int, ...],
-    trans_a: Trans,
-    trans_b: Trans,
+    op_a: int,
+    op_b: int,
     wanted: Any,
     compute_type: str | None,
 ) -> _Wide:
@@ -621,9 +640,8 @@ def _plan_wide(
     for name, shape in (("a", shape_a), ("b", shape_b)):
         if len(shape) < 2:
             raise ValueError(f"{name} must have at least 2 dimensions, not shape {shape}")
-    op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
     m, n, k = _inner(shape_a, shape_b, op_a, op_b)
-    _require_aligned(a, b, op_a, op_b, (m, n, k))
+    _require_rows(a, b, op_a, op_b, (m, n, k))
     batch = broadcast(shape_a, shape_b)
     shape = (
         *batch.shape,

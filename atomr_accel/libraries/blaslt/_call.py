@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from ...memory import Block, GpuRef, MemoryMap
     from .._perform import Room
+    from .._recent import Recent
     from ._layout import Layout
 
-_MOST_PLANS: Final = 4096
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]
 _IN_PLACE: Final = (("out", "c"),)
@@ -48,7 +48,7 @@ class Call:
     """The arguments of ``BlasLt.matmul``, by the same names."""
 
     memory: MemoryMap
-    plans: dict[Question, Plan]
+    plans: Recent[Question, Plan]
     a: GpuRef
     b: GpuRef
     out: GpuRef | None
@@ -201,9 +201,7 @@ class Call:
         )
         plan = self.plans.get(question)
         if plan is None:
-            if len(self.plans) >= _MOST_PLANS:
-                self.plans.clear()
-            plan = self.plans[question] = make_plan(question)
+            plan = self.plans.keep(question, make_plan(question))
         return plan
 
     def _inputs(self) -> tuple[tuple[str, GpuRef | None], ...]:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
+from .._recent import Recent
 from ._messages import EPILOGUES, Epilogue, Heuristic, Matmul, Operand, Spec, Tune
 from ._plan import BLOCK, mask_width
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _ALGORITHM: Final = b"numpy"
+_MOST_SPECS: Final = 512
 _SLOPE: Final = float(np.sqrt(2 / np.pi))
 _CUBIC: Final = 0.044715
 _UINT8: Final = DTYPES["uint8"]
@@ -35,7 +37,7 @@ class CpuBlasLt:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self._specs: dict[bytes, Spec] = {}
+        self._specs: Recent[bytes, Spec] = Recent(_MOST_SPECS)
         self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
         self.handlers: Final = {
             Heuristic: self._heuristic,
@@ -59,7 +61,7 @@ class CpuBlasLt:
         context.check()
         spec = self._specs.get(message.spec)
         if spec is None:
-            spec = self._specs[message.spec] = self._decode(message.spec)
+            spec = self._specs.keep(message.spec, self._decode(message.spec))
         epilogue = EPILOGUES[spec.epilogue]
         m, n, batch = spec.m, spec.n, spec.batch
         if message.zeros:

@@ -19,6 +19,7 @@ from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...backends.cuda._driver import check, driver
 from .._numbers import CUDA_TYPES, Scalars
+from .._recent import Recent
 from .._vendor import VendorLibrary, array, undone_on_error
 from ._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
 from ._plan import BLOCK, E2M1, FP8, block_scale_bytes
@@ -109,7 +110,7 @@ class CudaBlasLt:
         self._stream: Final = stream
         self._run: Final = self._library.functions["cublasLtMatmul"]
         self._set: Final = self._library.functions["cublasLtMatmulDescSetAttribute"]
-        self._plans: dict[bytes, _Prepared] = {}
+        self._plans: Recent[bytes, _Prepared] = Recent(_MOST_PLANS, lambda plan: plan.made.close())
         self._scalar: Final = Scalars().pointer
         self._kernels: Kernels | None = None
         self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
@@ -129,7 +130,7 @@ class CudaBlasLt:
 
     def close(self) -> None:
         """Destroy the handle and what was prepared with it."""
-        self._forget()
+        self._plans.clear()
         if self._kernels is not None:
             self._kernels.close()
         self._library.call("cublasLtDestroy", self._handle)
@@ -289,9 +290,7 @@ class CudaBlasLt:
     def _plan(self, encoded: bytes) -> _Prepared:
         plan = self._plans.get(encoded)
         if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._forget()
-            plan = self._plans[encoded] = self._prepare(self._decode(encoded))
+            plan = self._plans.keep(encoded, self._prepare(self._decode(encoded)))
         return plan
 
     def _prepare(self, spec: Spec) -> _Prepared:
@@ -438,10 +437,6 @@ class CudaBlasLt:
         if status == NOT_SUPPORTED:
             return Unsupported(f"{error}: not with these types and options on this device")
         return error
-
-    def _forget(self) -> None:
-        while self._plans:
-            self._plans.popitem()[1].made.close()
 
 
 @final

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
+from ..._dtypes import as_dtype
 from .._arguments import require_no_race
 from .._library import LaneSpec
+from .._options import flag
 from .._perform import Prepared, perform
+from .._recent import Recent
 from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
 from ._call import Call, Checked
@@ -34,7 +37,7 @@ WORKSPACE: Final = 32 << 20
 """The most memory that an algorithm may want: what the vendor recommends for Hopper."""
 
 _CANDIDATES: Final = 8
-_MOST_CHOICES: Final = 4096
+_MOST_PLANS: Final = 4096
 
 _Choice = tuple[bytes, int]
 
@@ -84,8 +87,8 @@ class BlasLt:
 
     def __init__(self, device: Submitter) -> None:
         self._device = self._asked = device
-        self._plans: dict[Question, Plan] = {}
-        self._choices: dict[tuple[bytes, bool], _Choice] = {}
+        self._plans: Recent[Question, Plan] = Recent(_MOST_PLANS)
+        self._choices: Recent[tuple[bytes, bool], _Choice] = Recent(_MOST_PLANS)
         self._workspaces = Workspaces(LANE.ways, WORKSPACE)
 
     async def matmul(
@@ -148,7 +151,7 @@ class BlasLt:
                 ``"32F_FAST_TF32"``, ``"32F_FAST_16F"``, ``"32F_FAST_16BF"``; for float16
                 ``"16F"``; ``_PEDANTIC`` after any plain one.
             epilogue: see above; with ``bias`` alone it is ``"bias"``.
-            bias: shape (n,), or (..., n) with one for each product.
+            bias: shape (n,), or (..., n) with one for each product of a batch.
             aux: what the epilogue of the forward pass returned; or a buffer for it.
             scale_a: float32, for fp8: one number that ``a`` is multiplied by, or with
                 ``scale_b`` one for each row of op(a). For fp4 float8_e4m3fn of shape
@@ -167,7 +170,9 @@ class BlasLt:
 
         Returns:
             ``out``, or a new buffer. Epilogues with more results return a tuple:
-            ``(out, aux)``, or ``(out, bias gradient)``; ``amax`` comes last.
+            ``(out, aux)``, or ``(out, bias gradient)``; ``amax`` comes last. A bias gradient
+            has shape (n,) where one ``b`` serves all products, and (..., n) otherwise; that
+            of ``bgrada`` has shape (..., m).
 
         Raises:
             ValueError: shapes, layouts, alignment or options that do not fit, aliasing.
@@ -188,7 +193,7 @@ class BlasLt:
             beta,
             operation(trans_a, "trans_a"),
             operation(trans_b, "trans_b"),
-            dtype,
+            None if dtype is None else as_dtype(dtype),
             compute_type,
             epilogue if epilogue is not None else "bias" if bias is not None else "",
             bias,
@@ -196,13 +201,14 @@ class BlasLt:
             scale_a,
             scale_b,
             scale_out,
-            bool(amax),
-            bool(fast_accum),
+            flag(amax, "amax"),
+            flag(fast_accum, "fast_accum"),
             layout_a,
             layout_b,
             layout_out,
         )
         first = call.check()
+        autotune = flag(autotune, "autotune")
         require_no_race(self._device, autotune=autotune)
         key = (first.plan.encoded, autotune)
         choice = self._choices.get(key)
@@ -236,11 +242,7 @@ class BlasLt:
         candidates = await self._candidates(spec, _CANDIDATES if autotune else 1)
         if autotune and len(candidates) > 1:
             candidates = await self._tune(call, candidates)
-        choice = candidates[0]
-        if len(self._choices) >= _MOST_CHOICES:
-            self._choices.clear()
-        self._choices[spec, autotune] = choice
-        return choice
+        return self._choices.keep((spec, autotune), candidates[0])
 
     async def _candidates(self, spec: bytes, most: int) -> list[_Choice]:
         """Ask the lane for algorithms, best guess first."""

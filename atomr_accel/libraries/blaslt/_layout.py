@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -23,6 +24,7 @@ class Layout:
             begins where the last one ends.
 
     Raises:
+        TypeError: sizes that are no whole numbers.
         ValueError: sizes that are negative, or a leading dimension that is too small.
     """
 
@@ -35,6 +37,11 @@ class Layout:
     batch_stride: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("rows", "columns", "ld", "offset", "batch", "batch_stride"):
+            value = getattr(self, name)
+            # Layouts are keys, and 4.0 would be the same one as 4.
+            if value is not None:
+                object.__setattr__(self, name, operator.index(value))
         if self.order not in ("row", "col"):
             raise ValueError(f"order must be 'row' or 'col', not {self.order!r}")
         sizes = (self.rows, self.columns, self.offset, self.batch or 0, self.batch_stride or 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from ..._dtypes import DTYPES, as_dtype
+from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from .._broadcast import broadcast
 from ._layout import Layout
@@ -29,6 +29,8 @@ _LINE: Final = 16
 
 _ALIGNED: Final = 256
 """What every buffer is aligned to."""
+
+_MOST_PRODUCTS: Final = 2**31 - 1
 
 _F32: Final = ("32F", "32F_PEDANTIC")
 _FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
@@ -118,7 +120,7 @@ class Question(NamedTuple):
     layout_out: Layout | None
     trans_a: int
     trans_b: int
-    dtype: Any
+    dtype: np.dtype[Any] | None
     compute_type: str | None
     epilogue: str
     fast: bool
@@ -210,7 +212,8 @@ def make_plan(question: Question) -> Plan:
     tall = not any(steps_b) and not view_a.op and batch.shape == view_a.lead
     contiguous = question.layout_a is None and question.layout_out is None
     rows_before = m
-    if sizes and tall and contiguous:
+    shared = question.bias is None or question.bias.shape == (n,)
+    if sizes and tall and contiguous and shared:
         # One b for all of a: its matrices are the rows of one tall matrix.
         m *= batch.products
         sizes = steps_a = steps_b = ()
@@ -221,6 +224,11 @@ def make_plan(question: Question) -> Plan:
             f"device.blas.matmul takes them"
         )
     count = math.prod(sizes)
+    if count > _MOST_PRODUCTS:
+        raise ValueError(
+            f"a has shape {a.shape} and b {b.shape}: {count} products are more than 2**31 - 1, "
+            f"which is what the library can count"
+        )
     lead = batch.shape
     offset_d, ld_d, step_d = _output_layout(question, m, n, count, shape)
     _check_narrow(question, view_a, view_b, k, n)
@@ -305,7 +313,7 @@ def _kind(question: Question) -> tuple[str, Kind]:
         pairs = dict.fromkeys(f"{left} and {right}" for left, right, _ in KINDS)
         raise TypeError(f"matmul does not take {a} and {b}; it takes {', '.join(pairs)}")
     if question.dtype is not None:
-        wanted: str = as_dtype(question.dtype).name
+        wanted: str = question.dtype.name
     elif question.out is not None:
         wanted = question.out.dtype
     else:
@@ -452,9 +460,9 @@ def _bias_step(question: Question, n: int, lead: tuple[int, ...], count: int) ->
     bias = question.bias
     if bias is None or bias.shape == (n,):
         return 0
-    if count > 1 and bias.shape == (*lead, n):
-        return n
-    also = f" or {(*lead, n)}" if count > 1 else ""
+    if bias.shape == (*lead, n):
+        return n if count > 1 else 0
+    also = f" or {(*lead, n)}" if lead else ""
     raise ValueError(f"bias has shape {bias.shape}, but the result has {n} columns: {(n,)}{also}")
 
 

@@ -79,7 +79,7 @@ class CpuDnn:
         graph = self._graphs.get(encoded)
         if graph is None:
             if len(self._graphs) >= _MOST_GRAPHS:
-                self._graphs.clear()
+                del self._graphs[next(iter(self._graphs))]
             graph = self._graphs[encoded] = decode(encoded)
         return graph
 

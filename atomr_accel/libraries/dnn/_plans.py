@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from .._disk_cache import DiskCache
 
-_MOST_PLANS: Final = 512
+_MOST_PLANS: Final = 4096
+"""The program says what to drop, by its ``plan_limit``; this bounds what it does not know of:
+plans of batches."""
 _MOST_CANDIDATES: Final = 16
 _SWITCH: Final = "use_deterministic_algorithm"
 _ALIGNMENT: Final = 256
@@ -169,6 +171,8 @@ class PlanStore:
         key = (encoded, tuned)
         plan = self._plans.get(key)
         if plan is not None:
+            with contextlib.suppress(KeyError):  # another lane may have dropped it just now
+                self._plans.move_to_end(key)
             return plan, "memory"
         with self._lock:
             plan = self._plans.get(key)

@@ -12,6 +12,7 @@ from ...memory import Block, GpuRef
 from .._arguments import require_apart, usable, writable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
+from .._recent import Recent
 from .._workspaces import Workspaces
 from ._graph import Graph, encode
 from ._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
@@ -34,6 +35,9 @@ PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False)
 """Makes plans, which may take seconds, while the other lane runs those that are there."""
 
 DEFAULT_LIMIT: Final = 512
+_CALLS_A_PLAN: Final = 4
+"""How many calls and graphs are kept for each plan: several may lead to one."""
+
 _ALIGNMENT: Final = 16
 """Bytes that cuDNN expects every address to be a multiple of."""
 
@@ -197,8 +201,8 @@ class PlanCache:
         self.tf32 = False
         self.workspaces: Final = Workspaces(_WAYS, _SMALL)
         self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
-        self.forms: Final[dict[Hashable, Form]] = {}
-        self._programs: dict[Hashable, Any] = {}
+        self.forms: Final[Recent[Hashable, Form]] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
+        self._programs: Recent[Hashable, Any] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
         self._limit = DEFAULT_LIMIT
         self._hits = self._misses = self._built = self._loaded = 0
         self._tuned = self._evictions = 0
@@ -207,19 +211,13 @@ class PlanCache:
         """What was made for a key before; at most a few thousand are kept."""
         program = self._programs.get(key)
         if program is None:
-            program = make()
-            self._remember(self._programs, key, program)
+            program = self._programs.keep(key, make())
         made: _T = program
         return made
 
     def remember(self, key: Hashable, form: Form) -> None:
         """Keep the form of a call; at most a few thousand are kept."""
-        self._remember(self.forms, key, form)
-
-    def _remember(self, kept: dict[Hashable, Any], key: Hashable, value: Any) -> None:
-        if len(kept) >= 4 * max(self._limit, DEFAULT_LIMIT):
-            kept.clear()
-        kept[key] = value
+        self.forms.keep(key, form)
 
     def find(self, encoded: bytes, *, tuned: bool) -> int | None:
         """How much workspace to bring, if that is known."""
@@ -254,6 +252,7 @@ class PlanCache:
     def limit_to(self, device: Submitter, limit: int) -> None:
         """Keep that many plans."""
         self._limit = limit
+        self.forms.limit = self._programs.limit = _CALLS_A_PLAN * max(limit, DEFAULT_LIMIT)
         self.evict(device, limit)
 
     @property

@@ -162,12 +162,24 @@ def _types(name: str, kind: str, dtype: np.dtype[Any], *, half: bool) -> tuple[s
     return dtype.name, precision
 
 
-def _scale(norm: str | None, points: int, *, inverse: bool) -> float:
-    if norm not in (None, *_NORMS):
+def norm_of(norm: object) -> str:
+    """How to scale, by its name.
+
+    Raises:
+        ValueError: there is no such way.
+    """
+    if norm is None:
+        return "backward"
+    if not isinstance(norm, str) or norm not in _NORMS:
         raise ValueError(f'Invalid norm value {norm}; should be "backward", "ortho" or "forward".')
+    return norm
+
+
+def _scale(norm: str | None, points: int, *, inverse: bool) -> float:
+    norm = norm_of(norm)
     if norm == "ortho":
         return 1 / math.sqrt(points)
-    scaled = inverse if norm in (None, "backward") else not inverse
+    scaled = inverse if norm == "backward" else not inverse
     return 1 / points if scaled else 1.0
 
 

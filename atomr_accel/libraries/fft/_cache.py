@@ -127,6 +127,7 @@ class PlanCache:
             # Kept from now on, so that whoever wants the same meanwhile asks for the same.
             plan = self._plans[spec] = Plan(next(self._numbers))
             self._evict(self._limit)
+        self._plans.move_to_end(spec)
         request = Prepared(Prepare(plan.number, spec), (), ())
         told = self._told.setdefault(device, set())
         if spec not in told:
@@ -143,6 +144,15 @@ class PlanCache:
             else:
                 told.add(spec)
         return plan.number, plan.work if plan.epoch is device.memory.epoch else 0
+
+    def let_go(self, number: int, spec: bytes) -> None:
+        """Note the end of a transform: its plan may have been dropped before it was sent.
+
+        The host has made the plan again then, and nobody else would drop it.
+        """
+        plan = self._plans.get(spec)
+        if plan is None or plan.number != number:
+            self._forget(number)
 
     def clear(self) -> None:
         """Drop everything."""
@@ -161,9 +171,12 @@ class PlanCache:
         )
 
     def _evict(self, limit: int) -> None:
-        port = self._device.ports.get(LANE.name)
         while len(self._plans) > limit:
             _, plan = self._plans.popitem(last=False)
             self._evictions += 1
-            if port is not None:
-                self._device.submit(port, "fft.forget", Forget(plan.number))
+            self._forget(plan.number)
+
+    def _forget(self, number: int) -> None:
+        port = self._device.ports.get(LANE.name)
+        if port is not None:
+            self._device.submit(port, "fft.forget", Forget(number))

@@ -87,11 +87,21 @@ class CudaFft:
 
     def _transform(self, message: Transform) -> None:
         made = self._plan(message.number, message.spec)
+        if self._stream.captures:
+            # Its tables, and perhaps its work area, are the graph's from now on.
+            made.graphs += 1
+            self._stream.keep(made, partial(self._leave, message.number, made))
         if not made.steps:
             return
         pointer = self._pointer
         scratch = pointer(message.workspace) if message.workspace else 0
         made.run((pointer(message.source), pointer(message.target), scratch), message.work)
+
+    def _leave(self, number: int, made: _Plan) -> None:
+        """A graph that has a plan is gone: with the last one goes the plan."""
+        made.graphs -= 1
+        if not made.graphs and self._plans.get(number) is made:
+            self._forget(Forget(number))
 
     def _forget(self, message: Forget) -> None:
         made = self._plans.pop(message.number, None)
@@ -122,6 +132,7 @@ class _Plan:
     Attributes:
         steps: what to call with the addresses of input, output and scratch.
         work: bytes of work area.
+        graphs: how often captured graphs have it.
     """
 
     def __init__(
@@ -134,6 +145,7 @@ class _Plan:
         self._scratch = program.scratch
         self._own = 0
         self.work = 0
+        self.graphs = 0
         self.steps: list[Callable[[tuple[int, int, int]], None]] = []
         try:
             for step in program.steps:

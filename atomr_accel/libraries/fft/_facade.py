@@ -10,8 +10,10 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from .._arguments import overlap, require_shape, same_place, usable, writable
+from .._options import flag, real
 from .._perform import Prepared, Room, perform
-from ._arguments import FAMILIES, Call, one_axis, resolve, several_axes, stages
+from .._recent import Recent
+from ._arguments import FAMILIES, Call, norm_of, one_axis, resolve, several_axes, stages
 from ._cache import LANE, FftStatistics, PlanCache
 from ._messages import Frequencies, Roll, Transform
 from ._plan import HALF, MOST_DIMS
@@ -69,7 +71,7 @@ class Fft:
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
-        self._calls: dict[tuple[Any, ...], Call] = {}
+        self._calls: Recent[tuple[Any, ...], Call] = Recent(_MOST_CALLS)
         self._plans = PlanCache(device)
 
     # --- one axis ------------------------------------------------------------------------
@@ -437,7 +439,8 @@ class Fft:
         if out is not None:
             usable(out, self._device.memory, "out")
         aligned = _aligned(a), out is None or _aligned(out)
-        key = (name, a.shape, a.dtype, n, axis, norm, half, aligned)
+        n, axis = None if n is None else operator.index(n), operator.index(axis)
+        key = (name, a.shape, a.dtype, n, axis, norm_of(norm), flag(half, "half"), aligned)
         call = self._calls.get(key)
         if call is None:
             shape = _data_shape(name, name, a, half=half)
@@ -445,7 +448,7 @@ class Fft:
             call = resolve(
                 name, name, shape, a.dtype, axes, sizes, norm, half=half, aligned=aligned
             )
-            self._remember(key, call)
+            self._calls.keep(key, call)
         return await self._run(name, call, a, out)
 
     async def _several(
@@ -461,12 +464,12 @@ class Fft:
         half: bool,
     ) -> GpuRef:
         usable(a, self._device.memory, "a")
-        s = None if s is None else tuple(s)
-        axes = None if axes is None else tuple(axes)
+        s = None if s is None else tuple(map(operator.index, s))
+        axes = None if axes is None else tuple(map(operator.index, axes))
         if out is not None:
             usable(out, self._device.memory, "out")
         aligned = _aligned(a), out is None or _aligned(out)
-        key = (name, a.shape, a.dtype, s, axes, norm, half, aligned)
+        key = (name, a.shape, a.dtype, s, axes, norm_of(norm), flag(half, "half"), aligned)
         call = self._calls.get(key)
         if call is None:
             shape = _data_shape(name, family, a, half=half)
@@ -486,13 +489,8 @@ class Fft:
                 name, stage, shape, a.dtype, some, points, norm, half=half, aligned=begins
             )
             if len(todo) == 1:
-                self._remember(key, call)
+                self._calls.keep(key, call)
         return await self._run(name, call, a, out)
-
-    def _remember(self, key: tuple[Any, ...], call: Call) -> None:
-        if len(self._calls) >= _MOST_CALLS:
-            self._calls.clear()
-        self._calls[key] = call
 
     async def _run(self, name: str, call: Call, a: GpuRef, out: GpuRef | None) -> GpuRef:
         device = self._device
@@ -515,6 +513,8 @@ class Fft:
                 result: GpuRef = await perform(device, LANE, f"fft.{name}", prepare)
             except _Rebuilt:
                 continue
+            finally:
+                self._plans.let_go(number, call.encoded)
             return result
 
     def _prepare(
@@ -565,7 +565,7 @@ class Fft:
         n = operator.index(n)
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
-        d = float(d)
+        d = real(d, "d", finite=False)
         if not d:
             raise ValueError("d must not be zero")
         count = n // 2 + 1 if half else n

@@ -14,7 +14,7 @@ from ._messages import Describe, Forget, Record, Replay
 from ._steps import Steps
 
 if TYPE_CHECKING:
-    from ...backends.cuda._context import CudaContext, CudaStream
+    from ...backends.cuda._context import CudaContext, CudaStream, Kept
     from ._steps import Bound
 
 
@@ -24,11 +24,13 @@ class _Program:
 
     Attributes:
         fixed: whether its parameters cannot be changed in place.
+        kept: what its launches need beside the buffers of the program.
     """
 
     graph: Any
     executable: Any
     fixed: bool
+    kept: list[Kept]
 
 
 @final
@@ -70,14 +72,19 @@ class CudaPrograms:
             self._steps.prepare(message.prepare, message.program)
             self._stream.follow(self._captured)
         nodes = self._steps.bind(message.nodes)
-        graph = self._graphs.build(nodes)
+        kept = self._captured.kept = []
         try:
-            self._take(message.program, graph, nodes)
+            graph = self._graphs.build(nodes)
+            try:
+                self._take(message.program, graph, nodes, kept)
+            except BaseException:
+                driver.cuGraphDestroy(graph)
+                raise
         except BaseException:
-            driver.cuGraphDestroy(graph)
+            _give_back(kept)
             raise
 
-    def _take(self, number: int, graph: Any, nodes: list[Bound]) -> None:
+    def _take(self, number: int, graph: Any, nodes: list[Bound], kept: list[Kept]) -> None:
         """Launch a graph from now on as the program of that number."""
         # The kernels that look at flags have their graph's own handles as arguments, which
         # an update would put into a graph that has others.
@@ -90,13 +97,15 @@ class CudaPrograms:
                 status, _ = driver.cuGraphExecUpdate(former.executable, graph)
                 if int(status) == 0:
                     executable = former.executable
+            if executable is None or former.kept:
+                self._stream.synchronize()  # launches of the former graph may be under way
             if executable is None:
-                self._stream.synchronize()
                 check("cuGraphExecDestroy", driver.cuGraphExecDestroy(former.executable))
             check("cuGraphDestroy", driver.cuGraphDestroy(former.graph))
+            _give_back(former.kept)
         if executable is None:
             executable = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
-        self._programs[number] = _Program(graph, executable, fixed)
+        self._programs[number] = _Program(graph, executable, fixed, kept)
 
     def _replay(self, message: Replay) -> None:
         program = self._programs[message.program]
@@ -108,6 +117,7 @@ class CudaPrograms:
             self._stream.synchronize()
             check("cuGraphExecDestroy", driver.cuGraphExecDestroy(program.executable))
             check("cuGraphDestroy", driver.cuGraphDestroy(program.graph))
+            _give_back(program.kept)
         self._steps.forget(message.program)
 
     def _describe(self, message: Describe) -> str:
@@ -119,3 +129,10 @@ class CudaPrograms:
             return Path(path).read_text()
         finally:
             Path(path).unlink()
+
+
+def _give_back(kept: list[Kept]) -> None:
+    """Give back what no launch needs any more."""
+    while kept:
+        _, give_back = kept.pop()
+        give_back()

@@ -10,7 +10,9 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
+from ...memory import as_shape
 from .._arguments import require_shape, writable
+from .._options import real
 from ._laws import FLOATS, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:
@@ -27,20 +29,6 @@ _MOST_LAM: Final = 2.0**63 - 10 * 2.0**31.5
 _SUM_TOLERANCE: Final = float(np.sqrt(np.finfo(np.float64).eps))
 
 
-def number(value: Any, name: str) -> float:
-    """A scalar as a float.
-
-    Raises:
-        TypeError: it is an array, or no number.
-    """
-    if np.ndim(value) != 0:
-        raise TypeError(f"{name} must be a number, not an array of shape {np.shape(value)}")
-    try:
-        return float(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}") from None
-
-
 def not_negative(value: Any, name: str) -> float:
     """A scalar that is zero or more.
 
@@ -48,9 +36,24 @@ def not_negative(value: Any, name: str) -> float:
         TypeError: it is no number.
         ValueError: it is less, or NaN.
     """
-    converted = number(value, name)
+    converted = real(value, name, finite=False)
     if not converted >= 0:
         raise ValueError(f"{name} must not be negative, but is {converted}")
+    return converted
+
+
+def shape_parameter(value: Any, name: str, dtype: str) -> float:
+    """A parameter of a gamma variate that is computed for a dtype.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is negative, NaN, or beyond what is computed with, where drawing would
+            not come to an end.
+    """
+    converted = not_negative(value, name)
+    most = float(np.finfo(np.float64 if dtype == "float64" else np.float32).max)
+    if converted > most:
+        raise ValueError(f"{name} must be at most {most} for {dtype}, but is {converted}")
     return converted
 
 
@@ -61,7 +64,7 @@ def above_zero(value: Any, name: str) -> float:
         TypeError: it is no number.
         ValueError: it is not more, or NaN.
     """
-    converted = number(value, name)
+    converted = real(value, name, finite=False)
     if not converted > 0:
         raise ValueError(f"{name} must be more than 0, but is {converted}")
     return converted
@@ -75,7 +78,7 @@ def interval(low: Any, high: Any) -> tuple[float, float]:
         ValueError: it ends before it starts.
         OverflowError: its length is infinite, or NaN.
     """
-    start, end = number(low, "low"), number(high, "high")
+    start, end = real(low, "low", finite=False), real(high, "high", finite=False)
     if not math.isfinite(end - start):
         raise OverflowError(f"high - low range exceeds valid bounds: low={start}, high={end}")
     if end < start:
@@ -91,7 +94,7 @@ def event_rate(lam: Any, dtype: str, kind: Kind) -> float:
         ValueError: it is negative, NaN, or too large for the dtype.
         Unsupported: it is too large for a quasi-random sequence.
     """
-    rate = number(lam, "lam")
+    rate = real(lam, "lam", finite=False)
     if not rate >= 0:
         raise ValueError(f"lam must not be negative, but is {rate}")
     most = min(_MOST_LAM, float(bounds(dtype)[1]))
@@ -132,7 +135,10 @@ def probabilities(p: Any, items: int) -> np.ndarray[tuple[int], np.dtype[np.floa
         TypeError: ``p`` is not made of numbers.
         ValueError: another number of them, a negative one, NaN, or they do not sum to 1.
     """
-    chances = np.asarray(p, np.float64)
+    given = np.asarray(p)
+    if given.dtype.kind not in "biuf" and (given.dtype not in NAMES or given.dtype.kind == "c"):
+        raise TypeError(f"p must be made of real numbers, not of {given.dtype}")
+    chances = given.astype(np.float64)
     if chances.ndim != 1:
         raise ValueError(f"p must be 1-dimensional, but has shape {chances.shape}")
     if len(chances) != items:
@@ -158,17 +164,11 @@ def shape_of(size: Size, out: GpuRef | None, dimensions: int) -> tuple[int, ...]
 
     Raises:
         TypeError: ``size`` is not made of integers.
-        ValueError: negative sizes, a last axis that is not the points'.
+        ValueError: sizes as ``as_shape`` refuses them, a last axis that is not the points'.
     """
     one = () if dimensions == 1 else (dimensions,)
-    if size is None:
-        shape = one if out is None else out.shape
-    elif isinstance(size, tuple | list):
-        shape = tuple(map(operator.index, size))
-    else:
-        shape = (operator.index(size),)
-    if any(extent < 0 for extent in shape):
-        raise ValueError(f"negative dimensions are not allowed: {shape}")
+    made = one if out is None else out.shape
+    shape = made if size is None else as_shape(size)
     if dimensions != 1 and (not shape or shape[-1] != dimensions):
         raise ValueError(
             f"the last axis must hold the {dimensions} dimensions of each point, "

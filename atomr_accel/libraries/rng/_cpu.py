@@ -71,7 +71,7 @@ class CpuRng:
         if message.weights:
             weights = self._context.array(message.weights, (message.items,), DTYPES["float64"])
             weights = weights / weights.sum()
-        rng = _generator(message.kind, message.key, 0, message.side)
+        rng = _generator(message.kind, message.key, message.position, message.side)
         target[...] = rng.choice(message.items, message.count, replace=False, p=weights)
 
     def _take(self, message: Take) -> None:
@@ -96,6 +96,7 @@ class CpuRng:
 
 
 def _generator(kind: str, key: int, position: int, side: int) -> np.random.Generator:
+    # Every draw moves one of the two places on, so no two of a sequence have the same words.
     counter = np.array([0, position & _MASK, side & _MASK, _STREAM[kind]], np.uint64)
     seeds = np.array([key, 0], np.uint64)
     return np.random.Generator(np.random.Philox(key=seeds, counter=counter))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections import OrderedDict
 from ctypes import byref, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, final
@@ -15,6 +14,7 @@ import numpy as np
 from ..._errors import LibraryError, Unsupported
 from ...backends.cuda._driver import check, driver
 from .._cuda_kernels import Arguments, Kernels, preload_compiler
+from .._recent import Recent
 from .._vendor import VendorLibrary
 from ._laws import BLOCK, KINDS, LAWS
 from ._messages import Draw, Pick, Points, Table, Take
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from ...backends.cuda._context import CudaContext, CudaStream
     from ._messages import Law
 
-_MOST_SEQUENCES: Final = 8
+_MOST_SEQUENCES: Final = {"mtgp32": 64, "mt19937": 16}
+"""How many of a kind are kept where they are, 8 of the others. Those that cannot skip would
+have to draw all that came before again. They take about 0.3 and 20 MB each."""
+
 _BURNT: Final = 1 << 20
 """Words that are drawn at a time to be skipped."""
 
@@ -50,7 +53,7 @@ class CudaRng:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
-        self._sequences: OrderedDict[tuple[str, str, int], _Sequence] = OrderedDict()
+        self._sequences: dict[str, Recent[tuple[str, int], _Sequence]] = {}
         self._vectors: dict[str, tuple[int, int, int]] = {}
         self._burner = 0
         self._owned: list[int] = []
@@ -69,9 +72,8 @@ class CudaRng:
 
     def close(self) -> None:
         """Destroy cuRAND's generators and free the tables."""
-        for sequence in self._sequences.values():
-            sequence.close()
-        self._sequences.clear()
+        for sequences in self._sequences.values():
+            sequences.clear()
         for pointer in self._owned:
             check("cuMemFree", driver.cuMemFree(pointer))
         self._owned.clear()
@@ -179,21 +181,18 @@ class CudaRng:
                 f"draws of {message.kind} cannot be recorded, because a replay would go on in "
                 f"its sequence; those of philox4_32_10 can, and repeat"
             )
-        key = message.kind, message.ordering, message.key
-        sequence = self._sequences.get(key)
+        kind, key = message.kind, (message.ordering, message.key)
+        sequences = self._sequences.get(kind)
+        if sequences is None:
+            sequences = Recent(_MOST_SEQUENCES.get(kind, 8), _Sequence.close)
+            self._sequences[kind] = sequences
+        sequence = sequences.get(key)
         if sequence is not None and sequence.reaches(message.position):
-            self._sequences.move_to_end(key)
             return sequence
-        if sequence is not None:
-            del self._sequences[key]
-            sequence.close()
-        while len(self._sequences) >= _MOST_SEQUENCES:
-            self._sequences.popitem(last=False)[1].close()
-        if not self._burner and message.kind not in SKIPS:
+        if not self._burner and kind not in SKIPS:
             self._burner = self._allocate(_BURNT * 4)
-        sequence = _Sequence(_library(), *key, self._stream.pointer, self._burner)
-        self._sequences[key] = sequence
-        return sequence
+        made = _Sequence(_library(), kind, *key, self._stream.pointer, self._burner)
+        return sequences.keep(key, made)
 
     def _direction_vectors(self, kind: str, dimensions: int) -> tuple[int, int]:
         """Pointers to direction vectors and scramble constants for so many dimensions."""

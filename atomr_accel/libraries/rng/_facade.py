@@ -53,7 +53,8 @@ class Rng(Generator):
           together with the distribution, in one pass over memory. The fastest.
         * ``xorwow``, ``mrg32k3a``: made by cuRAND; a second pass makes the distribution.
         * ``mtgp32``, ``mt19937``: likewise. They cannot skip, so after a rebuild, or with
-          an ``offset``, they first draw what came before.
+          an ``offset``, they first draw what came before. Of so many as 64 and 16 that are in
+          use in turn each goes on where it is; of more, some have to do that, too.
         * ``sobol32``, ``scrambled_sobol32``, ``sobol64``, ``scrambled_sobol64``:
           quasi-random points from cuRAND's direction vectors, for integration.
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, NAMES
 from ..._errors import GpuRefStale, Unsupported
 from ...memory import GpuRef
 from .._arguments import require_apart, usable
+from .._options import flag, real
 from .._perform import Prepared, perform
 from ._arguments import (
     Size,
@@ -22,10 +23,10 @@ from ._arguments import (
     integer_range,
     interval,
     not_negative,
-    number,
     poisson_table,
     probabilities,
     shape_of,
+    shape_parameter,
 )
 from ._draws import LANE, Drawing, Entries, law_of
 from ._laws import integer_law
@@ -192,7 +193,7 @@ class Generator(Drawing):
             dtype: float64 by default; the narrower ones are computed in float32.
             out: where to put the result.
         """
-        floats = number(loc, "loc"), not_negative(scale, "scale")
+        floats = real(loc, "loc", finite=False), not_negative(scale, "scale")
         return await self._floats("normal", "normal", floats, size, dtype, out)
 
     async def lognormal(
@@ -215,7 +216,7 @@ class Generator(Drawing):
             dtype: float64 by default.
             out: where to put the result.
         """
-        floats = number(mean, "mean"), not_negative(sigma, "sigma")
+        floats = real(mean, "mean", finite=False), not_negative(sigma, "sigma")
         return await self._floats("lognormal", "lognormal", floats, size, dtype, out)
 
     async def exponential(
@@ -259,7 +260,7 @@ class Generator(Drawing):
             dtype: float64 by default.
             out: where to put the result.
         """
-        floats = number(loc, "loc"), not_negative(scale, "scale")
+        floats = real(loc, "loc", finite=False), not_negative(scale, "scale")
         return await self._floats("cauchy", "cauchy", floats, size, dtype, out)
 
     async def gamma(
@@ -276,13 +277,15 @@ class Generator(Drawing):
         Computed by kernels of this package.
 
         Args:
-            shape: not negative.
+            shape: not negative, and not infinite in what it is computed in: float32 for
+                dtypes up to that.
             scale: not negative.
             size: shape of the result.
             dtype: float64 by default.
             out: where to put the result.
         """
-        floats = not_negative(shape, "shape"), not_negative(scale, "scale")
+        kind = NAMES[dtype_of(dtype, out, "float64")]
+        floats = shape_parameter(shape, "shape", kind), not_negative(scale, "scale")
         return await self._floats("gamma", "gamma", floats, size, dtype, out)
 
     async def beta(
@@ -299,13 +302,15 @@ class Generator(Drawing):
         Computed by kernels of this package.
 
         Args:
-            a: more than 0.
-            b: more than 0.
+            a: more than 0, not infinite.
+            b: more than 0, not infinite.
             size: shape of the result.
             dtype: float64 by default.
             out: where to put the result.
         """
-        floats = above_zero(a, "a"), above_zero(b, "b")
+        floats = above_zero(a, "a"), above_zero(b, "b")  # computed in double for all dtypes
+        for name, value in zip("ab", floats, strict=True):
+            shape_parameter(value, name, "float64")
         return await self._floats("beta", "beta", floats, size, dtype, out)
 
     # --- integers --------------------------------------------------------------------------
@@ -333,6 +338,7 @@ class Generator(Drawing):
             out: where to put the result.
         """
         kind = dtype_of(dtype, out, "int64", whole=True, flags=True)
+        endpoint = flag(endpoint, "endpoint")
         first, span = integer_range(low, high, kind.name, endpoint=endpoint)
         law = law_of(integer_law(span, kind.name), kind, low=first, span=span)
         return await self._draw("integers", law, size, out)
@@ -398,6 +404,7 @@ class Generator(Drawing):
                 more than 131,072 items.
         """
         memory = self._device.memory
+        replace = flag(replace, "replace")
         if isinstance(a, GpuRef):
             usable(a, memory, "a")
             if not a.shape:
@@ -463,9 +470,10 @@ class Generator(Drawing):
         Returns:
             Shape (n, dimensions), in [0, 1).
         """
-        if bits not in (32, 64):
+        if operator.index(bits) not in (32, 64):
             raise ValueError(f"bits must be 32 or 64, not {bits}")
-        kind = f"{'scrambled_' if scramble else ''}sobol{bits}"
+        scrambled = "scrambled_" if flag(scramble, "scramble") else ""
+        kind = f"{scrambled}sobol{operator.index(bits)}"
         state = new_state(None, kind, "default", offset, check_dimensions(dimensions))
         points = Generator(self._device, state)
         shape = (operator.index(n), dimensions)
@@ -527,6 +535,7 @@ class Generator(Drawing):
                 message = Pick(
                     state.kind,
                     state.key,
+                    state.position,
                     state.side,
                     items,
                     count,

@@ -79,7 +79,7 @@ class Pick(Message, frozen=True):
     """Choose items without repeating any, as int64.
 
     Attributes:
-        kind, key, side: as in ``Draw``.
+        kind, key, position, side: as in ``Draw``.
         items: how many there are.
         count: how many to choose.
         weights: address of their weights as float64, or 0.
@@ -89,6 +89,7 @@ class Pick(Message, frozen=True):
 
     kind: str
     key: int
+    position: int
     side: int
     items: int
     count: int

@@ -410,7 +410,7 @@ template <class T> struct Gamma {
   typedef T Type;
   typedef typename Arithmetic<T>::type R;
   __device__ static void make(Chain& chain, u64, const Params& p, T& r) {
-    give(r, p.a > 0 ? (R)p.b * exponential(log_gamma_variate((R)p.a, chain)) : (R)0);
+    give(r, (R)p.a > 0 ? (R)p.b * exponential(log_gamma_variate((R)p.a, chain)) : (R)0);
   }
 };
 

@@ -68,12 +68,14 @@ class State:
 
     def move(self, to: int) -> None:
         """Go to a place in the sequence."""
+        to = operator.index(to)
         if to < 0:
             raise ValueError(f"a sequence has no place before its first one: {to}")
-        self.position = to if self.rule.quasi else -(-to // BLOCK) * BLOCK
+        place = to if self.rule.quasi else -(-to // BLOCK) * BLOCK
         limit = 2**self.rule.bits if self.rule.quasi else 2**64
-        if self.position > limit:
+        if place > limit:
             raise ValueError(f"{self.kind} has {limit} places, and no place {to}")
+        self.position = place
 
     def save(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -105,15 +107,20 @@ class State:
                     f"the state has {name} {saved[name]!r}, "
                     f"but the generator has {getattr(self, name)!r}"
                 )
-        if self.seeds is not None:
-            self.seeds = np.random.SeedSequence(
+        side, seeds = operator.index(saved["side"]), self.seeds
+        if not 0 <= side < 2**64:
+            raise ValueError(f"side must be from 0 to 2**64 - 1, not {side}")
+        if seeds is not None:
+            seeds = np.random.SeedSequence(
                 saved["entropy"],
                 spawn_key=tuple(saved["spawn_key"]),
                 n_children_spawned=saved["children"],
             )
-            self.key = int(self.seeds.generate_state(1, np.uint64)[0])
-        self.move(saved["position"])
-        self.side = saved["side"]
+        self.move(saved["position"])  # the last that may refuse, so nothing is restored halfway
+        self.side = side
+        if seeds is not None:
+            self.seeds = seeds
+            self.key = int(seeds.generate_state(1, np.uint64)[0])
 
 
 def new_state(seed: Any, kind: str, ordering: str, offset: int, dimensions: int) -> State:

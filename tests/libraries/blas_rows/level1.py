@@ -59,10 +59,12 @@ def written(change: Callable[..., None]) -> Callable[..., Any]:
         offy: int = 0,
         incy: int = 1,
         **_: Any,
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Near, Near]:
         x, y = x.copy(), y.copy()
+        # What terms cancel still costs precision.
+        size = float(np.abs(x).max(initial=0)) + float(np.abs(y).max(initial=0))
         change(taken(x, n, offx, incx), taken(y, n, offy, incy))
-        return x, y
+        return Near(x, size), Near(y, size)
 
     return expect
 
