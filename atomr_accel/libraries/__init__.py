@@ -2,6 +2,6 @@
 
 from ._arguments import overlap, usable, writable
 from ._library import LaneSpec, Submitter
-from ._table import Libraries
+from ._table import LANES, Libraries
 
-__all__ = ["LaneSpec", "Libraries", "Submitter", "overlap", "usable", "writable"]
+__all__ = ["LANES", "LaneSpec", "Libraries", "Submitter", "overlap", "usable", "writable"]

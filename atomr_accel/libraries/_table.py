@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .blas import Blas
 from .blaslt import BlasLt
@@ -13,6 +13,10 @@ from .rng import Rng
 
 if TYPE_CHECKING:
     from ._library import Submitter
+
+
+LANES: Final = ("blas", "blaslt", "dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng")
+"""The names of their lanes."""
 
 
 class Libraries:
