@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import inspect
 import re
 import subprocess
@@ -176,6 +177,16 @@ def test_what_is_imported_at_once_is_a_declared_dependency() -> None:
         if module.split(".")[0] not in known
     }
     assert undeclared == set()
+
+
+def test_the_version_stands_in_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == f"{PACKAGE.name}/__init__.py"
+    module = importlib.import_module(PACKAGE.name)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", module.__version__)
+    if installed := list(importlib.metadata.distributions(name="atomr-accel")):
+        assert {distribution.version for distribution in installed} == {module.__version__}
 
 
 def test_importing_loads_no_vendor_library() -> None:

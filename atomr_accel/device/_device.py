@@ -160,7 +160,8 @@ class Device(Data, Libraries):
         itself, and NumPy's functions raise ``TypeError``; on the CPU backend as a NumPy array.
         All that the function has queued on the device is waited for. It may write to buffers
         that are not sealed: that is also how a result stays on the device with either backend.
-        Arrays it is given are good for the call; those that ``init`` is given, for as long as the lane's state.
+        Arrays it is given are good for the call; those that ``init`` is given, for as long as
+        the lane's state.
 
         Functions of one lane run one after the other, on a thread of their own.
 
