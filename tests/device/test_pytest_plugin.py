@@ -156,7 +156,7 @@ def test_without_pytest_trio_it_says_what_to_install(
     (tests.path / "sitecustomize.py").write_text(
         "import importlib.util as util\n"
         "find = util.find_spec\n"
-        "util.find_spec = lambda name, *more: None if name == 'pytest_trio' else find(name, *more)\n"
+        "util.find_spec = lambda *name: None if name == ('pytest_trio',) else find(*name)\n"
     )
     tests.makepyfile(
         """
