@@ -570,7 +570,8 @@ class SupervisionMachine:
         first. So it means what it always means, but that there is no other start.
         """
         restart = directive is not Directive.STOP and child.mark is None
-        if restart and child.spec.restart is not RestartType.TEMPORARY:
+        giving_up = self._escalation is not None  # already, so there is nothing to count
+        if restart and child.spec.restart is not RestartType.TEMPORARY and not giving_up:
             reason = self._one_too_many(child, now)
             if reason is not None:
                 return self._escalate(child, failure, reason)

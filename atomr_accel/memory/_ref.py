@@ -336,8 +336,11 @@ def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
     """The error for an argument that is not a usable ref of ``memory``'s device."""
     if not isinstance(ref, GpuRef):
         message = f"{name} must be a GpuRef, not {said_of(ref)}"
-        if name.isidentifier() and _is_data(ref):
-            message += f"; put it on the device first: {name} = await device.put({name})"
+        if _is_data(ref):
+            how = (
+                f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
+            )
+            message += f"; put it on the device first{how}"
         return TypeError(message)
     block = ref._block
     if block.memory is not memory:

@@ -75,6 +75,7 @@ async def test_what_can_be_put_is_to_be_put_under_the_name_of_the_parameter() ->
             assert str(info.value) == f"b must be a GpuRef, not {type(wrong).__name__}"
         with pytest.raises(TypeError) as info:  # there is no name that could be assigned to
             await device.blas.gemm_grouped_batched([x, np.eye(2)], [x, x])  # type: ignore[list-item]
+        assert str(info.value).endswith("; put it on the device first, by device.put")
         assert "b = await" not in str(info.value)
         assert "] = await" not in str(info.value)
 
