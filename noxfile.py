@@ -84,17 +84,19 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests on the CPU backend and show their branch coverage.
+    """Run the tests on the CPU backend and show their branch coverage, as one number.
 
     Without the vendor's wheels, which are large; ``headers`` is for those.
 
     Coverage starts before pytest does: the package brings a pytest plugin, so pytest imports it
-    long before pytest-cov would begin to look.
+    long before pytest-cov would begin to look. The table by files, which would push what the tests
+    said off the screen, is what ``coverage report`` shows afterwards.
     """
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
     pytest = ("-m", "pytest", "-m", "not headers", *session.posargs)
     _python(session, "-m", "coverage", "run", *pytest, env={"ATOMR_TEST_BACKEND": "cpu"})
-    _python(session, "-m", "coverage", "report")
+    session.log("branch coverage in per cent:")
+    _python(session, "-m", "coverage", "report", "--format=total")
 
 
 @nox.session

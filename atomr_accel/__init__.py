@@ -25,7 +25,14 @@ if TYPE_CHECKING:
         RemoteError,
         Unsupported,
     )
-    from .device import Device, DeviceStatistics, SharedBuffer, open_device
+    from .device import (
+        Device,
+        DeviceStatistics,
+        FromAsyncio,
+        SharedBuffer,
+        from_asyncio,
+        open_device,
+    )
     from .memory import GpuRef
 
 __all__ = [
@@ -37,6 +44,7 @@ __all__ = [
     "DeviceLost",
     "DeviceStatistics",
     "DeviceUnavailable",
+    "FromAsyncio",
     "GpuRef",
     "GpuRefSealed",
     "GpuRefStale",
@@ -47,15 +55,20 @@ __all__ = [
     "RemoteError",
     "SharedBuffer",
     "Unsupported",
+    "from_asyncio",
     "open_device",
 ]
+
+__version__ = "0.1.0"
 
 # A host imports this package too, and every rebuild waits for that: it must not load the
 # program's half, with trio and all. So names are looked up when they are first used.
 _HOME = {
     "Device": "device",
     "DeviceStatistics": "device",
+    "FromAsyncio": "device",
     "SharedBuffer": "device",
+    "from_asyncio": "device",
     "open_device": "device",
     "GpuRef": "memory",
 }

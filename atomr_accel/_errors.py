@@ -21,6 +21,8 @@ tells it. ``fields()`` is how an error crosses from the host to the program.
 
 from __future__ import annotations
 
+import inspect
+from types import CoroutineType
 from typing import Any, ClassVar
 
 
@@ -197,3 +199,17 @@ class Unsupported(AccelError):
 
 class CpuFallbackWarning(RuntimeWarning):
     """``open_device`` found no CUDA device and took the CPU."""
+
+
+def said_of(thing: object) -> str:
+    """What a message says that an argument is, where it is not what it should be.
+
+    The most common mistake with async functions is to forget ``await``, so that is said; and
+    the coroutine is closed, so that no warning about it hides the message.
+    """
+    if not isinstance(thing, CoroutineType):
+        return type(thing).__name__
+    if inspect.getcoroutinestate(thing) != inspect.CORO_CREATED:
+        return "coroutine"
+    thing.close()
+    return f"coroutine: did you forget `await` before {thing.__name__}(...)?"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
-from atomr_accel import ContextPoisoned, CpuFallbackWarning, GpuRefStale, open_device
+from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.testing import poison
 
 if TYPE_CHECKING:
@@ -74,14 +74,13 @@ def shares(model: Any, weights: Mapping[str, Any]) -> bool:
 
 async def serve(device: Device, init: partial[Any], host_x: Any, answers: list[Any]) -> None:
     """Answer one request, again if the device fails meanwhile."""
-    while True:
-        try:
-            x = await device.put(host_x)
-            y: GpuRef = await device.run(answer, x, lane="model", init=init)
-            answers.append(await device.get(y))
-            return
-        except (ContextPoisoned, GpuRefStale):
-            print("    a request is asked again")
+
+    async def ask() -> Any:
+        x = await device.put(host_x)
+        y: GpuRef = await device.run(answer, x, lane="model", init=init)
+        return await device.get(y)
+
+    answers.append(await device.retry(ask))
 
 
 async def main() -> None:

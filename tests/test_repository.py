@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import inspect
 import re
 import subprocess
@@ -176,6 +177,28 @@ def test_what_is_imported_at_once_is_a_declared_dependency() -> None:
         if module.split(".")[0] not in known
     }
     assert undeclared == set()
+
+
+def test_the_extras_bring_the_vendors_python_of_their_major() -> None:
+    """``cuda-python`` is a name for ``cuda-bindings`` of the same version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra, major in ("cuda12", 12), ("cuda13", 13):
+        (needed,) = (
+            need
+            for need in project["optional-dependencies"][extra]
+            if need.startswith(("cuda-python", "cuda-bindings"))
+        )
+        assert re.fullmatch(rf"cuda-python>={major}\.\d+,<{major + 1}", needed)
+
+
+def test_the_version_stands_in_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == f"{PACKAGE.name}/__init__.py"
+    module = importlib.import_module(PACKAGE.name)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", module.__version__)
+    if installed := list(importlib.metadata.distributions(name="atomr-accel")):
+        assert {distribution.version for distribution in installed} == {module.__version__}
 
 
 def test_importing_loads_no_vendor_library() -> None:

@@ -67,6 +67,7 @@ class Node:
         self._nursery: trio.Nursery | None = None
         self._serial = 0
 
+    @trio.lowlevel.enable_ki_protection
     async def spawn(
         self,
         actor_type: type[Actor],
@@ -86,10 +87,13 @@ class Node:
                 f"spawn takes a subclass of Actor and the arguments for it, got {actor_type!r}; "
                 "write `await system.spawn(Counter, start=3)`"
             )
+        if name is not None and (not name or "/" in name):
+            raise ValueError(f"an actor's name must not be empty nor contain '/', got {name!r}")
+        # From here until the supervisor has the child too, nothing is awaited: an actor is in
+        # both or in neither.
+        await trio.lowlevel.checkpoint_if_cancelled()
         if name is None:
             name = self._next_name(actor_type)
-        elif not name or "/" in name:
-            raise ValueError(f"an actor's name must not be empty nor contain '/', got {name!r}")
         if name in self.children:
             raise NameTaken(
                 f"there is an actor {self.path}/{name} already; stop it first, or choose "
@@ -116,7 +120,8 @@ class Node:
         spec = ChildSpec(name, cell.run, restart, grace, significant)
         self.children[name] = cell
         try:
-            await self.supervisor.start_child(spec)
+            slot = self.supervisor._begin(spec)
+            await self.supervisor._wait_started(slot)
         except BaseException:
             cell.end()  # unless the supervisor has told us so already
             raise
@@ -129,6 +134,17 @@ class Node:
             if name not in self.children:
                 return name
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it or anything above it is being stopped, so that nothing here lasts."""
+        node: Node = self
+        while True:
+            if node._nursery is None or (node.supervisor and node.supervisor._is_stopping):
+                return True
+            if not isinstance(node, Cell):
+                return False
+            node = node.parent
+
     # --- what the supervisor tells
 
     def child_starting(self, name: str, cause: BaseException | None) -> None:
@@ -137,11 +153,14 @@ class Node:
     def child_stopping(self, name: str, *, restarting: bool) -> None:
         self.children[name].halting(restarting=restarting)
 
-    def child_exited(self, name: str, failure: BaseException | None) -> None:
-        self.children[name].exited(failure)
+    def child_exited(self, name: str, failure: BaseException | None) -> bool:
+        return self.children[name].exited(failure)
 
     def child_removed(self, name: str) -> None:
         self.children[name].end()
+
+    def children_failed(self, *, unprompted: bool) -> None:
+        """Only the failures of actors are somebody's to judge."""
 
 
 class Cell(Node):
@@ -162,6 +181,7 @@ class Cell(Node):
         "_restarting",
         "_type",
         "_unhandled",
+        "_unprompted",
         "_was_up",
         "_watchers",
         "_watching",
@@ -205,8 +225,10 @@ class Cell(Node):
         self._was_up = False
         self.restarts = 0
         self._cause: BaseException | None = None
-        # The failure that the last life ended with, if it was one.
+        # The failure that the last life ended with, if it was one, and whether that was
+        # there before anybody told the actor to end; None while there is no telling.
         self._failure: BaseException | None = None
+        self._unprompted: bool | None = None
         # The loop is to end: because its scope was cancelled, perhaps for a restart, or
         # because the actor wants to leave.
         self._halted = False
@@ -267,6 +289,9 @@ class Cell(Node):
         if self.system._instruments is not None:
             self.system._instruments("message_sent", self.ref, ask.message)
 
+    def handles(self, ask: Ask) -> bool:
+        return self._current is ask
+
     def dropped(self, message: Message[Any]) -> None:
         self.system._dead_letter(self.ref, [message], "its full mailbox drops the oldest")
 
@@ -278,15 +303,24 @@ class Cell(Node):
             if self.system._instruments is not None:
                 self.system._instruments("actor_restarting", self.ref, cause)
         self._cause = cause
-        self._failure = None
+        self._failure = self._unprompted = None
         self._halted = self._restarting = self._leaving = False
 
     def halting(self, *, restarting: bool) -> None:
         self._halted = True
         self._restarting = restarting
 
-    def exited(self, failure: BaseException | None) -> None:
+    def exited(self, failure: BaseException | None) -> bool:
         self._failure = failure
+        return self._unprompted is True
+
+    def children_failed(self, *, unprompted: bool) -> None:
+        self._failing(unprompted=unprompted)
+
+    def _failing(self, *, unprompted: bool) -> None:
+        """There is a failure. One that somebody's order to end has caused outweighs others."""
+        if self._unprompted is not False:
+            self._unprompted = unprompted
 
     def end(self) -> None:
         """The actor is gone for good: answer everyone, and tell those who watch."""
@@ -335,7 +369,12 @@ class Cell(Node):
                     if self.system._instruments is not None:
                         self.system._instruments("actor_started", self.ref)
                     await self._serve(actor)
-                except Exception as exc:  # noqa: BLE001
+                except BaseException as exc:
+                    if not isinstance(exc, Exception):
+                        if not self._halted:  # a task in the nursery has failed
+                            self._failing(unprompted=True)
+                        raise
+                    self._failing(unprompted=not self._halted)
                     failures.append(exc)  # raised below: a nursery would wrap it in a group
                 finally:
                     self._nursery = None
@@ -344,6 +383,8 @@ class Cell(Node):
                         self.supervisor = None
                     nursery.cancel_scope.cancel()
         except BaseException as exc:  # noqa: BLE001
+            if failures:
+                self._failing(unprompted=False)
             failures.append(unwrap(exc))  # raised below, with what comes on top of it
         if up:
             await self._finish(actor, failures)
@@ -371,6 +412,7 @@ class Cell(Node):
             with trio.CancelScope(shield=True, deadline=deadline) as scope:
                 await _finish(actor)
         except BaseException as exc:  # noqa: BLE001
+            self._failing(unprompted=not self._halted)
             failures.append(exc)  # raised by `run`
         if scope.cancelled_caught:
             _log.warning("%s: stopping() was cancelled after %g s", self.path, self._grace)
@@ -400,6 +442,9 @@ class Cell(Node):
                 continue
             credit -= 1
             if type(entry) is Ask:
+                if entry.task is None:
+                    inbox.skip()
+                    continue
                 self._current = entry
                 message = entry.message
             else:

@@ -65,12 +65,12 @@ class Ask:
     cancellation.
     """
 
-    __slots__ = ("error", "inbox", "message", "task", "value")
+    __slots__ = ("error", "line", "message", "task", "value")
 
-    def __init__(self, message: Message[Any], task: trio.lowlevel.Task, inbox: Inbox) -> None:
+    def __init__(self, message: Message[Any], task: trio.lowlevel.Task, line: Line) -> None:
         self.message = message
         self.task: trio.lowlevel.Task | None = task
-        self.inbox = inbox
+        self.line = line
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -88,7 +88,7 @@ class Ask:
 
     def abort(self, _: object) -> trio.lowlevel.Abort:
         self.task = None
-        self.inbox.withdraw(self)
+        self.line.inbox.withdraw(self)
         return trio.lowlevel.Abort.SUCCEEDED
 
     def admitted(self) -> Entry:
@@ -115,8 +115,63 @@ class Owner(Protocol):
     @property
     def path(self) -> str: ...
 
+    def handles(self, ask: Ask, /) -> bool:
+        """Whether that was taken, and is being handled."""
+
     def dropped(self, message: Message[Any], /) -> None:
         """A message that was told had to go."""
+
+
+SWEEP = 32
+"""Withdrawn entries that a line keeps whatever else is in it."""
+
+
+class Line:
+    """Entries in a row.
+
+    To take one out of the middle would cost time in proportion to all of them. So what is
+    withdrawn stays, without its message, until it is in front or half of all are such.
+    """
+
+    __slots__ = ("entries", "inbox", "withdrawn")
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+        self.entries: deque[Entry] = deque()
+        self.withdrawn = 0
+
+    def __len__(self) -> int:
+        return len(self.entries) - self.withdrawn
+
+    def append(self, entry: Entry) -> None:
+        if isinstance(entry, Ask):
+            entry.line = self
+        self.entries.append(entry)
+
+    def pop(self) -> Entry | None:
+        """The first that was not withdrawn."""
+        while self.entries:
+            entry = self.entries.popleft()
+            if not _is_withdrawn(entry):
+                return entry
+            self.withdrawn -= 1
+        return None
+
+    def withdraw(self, ask: Ask) -> None:
+        del ask.message  # it may hold much, and the line may hold the rest for long
+        self.withdrawn += 1
+        if self.withdrawn > max(SWEEP, len(self)):
+            left = self.left()
+            self.entries.clear()  # in place: the actor's loop knows it
+            self.entries.extend(left)
+            self.withdrawn = 0
+
+    def left(self) -> list[Entry]:
+        return [entry for entry in self.entries if not _is_withdrawn(entry)]
+
+
+def _is_withdrawn(entry: Entry) -> bool:
+    return isinstance(entry, Ask) and entry.task is None
 
 
 class Inbox:
@@ -130,6 +185,7 @@ class Inbox:
         "capacity",
         "drops",
         "limit",
+        "line",
         "overflow",
         "owner",
         "queue",
@@ -137,6 +193,7 @@ class Inbox:
         "task",
         "urgent",
         "waiting",
+        "waiting_urgent",
     )
 
     def __init__(self, mailbox: Mailbox, owner: Owner) -> None:
@@ -144,45 +201,54 @@ class Inbox:
         self.overflow = mailbox.overflow
         self.owner = owner
         self.drops = 0
-        # With fewer entries than this, a sender may append without asking: the capacity,
-        # or 0 where every message needs a closer look.
+        # With fewer entries than this, a sender may append without asking: the capacity and
+        # what was withdrawn, or 0 where every message needs a closer look.
         self.limit = self.capacity
-        self.queue: deque[Entry] = deque()
+        self.line = Line(self)
+        self.queue = self.line.entries
         # Rarely needed, so not made before: an idle actor should cost little memory.
-        self.urgent: deque[Entry] | None = None
-        # Who waits for room, and in which queue. It is full while anyone does.
-        self.waiting: deque[tuple[Ask, bool]] | None = None
+        self.urgent: Line | None = None
+        # Who waits for room in either. The queue is full while anyone does.
+        self.waiting: Line | None = None
+        self.waiting_urgent: Line | None = None
         # The actor's task, and the same while it is parked for want of messages.
         self.task: trio.lowlevel.Task | None = None
         self.receiver: trio.lowlevel.Task | None = None
 
     def put(self, entry: Entry, *, urgent: bool) -> bool:
         """Queue an entry; False if there is no room and the policy is to wait for some."""
-        queue = self.queue
+        line = self.line
         if urgent:
             if self.urgent is None:
-                self.urgent = deque()
-            queue = self.urgent
-        if len(queue) >= self.capacity:
+                self.urgent = Line(self)
+            line = self.urgent
+        if len(line) >= self.capacity:
             if self.overflow is Overflow.WAIT:
                 return False
             if self.overflow is Overflow.REJECT or urgent:
                 raise self.full()
-            self._drop(queue.popleft())
-        queue.append(entry)
+            if (oldest := line.pop()) is not None:
+                self._drop(oldest)
+            self._set_limit()
+        line.append(entry)
         self.wake()
         return True
 
     def wait(self, ask: Ask, *, urgent: bool) -> None:
         """Let an entry in as soon as there is room."""
-        if self.waiting is None:
-            self.waiting = deque()
-        self.waiting.append((ask, urgent))
+        if urgent:
+            if self.waiting_urgent is None:
+                self.waiting_urgent = Line(self)
+            self.waiting_urgent.append(ask)
+        else:
+            if self.waiting is None:
+                self.waiting = Line(self)
+            self.waiting.append(ask)
 
     def force(self, message: Message[Any]) -> None:
         """Queue a message of the runtime's own, of which there are few: first, and always."""
         if self.urgent is None:
-            self.urgent = deque()
+            self.urgent = Line(self)
         self.urgent.append(message)
         self.wake()
 
@@ -191,46 +257,51 @@ class Inbox:
             self.receiver = None
             trio.lowlevel.reschedule(receiver)
 
-    def take(self) -> Entry:
-        """The next entry, of which there is one: urgent ones first."""
-        entry = self.urgent.popleft() if self.urgent else self.queue.popleft()
-        if self.waiting:
-            self.admit()
-        return entry
+    def take(self) -> Entry | None:
+        """The next entry: urgent ones first."""
+        for line in (self.urgent, self.line):
+            if line is not None and (entry := line.pop()) is not None:
+                self._set_limit()
+                self._admit(line)
+                return entry
+        self._set_limit()
+        return None
 
-    def admit(self) -> None:
-        """An entry has left: let the first in line in whose queue has room."""
-        assert self.waiting is not None
-        for index, (ask, urgent) in enumerate(self.waiting):
-            queue = self.urgent if urgent else self.queue
-            assert queue is not None
-            if len(queue) < self.capacity:
-                del self.waiting[index]
-                queue.append(ask.admitted())
-                return
+    def skip(self) -> None:
+        """The entry that was in front of the queue had been withdrawn."""
+        self.line.withdrawn -= 1
+        self._set_limit()
+
+    def _admit(self, line: Line) -> None:
+        """An entry has left: let in whoever is first in line for it."""
+        waiting = self.waiting if line is self.line else self.waiting_urgent
+        if waiting is not None and len(line) < self.capacity:
+            first = waiting.pop()
+            if first is not None:
+                assert isinstance(first, Ask)
+                line.append(first.admitted())
 
     def withdraw(self, ask: Ask) -> None:
         """The sender was cancelled: forget its message unless it was taken already."""
-        for queue in (self.queue, self.urgent):
-            for index, entry in enumerate(queue or ()):
-                if entry is ask:
-                    assert queue is not None
-                    del queue[index]
-                    if self.waiting:
-                        self.admit()
-                    return
-        for index, (waiting, _) in enumerate(self.waiting or ()):
-            if waiting is ask:
-                assert self.waiting is not None
-                del self.waiting[index]
-                return
+        if self.owner.handles(ask):
+            return
+        line = ask.line
+        line.withdraw(ask)
+        self._set_limit()
+        if line is self.line or line is self.urgent:
+            self._admit(line)
+
+    def _set_limit(self) -> None:
+        if self.limit:
+            self.limit = self.capacity + self.line.withdrawn
 
     def close(self) -> list[Entry]:
         """Everything that is left, in the order in which it would have been taken."""
-        left = [*(self.urgent or ()), *self.queue, *(ask for ask, _ in self.waiting or ())]
-        self.urgent = self.waiting = None
+        lines = (self.urgent, self.waiting_urgent, self.line, self.waiting)
+        left = [entry for line in lines if line is not None for entry in line.left()]
+        self.urgent = self.waiting = self.waiting_urgent = None
         self.queue.clear()
-        self.limit = 0
+        self.line.withdrawn = self.limit = 0
         return left
 
     def full(self) -> MailboxFull:
@@ -254,9 +325,9 @@ class Inbox:
     def statistics(self) -> MailboxStatistics:
         urgent = len(self.urgent or ())
         return MailboxStatistics(
-            depth=len(self.queue) + urgent,
+            depth=len(self.line) + urgent,
             urgent=urgent,
-            waiting=len(self.waiting or ()),
+            waiting=len(self.waiting or ()) + len(self.waiting_urgent or ()),
             dropped=self.drops,
             capacity=self.capacity,
             overflow=self.overflow,

@@ -103,7 +103,7 @@ class ActorRef(metaclass=NoPublicConstructor):
         if self._cell.accept(message, urgent=urgent):
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
-        sending = Sending(message, trio.lowlevel.current_task(), inbox)
+        sending = Sending(message, trio.lowlevel.current_task(), inbox.line)
         self._cell.line_up(sending, urgent=urgent)
         await trio.lowlevel.wait_task_rescheduled(sending.abort)
         if sending.error is not None:
@@ -143,7 +143,7 @@ class ActorRef(metaclass=NoPublicConstructor):
                 f"{self._cell.path} asks itself, and would wait for ever: it handles one message "
                 "at a time. Call the method instead, or ask from a task in self.nursery"
             )
-        ask = Ask(message, task, inbox)
+        ask = Ask(message, task, inbox.line)
         if urgent or len(inbox.queue) >= inbox.limit:
             await trio.lowlevel.checkpoint_if_cancelled()  # no message of ours drops another's
             if not self._cell.accept(ask, urgent=urgent):

@@ -12,7 +12,8 @@ has something better:
   supervisor is one process that does one thing at a time.
 * An error passes through a decider, so a failure can also stop its child for good
   or be escalated at once.
-* A failure nobody handled is raised, never only logged.
+* What a child raises because it was told to stop is raised, never only logged, when the
+  supervisor itself is stopping: nobody else is left to look at it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from sortedcontainers import SortedDict
 
 from ._errors import ChildExited, NameTaken, SupervisorStopped
 from ._util import describe
@@ -375,10 +378,22 @@ class _Mark(enum.Enum):
 class Child:
     """What the machine knows of one child."""
 
-    __slots__ = ("cause", "due", "last_failure", "mark", "restarts", "spec", "state", "was_up")
+    __slots__ = (
+        "cause",
+        "due",
+        "last_failure",
+        "mark",
+        "place",
+        "restarts",
+        "spec",
+        "state",
+        "was_up",
+    )
 
-    def __init__(self, spec: ChildSpec) -> None:
+    def __init__(self, spec: ChildSpec, place: int) -> None:
         self.spec = spec
+        self.place = place
+        """Grows in the order in which children were added."""
         self.state = ChildState.WAITING
         self.mark: _Mark | None = None
         self.was_up = False
@@ -410,9 +425,13 @@ class SupervisionMachine:
         self.restarts = 0
         self.failures = 0
         self._window: deque[float] = deque()
-        # Names of children in state WAITING, so that a restart among a hundred thousand
-        # children looks at one of them.
-        self._waiting: dict[str, None] = {}
+        # A restart among a hundred thousand children looks only at those it concerns: the
+        # children in state WAITING, in the order in which they will start, those being started
+        # again, and the names of those that a group restart has still to stop.
+        self._places = 0
+        self._waiting: SortedDict[tuple[float, int], Child] = SortedDict()
+        self._restarting: SortedDict[int, Child] = SortedDict()
+        self._to_stop: list[str] = []
         # A group restart is under way: some children are being stopped or started in turn.
         self._wave = False
         # Names still to be stopped, set once the supervisor itself stops.
@@ -432,7 +451,8 @@ class SupervisionMachine:
                 f"there is a child {spec.name!r} already, and it is {taken.state.value}; "
                 "stop it first or choose another name"
             )
-        self.children[spec.name] = child = Child(spec)
+        self._places += 1
+        self.children[spec.name] = child = Child(spec, self._places)
         self._wait(child, now, None)
         return self._settle(now)
 
@@ -443,24 +463,47 @@ class SupervisionMachine:
             return []  # it was cancelled a moment earlier, and is on its way out
         child.state = ChildState.RUNNING
         child.was_up = True
+        self._restarting.pop(child.place, None)
         return self._settle(now)
 
-    def exited(self, name: str, failure: BaseException | None, now: float) -> list[Action]:
-        """A child's task ended, by a failure or without one."""
+    def exited(
+        self, name: str, failure: BaseException | None, now: float, *, unprompted: bool = False
+    ) -> list[Action]:
+        """A child's task ended, by a failure or without one.
+
+        Args:
+            name: the child's.
+            failure: what it raised.
+            now: the time.
+            unprompted: the failure was there before the child was told to stop, even if
+                that has been done meanwhile.
+        """
         child = self.children[name]
         assert child.state in _ALIVE, (name, child.state)
+        told = child.state is ChildState.STOPPING and not unprompted
+        self._restarting.pop(child.place, None)
         if failure is not None:
             self.failures += 1
             child.last_failure = describe(failure)
-        if self.state is not SupervisorState.RUNNING:
-            actions = self._remove(child)
-            if failure is not None:
-                actions.append(Raise(failure))
-        elif failure is not None:
+        if failure is None:
+            running = self.state is SupervisorState.RUNNING
+            actions = self._returned(child, now) if running else self._remove(child)
+        elif self.state is SupervisorState.RUNNING or not told:
             actions = self._failed(child, failure, now)
         else:
-            actions = self._returned(child, now)
+            actions = [*self._remove(child), Raise(failure)]
         return actions + self._settle(now)
+
+    def forgo(self, name: str) -> bool:
+        """A child that is about to exit is not to be started again.
+
+        Returns:
+            False if its first start is not complete: its failure is its starter's.
+        """
+        child = self.children[name]
+        if child.was_up:
+            child.mark = _Mark.REMOVE
+        return child.was_up
 
     def stop(self, name: str, now: float) -> list[Action]:
         """A child is to be stopped for good."""
@@ -490,6 +533,7 @@ class SupervisionMachine:
 
     def _failed(self, child: Child, failure: BaseException, now: float) -> list[Action]:
         name = child.spec.name
+        stopping = self.state is not SupervisorState.RUNNING
         if not child.was_up:
             return self._remove(child, failure)  # raised by start_child, whoever stopped it
         try:
@@ -499,6 +543,8 @@ class SupervisionMachine:
             return self._escalate(child, broken, f"the decider failed on child {name!r}")
         if directive is Directive.ESCALATE:
             return self._escalate(child, failure, f"child {name!r} failed")
+        if stopping:
+            return self._forgiven(child, failure, directive, now)
         if child.mark is _Mark.REMOVE:
             return self._remove(child, failure)
         if child.spec.restart is RestartType.TEMPORARY or (
@@ -514,6 +560,22 @@ class SupervisionMachine:
             if self.state is not SupervisorState.RUNNING:
                 return actions  # one too many: it will be raised
         return [Report(name, failure, Verdict.RESTARTING), *actions]
+
+    def _forgiven(
+        self, child: Child, failure: BaseException, directive: Directive, now: float
+    ) -> list[Action]:
+        """A child failed by itself while others were being stopped, this one next.
+
+        The outcome must not hang on whether the failure or the order to stop was seen
+        first. So it means what it always means, but that there is no other start.
+        """
+        restart = directive is not Directive.STOP and child.mark is None
+        giving_up = self._escalation is not None  # already, so there is nothing to count
+        if restart and child.spec.restart is not RestartType.TEMPORARY and not giving_up:
+            reason = self._one_too_many(child, now)
+            if reason is not None:
+                return self._escalate(child, failure, reason)
+        return [Report(child.spec.name, failure, Verdict.GONE), *self._remove(child)]
 
     def _returned(self, child: Child, now: float) -> list[Action]:
         if child.mark is _Mark.REMOVE:
@@ -555,19 +617,11 @@ class SupervisionMachine:
     def _restart(
         self, child: Child, cause: BaseException, now: float, *, alone: bool
     ) -> list[Action]:
-        window, within = self._window, self.intensity.within
-        while window and now - window[0] > within:
-            window.popleft()
-        window.append(now)
-        if len(window) > self.intensity.restarts:
-            return self._escalate(
-                child,
-                cause,
-                f"child {child.spec.name!r} failed, and more than "
-                f"{self.intensity.restarts} restarts within {within:g} s are too many",
-            )
+        reason = self._one_too_many(child, now)
+        if reason is not None:
+            return self._escalate(child, cause, reason)
         self.restarts += 1
-        due = now + self.backoff.delay(len(window))
+        due = now + self.backoff.delay(len(self._window))
         self._wait(child, due, cause)
         if self.strategy is Strategy.ONE_FOR_ONE:
             return []
@@ -586,9 +640,27 @@ class SupervisionMachine:
                 other.cause = cause
             else:
                 self._wait(other, due, cause)
+        self._to_stop = [
+            other.spec.name for other in self.children.values() if other.mark is _Mark.RESTART
+        ]
         return []
 
+    def _one_too_many(self, child: Child, now: float) -> str | None:
+        """Count a restart; the reason to escalate if that exceeds the intensity."""
+        window, within = self._window, self.intensity.within
+        while window and now - window[0] > within:
+            window.popleft()
+        window.append(now)
+        if len(window) <= self.intensity.restarts:
+            return None
+        return (
+            f"child {child.spec.name!r} failed, and more than {self.intensity.restarts} restarts "
+            f"within {within:g} s are too many"
+        )
+
     def _escalate(self, child: Child, cause: BaseException, reason: str) -> list[Action]:
+        if self._escalation is not None:  # one is under way, and this is another failure
+            return [*self._remove(child), Raise(cause)]
         self._escalation = Escalate(child.spec.name, cause, reason)
         return self._remove(child) + self._begin_shutdown(SupervisorState.ESCALATING)
 
@@ -601,17 +673,23 @@ class SupervisionMachine:
     # --- single steps
 
     def _wait(self, child: Child, due: float, cause: BaseException | None) -> None:
+        self._waiting.pop(self._turn(child), None)
         child.state = ChildState.WAITING
         child.mark = None
         child.due = due
         child.cause = cause
-        self._waiting[child.spec.name] = None
+        self._waiting[self._turn(child)] = child
+
+    def _turn(self, child: Child) -> tuple[float, int]:
+        """Who starts first: children of a group in order, others when they are due."""
+        return (child.due if self.strategy is Strategy.ONE_FOR_ONE else 0.0, child.place)
 
     def _start(self, child: Child) -> list[Action]:
         child.state = ChildState.STARTING
         if child.was_up:
             child.restarts += 1
-        del self._waiting[child.spec.name]
+            self._restarting[child.place] = child
+        del self._waiting[self._turn(child)]
         cause, child.cause = child.cause, None
         return [Start(child.spec.name, cause)]
 
@@ -619,12 +697,13 @@ class SupervisionMachine:
         if child.state is ChildState.STOPPING:
             return []
         child.state = ChildState.STOPPING
+        self._restarting.pop(child.place, None)
         return [Stop(child.spec.name, child.mark is _Mark.RESTART)]
 
     def _remove(self, child: Child, failure: BaseException | None = None) -> list[Action]:
         name = child.spec.name
         del self.children[name]
-        self._waiting.pop(name, None)
+        self._waiting.pop(self._turn(child), None)
         return [Removed(name, failure)]
 
     # --- what is next
@@ -643,32 +722,31 @@ class SupervisionMachine:
 
     def _start_waiting(self, now: float) -> list[Action]:
         """Each waiting child starts when it is due, on its own."""
-        if not self._waiting:
-            return []
         actions: list[Action] = []
-        for child in [self.children[name] for name in self._waiting]:
-            if child.due <= now:
-                actions += self._start(child)
-            else:
-                actions.append(Wake(child.due))
+        while self._waiting:
+            child = self._waiting.peekitem(0)[1]
+            if child.due > now:
+                return [*actions, Wake(child.due)]
+            actions += self._start(child)
         return actions
 
     def _settle_group(self, now: float) -> list[Action]:
         """A group restart goes on: stop in reverse order, one at a time, then start likewise."""
-        for child in reversed(self.children.values()):
-            if child.mark is _Mark.RESTART:
+        while self._to_stop:
+            child = self.children.get(self._to_stop[-1])
+            if child is not None and child.mark is _Mark.RESTART:
                 return self._stop(child)
+            self._to_stop.pop()
         actions: list[Action] = []
-        for child in self.children.values():
-            if child.state is ChildState.STARTING and child.was_up:
+        while self._waiting:
+            child = self._waiting.peekitem(0)[1]
+            if self._restarting and self._restarting.peekitem(0)[0] < child.place:
                 return actions
-            if child.state is ChildState.WAITING:
-                if child.due > now:
-                    return [*actions, Wake(child.due)]
-                actions += self._start(child)
-                if child.was_up:
-                    return actions
-        self._wave = False
+            if child.due > now:
+                return [*actions, Wake(child.due)]
+            actions += self._start(child)
+        if not self._restarting:
+            self._wave = False
         return actions
 
     def _settle_shutdown(self) -> list[Action]:
@@ -691,13 +769,22 @@ class SupervisionMachine:
         """The invariants, which hold between any two events."""
         for name, child in self.children.items():
             assert name == child.spec.name
-            assert (name in self._waiting) == (child.state is ChildState.WAITING), name
+            waiting = self._turn(child) in self._waiting
+            assert waiting == (child.state is ChildState.WAITING), name
+            assert (child.place in self._restarting) == (
+                child.state is ChildState.STARTING and child.was_up
+            ), name
             assert (child.mark is None) or child.state in _ALIVE, name
             assert child.state is not ChildState.FINISHED or (
                 self.strategy is not Strategy.ONE_FOR_ONE
                 and child.spec.restart is RestartType.TRANSIENT
             ), name
-        assert set(self._waiting) <= set(self.children)
+        known = list(self.children.values())
+        assert all(child in known for child in self._waiting.values())
+        assert all(child in known for child in self._restarting.values())
+        if self._wave:
+            marked = {c.spec.name for c in self.children.values() if c.mark is _Mark.RESTART}
+            assert marked <= set(self._to_stop), "a child that is to be stopped is forgotten"
         assert len(self._window) <= self.intensity.restarts + 1
         if self.state is SupervisorState.STOPPED:
             assert not self.children
@@ -705,7 +792,7 @@ class SupervisionMachine:
             assert self._escalation is None
             assert len(self._window) <= self.intensity.restarts
             if not self._wave:
-                assert all(self.children[name].due > now for name in self._waiting)
+                assert all(child.due > now for child in self._waiting.values())
         else:
             stopping = [c for c in self.children.values() if c.state is ChildState.STOPPING]
             assert stopping, "a supervisor that stops waits for a child that is leaving"

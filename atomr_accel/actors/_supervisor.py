@@ -12,7 +12,13 @@ from typing import Any, ClassVar, Protocol, final
 
 import trio
 
-from ._errors import ChildExited, ChildStopped, NoSuchChild, SupervisionFailed
+from ._errors import (
+    ActorStopped,
+    ChildExited,
+    ChildStopped,
+    NoSuchChild,
+    SupervisionFailed,
+)
 from ._supervision import (
     Action,
     AutoShutdown,
@@ -38,6 +44,7 @@ from ._supervision import (
     Verdict,
     Wake,
     judge,
+    leaves,
     restart_always,
 )
 from ._util import NoPublicConstructor, unwrap
@@ -87,11 +94,22 @@ class Family(Protocol):
     def child_stopping(self, name: str, *, restarting: bool) -> None:
         """A child was cancelled."""
 
-    def child_exited(self, name: str, failure: BaseException | None) -> None:
-        """A child's task has ended; what follows is still open."""
+    def child_exited(self, name: str, failure: BaseException | None) -> bool:
+        """A child's task has ended; what follows is still open.
+
+        Returns:
+            Whether it had failed before it was told to end.
+        """
 
     def child_removed(self, name: str) -> None:
         """A child is gone for good."""
+
+    def children_failed(self, *, unprompted: bool) -> None:
+        """A failure of the children will be raised, where they live."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the supervisor, or anything above it, is being stopped."""
 
 
 class _Slot:
@@ -204,17 +222,23 @@ class Supervisor(metaclass=NoPublicConstructor):
                 count as a failure to restart from; the child is not kept.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        now = trio.current_time()
-        actions = self._machine.add(spec, now)
+        return await self._wait_started(self._begin(spec))
+
+    def _begin(self, spec: ChildSpec) -> _Slot:
+        actions = self._machine.add(spec, trio.current_time())
         slot = self._slots[spec.name] = _Slot(spec)
-        assert slot.starter is not None
         self._perform(actions)
+        return slot
+
+    @trio.lowlevel.enable_ki_protection
+    async def _wait_started(self, slot: _Slot) -> Any:
+        assert slot.starter is not None
         try:
             await slot.starter.wait()
         except trio.Cancelled:
             # It may even have started, the news crossing with our cancellation. Whoever is
             # cancelled has not started a child: stop it, and leave when it has left.
-            if self._slots.get(spec.name) is slot:
+            if self._slots.get(slot.spec.name) is slot:
                 gone = self._stop(slot)
                 with trio.CancelScope(shield=True):
                     await gone.wait()
@@ -298,7 +322,12 @@ class Supervisor(metaclass=NoPublicConstructor):
     # --- for the tree of actors
 
     def _state_of(self, name: str) -> ChildState:
-        return self._machine.children[name].state
+        child = self._machine.children.get(name)
+        return ChildState.ENDED if child is None else child.state
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._machine.state is not SupervisorState.RUNNING
 
     def _resumes(self, failure: Exception) -> bool:
         """Whether an actor keeps its state and goes on, if a message failed so."""
@@ -338,10 +367,21 @@ class Supervisor(metaclass=NoPublicConstructor):
             failure = exc
         try:
             slot.scope = slot.leave_by = None
-            if self._family is not None:
+            name, now = slot.spec.name, trio.current_time()
+            if self._family is None:
+                actions = self._machine.exited(name, failure, now)
+            else:
                 failure = None if failure is None else unwrap(failure)
-                self._family.child_exited(slot.spec.name, failure)
-            self._perform(self._machine.exited(slot.spec.name, failure, trio.current_time()))
+                if (
+                    failure is not None
+                    and self._family.stopping
+                    and _only_missed_others(failure)
+                    and self._machine.forgo(name)
+                ):
+                    failure = None
+                unprompted = self._family.child_exited(name, failure)
+                actions = self._machine.exited(name, failure, now, unprompted=unprompted)
+            self._perform(actions)
         finally:
             # The traceback of the failure has this frame in it.
             del failure
@@ -376,8 +416,12 @@ class Supervisor(metaclass=NoPublicConstructor):
                 case Report(name, failure, verdict):
                     self._report(name, failure, verdict)
                 case Raise(failure):
+                    if self._family is not None:
+                        self._family.children_failed(unprompted=False)
                     self._nursery.start_soon(_raise, failure)
                 case Escalate(name, cause, reason):
+                    if self._family is not None:
+                        self._family.children_failed(unprompted=True)
                     self._nursery.start_soon(_raise, self._escalate(name, cause, reason))
                     self._end()
                 case Finished():
@@ -480,6 +524,11 @@ async def _unprotected(
 
 async def _raise(failure: BaseException) -> None:
     raise failure
+
+
+def _only_missed_others(failure: BaseException) -> bool:
+    """Whether it failed for want of actors that had been stopped, and for nothing else."""
+    return all(isinstance(leaf, ActorStopped) and not leaf.__cause__ for leaf in leaves(failure))
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -52,18 +52,25 @@ class ActorTree:
     children: tuple[ActorTree, ...]
 
     def __str__(self) -> str:
-        return "\n".join(self._lines("", ""))
-
-    def _lines(self, first: str, rest: str) -> Iterator[str]:
-        yield (
-            f"{first}{self.name}  {self.kind}  {self.state.value}  "
-            f"restarts={self.restarts}  mailbox={self.depth}"
-        )
-        for child in self.children:
-            last = child is self.children[-1]
-            yield from child._lines(
-                rest + ("└── " if last else "├── "), rest + ("    " if last else "│   ")
+        # With a list of what is still to draw: a tree may be deeper than Python's stack.
+        lines = []
+        todo = [(self, "", "")]
+        while todo:
+            node, first, rest = todo.pop()
+            lines.append(
+                f"{first}{node.name}  {node.kind}  {node.state.value}  "
+                f"restarts={node.restarts}  mailbox={node.depth}"
             )
+            for child in reversed(node.children):
+                last = child is node.children[-1]
+                todo.append(
+                    (
+                        child,
+                        rest + ("└── " if last else "├── "),
+                        rest + ("    " if last else "│   "),
+                    )
+                )
+        return "\n".join(lines)
 
 
 @final
@@ -173,6 +180,20 @@ class ActorSystem(metaclass=NoPublicConstructor):
 
     def tree(self) -> ActorTree:
         """The system and all its actors at this moment."""
+        below: dict[Node, tuple[ActorTree, ...]] = {}
+        for node in reversed(_nodes(self._root)):  # whoever is below comes first
+            below[node] = tuple(
+                ActorTree(
+                    name=cell.name,
+                    path=cell.path,
+                    kind=cell.kind,
+                    state=cell.state,
+                    restarts=cell.restarts,
+                    depth=cell.inbox.statistics().depth,
+                    children=below.pop(cell),
+                )
+                for cell in node.children.values()
+            )
         return ActorTree(
             name=self.name,
             path="/",
@@ -180,14 +201,14 @@ class ActorSystem(metaclass=NoPublicConstructor):
             state=ChildState.RUNNING,
             restarts=0,
             depth=0,
-            children=_subtrees(self._root),
+            children=below[self._root],
         )
 
     def statistics(self) -> SystemStatistics:
         """The system at this moment."""
         return SystemStatistics(
             name=self.name,
-            actors=_count(self._root),
+            actors=len(_nodes(self._root)) - 1,
             dead_letters=self._lost,
             children=self._supervisor.statistics(),
         )
@@ -208,23 +229,12 @@ class ActorSystem(metaclass=NoPublicConstructor):
                 self._instruments("dead_letter", ref, message, reason)
 
 
-def _subtrees(node: Node) -> tuple[ActorTree, ...]:
-    return tuple(
-        ActorTree(
-            name=cell.name,
-            path=cell.path,
-            kind=cell.kind,
-            state=cell.state,
-            restarts=cell.restarts,
-            depth=cell.inbox.statistics().depth,
-            children=_subtrees(cell),
-        )
-        for cell in node.children.values()
-    )
-
-
-def _count(node: Node) -> int:
-    return sum(1 + _count(cell) for cell in node.children.values())
+def _nodes(root: Node) -> list[Node]:
+    """A node and all below it, each before its children."""
+    nodes = [root]
+    for node in nodes:
+        nodes += node.children.values()
+    return nodes
 
 
 @asynccontextmanager
@@ -238,7 +248,8 @@ async def open_system(
 
     Leaving the block stops them in reverse order of their start, each after its own
     children. When the supervision at the top gives up, the body is cancelled and the
-    failure leaves the block in an exception group, as from any nursery.
+    failure leaves the block in an exception group, as from any nursery. An actor that
+    waited for one that was stopped before it has not failed.
 
     Args:
         name: for logs and the tree.

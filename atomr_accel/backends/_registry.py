@@ -72,5 +72,6 @@ def find_backend(name: str) -> Backend:
         if not isinstance(backend, Backend):
             raise TypeError(f"entry point {name!r} of {GROUP} is {backend!r}, not a Backend")
         return backend
-    names = ", ".join(map(repr, ["auto", *_BUILT_IN, *others]))
+    # Once each: those that come with the package are entry points of it, too.
+    names = ", ".join(map(repr, dict.fromkeys(["auto", *_BUILT_IN, *others])))
     raise DeviceUnavailable(f"there is no backend {name!r}; expected one of {names}")

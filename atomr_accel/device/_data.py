@@ -9,6 +9,7 @@ import numpy as np
 import trio
 
 from .._dtypes import NAMES, as_dtype
+from .._errors import said_of
 from ..host import Advise, Attach, Copy, Fill, Prefetch
 from ..libraries import overlap, usable, writable
 from ..memory import GpuRef, MemoryScope, refuse
@@ -598,7 +599,7 @@ def _check_pair(src: GpuRef, dst: GpuRef, core: DeviceCore) -> None:
 
 def _check_out(out: object, ref: GpuRef) -> None:
     if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
+        raise TypeError(f"out must be a numpy.ndarray, not {said_of(out)}")
     if out.shape != ref.shape:
         raise ValueError(f"out has shape {out.shape}, but the buffer has shape {ref.shape}")
     if out.dtype != ref.dtype:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
@@ -18,7 +19,6 @@ from .._errors import (
 )
 from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends import find_backend
-from ..host import StreamPlan
 from ..lanes import uninterrupted
 from ..libraries import CALLED, Libraries
 from ..memory import MemoryScope
@@ -30,12 +30,14 @@ from ._event import Event
 from ._exports import Exports
 from ._pinned import Pinned
 from ._record import Program
+from ._retry import T, Ts, retry
 from ._run import Functions
+from ._settings import Completion, StreamStrategy, check_settings, stream_plan
 from ._standby import Standby
 from ._transfer import TransferStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from ..actors import SupervisorStatistics
@@ -43,9 +45,6 @@ if TYPE_CHECKING:
     from ..host import DeviceInfo
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import GpuRef, MemoryStatistics
-
-StreamStrategy = Literal["per_actor", "pooled", "single"]
-Completion = Literal["polled", "blocking", "hybrid", "callback"]
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
 
@@ -142,6 +141,11 @@ class Device(Data, Libraries):
         """Starts at 1 and grows by one whenever a context fails."""
         return self._core.memory.generation
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is gone for good: its block was left, or the device was lost."""
+        return self._core.state == "lost"
+
     # --- functions ---------------------------------------------------------------------------
 
     async def run(
@@ -156,10 +160,11 @@ class Device(Data, Libraries):
         The way to bring CuPy, PyTorch or JAX code under supervision: a fault in it ends the
         host, not the program. On CUDA a ref arrives as an object that speaks DLPack and the
         CUDA array interface, so ``torch.as_tensor(x)`` or ``cupy.asarray(x)`` see the buffer
-        itself; on the CPU backend as a NumPy array. All that the function has queued on the
-        device is waited for. It may write to buffers that are not sealed: that is also how a
-        result stays on the device with either backend. Arrays it is given are good for the
-        call; those that ``init`` is given, for as long as the lane's state.
+        itself, and NumPy's functions raise ``TypeError``; on the CPU backend as a NumPy array.
+        All that the function has queued on the device is waited for. It may write to buffers
+        that are not sealed: that is also how a result stays on the device with either backend.
+        Arrays it is given are good for the call; those that ``init`` is given, for as long as
+        the lane's state.
 
         Functions of one lane run one after the other, on a thread of their own.
 
@@ -187,6 +192,40 @@ class Device(Data, Libraries):
             ValueError: more than 64 MiB of arguments, refs not counted.
         """
         return await self._functions.run(function, args, lane, init)
+
+    async def retry(
+        self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts, attempts: int = 4
+    ) -> T:
+        """Call an async function, and again after a fault, as soon as the device is back.
+
+        ::
+
+            async def infer(x: np.ndarray) -> np.ndarray:
+                y = await device.blas.gemm(await device.put(x), weights)  # sealed weights
+                return await device.get(y)
+
+
+            answer = await device.retry(infer, x)
+
+        Everything that is to be done again belongs in the function: buffers that were made
+        outside of it, and are not sealed, are gone after a fault.
+
+        Args:
+            function: what to call. It may have had some of its effects when it is called again.
+            *args: for it.
+            attempts: how often it is called at most.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            ContextPoisoned, GpuRefStale: the last attempt ended so; notes tell how the earlier
+                ones did. ``GpuRefStale`` comes at once if there was no fault during the call.
+            DeviceLost: the device is gone for good.
+            Exception: whatever else the function raised. It is not called again then. A group
+                of exceptions is what all in it are.
+        """
+        return await retry(self._core, function, args, attempts)
 
     # --- programs ------------------------------------------------------------------------
 
@@ -309,8 +348,8 @@ async def open_device(
             kernel that never finishes. Compiling is not counted. Needs
             ``isolation="process"``.
         memory_limit: bytes of device memory that buffers may take at most, with results,
-            workspaces and work areas; by default all there is. Whoever wants more gets
-            ``OutOfMemory``. What the vendors' libraries take for themselves is not counted.
+            workspaces and work areas; by default all there is. Beyond that, ``OutOfMemory`` is
+            raised. What the vendors' libraries take for themselves is not counted.
         pinned_limit: bytes that arrays of ``device.pinned`` may take together.
         streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
             ``stream_pool`` of them, ``"single"`` runs everything on one.
@@ -332,40 +371,30 @@ async def open_device(
     Raises:
         DeviceUnavailable: there is no such device; the message says what was looked for.
         LibraryMissing: the backend's own library is not installed.
-        ValueError: an argument out of its range.
+        TypeError: an argument of a wrong type, such as a number as text.
+        ValueError: an argument out of its range, or a priority for a lane that there is not.
         ExceptionGroup: around whatever leaves the block; ``DeviceLost`` in it if the device
             was lost.
     """
-    if isolation not in ("process", "thread"):
-        raise ValueError(f"isolation must be 'process' or 'thread', not {isolation!r}")
-    if op_deadline is not None:
-        if isolation != "process":
-            raise ValueError("op_deadline kills the host, so it needs isolation='process'")
-        if op_deadline <= 0:
-            raise ValueError(f"op_deadline must be positive, not {op_deadline}")
-    if memory_limit is not None and memory_limit <= 0:
-        raise ValueError(f"memory_limit must be positive, not {memory_limit}")
-    if pinned_limit <= 0:
-        raise ValueError(f"pinned_limit must be positive, not {pinned_limit}")
-    if streams not in get_args(StreamStrategy):
-        raise ValueError(f"streams must be one of {get_args(StreamStrategy)}, not {streams!r}")
-    if completion is None:
-        completion = "hybrid" if isolation == "process" else "blocking"
-    if completion not in get_args(Completion):
-        raise ValueError(f"completion must be one of {get_args(Completion)}, not {completion!r}")
-    if stream_pool < 1:
-        raise ValueError(f"stream_pool must be at least 1, not {stream_pool}")
-    if not isinstance(deterministic, bool):
-        raise TypeError(f"deterministic must be a bool, not {deterministic!r}")
-    # With a deadline it must be known of each op whether it is done: several that share an
-    # answer would look like one that takes as long as all of them.
-    stepwise = op_deadline is not None
-    plan = StreamPlan(
-        streams,
-        stream_pool,
-        dict(priorities or {}),
-        completion,
-        stepwise=stepwise,
+    check_settings(
+        index=index,
+        backend=backend,
+        isolation=isolation,
+        max_restarts=max_restarts,
+        restart_period=restart_period,
+        backoff=backoff,
+        standby=standby,
+        op_deadline=op_deadline,
+        memory_limit=memory_limit,
+        pinned_limit=pinned_limit,
+    )
+    plan = stream_plan(
+        streams=streams,
+        stream_pool=stream_pool,
+        priorities=priorities,
+        completion=completion,
+        isolation=isolation,
+        op_deadline=op_deadline,
         deterministic=deterministic,
     )
     unavailable: DeviceUnavailable | None = None
@@ -378,7 +407,7 @@ async def open_device(
             warnings.warn(CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=3)
         core = DeviceCore(
             candidate,
-            index,
+            operator.index(index),  # NumPy's numbers do not travel to a host
             isolation,
             op_deadline=op_deadline,
             plan=plan,

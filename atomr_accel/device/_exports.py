@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import numpy as np
 import trio
 
-from .._errors import LibraryError, Unsupported
+from .._errors import LibraryError, Unsupported, said_of
 from ..host import (
     CPU,
     CUDA,
@@ -25,6 +25,7 @@ from ..host import (
     Copy,
     DeviceArray,
     MapPointer,
+    NotForNumpy,
     StickyFault,
     StreamPlan,
     borrow,
@@ -183,7 +184,7 @@ class HostExport(Export):
 
 
 @final
-class DeviceExport(Export):
+class DeviceExport(NotForNumpy, Export):
     """An export of the CUDA backend.
 
     It speaks DLPack and the CUDA array interface: ``torch.as_tensor(export, device="cuda")``,
@@ -291,7 +292,7 @@ class Exports:
         elif kind is None:
             raise TypeError(
                 f"adopt takes an array that speaks DLPack or the CUDA array interface, not "
-                f"{type(array).__name__}; device.put takes what numpy.asarray does"
+                f"{said_of(array)}; device.put takes what numpy.asarray does"
             )
         else:
             raise ValueError(

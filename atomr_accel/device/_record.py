@@ -81,6 +81,8 @@ class Program(Collector):
     After a rebuild a program makes itself anew, with the same refs for its results, if
     the buffers it reads are sealed or replaced; otherwise ``replay`` raises
     ``GpuRefStale``.
+
+    Random numbers that are drawn in a recording are the same in every replay.
     """
 
     def __init__(self, device: Device, inputs: tuple[GpuRef, ...]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
 from .._dtypes import DTYPES
-from .._errors import GpuRefStale
+from .._errors import GpuRefStale, said_of
 from ..libraries import LaneSpec, usable
 from ..libraries.run import Buffer, Call, Fetch, Forget, Initialize, Keep, dumps, loads
 from ..memory import Block, GpuRef
@@ -51,6 +52,8 @@ class _Packed:
 
     def _take(self, thing: Any) -> int | None:
         if type(thing) is not GpuRef:
+            if isinstance(thing, CoroutineType):
+                raise TypeError(f"cannot pickle a {said_of(thing)}")
             return None
         self.refs.append(thing)
         return len(self.refs) - 1
@@ -139,7 +142,7 @@ class Functions:
         """See ``Device.run``."""
         core = self._core
         if not callable(function):
-            raise TypeError(f"run(function, *args) takes a callable, not {type(function).__name__}")
+            raise TypeError(f"run(function, *args) takes a callable, not {said_of(function)}")
         if init is not None and not callable(init):
             raise TypeError(f"init must be callable, not {type(init).__name__}")
         _check_name(lane)

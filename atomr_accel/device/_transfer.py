@@ -9,13 +9,14 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import numpy as np
 import trio
 
 from .._dtypes import as_dtype
-from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale
+from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said_of
 from ..host import Copy, Protect, Unprotect
 from ..lanes import HostDied
 from ..libraries import usable, writable
@@ -87,6 +88,8 @@ def as_host_array(array: Any) -> np.ndarray[Any, Any]:
     Raises:
         TypeError: objects, strings and the like.
     """
+    if isinstance(array, CoroutineType):
+        raise TypeError(f"array must be an array, not {said_of(array)}")
     host = np.asarray(array)
     if host.dtype.byteorder not in "=|" and not host.dtype.isnative:
         host = host.astype(host.dtype.newbyteorder("="))

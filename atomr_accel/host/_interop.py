@@ -22,7 +22,7 @@ from ctypes import (
     py_object,
 )
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, NoReturn, final
 
 import numpy as np
 
@@ -126,8 +126,24 @@ _deleter: Final = ctypes.CFUNCTYPE(None, c_void_p)(_take_back)
 _destructor: Final = ctypes.CFUNCTYPE(None, c_void_p)(_destroy)
 
 
+class NotForNumpy:
+    """Refuses NumPy's functions, which would take this for one object.
+
+    ``numpy.sum`` of one object is that object: a wrong answer, and no error.
+    """
+
+    def __array__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise TypeError(
+            "this array is in a GPU's memory, which NumPy cannot see; take it with a library that "
+            "can, as in torch.as_tensor(x) or cupy.asarray(x), or fetch the buffer: "
+            "await device.get(ref)"
+        )
+
+    __array_ufunc__ = __array_function__ = __array__
+
+
 @final
-class DeviceArray:
+class DeviceArray(NotForNumpy):
     """An array in a GPU's memory, for libraries that speak DLPack or the CUDA array interface.
 
     ``torch.as_tensor``, ``torch.from_dlpack``, ``cupy.asarray`` and their like see the

@@ -2,11 +2,12 @@
 
 from ._arguments import BLOCK_ALIGNMENT, alignment, overlap, usable, writable
 from ._library import LaneSpec, Submitter
-from ._table import CALLED, Libraries
+from ._table import CALLED, LANES, Libraries
 
 __all__ = [
     "BLOCK_ALIGNMENT",
     "CALLED",
+    "LANES",
     "LaneSpec",
     "Libraries",
     "Submitter",

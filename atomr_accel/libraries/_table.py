@@ -21,6 +21,8 @@ CALLED: Final = (
     *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
+LANES: Final = ("blas", "blaslt", "dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng")
+"""The names of their lanes."""
 
 
 class Libraries:

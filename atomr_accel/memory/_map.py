@@ -6,6 +6,7 @@ sealed memory lie in different slabs, because protection works on whole slabs.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ _GROWTH_SHARE: Final = 64
 
 GRANULARITY: Final = 2 << 20
 """What ``cuMemCreate`` allocates in on every device so far."""
+
+
+_numbers: Final = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +94,14 @@ class MemoryMap:
         scopes: how many memory scopes are open.
         limit: bytes that all slabs together may have, if there is a limit.
         owner: the device, for the layer that knows devices.
+        number: grows with every device that is opened, and so tells those of one name apart.
     """
 
     owner: object
 
     def __init__(self, device: str, limit: int | None = None) -> None:
         self.device = device
+        self.number: Final = next(_numbers)
         self.limit: Final = limit
         self.dropped: deque[tuple[int, int]] = deque()
         self.unheld: deque[Block] = deque()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, final
 
 from .._dtypes import as_dtype
-from .._errors import GpuRefSealed, GpuRefStale
+from .._errors import GpuRefSealed, GpuRefStale, said_of
 from ._views import Key, reshaped, selected
 
 if TYPE_CHECKING:
@@ -321,6 +321,14 @@ class GpuRef:
             "write: host = await device.get(ref)"
         )
 
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
+        # Also copy.copy and copy.deepcopy come here.
+        raise TypeError(
+            "a GpuRef is a handle of this program and cannot be pickled or copied; for another "
+            "process: await device.share(ref); for the content: await device.get(ref); for a "
+            "second buffer: await device.copy(ref)"
+        )
+
     def __repr__(self) -> str:
         block = self._block
         state = "freed " if block.epoch is None else "stale " if self.is_stale else ""
@@ -334,15 +342,21 @@ class GpuRef:
 def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
     """The error for an argument that is not a usable ref of ``memory``'s device."""
     if not isinstance(ref, GpuRef):
-        return TypeError(
-            f"{name} must be a GpuRef, not {type(ref).__name__}; "
-            f"put it on the device first: {name} = await device.put({name})"
-        )
+        message = f"{name} must be a GpuRef, not {said_of(ref)}"
+        if _is_data(ref):
+            how = (
+                f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
+            )
+            message += f"; put it on the device first{how}"
+        return TypeError(message)
     block = ref._block
     if block.memory is not memory:
+        there, here = block.memory, memory.device
+        if there.device == here:
+            here = f"another {here}, which was opened {_order(memory, there)}"
         return ValueError(
-            f"{name} lives on {block.memory.device}, but the op runs on {memory.device}; "
-            f"get it there and put it here first"
+            f"{name} lives on {there.device}, but the op runs on {here}; "
+            f"`device.copy`, of the device that the op runs on, brings it there"
         )
     if block.epoch is None:
         return GpuRefStale(f"{name} was freed: {ref!r}")
@@ -350,6 +364,15 @@ def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"
     )
+
+
+def _is_data(thing: object) -> bool:
+    """Whether ``put`` might take it."""
+    return hasattr(type(thing), "__array__") or isinstance(thing, (bool, int, float, complex, list))
+
+
+def _order(one: MemoryMap, other: MemoryMap) -> str:
+    return "later" if one.number > other.number else "earlier"
 
 
 def refuse_write(ref: GpuRef, name: str) -> GpuRefSealed:

@@ -10,5 +10,6 @@ await hang(device)                               # an op that never ends
 
 from ._delays import lane_delays
 from ._faults import FAULTS, FaultName, hang, kill_host, poison
+from ._module_device import ModuleDevice
 
-__all__ = ["FAULTS", "FaultName", "hang", "kill_host", "lane_delays", "poison"]
+__all__ = ["FAULTS", "FaultName", "ModuleDevice", "hang", "kill_host", "lane_delays", "poison"]

@@ -48,7 +48,11 @@ def test_pages_about_actors(page: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["generations", "completion", "streams", "ordering", "watching", "memory", "testing"]
+    "page",
+    [
+        *("asyncio", "completion", "generations", "memory", "ordering", "streams", "testing"),
+        "watching",
+    ],
 )
 def test_pages_about_devices(page: str) -> None:
     """They start host processes, so they take the time that takes."""

@@ -460,8 +460,19 @@ class AnyOrder(RuleBasedStateMachine):
         self.do(self.machine.started(name, self.now))
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data(), fault=st.sampled_from([None, *FAULTS, KeyboardInterrupt]))
-    def exit(self, data: st.DataObject, fault: type[BaseException] | None) -> None:
+    @rule(
+        data=st.data(),
+        fault=st.sampled_from([None, *FAULTS, KeyboardInterrupt]),
+        unprompted=st.booleans(),
+        forgone=RARELY,
+    )
+    def exit(
+        self,
+        data: st.DataObject,
+        fault: type[BaseException] | None,
+        unprompted: bool,
+        forgone: bool,
+    ) -> None:
         name = data.draw(st.sampled_from(list(self.alive)))
         starting = self.machine.children[name].state is ChildState.STARTING
         if starting and fault is None:
@@ -469,8 +480,18 @@ class AnyOrder(RuleBasedStateMachine):
         failure = fault(name) if fault is not None else None
         if failure is not None:
             self.raised.append(failure)
-        del self.alive[name]
-        self.do(self.machine.exited(name, failure, self.now))
+        told = self.alive.pop(name)
+        if failure is None and forgone and self.machine.forgo(name):
+            self.do(self.machine.exited(name, None, self.now))
+            assert name not in self.machine.children, "started again, or kept"
+            return
+        if failure is not None and (unprompted or not told) and self.machine._escalation is None:
+            # Nobody's order to stop has caused it: it is judged, and raised only on that account.
+            actions = self.machine.exited(name, failure, self.now, unprompted=unprompted)
+            assert not any(isinstance(action, Raise) for action in actions)
+        else:
+            actions = self.machine.exited(name, failure, self.now, unprompted=unprompted)
+        self.do(actions)
 
     @precondition(lambda self: self.machine.children)
     @rule(data=st.data())

@@ -24,7 +24,7 @@ from side_by_side import Rival, there
 
 from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.backends import cuda
-from atomr_accel.device._device import Completion
+from atomr_accel.device._settings import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -30,6 +30,8 @@ from ..harness import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atomr_accel import Device
 
     from ..contract.arrays import Array
@@ -196,6 +198,32 @@ async def test_arrays_of_other_libraries_can_be_adopted(device: Device) -> None:
         await device.adopt(np.array(["a"]))
     with pytest.raises(ValueError, match="bring it to the CPU first"):
         await device.adopt(DeviceArray(256, (3,), np.dtype(np.float32), device=0))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        np.sum,
+        np.asarray,
+        np.copy,
+        np.negative,
+        np.linalg.norm,
+        lambda x: np.ones(3) + x,
+        lambda x: np.float32(2) * x,
+        lambda x: np.add(x, x),
+        lambda x: np.concatenate([x, x]),
+        lambda x: np.array([x]),
+        lambda x: np.copyto(np.ones(3), x),
+        lambda x: np.ones(3).dot(x),
+    ],
+)
+def test_numpy_does_not_take_an_array_on_a_gpu_for_one_object(
+    function: Callable[[Any], object],
+) -> None:
+    array = DeviceArray(256, (3,), np.dtype(np.float32), device=0)
+    with pytest.raises(TypeError, match=r"which NumPy cannot see.*await device\.get\(ref\)"):
+        function(array)
+    assert array.__dlpack_device__() == (CUDA, 0)  # others can
 
 
 @cpu_only

@@ -134,7 +134,7 @@ async def test_nothing_races() -> None:
 @program
 async def test_it_is_said_with_a_bool() -> None:
     for wrong in (1, "yes", None):
-        with pytest.raises(TypeError, match=f"deterministic must be a bool, not {wrong!r}"):
+        with pytest.raises(TypeError, match=f"deterministic must be True or False, not {wrong!r}"):
             async with open_device(0, backend="cpu", deterministic=wrong):  # type: ignore[arg-type]
                 pass
 

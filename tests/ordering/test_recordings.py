@@ -98,6 +98,29 @@ async def test_a_kernel_in_a_recording_and_beside_it(first: str) -> None:
 
 
 @on_shared
+async def test_recorded_draws_repeat_and_what_is_drawn_beside_them_does_not(device: Device) -> None:
+    generator = device.rng.default_rng(7)
+    noise = await generator.normal(size=8)
+    before = generator.state
+    async with device.record(noise) as replayed:
+        own = replayed.rng.normal(size=8)
+        mine = replayed.using(generator).normal(size=8)
+        copied = replayed.blas.axpy(noise, replayed.rng.default_rng(3).normal(size=8))
+    after = generator.state
+    assert after["position"] > before["position"]  # drawn from once, when it was recorded
+    seen = []
+    for _ in range(2):
+        await replayed.replay()
+        seen.append([await device.get(ref) for ref in (own, mine, copied)])
+        assert generator.state == after
+        await generator.normal(out=noise)
+        after = generator.state
+    for once, again in zip(seen[0][:2], seen[1][:2], strict=True):
+        assert np.array_equal(once, again)
+    assert not np.array_equal(seen[0][2], seen[1][2])  # it read other noise
+
+
+@on_shared
 async def test_buffers_that_are_written_can_be_replaced_too(device: Device) -> None:
     kernel = await adder(device)
     x, y = await device.zeros(4, np.float32), await device.full(4, 10, np.float32)

@@ -137,7 +137,7 @@ class BlasLt:
         Args:
             a: shape (..., m, k), or (..., k, m) with ``trans_a``.
             b: shape (..., k, n), or (..., n, k) with ``trans_b``. Leading dimensions are
-                broadcast where one step walks through them.
+                broadcast where one stride describes them.
             out: where to put the result: shape (..., m, n), not sealed, no memory in
                 common with other arguments but ``c``. Made if absent.
             c: what to add: shape (..., m, n); by default ``out``. For fp8 results it is

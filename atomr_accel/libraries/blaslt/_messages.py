@@ -1,6 +1,6 @@
 """What the BLASLt lane executes.
 
-A product is described once, by a ``Spec`` that travels as its own bytes: the lane keeps
+A product is described once, by a ``Spec`` that is sent as bytes: the lane keeps
 what it has prepared for it under those bytes, and decodes them only the first time.
 """
 

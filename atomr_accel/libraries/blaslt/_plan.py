@@ -175,7 +175,7 @@ def make_plan(question: Question) -> Plan:
     Raises:
         ValueError: shapes, layouts or options that do not fit.
         TypeError: dtypes that do not fit.
-        Unsupported: batches that no single step walks through, and epilogues that the
+        Unsupported: batches that one stride cannot describe, and epilogues that the
             vendor does not have for these dtypes.
     """
     a, b = question.a, question.b

@@ -1,6 +1,6 @@
 """A dnn graph as a value: tensors, and the nodes that compute some of them from others.
 
-A graph has everything but addresses. It travels as its own bytes, which are also the key
+A graph has everything but addresses. It is sent as bytes, which are also the key
 under which plans are kept, here, in the host and on disk. ``Builder`` makes graphs and
 holds each node against its row of ``_nodes.NODES``, so a graph that exists is well formed.
 """

@@ -1,6 +1,6 @@
 """What the DNN lane executes.
 
-A graph travels as its own bytes (``_graph.encode``): the lane keeps what it has prepared
+A graph is sent as bytes (``_graph.encode``): the lane keeps what it has prepared
 for it under those bytes, and decodes them only the first time.
 """
 

@@ -1,6 +1,6 @@
 """What the FFT lane executes.
 
-A transform's ``Spec`` travels as its own bytes: the lane keeps a plan under the plan's number,
+A transform's ``Spec`` is sent as bytes: the lane keeps a plan under the plan's number,
 and decodes what it is for only where it has to make it.
 """
 

@@ -66,7 +66,8 @@ class Generator(Drawing):
     numbers of words. Those and ``poisson`` of the other generators are drawn from a Philox
     sequence of the same seed.
 
-    A recorded program draws the same numbers in every replay.
+    A recorded program draws the same numbers in every replay; for new ones, draw into a
+    buffer that it reads, with ``out=``, before the replay.
 
     All methods raise:
         ValueError: parameters or sizes out of range, ``out`` of another shape, a ref of

@@ -1,0 +1,147 @@
+"""Devices for programs of asyncio: trio runs in a thread of its own beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar, final
+
+from ._portal import Portal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from concurrent.futures import Future
+    from contextlib import AbstractAsyncContextManager
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@final
+class FromAsyncio(Generic[T]):
+    """What `from_asyncio` gives: a way to call functions of trio from asyncio."""
+
+    def __init__(self, portal: Portal[T]) -> None:
+        self._portal: Final = portal
+
+    async def run(
+        self,
+        function: Callable[Concatenate[T, P], Awaitable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call an async function of trio, with what is open as its first argument.
+
+        Functions run side by side, as tasks of one trio nursery. All of trio is at their hand.
+        If you are cancelled, so is the function, and you leave when it has.
+
+        Args:
+            function: what to call.
+            *args: for it, after the device.
+            **kwargs: for it.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            CancelledError: you were cancelled, and the function has not raised anything else.
+            DeviceLost: the device was lost before the function was done.
+            RuntimeError: what was opened is closed.
+            Exception: what the function raised.
+        """
+        call = self._portal.call(function, *args, **kwargs)
+        answer = await _settled(call.future, call.cancel)
+        if call.cancelled:  # without us: by nobody
+            raise asyncio.CancelledError
+        return answer  # type: ignore[return-value] # None only where it was cancelled
+
+
+@asynccontextmanager
+async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[FromAsyncio[T]]:
+    """Use a device, or whatever else trio opens, from asyncio.
+
+    ::
+
+        async def double(device: Device, x: np.ndarray) -> np.ndarray:
+            ref = await device.put(x)
+            return await device.get(await device.blas.scal(2.0, ref))
+
+
+        async def main() -> None:
+            async with atomr_accel.from_asyncio(open_device(0)) as gpu:
+                print(await gpu.run(double, np.ones(3)))
+
+
+        asyncio.run(main())
+
+    Trio runs in a thread. What belongs to a device stays on that side: functions are sent there,
+    and arrays come back. Leaving the block cancels the functions that still run. If the device is
+    lost, the body is cancelled and the error leaves the block in an exception group, as from an
+    ``asyncio.TaskGroup``.
+
+    Args:
+        manager: what to open, such as ``open_device(0)``.
+
+    Raises:
+        Exception: whatever opening raises, such as ``DeviceUnavailable``.
+        ExceptionGroup: around whatever leaves the block on trio's side.
+    """
+    loop = asyncio.get_running_loop()
+    body = asyncio.current_task()
+    assert body is not None  # this is a coroutine
+    portal = Portal(manager)
+    try:
+        await _settled(portal.opened, portal.cancel)
+    except BaseException:
+        await _settled(portal.ended, portal.cancel)
+        raise
+    leaving = told = False
+
+    def over() -> None:
+        nonlocal told
+        if not leaving and not body.done():
+            told = body.cancel()
+
+    def over_there(ended: Future[BaseException | None]) -> None:
+        if ended.result() is not None:
+            with suppress(RuntimeError):  # the loop is closed, so nobody is left to be told
+                loop.call_soon_threadsafe(over)
+
+    portal.ended.add_done_callback(over_there)
+    error: BaseException | None = None
+    try:
+        try:
+            yield FromAsyncio(portal)
+        finally:
+            leaving = True
+            portal.close()
+            await _settled(portal.ended, portal.cancel)
+    except BaseException as raised:  # noqa: BLE001 (raised below)
+        error = raised
+    try:
+        if told and not body.uncancel() and isinstance(error, asyncio.CancelledError):
+            error = None
+        failure = portal.ended.result()
+        if failure is not None:
+            raise failure from error
+        if error is not None:
+            raise error
+    finally:
+        del error  # its traceback has this frame in it
+
+
+async def _settled(future: Future[R], cancel: Callable[[], None]) -> R:
+    """The result of a future of the other side; our cancellation is passed on."""
+    answer = asyncio.wrap_future(future)
+    cancelled: asyncio.CancelledError | None = None
+    while not answer.done():
+        try:
+            await asyncio.wait([answer])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            cancel()
+    if cancelled is not None and answer.exception() is None:
+        raise cancelled
+    return answer.result()

@@ -1,0 +1,60 @@
+"""Asking again after a fault."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+import trio
+
+from .._errors import ContextPoisoned, GpuRefStale, said_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ._core import DeviceCore
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+@trio.lowlevel.disable_ki_protection  # the function is the program's
+async def retry(
+    core: DeviceCore, function: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], attempts: int
+) -> T:
+    """See ``Device.retry``."""
+    if not callable(function):
+        raise TypeError(
+            f"retry takes an async function and its arguments, not {said_of(function)}: "
+            "`await device.retry(function, x)` calls it, as often as need be"
+        )
+    if isinstance(attempts, bool) or not isinstance(attempts, int):
+        raise TypeError(f"attempts must be a whole number, not {attempts!r}")
+    if attempts < 1:
+        raise ValueError(f"attempts must be positive, not {attempts}")
+    earlier: list[Exception] = []
+    while True:
+        generation = core.memory.generation
+        made = function(*args)
+        if not inspect.isawaitable(made):
+            raise TypeError(f"retry takes an async function; {function!r} returned {made!r}")
+        try:
+            return await made
+        except Exception as error:
+            rebuilt = core.memory.generation != generation
+            if not _may_help(error, rebuilt=rebuilt) or len(earlier) + 1 == attempts:
+                for number, one in enumerate(earlier, 1):
+                    error.add_note(f"attempt {number} ended with {one!r}")
+                raise
+            earlier.append(error)
+            await core.ready()
+
+
+def _may_help(error: Exception, *, rebuilt: bool) -> bool:
+    """Whether the next attempt may do better: all that went wrong is the fault of a fault."""
+    if isinstance(error, ExceptionGroup):
+        return all(_may_help(one, rebuilt=rebuilt) for one in error.exceptions)
+    if isinstance(error, GpuRefStale) and not rebuilt:
+        error.add_note("the buffer was stale from the first: make it in the function, or seal it")
+        return False
+    return isinstance(error, (ContextPoisoned, GpuRefStale))

@@ -1,0 +1,139 @@
+"""What ``open_device`` is told, checked before anything is opened."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, Final, Literal, SupportsFloat, SupportsIndex, get_args
+
+from .._errors import said_of
+from ..actors import Backoff
+from ..host import StreamPlan
+from ..libraries import LANES
+from ._context import MEMORY_LANE
+
+StreamStrategy = Literal["per_actor", "pooled", "single"]
+Completion = Literal["polled", "blocking", "hybrid", "callback"]
+
+_LANES: Final = (MEMORY_LANE, *LANES, "programs", "run")
+
+
+def check_settings(
+    *,
+    index: object,
+    backend: object,
+    isolation: object,
+    max_restarts: object,
+    restart_period: object,
+    backoff: object,
+    standby: object,
+    op_deadline: object,
+    memory_limit: object,
+    pinned_limit: object,
+) -> None:
+    """Refuse what ``open_device`` cannot mean.
+
+    Raises:
+        TypeError: a wrong type, such as a number as text.
+        ValueError: out of range.
+    """
+    _whole_number("index", index, least=None)
+    if not isinstance(backend, str):
+        raise TypeError(f"backend must be a name, such as 'auto', not {_said(backend)}")
+    _one_of("isolation", isolation, ("process", "thread"))
+    _whole_number("max_restarts", max_restarts, least=0)
+    _seconds("restart_period", restart_period)
+    if not isinstance(backoff, Backoff):
+        raise TypeError(f"backoff must be a Backoff, not {_said(backoff)}")
+    if standby is not None and not isinstance(standby, bool):
+        raise TypeError(f"standby must be True, False or None, not {_said(standby)}")
+    if op_deadline is not None:
+        _seconds("op_deadline", op_deadline)
+        if isolation != "process":
+            raise ValueError("op_deadline kills the host, so it needs isolation='process'")
+    if memory_limit is not None:
+        _whole_number("memory_limit", memory_limit, unit=" of bytes")
+    _whole_number("pinned_limit", pinned_limit, unit=" of bytes")
+
+
+def stream_plan(
+    *,
+    streams: Any,
+    stream_pool: Any,
+    priorities: Any,
+    completion: Any,
+    isolation: str,
+    op_deadline: float | None,
+    deterministic: Any,
+) -> StreamPlan:
+    """How lanes get their streams and learn what is done.
+
+    Raises:
+        TypeError: a wrong type.
+        ValueError: out of range, or a lane that there is not.
+    """
+    _one_of("streams", streams, get_args(StreamStrategy))
+    if completion is None:
+        completion = "hybrid" if isolation == "process" else "blocking"
+    _one_of("completion", completion, get_args(Completion))
+    _whole_number("stream_pool", stream_pool)
+    if priorities is None:
+        priorities = {}
+    if not isinstance(priorities, Mapping):
+        raise TypeError(f"priorities must map names of lanes to numbers, not {_said(priorities)}")
+    checked = {}
+    for lane, priority in priorities.items():
+        if not isinstance(lane, str):
+            raise TypeError(f"priorities must map names of lanes to numbers; a key is {lane!r}")
+        if lane not in _LANES and not lane.startswith("run."):
+            raise ValueError(
+                f"priorities names a lane {lane!r}; the lanes are {', '.join(_LANES)}, and "
+                "'run.' with the name of a lane of `device.run`"
+            )
+        checked[lane] = _whole_number(f"priorities[{lane!r}]", priority, least=None)
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic must be True or False, not {_said(deterministic)}")
+    # With a deadline it must be known of each op whether it is done: several that share an
+    # answer would look like one that takes as long as all of them.
+    stepwise = op_deadline is not None
+    return StreamPlan(
+        streams,
+        operator.index(stream_pool),
+        checked,
+        completion,
+        stepwise=stepwise,
+        deterministic=deterministic,
+    )
+
+
+def _whole_number(name: str, value: object, *, least: int | None = 1, unit: str = "") -> int:
+    """``value`` as an int, of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} must be a whole number{unit}, not {_said(value)}")
+    number = operator.index(value)
+    if least is not None and number < least:
+        wanted = "positive" if least == 1 else f"at least {least}"
+        raise ValueError(f"{name} must be {wanted}, not {number}")
+    return number
+
+
+def _seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (SupportsFloat, SupportsIndex)):
+        raise TypeError(f"{name} must be a number of seconds, not {_said(value)}")
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"{name} must be positive and finite, not {value}")
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    *others, last = map(repr, choices)
+    wanted = f"{', '.join(others)} or {last}"
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be {wanted}, not {_said(value)}")
+    if value not in choices:
+        raise ValueError(f"{name} must be {wanted}, not {value!r}")
+
+
+def _said(value: object) -> str:
+    what = said_of(value)
+    return what if what.startswith("coroutine") else f"{value!r}, of type {what}"

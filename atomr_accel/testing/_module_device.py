@@ -1,0 +1,65 @@
+"""A device for all tests of a module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, final
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from .. import Device
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@final
+class ModuleDevice:
+    """What the fixture ``module_device`` is: a device in a trio run of its own thread."""
+
+    def __init__(self, opening: AbstractAsyncContextManager[Device]) -> None:
+        # Pytest loads the plugin also where no test wants a device: trio can wait until one does.
+        from ..device._portal import Portal
+
+        self._portal: Final = Portal(opening)
+        try:
+            self._portal.opened.result()
+        except KeyboardInterrupt:
+            self._portal.cancel()
+            raise
+
+    def run(
+        self,
+        function: Callable[Concatenate[Device, P], Awaitable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call an async function with the device, and wait for it.
+
+        Args:
+            function: what to call.
+            *args: for it, after the device.
+            **kwargs: for it.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            DeviceLost: the device was lost, in this test or one before it.
+            Exception: what the function raised.
+        """
+        call = self._portal.call(function, *args, **kwargs)
+        try:
+            return call.future.result()  # type: ignore[return-value] # it is not cancelled
+        except KeyboardInterrupt:
+            call.cancel()
+            raise
+
+    def close(self) -> None:
+        """Close the device, and raise what leaves its block."""
+        self._portal.close()
+        failure = self._portal.ended.result()
+        if failure is not None:
+            raise failure

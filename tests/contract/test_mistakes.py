@@ -1,0 +1,117 @@
+"""Mistakes that are easily made, and what is said about them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import open_device
+
+from ..harness import BACKEND, opened, program
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from atomr_accel import Device
+
+
+@pytest.fixture
+def no_other_warning() -> Iterator[None]:
+    """A coroutine that is never awaited warns when it is collected: that is not wanted twice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+FORGOTTEN: dict[str, Callable[[Device, Any], Awaitable[Any]]] = {
+    "get": lambda device, x: device.get(device.put(x)),  # type: ignore[arg-type]
+    "put": lambda device, x: device.put(device.put(x)),
+    "free": lambda device, x: device.free(device.put(x)),  # type: ignore[arg-type]
+    "copy": lambda device, x: device.copy(device.put(x)),  # type: ignore[arg-type]
+    "fill": lambda device, x: device.fill(device.put(x), 1),  # type: ignore[arg-type]
+    "share": lambda device, x: device.share(device.put(x)),  # type: ignore[arg-type]
+    "adopt": lambda device, x: device.adopt(device.put(x)),
+    "gemm": lambda device, x: device.blas.gemm(device.put(x), x),  # type: ignore[arg-type]
+    "relu": lambda device, x: device.dnn.relu(device.put(x)),  # type: ignore[arg-type]
+    "fft": lambda device, x: device.fft.fft(device.put(x)),  # type: ignore[arg-type]
+    "run": lambda device, x: device.run(np.sum, device.put(x)),
+    "run it": lambda device, x: device.run(device.put(x)),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("call", FORGOTTEN.values(), ids=FORGOTTEN)
+@program
+async def test_a_forgotten_await(call: Callable[[Device, Any], Awaitable[Any]]) -> None:
+    async with opened(isolation="thread") as device:
+        with pytest.raises(TypeError, match=r"coroutine: did you forget `await` before put\(") as e:
+            await call(device, np.eye(2))
+        assert "put it on the device" not in str(e.value)
+
+
+@program
+async def test_a_forgotten_await_is_said_once(no_other_warning: None) -> None:
+    async with opened(isolation="thread") as device:
+        with pytest.raises(TypeError, match="did you forget"):
+            await device.get(device.put(np.eye(2)))  # type: ignore[arg-type]
+
+
+@program
+async def test_what_can_be_put_is_to_be_put_under_the_name_of_the_parameter() -> None:
+    async with opened(isolation="thread") as device:
+        x = await device.put(np.eye(2))
+        with pytest.raises(TypeError) as info:
+            await device.blas.gemm(x, np.eye(2))  # type: ignore[arg-type]
+        assert str(info.value) == (
+            "b must be a GpuRef, not ndarray; put it on the device first: b = await device.put(b)"
+        )
+        for wrong in (None, "x", object()):  # nothing that could be put
+            with pytest.raises(TypeError) as info:
+                await device.blas.gemm(x, wrong)  # type: ignore[arg-type]
+            assert str(info.value) == f"b must be a GpuRef, not {type(wrong).__name__}"
+        with pytest.raises(TypeError) as info:  # there is no name that could be assigned to
+            await device.blas.gemm_grouped_batched([x, np.eye(2)], [x, x])  # type: ignore[list-item]
+        assert str(info.value).endswith("; put it on the device first, by device.put")
+        assert "b = await" not in str(info.value)
+        assert "] = await" not in str(info.value)
+
+
+@program
+async def test_two_devices_of_one_name_are_told_apart() -> None:
+    async with opened(isolation="thread") as one, opened(isolation="thread") as two:
+        x, y = await one.put(np.eye(2)), await two.put(np.eye(2))
+        with pytest.raises(ValueError, match="lives on") as info:
+            await two.get(x)
+        assert str(info.value) == (
+            f"ref lives on {BACKEND}:0, but the op runs on another {BACKEND}:0, which was opened "
+            "later; `device.copy`, of the device that the op runs on, brings it there"
+        )
+        with pytest.raises(ValueError, match=r"another .* opened earlier; `device\.copy`"):
+            await one.blas.gemm(x, y)
+        np.testing.assert_array_equal(await two.get(await two.copy(x)), np.eye(2))  # as it says
+
+
+@pytest.mark.parametrize(
+    "copied", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"]
+)
+@program
+async def test_a_ref_says_what_to_do_instead_of_copying_it(copied: Callable[[Any], Any]) -> None:
+    async with opened(isolation="thread") as device:
+        for thing in (await device.put(np.eye(2)), [{"x": await device.put(np.eye(2))}]):
+            if copied is copy.copy and isinstance(thing, list):
+                continue  # the list is copied, and not what is in it
+            with pytest.raises(TypeError) as info:
+                copied(thing)
+            for way in ("device.share(ref)", "device.get(ref)", "device.copy(ref)"):
+                assert f"await {way}" in str(info.value)
+
+
+@program
+async def test_closed_is_said() -> None:
+    async with open_device(0, backend=BACKEND, isolation="thread") as device:
+        assert not device.closed
+    assert device.closed

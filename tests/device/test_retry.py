@@ -1,0 +1,180 @@
+"""``device.retry``: what is called again after a fault, how often, and what is said at the end."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRefStale
+from atomr_accel.testing import kill_host, poison
+
+from ..harness import AT_ONCE, opened, program
+
+
+class Flaky:
+    """Computes on the device, which fails so many times on the way."""
+
+    def __init__(self, device: Device, faults: int) -> None:
+        self.device = device
+        self.faults = faults
+        self.calls = 0
+
+    async def __call__(self, x: float, y: float = 1.0) -> float:
+        self.calls += 1
+        ref = await self.device.put(np.full((2, 2), x))
+        if self.calls <= self.faults:
+            await kill_host(self.device)
+        return float((await self.device.get(ref))[0, 0] * y)
+
+
+@program
+async def test_it_is_called_again_after_a_fault() -> None:
+    async with opened(max_restarts=9) as device:
+        flaky = Flaky(device, faults=2)
+        assert await device.retry(flaky, 3.0, 2.0) == 6
+        assert flaky.calls == 3
+        assert device.generation == 3
+
+
+@program
+async def test_attempts_are_bounded_and_the_last_error_tells_of_the_others() -> None:
+    async with opened(max_restarts=9) as device:
+        flaky = Flaky(device, faults=9)
+        with pytest.raises((ContextPoisoned, GpuRefStale)) as info:
+            await device.retry(flaky, 3.0, attempts=3)
+        assert flaky.calls == 3
+        notes = info.value.__notes__
+        for number, note in enumerate(notes, 1):
+            said = rf"attempt {number} ended with (GpuRefStale|ContextPoisoned)\("
+            assert re.match(said, note)
+        assert len(notes) == 2
+
+
+@program
+async def test_a_lost_device_is_not_asked_again() -> None:
+    calls = 0
+
+    async def once(device: Device) -> None:
+        nonlocal calls
+        calls += 1
+        await poison(device)
+        await device.put(np.eye(2))
+
+    with pytest.RaisesGroup(pytest.RaisesExc(DeviceLost), flatten_subgroups=True):
+        async with opened(max_restarts=0) as device, trio.open_nursery() as nursery:
+            with trio.CancelScope(shield=True), pytest.raises(DeviceLost):
+                await device.retry(once, device, attempts=5)
+            nursery.start_soon(trio.sleep_forever)
+    assert calls == 1
+
+
+@program
+async def test_other_errors_are_raised_at_once() -> None:
+    calls = 0
+
+    async def wrong() -> None:
+        nonlocal calls
+        calls += 1
+        raise KeyError("mine")
+
+    async with opened(isolation="thread") as device:
+        with pytest.raises(KeyError, match="mine"):
+            await device.retry(wrong)
+    assert calls == 1
+
+
+@program
+async def test_what_was_stale_from_the_first_is_not_tried_again() -> None:
+    calls = 0
+
+    async def late(ref: Any) -> None:
+        nonlocal calls
+        calls += 1
+        await device.get(ref)
+
+    async with opened(isolation="thread") as device:
+        ref = await device.put(np.eye(2))
+        await device.free(ref)
+        with pytest.raises(GpuRefStale) as info:
+            await device.retry(late, ref)
+    assert calls == 1
+    assert "make it in the function, or seal it" in info.value.__notes__[0]
+
+
+@program
+async def test_a_group_of_faults_is_one_too() -> None:
+    calls = 0
+
+    async def both(device: Device) -> int:
+        nonlocal calls
+        calls += 1
+        refs = [await device.put(np.eye(2)) for _ in range(2)]
+        if calls == 1:
+            await kill_host(device)
+        async with trio.open_nursery() as nursery:
+            for ref in refs:
+                nursery.start_soon(device.get, ref)
+        return calls
+
+    async with opened() as device:
+        assert await device.retry(both, device) == 2
+
+
+@program
+async def test_one_error_of_another_kind_in_a_group_decides() -> None:
+    async def both() -> None:
+        raise ExceptionGroup("two", [GpuRefStale("gone"), KeyError("mine")])
+
+    async with opened(isolation="thread") as device:
+        with pytest.RaisesGroup(GpuRefStale, KeyError):
+            await device.retry(both)
+
+
+@program
+async def test_it_can_be_cancelled_while_the_device_comes_back() -> None:
+    async with opened(backoff=AT_ONCE) as device:
+        flaky = Flaky(device, faults=9)
+        with trio.CancelScope() as scope:
+
+            async def cancel_in_between() -> float:
+                try:
+                    return await flaky(1.0)
+                finally:
+                    scope.cancel()
+
+            await device.retry(cancel_in_between)
+        assert scope.cancelled_caught
+        assert flaky.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "error", "message"),
+    [
+        (None, {}, TypeError, "retry takes an async function and its arguments, not NoneType"),
+        (lambda: 3, {}, TypeError, "retry takes an async function; .* returned 3"),
+        (trio.lowlevel.checkpoint, {"attempts": 0}, ValueError, "attempts must be positive"),
+        (trio.lowlevel.checkpoint, {"attempts": True}, TypeError, "attempts must be a whole"),
+        (trio.lowlevel.checkpoint, {"attempts": 1.0}, TypeError, "attempts must be a whole"),
+    ],
+)
+@program
+async def test_misuse(
+    function: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    async with opened(isolation="thread") as device:
+        with pytest.raises(error, match=message):
+            await device.retry(function, **options)
+
+
+@program
+async def test_a_call_in_place_of_a_function() -> None:
+    async def infer() -> None:
+        pytest.fail("called")
+
+    async with opened(isolation="thread") as device:
+        with pytest.raises(TypeError, match=r"coroutine: did you forget `await` before infer"):
+            await device.retry(infer())  # type: ignore[arg-type]

@@ -1,0 +1,130 @@
+"""What ``open_device`` is told is checked before anything is opened."""
+
+from __future__ import annotations
+
+import math
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import DeviceUnavailable, open_device
+from atomr_accel.actors import Backoff
+from atomr_accel.backends import _registry as registry
+from atomr_accel.device._context import MEMORY_LANE
+from atomr_accel.device._record import PROGRAMS
+from atomr_accel.device._settings import _LANES
+from atomr_accel.libraries import LANES
+from atomr_accel.libraries.blas import _checks as blas
+from atomr_accel.libraries.blaslt import _facade as blaslt
+from atomr_accel.libraries.dnn import _run as dnn
+from atomr_accel.libraries.fft import _cache as fft
+from atomr_accel.libraries.nvrtc import _facade as nvrtc
+from atomr_accel.libraries.rng import _draws as rng
+
+from ..harness import program
+
+NUMBERS = ("index", "max_restarts", "memory_limit", "pinned_limit", "stream_pool")
+SECONDS = ("restart_period", "op_deadline")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        *(
+            ({name: wrong}, TypeError, f"{name} must be a whole number")
+            for name in NUMBERS
+            for wrong in ("0", "2GiB", 1.5, 2.0, math.nan, math.inf, True, [1], 1j)
+        ),
+        *(
+            ({name: wrong}, TypeError, f"{name} must be a number of seconds, not ")
+            for name in SECONDS
+            for wrong in ("1", "5s", True, [1], 1j, b"1")
+        ),
+        *(
+            ({name: wrong}, ValueError, f"{name} must be positive and finite, not ")
+            for name in SECONDS
+            for wrong in (0, -1, math.nan, math.inf, -math.inf)
+        ),
+        *(
+            ({name: wrong}, ValueError, f"{name} must be positive, not {wrong}")
+            for name in ("memory_limit", "pinned_limit", "stream_pool")
+            for wrong in (0, -1)
+        ),
+        ({"max_restarts": -1}, ValueError, "max_restarts must be at least 0, not -1"),
+        ({"index": None}, TypeError, "index must be a whole number, not None"),
+        ({"backend": None}, TypeError, "backend must be a name, such as 'auto', not None"),
+        ({"backend": 0}, TypeError, "backend must be a name, such as 'auto', not 0, of type int"),
+        ({"isolation": "fibre"}, ValueError, "must be 'process' or 'thread', not 'fibre'"),
+        ({"isolation": True}, TypeError, "isolation must be 'process' or 'thread', not True"),
+        ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),
+        ({"backoff": 1.0}, TypeError, "backoff must be a Backoff, not 1.0"),
+        ({"standby": "yes"}, TypeError, "standby must be True, False or None, not 'yes'"),
+        ({"streams": "many"}, ValueError, "streams must be 'per_actor', 'pooled' or 'single'"),
+        ({"streams": None}, TypeError, "streams must be"),
+        ({"completion": "fast"}, ValueError, "completion must be 'polled', .* or 'callback', not"),
+        ({"completion": 1}, TypeError, "completion must be"),
+        ({"priorities": [("blas", 1)]}, TypeError, "priorities must map names of lanes to numbers"),
+        ({"priorities": {1: 1}}, TypeError, "a key is 1"),
+        ({"priorities": {"blass": 1}}, ValueError, "a lane 'blass'; the lanes are memory, blas, "),
+        ({"priorities": {"blas": "1"}}, TypeError, r"priorities\['blas'\] must be a whole number"),
+        ({"priorities": {"blas": True}}, TypeError, "must be a whole number, not True, of type b"),
+    ],
+)
+@program
+async def test_what_makes_no_sense_is_refused_at_once(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        async with open_device(**{"backend": "no such backend", **settings}):
+            pytest.fail("opened")
+
+
+@program
+async def test_what_makes_sense_is_not() -> None:
+    """All of it reaches the search for a backend."""
+    for settings in (
+        {"index": np.int32(1), "max_restarts": 0, "restart_period": 5, "op_deadline": 0.25},
+        {"memory_limit": np.int64(1 << 30), "pinned_limit": 1, "stream_pool": np.uint8(2)},
+        {"restart_period": np.float32(1), "standby": False, "backoff": Backoff()},
+        {"priorities": {"memory": -1, "run.mine": np.int8(2), "dnn-plans": 0}},
+    ):
+        with pytest.raises(DeviceUnavailable, match="no backend 'no such backend'"):
+            async with open_device(backend="no such backend", **settings):
+                pytest.fail("opened")
+
+
+async def an_index() -> int:
+    return 0
+
+
+@program
+async def test_a_forgotten_await_is_said_to_be_one() -> None:
+    with pytest.raises(TypeError, match=r"did you forget `await` before an_index\(\.\.\.\)\?"):
+        async with open_device(an_index()):  # type: ignore[arg-type]
+            pytest.fail("opened")
+
+
+def test_every_lane_can_have_a_priority() -> None:
+    specs = (
+        blas.LANE,
+        blaslt.LANE,
+        dnn.LANE,
+        dnn.PLANNER,
+        fft.LANE,
+        nvrtc.COMPILER,
+        nvrtc.KERNELS,
+        rng.LANE,
+    )
+    assert sorted(spec.name for spec in specs) == sorted(LANES)
+    assert sorted(_LANES) == sorted([MEMORY_LANE, *LANES, PROGRAMS.name, "run"])
+
+
+@program
+async def test_backends_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [EntryPoint(name, "x:y", registry.GROUP) for name in ("cpu", "cuda", "abacus")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    with pytest.raises(DeviceUnavailable) as info:
+        registry.find_backend("tpu")
+    assert str(info.value).endswith("expected one of 'auto', 'cpu', 'cuda', 'abacus'")
