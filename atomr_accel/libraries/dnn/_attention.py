@@ -621,7 +621,7 @@ class FlashAttention(Facade):
         batch, queries, heads, size = q.shape
         require(cache_seqlens, memory, "cache_seqlens", (_INT32,), (batch,))
         kv_heads, value_size = v_cache.shape[2:]
-        _same_sizes(q, k_cache, v_cache, batch, batch if block_table else k_cache.shape[0])
+        _same_sizes(q, k_cache, v_cache, batch, k_cache.shape[0] if block_table is None else batch)
         room = k_cache.shape[1] * (1 if block_table is None else _columns(block_table))
         keys = room if max_seqlen_k is None else whole(max_seqlen_k, "max_seqlen_k", 1, room)
         inputs = {"q": q, "k": k_cache, "v": v_cache}
