@@ -34,7 +34,7 @@ _WATCH_DIVISOR: Final = 8
 """A hung op is noticed within an eighth of the deadline after it."""
 
 
-_PROMPT_SECONDS: Final = 2.0
+_PROMPT_SECONDS: Final = 1.0
 """A host that has nothing to do answers sooner than this."""
 
 
