@@ -96,11 +96,13 @@ class Host:
         fds: list[int] = []
         try:
             body, brought = message.take()
-            request = self._decode(body)
-            if len(brought) != isinstance(request, BRING_DESCRIPTOR):
+            try:
+                request = self._decode(body)
+                if len(brought) != isinstance(request, BRING_DESCRIPTOR):
+                    raise ProtocolError(f"{len(brought)} descriptors came along with {request}")
+                reply = self._obey(request, brought, fds)
+            finally:
                 close_all(brought)
-                raise ProtocolError(f"{len(brought)} descriptors came along with {request}")
-            reply = self._obey(request, brought[0] if brought else -1, fds)
         except ProtocolError:
             raise
         except StickyFault as fault:
@@ -119,15 +121,19 @@ class Host:
         finally:
             close_all(fds)
 
-    def _obey(self, request: ControlRequest, fd: int, fds: list[int]) -> object:
+    def _obey(self, request: ControlRequest, brought: list[int], fds: list[int]) -> object:
+        """Do what is asked for.
+
+        Args:
+            request: what.
+            brought: the descriptors that came along; what is left there gets closed.
+            fds: gets those that go along with the reply, which are closed then.
+        """
         match request:
             case Open():
                 self._plan = request.plan
                 self._context = load(request.backend)(request.index, request.plan)
-                try:
-                    self._context.map_pinned(0, fd, request.staging_bytes)
-                finally:
-                    os.close(fd)
+                self._context.map_pinned(0, brought[0], request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
@@ -135,21 +141,19 @@ class Host:
                     if preload is not None:
                         preload()
             case OpenLane():
-                self._open_lane(request, socket.socket(fileno=fd))
+                sock = socket.socket(fileno=brought[0])
+                brought.clear()
+                self._open_lane(request, sock)
             case CreateSlab():
                 slab = self._context.create_slab(request.id, request.nbytes, sealed=request.sealed)
                 if slab >= 0:  # else the platform exports no memory
                     fds.append(slab)
             case MapSlab():
-                try:
-                    self._context.map_slab(request.id, fd, request.nbytes, sealed=request.sealed)
-                finally:
-                    os.close(fd)
+                self._context.map_slab(
+                    request.id, brought[0], request.nbytes, sealed=request.sealed
+                )
             case MapPinned():
-                try:
-                    self._context.map_pinned(request.id, fd, request.nbytes)
-                finally:
-                    os.close(fd)
+                self._context.map_pinned(request.id, brought[0], request.nbytes)
             case MapPointer():
                 self._context.map_pointer(request.id, request.pointer, request.nbytes)
             case CreateManaged():
