@@ -24,7 +24,7 @@ from atomr_accel.device import _context, _standby
 from atomr_accel.host import OpenLane
 from atomr_accel.lanes import HostHandle, _spawn
 from atomr_accel.libraries import LaneSpec
-from atomr_accel.testing import hang, kill_host, poison
+from atomr_accel.testing import kill_host, poison
 from tests.harness import (
     AT_ONCE,
     cpu_only,
@@ -261,7 +261,7 @@ async def test_a_process_forked_in_a_host_does_not_hide_its_end() -> None:
 
                 async def wait_for_ever() -> None:
                     with pytest.raises(ContextPoisoned):
-                        await hang(device)
+                        await device.run(time.sleep, 1000)
 
                 nursery.start_soon(wait_for_ever)
                 while not device.statistics().in_flight:
@@ -673,6 +673,7 @@ import os, signal, trio
 from atomr_accel import open_device
 from atomr_accel.device import _context
 
+@trio.lowlevel.enable_ki_protection
 async def interrupted(isolation):
     host = await start(isolation)
     os.killpg(0, signal.SIGINT)  # as a terminal does
