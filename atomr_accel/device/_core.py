@@ -242,6 +242,7 @@ class DeviceCore:
                 why = "its context ended by what another one would not mend"
             self._end = DeviceLost(f"{self.name} is lost: {why}; the last failure: {_told(cause)}")
             self._end.__cause__ = cause
+            self.memory.over = "is lost"
             self._opened.set()
         return self._end
 
@@ -256,7 +257,8 @@ class DeviceCore:
     def close(self) -> None:
         """The block of ``open_device`` is left: answer whoever still waits, free memory."""
         if self._end is None:
-            self._end = DeviceLost(f"{self.name} is closed: its 'async with' block was left")
+            self.memory.over = "is closed: its 'async with' block was left"
+            self._end = DeviceLost(f"{self.name} {self.memory.over}")
         self._context = None
         ports, self.ports = self.ports, {}
         end = self._end

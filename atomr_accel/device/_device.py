@@ -82,10 +82,12 @@ class DeviceStatistics:
 class Device(Data, Libraries):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
-    Its methods may be called from any task. Ops that share no buffer run concurrently;
-    those that do behave as if they ran in the order in which they were called.
+    Its methods may be called from any task of the ``trio.run`` that opened it; from another
+    thread, by ``trio.from_thread.run``. Ops that share no buffer run concurrently; those that
+    do behave as if they ran in the order in which they were called.
 
     Whatever is awaited may raise, beside its own errors:
+        RuntimeError: it was called in another thread.
         ContextPoisoned: the device failed while the op was in flight. It is being rebuilt.
         DeviceLost: the device is gone for good, or its block was left.
 

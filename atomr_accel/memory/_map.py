@@ -90,6 +90,7 @@ class MemoryMap:
         scopes: how many memory scopes are open.
         limit: bytes that all slabs together may have, if there is a limit.
         owner: the device, for the layer that knows devices.
+        over: once the device does not come back, what became of it.
     """
 
     owner: object
@@ -103,6 +104,7 @@ class MemoryMap:
         self.epoch = Epoch(0)
         self.sealed_epoch = Epoch(0)
         self.scopes = 0
+        self.over: str | None = None
         self._slabs: dict[int, Slab] = {}
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()

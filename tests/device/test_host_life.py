@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost, Unsupported
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Unsupported
 from atomr_accel.actors import Backoff
 from atomr_accel.device import _context, _standby
 from atomr_accel.host import OpenLane
@@ -475,6 +475,20 @@ async def test_a_loss_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     for lost in leaves(info.value):
         assert isinstance(lost, DeviceLost)
         assert "another one would not mend; the last failure: KeyError: 'odd'" in str(lost)
+
+
+@program
+async def test_refs_say_that_their_device_was_closed_or_lost() -> None:
+    async with opened() as device:
+        ref = await device.put(EYE)
+    with pytest.raises(GpuRefStale, match=r"of generation 1 of cpu:0, which is closed: its 'async"):
+        await device.get(ref)
+    with pytest.raises(BaseExceptionGroup):
+        async with opened(max_restarts=0) as device:
+            ref = await device.put(EYE)
+            await poison(device)
+    with pytest.raises(GpuRefStale, match=r"of generation 1 of cpu:0, which is lost"):
+        await device.get(ref)
 
 
 # --- other threads -----------------------------------------------------------------------
