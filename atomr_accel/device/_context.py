@@ -83,7 +83,7 @@ class Context:
         """Bring the context up, serve, and end with the fault that ended it."""
         self._begun = trio.current_time()
         self.host = await self._standby() or await start_host(self._core.isolation)
-        failures: BaseExceptionGroup[Any] | None = None
+        failures: ExceptionGroup[Any] | None = None
         up = False
         try:
             try:
@@ -157,9 +157,7 @@ class Context:
                 self.host.kill()
             raise
 
-    def _conclude(
-        self, failures: BaseExceptionGroup[Any], code: int | None, *, up: bool
-    ) -> Exception:
+    def _conclude(self, failures: ExceptionGroup[Any], code: int | None, *, up: bool) -> Exception:
         """The one error that tells why the context ended."""
         if self._fault is not None:
             return self._fault

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import msgspec
 import trio
@@ -342,7 +342,8 @@ def _command(control: int) -> tuple[str, ...]:
     else:
         flags += ["-E"] * sys.flags.ignore_environment + ["-s"] * sys.flags.no_user_site
     # What is no string there, such as a Path, Python ignores.
-    path = [entry for entry in sys.path if isinstance(entry, str) and "\0" not in entry]
+    entries: list[Any] = sys.path
+    path = [entry for entry in entries if isinstance(entry, str) and "\0" not in entry]
     return (sys.executable, *flags, "-c", _BOOT, str(control), str(os.getpid()), *path)
 
 

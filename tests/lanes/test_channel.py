@@ -81,7 +81,7 @@ def test_what_is_too_long_is_refused_before_anything_is_sent(pair: Pair) -> None
     with pytest.raises(ValueError, match=f"at most {MOST_BYTES} bytes"):
         send(pair[0], bytes(MOST_BYTES + 1))
     send(pair[0], b"x")
-    assert receive(pair[1]).take() == (b"x", [])
+    assert receive(pair[1]).take() == (bytearray(b"x"), [])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_descriptors_for_which_there_is_no_room_are_an_error(pair: Pair, room: i
         with pytest.raises(OSError, match=f"2 came along .* room for {room}") as info:
             message.take()
     assert info.value.errno == errno.EMFILE
-    assert receive(pair[1]).take() == (b"y", [])  # the next message is not touched by it
+    assert receive(pair[1]).take() == (bytearray(b"y"), [])  # the next message is not touched by it
 
 
 @pytest.mark.parametrize("data", [b"", head(5, 1), head(5, 1) + b"abc"])

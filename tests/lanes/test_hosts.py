@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -52,7 +53,7 @@ class Peer:
         ours, self.sock = socket.socketpair()
         ours.setblocking(False)
         self.ended, self.pidfd = socket.socketpair()
-        self.process: Any = Silent()
+        self.process = cast("Any", Silent())
         self.host = HostHandle(ours, process=self.process, pidfd=self.pidfd.detach())
 
     def hear(self) -> ControlRequest:
@@ -119,7 +120,7 @@ def test_who_is_cancelled_need_not_wait_long(peer: Peer) -> None:
 
 @program
 async def test_a_request_is_followed_to_its_reply(peer: Peer) -> None:
-    got = []
+    got: list[tuple[object, int]] = []
     fd = peer.sock.fileno()
 
     async def ask() -> None:
@@ -142,7 +143,7 @@ async def test_a_request_is_followed_to_its_reply(peer: Peer) -> None:
 
 
 def test_ctrl_c_waits_until_what_was_made_has_its_place(peer: Peer) -> None:
-    got = []
+    got: list[tuple[object, int]] = []
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -317,13 +318,8 @@ async def test_hosts_start_with_the_terminals_interrupt_blocked() -> None:
     """Until it has said that it ignores it, the signal would end it."""
     reader, writer = os.pipe()
     command = ("grep", "SigBlk", "/proc/self/status")
-    monkeyed = subprocess.Popen
-
-    def piped(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
-        return monkeyed(*args, stdout=writer, **options)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", piped)
+        patch.setattr(subprocess, "Popen", partial(subprocess.Popen, stdout=writer))
         process, pidfd = await _spawner.spawner.spawn(command, ())
     os.close(writer)
     with os.fdopen(reader) as file:
