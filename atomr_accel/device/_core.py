@@ -480,8 +480,7 @@ class DeviceCore:
         context = await self.ready()
         unmapped, self.memory.unmapped = self.memory.unmapped, []
         try:
-            with trio.CancelScope(shield=True):
-                await context.host.request(UnmapSlabs(unmapped))
+            await context.host.request(UnmapSlabs(unmapped), required=True)
         except (HostDied, StickyFault):
             context.report_dead()
 
@@ -491,8 +490,7 @@ class DeviceCore:
         trimmed = self.memory.trim()
         if trimmed:
             # They are off the map: the host must hear of it, whoever is cancelled.
-            with trio.CancelScope(shield=True):
-                await context.host.request(UnmapSlabs(trimmed))
+            await context.host.request(UnmapSlabs(trimmed), required=True)
         await self.exports.sweep()
 
     async def _add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:

@@ -113,7 +113,9 @@ class HostHandle:
         return self._process.pid if self._process else None
 
     @trio.lowlevel.enable_ki_protection
-    async def request(self, request: ControlRequest, fd: int = -1) -> tuple[ControlReply, int]:
+    async def request(
+        self, request: ControlRequest, fd: int = -1, *, required: bool = False
+    ) -> tuple[ControlReply, int]:
         """Ask the host for something; its reply, and the descriptor that came along or -1.
 
         A descriptor that the host has sent and that did not arrive is an error, never -1.
@@ -121,6 +123,11 @@ class HostHandle:
         Once sent, a request is followed to its reply even if the caller is cancelled: what
         it makes must not be lost. That is bounded: a host that has not answered after
         ``ANSWER_SECONDS``, or ``GRACE_SECONDS`` after the caller was cancelled, is killed.
+
+        Args:
+            request: what to ask for.
+            fd: a descriptor that goes along; it stays the caller's.
+            required: the host must hear of it even if the caller is cancelled already.
 
         Raises:
             HostDied: the host is gone.
@@ -131,8 +138,21 @@ class HostHandle:
             ValueError: the request is too long to be sent.
         """
         outgoing = Outgoing(encoder.encode(request), [fd] if fd >= 0 else [])
-        async with self._lock:
-            reply, fds = await self._ask(type(request).__name__, outgoing)
+        name = type(request).__name__
+        try:
+            await self._lock.acquire()
+        except trio.Cancelled:
+            if not required:
+                raise
+            with trio.move_on_after(GRACE_SECONDS, shield=True) as scope:
+                await self._lock.acquire()
+            if scope.cancelled_caught:
+                self._give_up(f"was killed, because it was too busy for {name}")
+                raise
+        try:
+            reply, fds = await self._ask(name, outgoing)
+        finally:
+            self._lock.release()
         if len(fds) > isinstance(request, FETCH_DESCRIPTOR):
             close_all(fds)
             raise self._give_up(f"was killed, because it sent {len(fds)} descriptors uncalled for")

@@ -421,7 +421,7 @@ async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> Non
                     context.host.kill()  # noqa: B023
                 return await start(request, fd)  # noqa: B023
 
-            context.host.request = killed  # type: ignore[method-assign]
+            context.host.request = killed  # type: ignore[method-assign, assignment]
             with pytest.raises(ContextPoisoned, match="starting lane 'fft'"):
                 await open_a_lane(device)
         await open_a_lane(device)

@@ -142,6 +142,43 @@ async def test_a_request_is_followed_to_its_reply(peer: Peer) -> None:
     assert not peer.process.kills
 
 
+@program
+async def test_what_is_required_is_asked_for_by_cancelled_callers_too(peer: Peer) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        with pytest.raises(trio.Cancelled):
+            await peer.host.request(Preload(["not this"]))
+        async with trio.open_nursery() as nursery:
+            nursery.cancel_scope.shield = True
+            nursery.start_soon(peer.host.request, Preload(["nor this"]))
+            await trio.testing.wait_all_tasks_blocked()
+            send(peer.sock, encoder.encode(Done()))
+        send(peer.sock, encoder.encode(Done()))
+        await peer.host.request(UnmapSlabs([1]), required=True)
+    assert [peer.hear(), peer.hear()] == [Preload(["nor this"]), UnmapSlabs([1])]
+    assert not peer.process.kills
+
+
+def test_what_is_required_holds_nobody_up_either(peer: Peer) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def first() -> None:
+                with pytest.raises(HostDied):
+                    await peer.host.request(Preload([]))
+
+            nursery.start_soon(first)
+            await trio.testing.wait_all_tasks_blocked()
+            begun = trio.current_time()
+            with trio.move_on_after(1) as scope:
+                await peer.host.request(UnmapSlabs([1]), required=True)
+            assert scope.cancelled_caught
+            assert trio.current_time() - begun == pytest.approx(1 + _spawn.GRACE_SECONDS)
+
+    Jumping().run(main)
+    assert peer.process.kills
+
+
 def test_ctrl_c_waits_until_what_was_made_has_its_place(peer: Peer) -> None:
     got: list[tuple[object, int]] = []
 
