@@ -10,7 +10,9 @@ import gc
 import inspect
 import os
 import queue
+import resource
 import threading
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
@@ -179,6 +181,26 @@ def _held(device: Device) -> int:
 def descriptors() -> int:
     """How many descriptors this process has."""
     return len([*Path("/proc/self/fd").iterdir()])
+
+
+@contextmanager
+def no_descriptors(left: int = 0) -> Iterator[None]:
+    """This process can open no more than ``left`` further descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + left, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(left):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
 
 
 class Tensor:

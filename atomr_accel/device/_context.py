@@ -6,17 +6,19 @@ nursery does). Whatever ends it ends its host too; the supervisor then starts an
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import socket
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
 from .._errors import AccelError, ContextPoisoned, DeviceLost, DeviceUnavailable, KernelHung
-from ..host import MapSlab, Open, Opened, OpenLane, Probe, StickyFault
+from ..host import MapSlab, Open, Opened, OpenLane, Preload, Probe, StickyFault
 from ..lanes import HostDied, HostHandle, Port, describe_exit, start_host, uninterrupted
 from ..libraries import LaneSpec
-from ._core import Startup
+from ._core import Startup, taken_down
 
 if TYPE_CHECKING:
     from ..host import DeviceInfo, Fault
@@ -30,6 +32,29 @@ _LAUNCH_TIMEOUT: Final = 702
 
 _WATCH_DIVISOR: Final = 8
 """A hung op is noticed within an eighth of the deadline after it."""
+
+
+_PROMPT_SECONDS: Final = 1.0
+"""A host that has nothing to do answers sooner than this."""
+
+
+_log = logging.getLogger("atomr_accel.device")
+
+
+@final
+class _Start:
+    """A lane that is being started.
+
+    Attributes:
+        done: set when it has started or will not.
+        error: why it will not, where that is all there is to it.
+    """
+
+    __slots__ = ("done", "error")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: Exception | None = None
 
 
 @final
@@ -47,25 +72,27 @@ class Context:
         self._core = core
         self._ports: dict[str, Port] = {}
         self._opening = trio.Lock()
+        self._starts: dict[str, _Start] = {}
+        self._starting: str | None = None
         self._fault: ContextPoisoned | None = None
         self._dead = trio.Event()
         self._ended = trio.Event()
         self._nursery: trio.Nursery
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Bring the context up, serve, and end with the fault that ended it."""
         self._begun = trio.current_time()
-        standby = self._core.standby.take() if self._core.standby else None
-        if standby is not None and not standby.alive:
-            await standby.close()
-            standby = None
-        self.host = standby or await start_host(self._core.isolation)
-        failures: BaseExceptionGroup[Any] | None = None
+        self.host = await self._standby() or await start_host(self._core.isolation)
+        failures: ExceptionGroup[Any] | None = None
         up = False
         try:
             try:
-                async with trio.open_nursery() as self._nursery:
-                    self._nursery.start_soon(self._core.bury)
+                # A group, also for programs that have told trio to raise single errors bare.
+                async with trio.open_nursery(strict_exception_groups=True) as self._nursery:
+                    for host in self._core.dying:
+                        self._nursery.start_soon(self._core.bury, host)
+                    self._nursery.start_soon(self._watch_host)
                     self._nursery.start_soon(self._end_when_dead)
                     info = await self._bring_up()
                     self._core.attach(self, self._ports, info)
@@ -74,17 +101,15 @@ class Context:
                     up = True
                     task_status.started()
             except BaseExceptionGroup as group:
-                failures, rest = group.split((AccelError, StickyFault))
-                if rest is not None and self._core.closing:
-                    # Cancelled; that it failed too no longer matters.
+                failures, rest = group.split(Exception)
+                if rest is not None:
+                    # Cancelled, or interrupted; that it failed too no longer matters.
                     raise rest from None
-                if failures is None or rest is not None:
-                    raise
-            code = None
-            if self._fault is None and failures is not None and failures.subgroup(HostDied):
-                # Its exit code tells best why it died, so let it finish dying.
-                code = await self.host.close(dying=True)
             if failures is not None:
+                code = None
+                if self._fault is None and failures.subgroup(HostDied):
+                    # Its exit code tells best why it died, so let it finish dying.
+                    code = await self.host.close(dying=True)
                 raise self._conclude(failures, code, up=up)
         finally:
             # Tearing down a GPU's context takes the kernel a while; the next host need not
@@ -97,23 +122,69 @@ class Context:
             self._core.forget(self)
             self._ended.set()
 
-    def _conclude(
-        self, failures: BaseExceptionGroup[Any], code: int | None, *, up: bool
-    ) -> Exception:
+    async def _standby(self) -> HostHandle | None:
+        """The host that is kept warm, if there is one and it answers."""
+        standby = self._core.standby
+        if standby is None:
+            return None
+        was_warm = standby.warm
+        host = standby.take()
+        if host is None:
+            return None
+        good = False
+        try:
+            if was_warm:  # it has nothing to do, so it answers at once
+                with trio.move_on_after(_PROMPT_SECONDS):
+                    await host.request(Preload([]))
+                    good = True
+            else:
+                good = host.alive
+        except (AccelError, OSError):
+            pass  # the reason why it is not taken
+        finally:
+            if not good:
+                host.kill()
+                self._core.dying.append(host)
+        return host if good else None
+
+    async def _watch_host(self) -> None:
+        """The context ends with its host, and the host with its context."""
+        try:
+            await self.host.wait_ended()
+            self.report_dead()
+        except trio.Cancelled:
+            # Nobody needs its answers any more. If it was ending, its exit code is to tell why.
+            if not self.dying:
+                self.host.kill()
+            raise
+
+    def _conclude(self, failures: ExceptionGroup[Any], code: int | None, *, up: bool) -> Exception:
         """The one error that tells why the context ended."""
         if self._fault is not None:
             return self._fault
-        first = _leaves(failures)[0]
-        for error in _leaves(failures):
-            if not isinstance(error, HostDied):
-                first = error
+        errors = sorted(_leaves(failures), key=_is_echo)
+        for error in errors:
+            if not isinstance(error, (AccelError, StickyFault, OSError, MemoryError)):
+                return failures  # nothing that happens to devices: show all of it
+        first = errors[0]
+        name, starting = self._core.name, self._starting
+        where = f"starting lane {starting!r}" if starting is not None else "opening the context"
+        if isinstance(first, (HostDied, StickyFault)) and starting is not None:
+            crashed = isinstance(first, HostDied) and code != -signal.SIGKILL
+            self._core.blame(starting, crashed=crashed or self.host.reason is not None)
         if isinstance(first, StickyFault):
-            return self._poison(first.status, first.status_name, str(first), "opening the context")
+            return self._poison(first.status, first.status_name, str(first), where)
         if isinstance(first, HostDied):
-            how = describe_exit(code)
-            if not up:
-                return DeviceUnavailable(f"the host of {self._core.name} {how} while it started")
-            return self._poison(code or 0, how, f"the host of {self._core.name} {how}", "idle")
+            how = self.host.reason or describe_exit(code)
+            if up:
+                where = "idle" if starting is None else where
+                return self._poison(code or 0, how, f"the host of {name} {how}", where)
+            return DeviceUnavailable(
+                f"the host of {name} {how} while it started"
+                + (f" ({where})" if starting is not None else "")
+            )
+        if up:
+            return self._poison(0, type(first).__name__, str(first), "idle")
         return first
 
     def _poison(self, status: int, status_name: str, message: str, op: str) -> ContextPoisoned:
@@ -172,9 +243,11 @@ class Context:
             await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
         remapped = trio.current_time()
         memory = LaneSpec(MEMORY_LANE, {core.backend: core.backend_description.memory})
-        core.add_lane(memory, 0)
+        core.add_lane(memory)
+        await self._start_lane(memory)
         for spec, _ in list(core.lanes.values()):
-            await self._start_lane(spec)
+            if spec.name != MEMORY_LANE:
+                await self._start_again(spec)
         pattern = os.urandom(256)
         probe = core.submit(self._ports[MEMORY_LANE], "probe", Probe(pattern))
         if await probe.wait() != pattern:
@@ -190,24 +263,66 @@ class Context:
         return reply.info
 
     async def open_lane(self, spec: LaneSpec) -> Port | None:
-        """Start a lane; None if the context ended meanwhile."""
-        async with self._opening:
-            if spec.name not in self._ports and self._core.context is self:
-                try:
-                    await self._start_lane(spec)
-                except HostDied:
-                    self.report_dead()
-                except StickyFault as fault:
-                    where = f"opening {spec.name}"
-                    self._poison(fault.status, fault.status_name, str(fault), where)
-                    self.report_dead()
+        """Start a lane; None if the context ended meanwhile, or somebody else's start failed.
+
+        It is started by the context, so that the host need not be killed where a caller is
+        cancelled that has asked for what takes long.
+
+        Raises:
+            ContextPoisoned: this very start has ended the context.
+            Exception: what the host raised.
+        """
+        start = self._starts.get(spec.name)
+        mine = start is None
+        if start is None:
+            start = self._starts[spec.name] = _Start()
+            self._nursery.start_soon(self._open_lane, spec, start)
+        await start.done.wait()
+        if start.error is not None and mine:
+            raise start.error
+        if self.dying:
+            await self.wait_ended()
+            if self._starting == spec.name and self._fault is not None:
+                raise taken_down(f"starting lane {spec.name!r}", self._fault)
         return self._core.ports.get(spec.name)
+
+    async def _open_lane(self, spec: LaneSpec, start: _Start) -> None:
+        try:
+            async with self._opening:
+                await self._start_lane(spec)
+        except (trio.Cancelled, HostDied):
+            self.report_dead()
+            raise
+        except StickyFault as fault:
+            self._core.blame(spec.name, crashed=False)
+            where = f"starting lane {spec.name!r}"
+            self._poison(fault.status, fault.status_name, str(fault), where)
+            self.report_dead()
+        except Exception as error:  # noqa: BLE001 (raised where the lane was asked for)
+            self._starting = None
+            start.error = error
+        finally:
+            self._starts.pop(spec.name)
+            start.done.set()
+
+    async def _start_again(self, spec: LaneSpec) -> None:
+        """Start a lane that was in use; without one that cannot be had the device goes on."""
+        try:
+            await self._start_lane(spec)
+        except (HostDied, StickyFault):
+            raise
+        except Exception as error:  # noqa: BLE001 (whoever uses the lane next gets it)
+            _log.warning("%s: lane %r does not start: %r", self._core.name, spec.name, error)
+            self._starting = None
+            self._core.drop_lane(spec.name)
 
     async def _start_lane(self, spec: LaneSpec) -> None:
         core = self._core
         executor = spec.executors[core.backend]
-        index = core.lanes[spec.name][1] if spec.name in core.lanes else len(core.lanes)
+        index = core.lane_number(spec.name)
         ours, theirs = socket.socketpair()
+        # Left as it is where the host does not survive this: then it is what tells why.
+        self._starting = spec.name if spec.name != MEMORY_LANE else None
         try:
             await self.host.request(
                 OpenLane(spec.name, index, executor, spec.ways), theirs.fileno()
@@ -217,8 +332,10 @@ class Context:
             raise
         finally:
             theirs.close()
+        self._starting = None
+        core.crashes.pop(spec.name, None)
         ours.setblocking(False)
-        core.add_lane(spec, index)
+        core.add_lane(spec)
         port = self._ports[spec.name] = Port(spec.name, index, ours, core.in_flight)
         self._nursery.start_soon(self._run_lane, port, name=f"{core.name} lane {spec.name}")
 
@@ -256,6 +373,11 @@ class Context:
 def _not_finished(op: Op) -> DeviceLost:
     """For what is in flight where no fault ends the context: the device's block was left."""
     return DeviceLost(f"{op.name} did not finish: the device's 'async with' block was left")
+
+
+def _is_echo(error: Exception) -> bool:
+    """Whether it only tells that the host is gone, which other errors tell the cause of."""
+    return isinstance(error, HostDied)
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[Exception]:

@@ -6,18 +6,20 @@ attaches itself when its host is good, and is detached the moment it is not.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
 from .._dtypes import as_dtype
-from .._errors import ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
+from .._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
 from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
 from ..memory import GpuRef, Kept, MemoryMap, Release, Slab, as_shape
@@ -43,6 +45,13 @@ Shape = int | tuple[int, ...]
 
 _MOST_RELEASED: Final = 4
 """How much the host is told to let go of with one op."""
+
+_SHORTAGES: Final = frozenset(
+    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
+)
+
+_MOST_CRASHES: Final = 2
+"""Another host is not spent on a lane that has cost so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,8 @@ class DeviceCore:
         being_sealed: how many callers are sealing each block.
         in_flight: every op that is not answered, by sequence number.
         info: what the device said of itself when it was opened last.
-        lanes: the lanes ever used, with their numbers; a rebuild opens them again.
+        lanes: the lanes in use, with their numbers; a rebuild opens them again.
+        crashes: how many hosts in a row have crashed as they started a lane.
         standby: keeps a host warm for the next rebuild, if there is one.
         dying: hosts that were killed and may not have ended yet; see ``bury``.
     """
@@ -116,6 +126,8 @@ class DeviceCore:
         self.in_flight: Final[dict[int, Op]] = {}
         self.dropped: Final[deque[tuple[Epoch | None, Release]]] = deque()
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
+        self.crashes: Final[Counter[str]] = Counter()
+        self._lane_numbers: Final[dict[str, int]] = {}
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
         self.standby: Standby | None = None
@@ -125,8 +137,11 @@ class DeviceCore:
         self.last_fault: ContextPoisoned | None = None
         self.memory.bump()
         self._backend = backend
+        self._thread = get_ident()
+        self._thread_name = current_thread().name
         self._sequence = 0
         self._context: Context | None = None
+        self._failing: Context | None = None
         self._opened = trio.Event()
         self._bumped = trio.Event()
         self._end: DeviceLost | None = None
@@ -153,7 +168,24 @@ class DeviceCore:
     @property
     def context(self) -> Context | None:
         """The context actor that is attached, if one is."""
+        if get_ident() != self._thread:
+            raise self._elsewhere()
         return self._context
+
+    @property
+    def host_pid(self) -> int | None:
+        """The host's process id, if there is a context and it has one."""
+        return self._context.host.pid if self._context is not None else None
+
+    def _elsewhere(self) -> RuntimeError:
+        # An answer would wake a task of another loop, or find none: refused before anything
+        # has happened.
+        return RuntimeError(
+            f"{self.name} was opened by the trio.run of thread {self._thread_name!r} and is used "
+            f"in thread {current_thread().name!r}; call it in its own: "
+            "trio.from_thread.run(device.put, array, trio_token=token), with the token of that "
+            "run: trio.lowlevel.current_trio_token()"
+        )
 
     @property
     def state(self) -> str:
@@ -179,7 +211,7 @@ class DeviceCore:
         """
         if self._context is None:
             return
-        self._context = None
+        self._failing, self._context = self._context, None
         ports, self.ports = self.ports, {}
         self._opened = trio.Event()
         self.faults += 1
@@ -195,6 +227,8 @@ class DeviceCore:
 
     def forget(self, context: Context) -> None:
         """A context is over, with or without a fault."""
+        if self._failing is context:
+            self._failing = None
         if self._context is context:
             self._context = None
             self.ports = {}
@@ -209,17 +243,29 @@ class DeviceCore:
                     'a sticky fault poisons the whole process, so under isolation="thread" '
                     'it is final; isolation="process" survives it'
                 )
-            else:
+            elif self.isolation == "process" and is_passing(cause):
                 why = "its context failed more often than its restart intensity allows"
-            self._end = DeviceLost(f"{self.name} is lost: {why}; the last failure: {cause}")
+            else:
+                why = "its context ended by what another one would not mend"
+            self._end = DeviceLost(f"{self.name} is lost: {why}; the last failure: {_told(cause)}")
             self._end.__cause__ = cause
+            self.memory.over = "is lost"
             self._opened.set()
         return self._end
+
+    async def verdict(self) -> None:
+        """Wait until it is decided what becomes of the device, if its context is failing."""
+        context = self._failing
+        if context is None and self._context is not None and self._context.dying:
+            context = self._context
+        if context is not None:
+            await context.wait_ended()
 
     def close(self) -> None:
         """The block of ``open_device`` is left: answer whoever still waits, free memory."""
         if self._end is None:
-            self._end = DeviceLost(f"{self.name} is closed: its 'async with' block was left")
+            self.memory.over = "is closed: its 'async with' block was left"
+            self._end = DeviceLost(f"{self.name} {self.memory.over}")
         self._context = None
         ports, self.ports = self.ports, {}
         end = self._end
@@ -234,16 +280,30 @@ class DeviceCore:
         self.copiers.shutdown(wait=False)
         self.pinned.close()
 
-    async def bury(self) -> None:
-        """Wait until the hosts that were killed have ended."""
-        while self.dying:
-            host = self.dying[-1]
-            await host.close()
+    async def bury(self, host: HostHandle) -> None:
+        """Wait until a host that was killed has ended; then nothing touches its memory."""
+        await host.wait_ended()
+        self._buried(host)
+
+    async def bury_all(self) -> None:
+        """Wait until the hosts that were killed have ended, as long as that makes sense."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for host in self.dying:
+                    nursery.start_soon(host.close)
+        for host in list(self.dying):
+            if host.ended:
+                self._buried(host)
+            else:
+                host.abandon()
+
+    def _buried(self, host: HostHandle) -> None:
+        if host in self.dying:
             self.dying.remove(host)
-            over = [callback for dead, callback in self.quarantined if dead is host]
-            self.quarantined = [entry for entry in self.quarantined if entry[0] is not host]
-            for callback in over:
-                callback()
+        over = [callback for dead, callback in self.quarantined if dead is host]
+        self.quarantined = [entry for entry in self.quarantined if entry[0] is not host]
+        for callback in over:
+            callback()
 
     async def ready(self) -> Context:
         """Wait until there is a good context.
@@ -251,6 +311,8 @@ class DeviceCore:
         Raises:
             DeviceLost: there will be none.
         """
+        if get_ident() != self._thread:
+            raise self._elsewhere()
         while True:
             if self._end is not None:
                 await trio.lowlevel.checkpoint_if_cancelled()
@@ -276,12 +338,33 @@ class DeviceCore:
         lanes = {spec.executors[self.backend] for spec, _ in self.lanes.values()}
         return {self._backend.context, *lanes}
 
-    def add_lane(self, spec: LaneSpec, index: int) -> None:
+    def lane_number(self, name: str) -> int:
+        """The number of a lane in dependencies: always the same, and no other lane's."""
+        return self._lane_numbers.setdefault(name, len(self._lane_numbers))
+
+    def add_lane(self, spec: LaneSpec) -> None:
         """Note that a lane is in use."""
         if spec.name not in self.lanes:
-            self.lanes[spec.name] = (spec, index)
+            self.lanes[spec.name] = (spec, self.lane_number(spec.name))
             if self.standby is not None:
                 self.standby.changed()
+
+    def drop_lane(self, name: str) -> None:
+        """A rebuild does without the lane; its next user starts it, or gets the reason."""
+        if self.lanes.pop(name, None) is not None and self.standby is not None:
+            self.standby.changed()
+
+    def blame(self, name: str, *, crashed: bool) -> None:
+        """A host did not survive the start of a lane.
+
+        Args:
+            name: the lane.
+            crashed: whether that was the host's own doing. One that was killed from outside
+                tells nothing of the lane.
+        """
+        self.drop_lane(name)
+        if crashed:
+            self.crashes[name] += 1
 
     @contextmanager
     def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:
@@ -306,6 +389,12 @@ class DeviceCore:
             if port is None:
                 if self.backend not in lane.executors:
                     raise Unsupported(f"{lane.name} has no executor for backend {self.backend!r}")
+                if self.crashes[lane.name] >= _MOST_CRASHES:
+                    raise Unsupported(
+                        f"lane {lane.name!r} of {self.name} is not started any more: "
+                        f"{_MOST_CRASHES} hosts in a row have crashed as they started it; the "
+                        f"last fault: {self.last_fault}"
+                    )
                 port = await context.open_lane(lane)
             if port is not None:
                 return port
@@ -319,6 +408,8 @@ class DeviceCore:
         writes: Iterable[Any] = (),
     ) -> Op:
         """Put an op in its place in the program's order."""
+        if get_ident() != self._thread:
+            raise self._elsewhere()
         self._sequence = sequence = self._sequence + 1
         op = Op(port, sequence, name, message, reads, writes)
         port.submit(op)
@@ -355,7 +446,7 @@ class DeviceCore:
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """An uninitialised buffer, or None where making it takes a wait."""
-        if self._context is None:
+        if self.context is None:
             return None
         block = self.memory.allocate(nbytes)
         return None if block is None else GpuRef(block, shape, dtype, nbytes)
@@ -422,8 +513,7 @@ class DeviceCore:
         context = await self.ready()
         unmapped, self.memory.unmapped = self.memory.unmapped, []
         try:
-            with trio.CancelScope(shield=True):
-                await context.host.request(UnmapSlabs(unmapped))
+            await context.host.request(UnmapSlabs(unmapped), required=True)
         except (HostDied, StickyFault):
             context.report_dead()
 
@@ -433,8 +523,7 @@ class DeviceCore:
         trimmed = self.memory.trim()
         if trimmed:
             # They are off the map: the host must hear of it, whoever is cancelled.
-            with trio.CancelScope(shield=True):
-                await context.host.request(UnmapSlabs(trimmed))
+            await context.host.request(UnmapSlabs(trimmed), required=True)
         await self.exports.sweep()
 
     async def _add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
@@ -477,6 +566,22 @@ class DeviceCore:
             in_use=found.used,
             largest_free=found.largest_free,
         )
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether a context that ended so may be followed by one that does not.
+
+    Faults are, and so is a lack of memory, processes, threads or descriptors.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _SHORTAGES
+    return isinstance(error, (AccelError, MemoryError))
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return f"{error.message}: " + "; ".join(map(_told, error.exceptions))
+    return str(error) if isinstance(error, AccelError) else f"{type(error).__name__}: {error}"
 
 
 def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:

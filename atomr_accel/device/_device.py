@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .._errors import (
-    ContextPoisoned,
-    CpuFallbackWarning,
-    DeviceUnavailable,
-    OutOfMemory,
-)
+from .._errors import CpuFallbackWarning, DeviceUnavailable
 from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends import find_backend
 from ..lanes import uninterrupted
@@ -24,7 +19,7 @@ from ..libraries import CALLED, Libraries
 from ..memory import MemoryScope
 from ._batch import Batch
 from ._context import Context
-from ._core import DeviceCore, Startup
+from ._core import DeviceCore, Startup, is_passing
 from ._data import Data
 from ._event import Event
 from ._exports import Exports
@@ -89,10 +84,12 @@ class DeviceStatistics:
 class Device(Data, Libraries):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
-    Its methods may be called from any task. Ops that share no buffer run concurrently;
-    those that do behave as if they ran in the order in which they were called.
+    Its methods may be called from any task of the ``trio.run`` that opened it; from another
+    thread, by ``trio.from_thread.run``. Ops that share no buffer run concurrently; those that
+    do behave as if they ran in the order in which they were called.
 
     Whatever is awaited may raise, beside its own errors:
+        RuntimeError: it was called in another thread.
         ContextPoisoned: the device failed while the op was in flight. It is being rebuilt.
         DeviceLost: the device is gone for good, or its block was left.
 
@@ -287,7 +284,7 @@ class Device(Data, Libraries):
             generation=self.generation,
             faults=core.faults,
             last_fault=str(core.last_fault) if core.last_fault else None,
-            host_pid=core.context.host.pid if core.context else None,
+            host_pid=core.host_pid,
             in_flight=len(core.in_flight),
             memory=core.memory.statistics(),
             transfers=tuple(
@@ -435,13 +432,14 @@ async def open_device(
                         await supervisor.start_child(ChildSpec("standby", core.standby.run))
                     try:
                         yield Device(core, supervisor)
+                        await core.verdict()
                     finally:
                         core.closing = True
                     return
         finally:
             core.close()
             with trio.CancelScope(shield=True):
-                await core.bury()
+                await core.bury_all()
                 await core.exports.close()
     assert unavailable is not None
     raise unavailable
@@ -455,10 +453,10 @@ for _called in (*CALLED, MemoryScope):
 async def _run_context(core: DeviceCore, *, task_status: trio.TaskStatus[None]) -> None:
     try:
         await Context(core).run(task_status=task_status)
-    except ContextPoisoned:
+    except Exception as error:
         # A device that is being closed needs no other context. Nothing is hidden by this:
         # whatever was in flight has had the fault for its answer.
-        if not core.closing:
+        if not (core.closing and is_passing(error)):
             raise
 
 
@@ -467,9 +465,7 @@ def _candidates(backend: str) -> list[Backend]:
 
 
 def _decide(error: BaseException) -> Directive:
-    if isinstance(error, (ContextPoisoned, DeviceUnavailable, OutOfMemory)):
-        return Directive.RESTART
-    return Directive.ESCALATE
+    return Directive.RESTART if is_passing(error) else Directive.ESCALATE
 
 
 def _decide_final(_error: BaseException) -> Directive:

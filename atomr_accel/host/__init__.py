@@ -23,6 +23,7 @@ from ._load import load
 from ._memory import Advise, Attach, Copy, Fill, Prefetch, Probe, Protect, Unprotect
 from ._protocol import Executor, Fusion, HostContext, StickyFault, Stream
 from ._wire import (
+    FETCH_DESCRIPTOR,
     WITHDRAWN,
     Bunch,
     ControlReply,
@@ -56,6 +57,7 @@ from ._wire import (
 __all__ = [
     "CPU",
     "CUDA",
+    "FETCH_DESCRIPTOR",
     "OFFSET_MASK",
     "ON_GPU",
     "ON_HOST",

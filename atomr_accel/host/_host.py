@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import signal
 import socket
@@ -18,9 +17,11 @@ from typing import TYPE_CHECKING, Final, final
 
 import msgspec
 
+from ._channel import ProtocolError, close_all, receive, send
 from ._load import load
 from ._protocol import StickyFault
 from ._wire import (
+    BRING_DESCRIPTOR,
     ControlRequest,
     CreateManaged,
     CreateSlab,
@@ -43,11 +44,9 @@ from ._worker import Lane, Way
 if TYPE_CHECKING:
     from ._protocol import HostContext
 
-CONTROL_BYTES: Final = 1 << 16
-"""Largest control message; they are small."""
-
 _SWITCH_SECONDS: Final = 50e-6
 
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_TIMERSLACK: Final = 29
 
 
@@ -73,10 +72,7 @@ class Host:
         """Answer requests until the other end closes."""
         try:
             while True:
-                data, fds, _, _ = socket.recv_fds(self._control, CONTROL_BYTES, 1)
-                if not data:
-                    return
-                self._answer(self._decode(data), fds[0] if fds else -1)
+                self._answer()
         except ConnectionError:
             return
         finally:
@@ -93,28 +89,51 @@ class Host:
             with contextlib.suppress(StickyFault):  # nothing of a broken context can be released
                 self._context.close()
 
-    def _answer(self, request: ControlRequest, fd: int) -> None:
+    def _answer(self) -> None:
+        """Receive a request, and answer it."""
+        message = receive(self._control)
         reply: object
         fds: list[int] = []
         try:
-            reply = self._obey(request, fd, fds)
+            body, brought = message.take()
+            try:
+                request = self._decode(body)
+                if len(brought) != isinstance(request, BRING_DESCRIPTOR):
+                    raise ProtocolError(f"{len(brought)} descriptors came along with {request}")
+                reply = self._obey(request, brought, fds)
+            finally:
+                close_all(brought)
+        except ProtocolError:
+            raise
         except StickyFault as fault:
             reply = Fault(0, fault.status, fault.status_name, str(fault))
-        except Exception as error:  # noqa: BLE001 - it is the reply
+        except BaseException as error:  # noqa: BLE001 - it is the reply
             reply = pack_exception(0, error)
-        socket.send_fds(self._control, [encoder.encode(reply)], fds)
-        for sent in fds:
-            os.close(sent)
+        try:
+            try:
+                send(self._control, encoder.encode(reply), fds)
+            except ConnectionError:
+                raise
+            except (OSError, ValueError) as error:
+                # Too many descriptors are on their way, or the reply is too long: nothing of
+                # it was sent. What was made for it is closed below.
+                send(self._control, encoder.encode(pack_exception(0, error)))
+        finally:
+            close_all(fds)
 
-    def _obey(self, request: ControlRequest, fd: int, fds: list[int]) -> object:
+    def _obey(self, request: ControlRequest, brought: list[int], fds: list[int]) -> object:
+        """Do what is asked for.
+
+        Args:
+            request: what.
+            brought: the descriptors that came along; what is left there gets closed.
+            fds: gets those that go along with the reply, which are closed then.
+        """
         match request:
             case Open():
                 self._plan = request.plan
                 self._context = load(request.backend)(request.index, request.plan)
-                try:
-                    self._context.map_pinned(0, fd, request.staging_bytes)
-                finally:
-                    os.close(fd)
+                self._context.map_pinned(0, brought[0], request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
@@ -122,21 +141,19 @@ class Host:
                     if preload is not None:
                         preload()
             case OpenLane():
-                self._open_lane(request, socket.socket(fileno=fd))
+                sock = socket.socket(fileno=brought[0])
+                brought.clear()
+                self._open_lane(request, sock)
             case CreateSlab():
                 slab = self._context.create_slab(request.id, request.nbytes, sealed=request.sealed)
                 if slab >= 0:  # else the platform exports no memory
                     fds.append(slab)
             case MapSlab():
-                try:
-                    self._context.map_slab(request.id, fd, request.nbytes, sealed=request.sealed)
-                finally:
-                    os.close(fd)
+                self._context.map_slab(
+                    request.id, brought[0], request.nbytes, sealed=request.sealed
+                )
             case MapPinned():
-                try:
-                    self._context.map_pinned(request.id, fd, request.nbytes)
-                finally:
-                    os.close(fd)
+                self._context.map_pinned(request.id, brought[0], request.nbytes)
             case MapPointer():
                 self._context.map_pointer(request.id, request.pointer, request.nbytes)
             case CreateManaged():
@@ -178,35 +195,44 @@ class Host:
             lane.run(self._context, new_way, first, request.ways)
 
         thread = threading.Thread(target=run, name=f"lane {request.name}", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no room for another thread
+            sock.close()
+            raise
         started.wait()
         if failed:
             raise failed[0]
         self._threads.append(thread)
 
 
-def main(control_fd: int, lifeline_fd: int) -> None:
+def main(control_fd: int, program: int) -> None:
     """Be a host process.
 
     Args:
         control_fd: the control socket.
-        lifeline_fd: a pipe whose other end only the program holds.
+        program: the process id of the program.
     """
-    # The host must not outlive the program even while a vendor's library holds the GIL
-    # for seconds, so ending must not need Python: have the kernel send SIGIO, whose
-    # default is to terminate, when the other end of the pipe closes. (PR_SET_PDEATHSIG
-    # follows the thread that started us, and programs start hosts from worker threads.)
-    if hasattr(fcntl, "F_SETOWN"):
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
-        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
-    # Ctrl-C goes to the whole process group; ending the host is the program's business.
+    # The end of the control socket ends the host, but seeing it needs Python; and a child that
+    # the program has forked may hold its other end. The host must not outlive the program
+    # even then, nor while a vendor's library holds the GIL for seconds. So the kernel ends it:
+    # by a signal that nothing can block or ignore. That signal follows the thread that has
+    # started the host, which is why the program keeps one for that (lanes/_spawner.py).
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != program:
+            os._exit(0)  # it ended before that took effect
+        # Lanes nap for some ten microseconds, which Linux would stretch by fifty. Threads
+        # inherit it.
+        libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    # Ctrl-C goes to the whole process group; ending the host is the program's business. So
+    # hosts are started with SIGINT blocked. From here on it is ignored, and not blocked in
+    # the processes that functions of the program start.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # Lanes poll. Between polls another lane must get the GIL sooner than after 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
-    # They nap for some ten microseconds, which Linux would stretch by fifty. Threads inherit it.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     Host(socket.socket(fileno=control_fd), spin=True).serve()
     # Not sys.exit: it would join lanes and run vendors' atexit hooks on a context that
     # may be broken. The kernel releases everything, at once.

@@ -402,3 +402,9 @@ ControlRequest = (
     | UnmapSlabs
 )
 ControlReply = Opened | Done | Failure | Fault
+
+BRING_DESCRIPTOR: Final = (Open, OpenLane, MapSlab, MapPinned)
+"""The requests with which exactly one descriptor comes along; none does with others."""
+
+FETCH_DESCRIPTOR: Final = (CreateSlab,)
+"""The requests whose reply may bring one."""

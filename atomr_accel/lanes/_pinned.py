@@ -56,7 +56,11 @@ class Arena:
         self.id = number
         self.nbytes = nbytes
         self.fd = shared_fd(nbytes, "atomr-pinned")
-        self._mmap = mmap.mmap(self.fd, nbytes)
+        try:
+            self._mmap = mmap.mmap(self.fd, nbytes)
+        except BaseException:  # it takes a descriptor of its own
+            os.close(self.fd)
+            raise
         self.bytes: Bytes = np.frombuffer(self._mmap, dtype=np.uint8)
         self.base: int = self.bytes.__array_interface__["data"][0]
         self.host: object = None

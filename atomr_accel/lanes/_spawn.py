@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import errno
+import logging
+import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import msgspec
 import trio
 
 from .._errors import AccelError
 from ..host import (
+    FETCH_DESCRIPTOR,
     ControlReply,
     ControlRequest,
     Failure,
@@ -24,20 +27,44 @@ from ..host import (
     encoder,
     unpack_exception,
 )
-from ..host._host import CONTROL_BYTES, Host
+from ..host._channel import Incoming, Outgoing, ProtocolError, close_all
+from ..host._host import Host
+from ._spawner import spawner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import subprocess
+
+_log = logging.getLogger("atomr_accel.hosts")
+
+ANSWER_SECONDS: Final = 300.0
+"""A host that has not answered a control request after this long is killed.
+
+It is generous: the first lane of a library loads it, which from a cold network drive takes
+its time, and so does a driver that wakes a device.
+"""
+
+GRACE_SECONDS: Final = 2.0
+"""How long whoever is cancelled still waits for the answer, before the host is killed.
+
+What a request has made must not be lost, or be taken for the answer to the next one.
+"""
 
 _DYING_SECONDS: Final = 2.0
 
+END_SECONDS: Final = 30.0
+"""How long is waited for the end of a host that was killed.
+
+Some ends take the kernel a while: it frees all that a GPU has mapped. One whose thread never
+returns from a driver does not end at all, and the program goes on without it.
+"""
+
 Isolation = Literal["process", "thread"]
 
-# The program's sys.path, because the host must find what the program finds; not "-m",
-# which would put the current directory first.
+# The program's sys.path, because the host must find what the program finds. Until it is set
+# nothing is imported that could be found elsewhere, such as in the current directory.
 _BOOT: Final = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from atomr_accel.host._host import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from atomr_accel.host._host import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
 
@@ -47,21 +74,37 @@ class HostDied(AccelError):
 
 @final
 class HostHandle:
-    """The program's hold on one host. ``close`` leaves nothing of it behind."""
+    """The program's hold on one host. ``close`` leaves nothing of it behind.
+
+    Args:
+        control: the program's end of its control socket, non-blocking.
+        process: the host process, if it is one.
+        pidfd: becomes readable when that ends; -1 where there is no such thing.
+        thread: the host's thread, if it is one.
+        ended: set when the thread, or a process without ``pidfd``, has ended.
+
+    Attributes:
+        reason: why it was given up, if it was.
+    """
 
     def __init__(
         self,
         control: socket.socket,
         *,
-        process: subprocess.Popen[bytes] | None,
-        lifeline: int,
-        thread: threading.Thread | None,
+        process: subprocess.Popen[bytes] | None = None,
+        pidfd: int = -1,
+        thread: threading.Thread | None = None,
+        ended: trio.Event | None = None,
     ) -> None:
+        self.reason: str | None = None
         self._control = control
         self._process = process
-        self._lifeline = lifeline
+        self._pidfd = pidfd
         self._thread = thread
+        self._ended = ended
+        self._over = False
         self._lock = trio.Lock()
+        self._reaping = trio.Lock()
         self._decode = msgspec.msgpack.Decoder(ControlReply).decode
 
     @property
@@ -69,69 +112,212 @@ class HostHandle:
         """The host's process id; None under thread isolation."""
         return self._process.pid if self._process else None
 
-    async def request(self, request: ControlRequest, fd: int = -1) -> tuple[ControlReply, int]:
+    @trio.lowlevel.enable_ki_protection
+    async def request(
+        self, request: ControlRequest, fd: int = -1, *, required: bool = False
+    ) -> tuple[ControlReply, int]:
         """Ask the host for something; its reply, and the descriptor that came along or -1.
 
-        Once sent, a request is followed to its reply even if the caller is cancelled:
-        what it makes must not be lost. That is bounded: the reply or the host's end.
+        A descriptor that the host has sent and that did not arrive is an error, never -1.
+
+        Once sent, a request is followed to its reply even if the caller is cancelled: what
+        it makes must not be lost. That is bounded: a host that has not answered after
+        ``ANSWER_SECONDS``, or ``GRACE_SECONDS`` after the caller was cancelled, is killed.
+
+        Args:
+            request: what to ask for.
+            fd: a descriptor that goes along; it stays the caller's.
+            required: the host must hear of it even if the caller is cancelled already.
 
         Raises:
             HostDied: the host is gone.
             StickyFault: its context is.
             AccelError: what the host raised.
+            OSError: the descriptor that came along found no room in this process, or what
+                the host raised.
+            ValueError: the request is too long to be sent.
         """
-        async with self._lock:
-            with trio.CancelScope(shield=True):
-                try:
-                    socket.send_fds(
-                        self._control, [encoder.encode(request)], [fd] if fd >= 0 else []
-                    )
-                    await trio.lowlevel.wait_readable(self._control)
-                    data, fds, _, _ = socket.recv_fds(self._control, CONTROL_BYTES, 1)
-                except (OSError, trio.ClosedResourceError) as error:
-                    raise HostDied("the host closed its control socket") from error
-        if not data:
-            raise HostDied("the host closed its control socket")
-        reply = self._decode(data)
+        outgoing = Outgoing(encoder.encode(request), [fd] if fd >= 0 else [])
+        name = type(request).__name__
+        try:
+            await self._lock.acquire()
+        except trio.Cancelled:
+            if not required:
+                raise
+            with trio.move_on_after(GRACE_SECONDS, shield=True) as scope:
+                await self._lock.acquire()
+            if scope.cancelled_caught:
+                self._give_up(f"was killed, because it was too busy for {name}")
+                raise
+        try:
+            reply, fds = await self._ask(name, outgoing)
+        finally:
+            self._lock.release()
+        if len(fds) > isinstance(request, FETCH_DESCRIPTOR):
+            close_all(fds)
+            raise self._give_up(f"was killed, because it sent {len(fds)} descriptors uncalled for")
         match reply:
             case Failure():
+                close_all(fds)
                 raise unpack_exception(reply)
             case Fault():
+                close_all(fds)
                 raise StickyFault(reply.message, status=reply.status, status_name=reply.status_name)
         return reply, fds[0] if fds else -1
+
+    async def _ask(self, name: str, outgoing: Outgoing) -> tuple[ControlReply, list[int]]:
+        """Send a request and receive its reply, whatever happens to the caller meanwhile."""
+        incoming = Incoming()
+        interruption: BaseException | None = None
+        try:
+            try:
+                with trio.move_on_after(ANSWER_SECONDS):
+                    await self._converse(outgoing, incoming)
+            except (trio.Cancelled, KeyboardInterrupt) as error:
+                interruption = error
+            if not incoming.complete:
+                # Also where time is up: if the program was stopped, so was the host.
+                try:
+                    with trio.move_on_after(GRACE_SECONDS, shield=True):
+                        await self._converse(outgoing, incoming)
+                except KeyboardInterrupt as error:
+                    interruption = error
+            if not incoming.complete:
+                silent = self._give_up(f"was killed, because it did not answer {name}")
+                raise interruption or silent
+            if isinstance(interruption, KeyboardInterrupt):
+                # It comes again as soon as this task waits: what was made has its place then.
+                signal.raise_signal(signal.SIGINT)
+            body, fds = incoming.take()
+            try:
+                return self._decode(body), fds
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                close_all(fds)
+                raise self._give_up(
+                    f"was killed, because it answered {name} with {error}"
+                ) from error
+        except ProtocolError as error:
+            raise self._give_up(
+                f"was killed, because at {name} it sent nonsense: {error}"
+            ) from error
+        except (ConnectionError, trio.ClosedResourceError) as error:
+            self._hang_up()
+            raise self._died() from error
+        except OSError:
+            if outgoing.begun and not incoming.complete:  # in the middle of a message
+                self._give_up(f"was killed, because {name} could not be sent")
+            raise
+        finally:
+            incoming.drop()
+            del interruption  # its traceback has this frame in it
+
+    async def _converse(self, outgoing: Outgoing, incoming: Incoming) -> None:
+        """Go on with a request until its reply is complete; may be broken off, and resumed."""
+        while not incoming.complete:
+            if self._control.fileno() < 0:  # who has seen its end has hung up
+                raise self._died()
+            try:
+                if outgoing.complete:
+                    incoming.receive(self._control)
+                else:
+                    outgoing.send(self._control)
+            except BlockingIOError:
+                wait = (
+                    trio.lowlevel.wait_readable
+                    if outgoing.complete
+                    else trio.lowlevel.wait_writable
+                )
+                await wait(self._control)
 
     @property
     def alive(self) -> bool:
         """Whether the process has not ended."""
         return self._process is None or self._process.poll() is None
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is known that nothing of it runs any more."""
+        return self._over
+
     def kill(self) -> None:
         """Kill the host process at once. Threads cannot be killed; they end with ``close``."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
+    async def wait_ended(self) -> int | None:
+        """Wait until nothing of the host runs any more; its exit code, if it is a process.
+
+        That is known from the process itself. Its sockets tell nothing: a process that it
+        has forked may hold them.
+        """
+        async with self._reaping:  # a descriptor has one waiter at a time
+            if not self._over:
+                if self._pidfd >= 0:
+                    await trio.lowlevel.wait_readable(self._pidfd)
+                else:
+                    assert self._ended is not None
+                    await self._ended.wait()
+                self._bury()
+        return self._process.returncode if self._process else None
+
+    @trio.lowlevel.enable_ki_protection
     async def close(self, *, dying: bool = False) -> int | None:
         """End the host and wait until it has; its exit code, if it is a process.
+
+        A process that is killed and does not end, because a driver does not let it, is left
+        to itself after ``END_SECONDS``. A thread is waited for: nothing can end it.
 
         Args:
             dying: it seems to be ending by itself: let it, so that the exit code tells why.
         """
+        with trio.CancelScope(shield=True):
+            if dying and self._process is not None:
+                with trio.move_on_after(_DYING_SECONDS):
+                    await self.wait_ended()
+            self._hang_up()
+            self.kill()
+            with trio.move_on_after(math.inf if self._process is None else END_SECONDS):
+                return await self.wait_ended()
+        _log.warning(
+            "host process %s was killed and has not ended after %g s: it is left to itself",
+            self.pid,
+            END_SECONDS,
+        )
+        return None
+
+    def abandon(self) -> None:
+        """Let go of a host that has not ended; nobody waits for it any more."""
+        self._hang_up()
+        self._release()
+
+    def _bury(self) -> None:
+        if self._process is not None:
+            self._process.wait()  # it has ended: this only fetches its exit code
+        if self._thread is not None:
+            self._thread.join()  # it has done all that it does
+        self._over = True
+        self.abandon()
+
+    def _died(self) -> HostDied:
+        return HostDied(f"the host {self.reason or 'closed its control socket'}")
+
+    def _give_up(self, reason: str) -> HostDied:
+        """Nothing good comes from this host any more: end it."""
+        self.reason = self.reason or reason
+        self.kill()
+        self._hang_up()
+        return self._died()
+
+    def _hang_up(self) -> None:
         if self._control.fileno() >= 0:
             trio.lowlevel.notify_closing(self._control)
             self._control.close()
-        with trio.CancelScope(shield=True):
-            if self._process is not None:
-                if dying:
-                    with trio.move_on_after(_DYING_SECONDS):
-                        await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
-                self.kill()
-                await trio.to_thread.run_sync(self._process.wait)
-            if self._thread is not None:
-                await trio.to_thread.run_sync(self._thread.join)
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        return self._process.returncode if self._process else None
+
+    def _release(self) -> None:
+        if self._pidfd >= 0:
+            trio.lowlevel.notify_closing(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
 
 def describe_exit(code: int | None) -> str:
@@ -146,38 +332,75 @@ def describe_exit(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
+@trio.lowlevel.enable_ki_protection
 async def start_host(isolation: Isolation) -> HostHandle:
-    """Start a host; it answers on its control socket as soon as it is up."""
+    """Start a host; it answers on its control socket as soon as it is up.
+
+    Raises:
+        OSError: there is no room for another process, thread or descriptor.
+    """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    if isolation == "thread":
-        host = Host(theirs, spin=False)
-
-        def serve() -> None:
-            host.serve()
-            host.join()
-
-        thread = threading.Thread(target=serve, name="accelerator host", daemon=True)
-        thread.start()
-        return HostHandle(ours, process=None, lifeline=-1, thread=thread)
-    lifeline_reader, lifeline_writer = os.pipe()
-    fds = (theirs.fileno(), lifeline_reader)
-    command: Sequence[str] = (
-        sys.executable,
-        *("-c", _BOOT, json.dumps(sys.path), *map(str, fds)),
-    )
-
-    def spawn() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
-
     try:
-        # Shielded by default: once begun, the process is either ours or was not made.
-        process = await trio.to_thread.run_sync(spawn)
+        if isolation == "thread":
+            return _start_thread(ours, theirs)
+        with theirs:
+            fd = theirs.fileno()
+            process, pidfd = await spawner.spawn(_command(fd), (fd,))
     except BaseException:
         ours.close()
-        os.close(lifeline_writer)
         raise
-    finally:
+    if pidfd >= 0:
+        return HostHandle(ours, process=process, pidfd=pidfd)
+    return HostHandle(ours, process=process, ended=_watched(process.pid))
+
+
+def _command(control: int) -> tuple[str, ...]:
+    flags = ["-P"]  # not the current directory
+    if sys.flags.isolated:
+        flags = ["-I"]
+    else:
+        flags += ["-E"] * sys.flags.ignore_environment + ["-s"] * sys.flags.no_user_site
+    # What is no string there, such as a Path, Python ignores.
+    entries: list[Any] = sys.path
+    path = [entry for entry in entries if isinstance(entry, str) and "\0" not in entry]
+    return (sys.executable, *flags, "-c", _BOOT, str(control), str(os.getpid()), *path)
+
+
+def _start_thread(ours: socket.socket, theirs: socket.socket) -> HostHandle:
+    token, ended = trio.lowlevel.current_trio_token(), trio.Event()
+    host = Host(theirs, spin=False)
+
+    def serve() -> None:
+        try:
+            host.serve()
+            host.join()
+        finally:
+            _tell(token, ended)
+
+    thread = threading.Thread(target=serve, name="accelerator host", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
         theirs.close()
-        os.close(lifeline_reader)
-    return HostHandle(ours, process=process, lifeline=lifeline_writer, thread=None)
+        raise OSError(errno.EAGAIN, str(error)) from error
+    return HostHandle(ours, thread=thread, ended=ended)
+
+
+def _watched(pid: int) -> trio.Event:
+    """Set when the process has ended, which a thread waits for; it is not reaped."""
+    token, ended = trio.lowlevel.current_trio_token(), trio.Event()
+
+    def watch() -> None:
+        # Another, such as a handler of SIGCHLD, may have reaped it.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        _tell(token, ended)
+
+    threading.Thread(target=watch, name=f"end of host {pid}", daemon=True).start()
+    return ended
+
+
+def _tell(token: trio.lowlevel.TrioToken, event: trio.Event) -> None:
+    with contextlib.suppress(trio.RunFinishedError):  # nobody waited for it
+        token.run_sync_soon(event.set)

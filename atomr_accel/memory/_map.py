@@ -95,6 +95,7 @@ class MemoryMap:
         limit: bytes that all slabs together may have, if there is a limit.
         owner: the device, for the layer that knows devices.
         number: grows with every device that is opened, and so tells those of one name apart.
+        over: once the device does not come back, what became of it.
     """
 
     owner: object
@@ -109,6 +110,7 @@ class MemoryMap:
         self.epoch = Epoch(0)
         self.sealed_epoch = Epoch(0)
         self.scopes = 0
+        self.over: str | None = None
         self._slabs: dict[int, Slab] = {}
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()

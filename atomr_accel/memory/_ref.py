@@ -360,6 +360,10 @@ def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
         )
     if block.epoch is None:
         return GpuRefStale(f"{name} was freed: {ref!r}")
+    if memory.over is not None:
+        return GpuRefStale(
+            f"{name} is of generation {block.generation} of {memory.device}, which {memory.over}"
+        )
     return GpuRefStale(
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"

@@ -1,0 +1,185 @@
+"""Messages of the control socket: framed, bounded, with the descriptors that they announce.
+
+A message is a head, which tells its length and how many descriptors come along, and its
+body. A descriptor can get lost on the way: the kernel drops those for which the receiver
+has no room in its table. So none is ever taken for granted: what was announced has
+arrived, or receiving it is an error, and nothing stays open that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Final, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST_BYTES: Final = 1 << 26
+"""The longest control message, either way; most are tiny, but some are lists of slabs."""
+
+MOST_DESCRIPTORS: Final = 16
+"""The most that can come along with one message."""
+
+_HEAD: Final = struct.Struct("<II")
+
+_PIECE: Final = 1 << 16
+
+_ROOM: Final = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
+
+# What arrives must not be inherited by processes that the receiver starts meanwhile.
+_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class ProtocolError(ConnectionError):
+    """The other end does not speak our language: nothing it says can be relied on."""
+
+
+@final
+class Outgoing:
+    """A message on its way out.
+
+    Args:
+        body: what it says.
+        fds: descriptors that go along; they stay the caller's.
+
+    Attributes:
+        begun: whether some of it is sent.
+
+    Raises:
+        ValueError: it is too long to be sent.
+    """
+
+    def __init__(self, body: bytes, fds: Sequence[int] = ()) -> None:
+        if len(body) > MOST_BYTES:
+            raise ValueError(
+                f"a control message has at most {MOST_BYTES} bytes, this one has {len(body)}"
+            )
+        assert len(fds) <= MOST_DESCRIPTORS
+        self.begun = False
+        self._rest = memoryview(_HEAD.pack(len(body), len(fds)) + body)
+        self._fds = fds
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is sent."""
+        return not self._rest
+
+    def send(self, sock: socket.socket) -> None:
+        """Send as much as the socket takes.
+
+        Raises:
+            BlockingIOError: it takes nothing now.
+        """
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", self._fds))]
+        sent = sock.sendmsg([self._rest], rights if self._fds else ())
+        self.begun = True
+        self._fds = ()
+        self._rest = self._rest[sent:]
+
+
+@final
+class Incoming:
+    """A message on its way in."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._body = bytearray()
+        self._length = 0
+        self._announced = 0
+        self._cut = False
+        self._fds: list[int] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it has come."""
+        return len(self._head) == _HEAD.size and len(self._body) == self._length
+
+    def receive(self, sock: socket.socket) -> None:
+        """Take what has come.
+
+        Raises:
+            BlockingIOError: nothing has come.
+            ConnectionError: nothing more will.
+        """
+        try:
+            if len(self._head) < _HEAD.size:
+                self._head += self._take(sock, _HEAD.size - len(self._head))
+                if len(self._head) == _HEAD.size:
+                    self._open()
+            else:
+                self._body += self._take(sock, min(self._length - len(self._body), _PIECE))
+        except ConnectionError:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Close the descriptors that have come: nobody waits for the message any more."""
+        fds, self._fds = self._fds, []
+        close_all(fds)
+
+    def take(self) -> tuple[bytearray, list[int]]:
+        """The complete message's body, and the descriptors that came along: all of them.
+
+        Raises:
+            OSError: this process had no room for them (``EMFILE``); none is kept.
+            ProtocolError: it has others than were announced; none is kept.
+        """
+        fds, self._fds = self._fds, []
+        if len(fds) != self._announced:
+            close_all(fds)
+            if self._cut and len(fds) < self._announced:
+                raise OSError(
+                    errno.EMFILE,
+                    f"{os.strerror(errno.EMFILE)}: {self._announced} came along with a control "
+                    f"message, and there was room for {len(fds)}",
+                )
+            raise ProtocolError(
+                f"a control message announced {self._announced} descriptors and had {len(fds)}"
+            )
+        return self._body, fds
+
+    def _open(self) -> None:
+        self._length, self._announced = _HEAD.unpack(self._head)
+        if self._length > MOST_BYTES or self._announced > MOST_DESCRIPTORS:
+            raise ProtocolError(
+                f"a control message of {self._length} bytes and {self._announced} descriptors "
+                "was announced"
+            )
+
+    def _take(self, sock: socket.socket, most: int) -> bytes:
+        data, ancillary, flags, _ = sock.recvmsg(most, _ROOM, _FLAGS)
+        if flags & socket.MSG_CTRUNC:
+            self._cut = True
+        for level, kind, rights in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(rights[: len(rights) - len(rights) % numbers.itemsize])
+                self._fds.extend(numbers)
+        if not data:
+            raise ConnectionResetError("the control socket was closed")
+        return data
+
+
+def send(sock: socket.socket, body: bytes, fds: Sequence[int] = ()) -> None:
+    """Send a message over a blocking socket."""
+    message = Outgoing(body, fds)
+    while not message.complete:
+        message.send(sock)
+
+
+def receive(sock: socket.socket) -> Incoming:
+    """Receive a message from a blocking socket."""
+    message = Incoming()
+    while not message.complete:
+        message.receive(sock)
+    return message
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors that nobody wants."""
+    for fd in fds:
+        os.close(fd)

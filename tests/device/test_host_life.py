@@ -1,0 +1,714 @@
+"""The life of hosts: they start alone, answer or are killed, and end with their program."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Unsupported
+from atomr_accel.actors import Backoff
+from atomr_accel.device import _context, _standby
+from atomr_accel.host import OpenLane
+from atomr_accel.lanes import HostHandle, _spawn, start_host
+from atomr_accel.libraries import LaneSpec
+from atomr_accel.testing import kill_host, poison
+from tests.harness import (
+    AT_ONCE,
+    cpu_only,
+    descriptors,
+    leaves,
+    no_descriptors,
+    opened,
+    program,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from atomr_accel import Device
+    from atomr_accel.lanes import Isolation
+
+pytestmark = cpu_only
+
+EYE: Final = np.eye(3)
+OFTEN: Final = 10**6
+
+
+async def works(device: Device) -> None:
+    a = await device.put(EYE)
+    assert np.array_equal(await device.get(await device.blas.gemm(a, a)), EYE)
+
+
+def children() -> set[int]:
+    """The processes that this one has started and not reaped."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
+                found.add(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def others() -> Iterator[set[int]]:
+    """Processes of other tests; there are no more after a test."""
+    others = children()
+    yield others
+    assert children() <= others
+
+
+def short_of(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+# --- what is started ---------------------------------------------------------------------
+
+
+@program
+async def test_nothing_of_the_current_directory_is_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "msgspec", "signal", "atomr_accel", "site", "encodings"):
+        code = "open('executed', 'w').close(); raise SystemExit('not this one')"
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    async with opened() as device:
+        await works(device)
+    assert not (tmp_path / "executed").exists()
+
+
+@program
+async def test_a_host_finds_what_the_program_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_this_program.py").write_text("def answer(): return 42", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    import of_this_program  # type: ignore[import-not-found]
+
+    async with opened() as device:
+        assert await device.run(of_this_program.answer) == 42
+
+
+@program
+async def test_what_python_ignores_in_its_path_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    path: list[Any] = [*sys.path, Path("somewhere"), None, "no\0name"]
+    async with opened() as device:
+        monkeypatch.setattr(sys, "path", path)
+        await kill_host(device)
+        await works(device)
+
+
+@program
+async def test_opening_and_recovery_need_no_worker_thread_of_trios() -> None:
+    """Programs use them up: each task that calls into the loop from a thread holds one."""
+    limiter = trio.to_thread.current_default_thread_limiter()
+    taken = [object() for _ in range(int(limiter.available_tokens))]
+    for holder in taken:
+        limiter.acquire_on_behalf_of_nowait(holder)
+    try:
+        async with opened(standby=True) as device:
+            await kill_host(device)
+            await works(device)
+        async with opened(isolation="thread") as device:
+            await works(device)
+    finally:
+        for holder in taken:
+            limiter.release_on_behalf_of(holder)
+
+
+@pytest.mark.filterwarnings("ignore:trio.run:trio.TrioDeprecationWarning")
+@pytest.mark.parametrize("end", [poison, kill_host])
+def test_a_program_that_wants_single_errors_bare(end: Callable[[Device], Awaitable[Any]]) -> None:
+    async def main() -> None:
+        async with opened() as device:
+            await end(device)
+            await works(device)
+
+    trio.run(main, strict_exception_groups=False)
+
+
+# --- hosts that do not answer ------------------------------------------------------------
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience that tests can wait for."""
+    monkeypatch.setattr(_spawn, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(_context, "_PROMPT_SECONDS", 0.05)
+
+
+def stop(host: HostHandle) -> None:
+    assert host.pid is not None
+    os.kill(host.pid, signal.SIGSTOP)
+
+
+async def grow(device: Device) -> None:
+    await device.empty(1 << 28, np.uint8)
+
+
+async def open_a_lane(device: Device) -> None:
+    await device.fft.fft(await device.put(np.ones(8)))
+
+
+async def nothing(device: Device) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("call", [grow, open_a_lane, nothing])
+@program
+async def test_a_stopped_host_holds_nobody_up(call: Callable[[Device], Awaitable[None]]) -> None:
+    async with opened() as device:
+        await device.put(EYE)
+        stop((await device._core.ready()).host)
+        with trio.move_on_after(0.05):
+            await call(device)
+
+
+@pytest.mark.usefixtures("brief")
+@program
+async def test_a_host_that_never_answers_costs_one_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as device:
+        await device.put(EYE)
+        stop((await device._core.ready()).host)
+        with monkeypatch.context() as patch:
+            patch.setattr(_spawn, "ANSWER_SECONDS", 0.05)
+            async with device.watch_generation() as changes, trio.open_nursery() as nursery:
+                nursery.start_soon(grow, device)
+                await anext(changes)
+                patch.undo()
+        fault = device.statistics().last_fault
+        assert fault is not None
+        assert "was killed, because it did not answer CreateSlab" in fault
+        await works(device)
+
+
+@pytest.mark.usefixtures("brief")
+@program
+async def test_a_host_that_is_stopped_as_it_starts_can_be_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stopped(isolation: Isolation) -> HostHandle:
+        host = await start_host(isolation)
+        stop(host)
+        started.set()
+        return host
+
+    async def cancel() -> None:
+        await started.wait()
+        scope.cancel()
+
+    started = trio.Event()
+    monkeypatch.setattr(_context, "start_host", stopped)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel)
+        with trio.CancelScope() as scope:
+            async with opened():
+                pytest.fail("opened")
+
+
+@pytest.mark.usefixtures("brief")
+@program
+async def test_a_stopped_standby_is_not_taken() -> None:
+    async with opened(standby=True) as device:
+        await works(device)
+        standby = device._core.standby
+        assert standby is not None
+        await standby.wait_warm()
+        assert standby._host is not None
+        stop(standby._host)
+        await kill_host(device)
+        await works(device)
+
+
+@pytest.mark.usefixtures("brief")
+@program
+async def test_a_standby_that_is_stopped_as_it_loads_holds_nobody_up() -> None:
+    async with opened(standby=True) as device:
+        standby = device._core.standby
+        assert standby is not None
+        await standby.wait_warm()
+        assert standby._host is not None
+        stop(standby._host)
+        await works(device)  # it is to load what that uses, too
+
+
+@program
+async def test_a_process_forked_in_a_host_does_not_hide_its_end() -> None:
+    """It holds copies of the host's sockets, which therefore tell nothing."""
+
+    def fork() -> tuple[int, int]:
+        pid = os.fork()
+        while not pid:
+            time.sleep(1000)
+        return pid, os.getpid()
+
+    async with opened() as device:
+        await device.put(EYE)
+        child, host = await device.run(fork)
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def wait_for_ever() -> None:
+                    with pytest.raises(ContextPoisoned):
+                        await device.run(time.sleep, 1000)
+
+                nursery.start_soon(wait_for_ever)
+                while not device.statistics().in_flight:
+                    await trio.lowlevel.checkpoint()
+                os.kill(host, signal.SIGKILL)
+            await works(device)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+# --- devices that are not lost without need ----------------------------------------------
+
+
+@pytest.fixture
+def retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
+
+
+@pytest.mark.usefixtures("retried")
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+@program
+async def test_a_standby_that_cannot_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [short_of(number)] * 3
+
+    async def sometimes(isolation: Isolation) -> HostHandle:
+        if failures:
+            await trio.lowlevel.checkpoint()
+            raise failures.pop()
+        return await start_host(isolation)
+
+    monkeypatch.setattr(_standby, "start_host", sometimes)
+    async with opened(standby=True, max_restarts=1) as device:
+        assert device._core.standby is not None
+        await device._core.standby.wait_warm()
+        await poison(device)
+        await works(device)
+    assert caplog.text.count("no warm host") == 3
+
+
+@pytest.mark.usefixtures("retried")
+@program
+async def test_a_standby_that_ends_is_replaced() -> None:
+    async with opened(standby=True) as device:
+        standby = device._core.standby
+        assert standby is not None
+        await standby.wait_warm()
+        assert standby._host is not None
+        standby._host.kill()
+        while standby.warm:
+            await trio.lowlevel.checkpoint()
+        await standby.wait_warm()
+        await poison(device)
+        await works(device)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+@program
+async def test_a_rebuild_for_which_there_is_no_room_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    failures = [short_of(number)] * 2
+
+    async def sometimes(isolation: Isolation) -> HostHandle:
+        if failures:
+            await trio.lowlevel.checkpoint()
+            raise failures.pop()
+        return await start_host(isolation)
+
+    async with opened(max_restarts=3) as device:
+        monkeypatch.setattr(_context, "start_host", sometimes)
+        await kill_host(device)
+        await works(device)
+    assert not failures
+
+
+LANES: Final = """
+import os, pathlib
+
+class Lane:
+    handlers = {}
+    def __init__(self, context, stream):
+        pass
+
+class Aborts(Lane):
+    def __init__(self, context, stream):
+        os.abort()
+
+class Second(Lane):
+    def __init__(self, context, stream):
+        marker = pathlib.Path(__file__).with_name("started")
+        if marker.exists():
+            self.second()
+        marker.touch()
+
+class AbortsLater(Second):
+    def second(self):
+        os.abort()
+
+class FailsLater(Second):
+    def second(self):
+        raise ValueError("not today")
+"""
+
+
+@pytest.fixture
+def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LaneSpec]:
+    """Lanes that do not start well."""
+    (tmp_path / "lanes_for_tests.py").write_text(LANES, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name: LaneSpec(name, {"cpu": f"lanes_for_tests:{name}"})
+
+
+@program
+async def test_a_lane_that_ends_its_host_does_not_cost_the_device(
+    lanes: Callable[[str], LaneSpec],
+) -> None:
+    async with opened(max_restarts=2) as device:
+        errors: list[Exception] = []
+
+        async def use() -> None:
+            try:
+                await device._core.open_lane(lanes("Aborts"))
+            except (ContextPoisoned, Unsupported) as error:
+                errors.append(error)
+
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(use)
+        first = errors[:5] + errors[5:10]
+        assert all(isinstance(error, ContextPoisoned) for error in first)
+        assert all("starting lane 'Aborts'" in str(error) for error in first)
+        for error in errors[10:]:
+            assert isinstance(error, Unsupported)
+            assert "killed by SIGABRT" in str(error)
+        assert len(errors) == 15
+        assert device.generation == 3
+        await works(device)
+
+
+@program
+async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> None:
+    async with opened(max_restarts=OFTEN) as device:
+        core = device._core
+        for _ in range(3):
+            context = await core.ready()
+            start = context.host.request
+
+            async def killed(request: Any, fd: int = -1) -> Any:
+                if isinstance(request, OpenLane):
+                    context.host.kill()  # noqa: B023
+                return await start(request, fd)  # noqa: B023
+
+            context.host.request = killed  # type: ignore[method-assign, assignment]
+            with pytest.raises(ContextPoisoned, match="starting lane 'fft'"):
+                await open_a_lane(device)
+        await open_a_lane(device)
+
+
+@pytest.mark.parametrize(("name", "generations"), [("AbortsLater", 2), ("FailsLater", 2)])
+@program
+async def test_a_rebuild_goes_on_without_a_lane_that_does_not_start(
+    lanes: Callable[[str], LaneSpec], name: str, generations: int
+) -> None:
+    async with opened(max_restarts=3) as device:
+        await works(device)
+        await device._core.open_lane(lanes(name))
+        await kill_host(device)
+        await works(device)
+        assert device.generation == generations
+        assert name not in {lane.name for lane in device.statistics().lanes}
+        with pytest.raises((ContextPoisoned, ValueError), match=r"SIGABRT|not today"):
+            await device._core.open_lane(lanes(name))
+
+
+# --- the end of a device says why --------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+@program
+async def test_a_loss_as_the_last_thing_leaves_the_block(isolation: Isolation) -> None:
+    with pytest.raises(BaseExceptionGroup) as info:
+        async with opened(isolation=isolation, max_restarts=0) as device:
+            await poison(device)
+    [lost] = leaves(info.value)
+    assert isinstance(lost, DeviceLost)
+    assert isinstance(lost.__cause__, ContextPoisoned)
+
+
+@program
+async def test_a_fault_as_the_last_thing_that_could_be_mended_does_not() -> None:
+    async with opened(max_restarts=1) as device:
+        await poison(device)
+
+
+@program
+async def test_a_loss_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def odd(isolation: Isolation) -> HostHandle:
+        await trio.lowlevel.checkpoint()
+        raise KeyError("odd")
+
+    with pytest.raises(BaseExceptionGroup) as info:
+        async with opened() as device:
+            monkeypatch.setattr(_context, "start_host", odd)
+            await kill_host(device)
+            await works(device)
+    for lost in leaves(info.value):
+        assert isinstance(lost, DeviceLost)
+        assert "another one would not mend; the last failure: KeyError: 'odd'" in str(lost)
+
+
+@program
+async def test_refs_say_that_their_device_was_closed_or_lost() -> None:
+    async with opened() as device:
+        ref = await device.put(EYE)
+    with pytest.raises(GpuRefStale, match=r"of generation 1 of cpu:0, which is closed: its 'async"):
+        await device.get(ref)
+    with pytest.raises(BaseExceptionGroup):
+        async with opened(max_restarts=0) as device:
+            ref = await device.put(EYE)
+            await poison(device)
+    with pytest.raises(GpuRefStale, match=r"of generation 1 of cpu:0, which is lost"):
+        await device.get(ref)
+
+
+# --- other threads -----------------------------------------------------------------------
+
+
+@program
+async def test_use_from_another_threads_loop_is_refused_at_once(isolation: Isolation) -> None:
+    async with opened(isolation=isolation) as device:
+        x = await device.put(EYE)
+        errors: list[BaseException] = []
+
+        def elsewhere(call: Callable[[], Awaitable[Any]]) -> None:
+            async def main() -> None:
+                with pytest.raises(RuntimeError, match=r"trio\.from_thread\.run") as info:
+                    await call()
+                errors.append(info.value)
+
+            trio.run(main)
+
+        calls = [
+            lambda: device.put(EYE),
+            lambda: device.put(EYE, sealed=True),
+            lambda: device.put(np.zeros(1 << 21)),
+            lambda: device.get(x),
+            lambda: device.empty(3),
+            lambda: device.zeros(3),
+            lambda: device.blas.gemm(x, x),
+            lambda: device.run(len, []),
+            lambda: device.seal(x),
+            lambda: device.free(x),
+            lambda: device.copy(x),
+        ]
+        for call in calls:
+            await trio.to_thread.run_sync(elsewhere, call)
+        assert len(errors) == len(calls)
+        assert "of thread" in str(errors[0])
+        assert np.array_equal(await device.get(x), EYE)
+        token = trio.lowlevel.current_trio_token()
+        there = partial(trio.from_thread.run, device.get, x, trio_token=token)
+        assert np.array_equal(await trio.to_thread.run_sync(there), EYE)
+
+
+# --- leaks -------------------------------------------------------------------------------
+
+
+class _CancelAt(trio.abc.Instrument):
+    """Cancels a scope when any task of the program takes its n-th step."""
+
+    def __init__(self, scope: trio.CancelScope, step: int) -> None:
+        self._scope = scope
+        self._step = step
+        self.steps = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.steps += 1
+        if self.steps == self._step:
+            self._scope.cancel()
+
+
+async def _cancelled_at(step: int, *, fault: bool, **options: Any) -> bool:
+    """Open a device, and cancel that somewhere; whether it got that far."""
+    with trio.CancelScope() as scope:
+        canceller = _CancelAt(scope, step)
+        trio.lowlevel.add_instrument(canceller)
+        try:
+            async with opened(**options) as device:
+                if fault:
+                    sealed = await device.put(EYE, sealed=True)
+                    await poison(device)
+                    assert np.array_equal(await device.get(sealed), EYE)
+        finally:
+            trio.lowlevel.remove_instrument(canceller)
+    return canceller.steps >= step
+
+
+@pytest.mark.parametrize(
+    ("isolation", "standby", "fault", "stride"),
+    [
+        ("thread", False, False, 1),
+        pytest.param("process", False, False, 3, marks=pytest.mark.slow),
+        pytest.param("process", True, False, 4, marks=pytest.mark.slow),
+        pytest.param("process", False, True, 17, marks=pytest.mark.slow),
+        pytest.param("process", True, True, 23, marks=pytest.mark.slow),
+    ],
+)
+@program
+async def test_cancelled_anywhere_it_leaves_nothing(
+    others: set[int], isolation: Isolation, standby: bool, fault: bool, stride: int
+) -> None:
+    async with opened(isolation=isolation):  # the thread that starts hosts stays
+        pass
+    before, threads = descriptors(), threading.active_count()
+    step = 1
+    while await _cancelled_at(step, fault=fault, isolation=isolation, standby=standby):
+        assert descriptors() <= before, step
+        assert threading.active_count() <= threads, step
+        assert children() <= others, step
+        step += stride
+    assert step > 20
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 5, 8, 13])
+@program
+async def test_out_of_descriptors_opening_says_so(isolation: Isolation, left: int) -> None:
+    before = descriptors()
+    try:
+        with no_descriptors(left):
+            async with opened(isolation=isolation) as device:
+                await device.put(EYE)
+    except* OSError as group:
+        for error in leaves(group):
+            assert isinstance(error, OSError)
+            assert error.errno == errno.EMFILE
+    assert descriptors() <= before
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 5, 8])
+@program
+async def test_out_of_descriptors_for_a_while_a_device_recovers(left: int) -> None:
+    before = descriptors()
+    async with opened(
+        max_restarts=OFTEN, backoff=Backoff(initial=0.01, base=0.01, factor=1.0)
+    ) as device:
+        sealed = await device.put(EYE, sealed=True)
+        supervisor = device._supervisor
+        with no_descriptors(left):
+            await kill_host(device)
+            restarts = supervisor.statistics().restarts
+            while device.statistics().state != "ready":
+                if supervisor.statistics().restarts > restarts + 1:
+                    break
+                await trio.lowlevel.checkpoint()
+        assert np.array_equal(await device.get(sealed), EYE)
+        await works(device)
+    assert descriptors() <= before
+
+
+# --- the end of a program ----------------------------------------------------------------
+
+
+def started(code: str) -> subprocess.Popen[str]:
+    """Start a program, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+OUTLIVED: Final = """
+import ctypes, os, signal, time, trio
+from atomr_accel import open_device
+
+def keep_the_gil():
+    ctypes.PyDLL(None).sleep(1000)
+
+async def main():
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    async with open_device(0, backend="cpu") as device:
+        host = device.statistics().host_pid
+        child = os.fork()
+        while not child:
+            time.sleep(1000)
+        print(host, child, flush=True)
+        await device.run(keep_the_gil)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.slow
+@program
+async def test_no_host_outlives_its_program() -> None:
+    """Not with a child of the program that holds its sockets, nor one that keeps the GIL."""
+    process = started(OUTLIVED)
+    assert process.stdout is not None
+    line = await trio.to_thread.run_sync(process.stdout.readline)
+    host, child = map(int, line.split())
+    pidfd = os.pidfd_open(host)
+    try:
+        process.kill()
+        await trio.to_thread.run_sync(process.wait)
+        await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.communicate()
+        os.close(pidfd)
+
+
+INTERRUPTED: Final = """
+import os, signal, trio
+from atomr_accel import open_device
+from atomr_accel.device import _context
+
+@trio.lowlevel.enable_ki_protection
+async def interrupted(isolation):
+    host = await start(isolation)
+    os.killpg(0, signal.SIGINT)  # as a terminal does
+    return host
+
+start, _context.start_host = _context.start_host, interrupted
+
+async def main():
+    try:
+        async with open_device(0, backend="cpu"):
+            print("opened")
+    except* KeyboardInterrupt:
+        print("bye")
+
+trio.run(main)
+"""
+
+
+@pytest.mark.slow
+@program
+async def test_an_interrupt_while_opening_is_nothing_else() -> None:
+    process = started(INTERRUPTED)
+    output, errors = await trio.to_thread.run_sync(process.communicate)
+    assert (output, errors, process.returncode) == ("bye\n", "", 0)
