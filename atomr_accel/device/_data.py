@@ -458,7 +458,6 @@ class Data:
         usable(ref, core.memory, "ref")
         await core.ready()
         core.memory.free(usable(ref, core.memory, "ref"))
-        core.memory.collect()
         if core.memory.unmapped:
             await core.unmap()
 

@@ -19,7 +19,7 @@ from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale
 from ..host import Copy, Protect, Unprotect
 from ..lanes import HostDied
 from ..libraries import usable, writable
-from ..memory import refuse
+from ..memory import Hold, refuse
 from ._bulk import COPIERS, Bulk, chunk_size
 from ._context import MEMORY_LANE
 from ._core import taken_down
@@ -41,6 +41,9 @@ _DIRECT_CHUNK: Final = 32 << 20
 _DIRECT_DEPTH: Final = 4
 _BACKLOG: Final = 64
 """Ops that the memory lane may have before ``put`` waits for its own to be answered."""
+
+_ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
+"""How ops end with their context."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("atomr_accel copiers")
 _T = TypeVar("_T")
@@ -271,8 +274,8 @@ def after(
     """
 
     def answered() -> None:
-        if isinstance(op.error, (ContextPoisoned, HostDied, DeviceLost)):
-            core.quarantined.append((host, callback))
+        if isinstance(op.error, _ENDED):
+            core.quarantine(host, callback)
             return
         callback()
         if op.error is not None and expected is not None:
@@ -404,25 +407,56 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
 
     Raises:
         Rebuilt: the block became stale before anything was sent.
+        OutOfMemory: the slab cannot be mapped a second time.
     """
     if not block.sealed:
         yield
         return
-    if core.memory.epoch is not block.epoch:
+    context = core.context
+    if context is None or core.memory.epoch is not block.epoch:
         raise Rebuilt
     slab = core.memory.slab_of(block).id
+    port = core.ports[MEMORY_LANE]
     # All of these write the block, so none overtakes another, whatever happens.
-    core.submit(core.ports[MEMORY_LANE], "unprotect", Unprotect(slab), (), (block,))
+    unprotected = core.submit(port, "unprotect", Unprotect(slab), (), (block,))
+    protected: Op | None = None
     try:
+        await unprotected.wait()  # what is copied to a slab without it may fault the device
         yield
+        if core.memory.epoch is not block.epoch:
+            raise Rebuilt
+        protected = core.submit(port, "protect", Protect(slab), (), (block,))
+        await protected.wait()
+        core.memory.seal(block)
     except BaseException:
-        if core.memory.epoch is block.epoch:
-            core.submit(core.ports[MEMORY_LANE], "protect", Protect(slab), (), (block,))
+        unprotected.when_answered(partial(_unfilled, core, context, block, unprotected, protected))
         raise
-    if core.memory.epoch is not block.epoch:
-        raise Rebuilt
-    await core.submit(core.ports[MEMORY_LANE], "protect", Protect(slab), (), (block,)).wait()
-    core.memory.seal(block)
+
+
+def _unfilled(
+    core: DeviceCore, context: Context, block: Block, unprotected: Op, protected: Op | None
+) -> None:
+    """Protect a slab of which a block was not filled, and keep the block until that is done.
+
+    Sealed slabs stay where they are over a rebuild: a host that has not ended yet could still
+    write to the block through its second mapping, whoever has it then.
+    """
+    held = [Hold(block)]
+
+    def release() -> None:
+        held.clear()
+        core.memory.unhold()
+
+    if protected is None and unprotected.error is None and core.context is context:
+        port = core.ports[MEMORY_LANE]
+        slab = core.memory.slab_of(block).id
+        protected = core.submit(port, "protect", Protect(slab), (), (block,))
+    if protected is not None:
+        after(core, context.host, protected, release)
+    elif unprotected.error is None or isinstance(unprotected.error, _ENDED):
+        core.quarantine(context.host, release)
+    else:
+        release()
 
 
 @contextmanager

@@ -114,7 +114,7 @@ class Host:
                 try:
                     self._context.map_pinned(0, fd, request.staging_bytes)
                 finally:
-                    os.close(fd)
+                    _close(fd)
                 return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
@@ -131,12 +131,12 @@ class Host:
                 try:
                     self._context.map_slab(request.id, fd, request.nbytes, sealed=request.sealed)
                 finally:
-                    os.close(fd)
+                    _close(fd)
             case MapPinned():
                 try:
                     self._context.map_pinned(request.id, fd, request.nbytes)
                 finally:
-                    os.close(fd)
+                    _close(fd)
             case MapPointer():
                 self._context.map_pointer(request.id, request.pointer, request.nbytes)
             case CreateManaged():
@@ -183,6 +183,11 @@ class Host:
         if failed:
             raise failed[0]
         self._threads.append(thread)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:  # else it did not arrive
+        os.close(fd)
 
 
 def main(control_fd: int, lifeline_fd: int) -> None:

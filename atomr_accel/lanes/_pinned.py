@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import mmap
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 import trio
 
-from ..host import OFFSET_MASK, SLAB_SHIFT, shared_fd
+from ..host import OFFSET_MASK, SLAB_SHIFT, map_file, shared_fd
 from ..memory import Allocator, round_size
 
 if TYPE_CHECKING:
@@ -56,7 +55,11 @@ class Arena:
         self.id = number
         self.nbytes = nbytes
         self.fd = shared_fd(nbytes, "atomr-pinned")
-        self._mmap = mmap.mmap(self.fd, nbytes)
+        try:
+            self._mmap = map_file(self.fd, nbytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
         self.bytes: Bytes = np.frombuffer(self._mmap, dtype=np.uint8)
         self.base: int = self.bytes.__array_interface__["data"][0]
         self.host: object = None

@@ -38,6 +38,7 @@ class Block:
     Attributes:
         address: where it is, in the device's address space (see ``host._address``).
         size: bytes it takes, rounded.
+        nbytes: bytes that were asked for: what is behind them was others' before.
         epoch: the epoch it is usable in; None once freed.
         generation: the generation it was made in.
         sealed: whether it is read-only for good.
@@ -54,6 +55,7 @@ class Block:
         "generation",
         "holds",
         "memory",
+        "nbytes",
         "readers",
         "retired",
         "sealed",
@@ -64,7 +66,7 @@ class Block:
     def __init__(self, memory: MemoryMap, address: int, size: int, epoch: Epoch) -> None:
         self.memory = memory
         self.address: Any = address  # an int, or a LateAddress until there is memory
-        self.size = size
+        self.size = self.nbytes = size
         self.epoch: Epoch | None = epoch
         self.generation = epoch.generation
         self.sealed = False
@@ -339,6 +341,10 @@ def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
         )
     if block.epoch is None:
         return GpuRefStale(f"{name} was freed: {ref!r}")
+    if memory.closed:
+        return GpuRefStale(
+            f"{name} is gone: {memory.device} was closed, its 'async with' block was left"
+        )
     return GpuRefStale(
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"
