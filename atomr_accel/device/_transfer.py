@@ -145,13 +145,13 @@ async def upload(
         elif block.epoch is not core.memory.epoch:
             raise Rebuilt
 
+    address = core.pinned.find(data)
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
         np.copyto(piece.view(len(data)), data)
         await send(core, piece, ref, 0, len(data), check, arrived=arrived)
         return
     with _observed(core, "put", len(data)) as transfer:
-        address = core.pinned.find(data)
         if address is not None:
             await _upload_directly(core, address, ref, check, transfer)
             return
@@ -177,6 +177,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
         await core.ready()
         usable(ref, core.memory, "ref")
     data = bytes_of(host)
+    address = core.pinned.find(data)
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
         await receive(core, piece, ref, 0, len(data))
@@ -184,7 +185,6 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
         piece.release()
         return
     with _observed(core, "get", len(data)) as transfer:
-        address = core.pinned.find(data)
         if address is not None:
             await _download_directly(core, address, ref, transfer)
             return
