@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from .._dtypes import DTYPES
-from .._errors import AccelError, GpuRefStale, LibraryError, Unsupported
+from .._errors import GpuRefStale, LibraryError, OutOfMemory, Unsupported
 from ..host import (
     OFFSET_MASK,
     SLAB_SHIFT,
@@ -38,6 +38,7 @@ from ._transfer import (
 )
 
 if TYPE_CHECKING:
+    from ..lanes import Op
     from ._context import Context
     from ._core import DeviceCore
 
@@ -106,30 +107,30 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
     if slab.fd < 0:
         return False
     hold = Hold(block)
-    fd = os.dup(slab.fd)
+    op: Op | None = None
     try:
-        context, number = await mapped(there, fd, slab.nbytes, sealed=False)
-    except LibraryError:
-        return False  # such as no path from GPU to GPU
-    finally:
-        os.close(fd)
-    try:
-        source = usable(src, there.memory, "src")
-        to = number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
-        message = Copy(to, source.address, src.nbytes)
-        op = there.submit(there.ports[MEMORY_LANE], "copy", message, (source,), ())
-        # Once begun it is followed to its end, since the mapping must stay that long.
-        with trio.CancelScope(shield=True):
-            try:
+        fd = os.dup(slab.fd)
+        try:
+            context, number = await mapped(there, fd, slab.nbytes, sealed=False)
+        except (LibraryError, OutOfMemory):
+            return False  # such as no path from GPU to GPU
+        finally:
+            os.close(fd)
+        try:
+            source = usable(src, there.memory, "src")
+            to = number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
+            message = Copy(to, source.address, src.nbytes)
+            op = there.submit(there.ports[MEMORY_LANE], "copy", message, (source,), ())
+            # Once begun it is followed to its end, since the mapping must stay that long.
+            with trio.CancelScope(shield=True):
                 await op.wait()
-            except AccelError:
-                held = [hold]
-                after(there, context.host, op, held.clear)
-                raise
+        finally:
+            await unmap(there, context, number)
     finally:
-        await unmap(there, context, number)
-        del hold
-        core.memory.unhold()
+        if op is None:
+            hold.release()
+        else:
+            after(there, context.host, op, hold.release)
     return True
 
 
@@ -208,8 +209,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
             return host
     finally:
         os.close(fd)
-        del hold
-        core.memory.unhold()
+        hold.release()
 
 
 # --- between processes ---------------------------------------------------------------------
@@ -231,8 +231,8 @@ class SharedBuffer:
 
     Send both over a Unix socket, ``socket.send_fds(sock, [shared.description],
     [shared.fd])``, and make the same of them there, ``SharedBuffer(fd, description)``, for
-    ``device.adopt``. Whoever shares keeps this object, and with it the memory from being
-    reused, until the others have adopted it; a sealed buffer for as long as they use it.
+    ``device.adopt``. The descriptor is of this buffer's memory only. On the CPU backend
+    nobody can write to it; a GPU's driver lets whoever has it map it as he likes.
 
     Attributes:
         fd: the descriptor; closed with ``close``, or with this object.
@@ -242,9 +242,9 @@ class SharedBuffer:
         ValueError: the description is none.
     """
 
-    def __init__(self, fd: int, description: bytes, *, hold: Hold | None = None) -> None:
+    def __init__(self, fd: int, description: bytes, *, block: Block | None = None) -> None:
         self.fd = -1  # until it is known to be ours: a constructor that raises takes nothing
-        self._hold = hold
+        self._block = block
         self.description: Final = description
         self._content = _decoded(description)
         self.fd = fd
@@ -265,11 +265,11 @@ class SharedBuffer:
         return self._content.sealed
 
     def close(self) -> None:
-        """Close the descriptor, and let the memory be reused once the ref is gone."""
+        """Close the descriptor; whoever has adopted the buffer keeps it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        self._hold = None
+        self._block = None
 
     def __enter__(self) -> SharedBuffer:
         return self
@@ -324,7 +324,7 @@ async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
         ref.dtype.name,
         sealed,
     )
-    return SharedBuffer(os.dup(slab.fd), msgspec.msgpack.encode(content), hold=Hold(block))
+    return SharedBuffer(os.dup(slab.fd), msgspec.msgpack.encode(content), block=block)
 
 
 async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:

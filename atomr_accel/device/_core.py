@@ -423,7 +423,8 @@ class DeviceCore:
 
     async def tidy(self) -> None:
         """Give back slabs that went with their only buffer, before others are added."""
-        self.memory.unhold()
+        await self.exports.sweep()
+        self.memory.collect(SLICE)
         if self.memory.unmapped:
             await self.unmap()
 

@@ -425,9 +425,10 @@ class Exports:
                 await self._map(core.memory.slab_of(ref._block))
                 if not ref.is_stale:
                     hold = Hold(ref._block)
-                    await self._in_worker(self._view.take, ref._block.address, borrowed)
-                    del hold
-                    core.memory.unhold()
+                    try:
+                        await self._in_worker(self._view.take, ref._block.address, borrowed)
+                    finally:
+                        hold.release()
             if not ref.is_stale:
                 return ref
 

@@ -441,12 +441,7 @@ def _unfilled(
     Sealed slabs stay where they are over a rebuild: a host that has not ended yet could still
     write to the block through its second mapping, whoever has it then.
     """
-    held = [Hold(block)]
-
-    def release() -> None:
-        held.clear()
-        core.memory.unhold()
-
+    release = Hold(block).release
     if protected is None and unprotected.error is None and core.context is context:
         port = core.ports[MEMORY_LANE]
         slab = core.memory.slab_of(block).id

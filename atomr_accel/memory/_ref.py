@@ -172,11 +172,19 @@ class Hold:
     __slots__ = ("_block",)
 
     def __init__(self, block: Block) -> None:
-        self._block: Final = block.base
+        self._block: Block | None = block.base
         self._block.holds += 1
 
+    def release(self) -> None:
+        """Let go at once: for the program's thread, where nothing uses the memory any more."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.holds -= 1
+            block.settle()
+
     def __del__(self) -> None:
-        self._block.memory.unheld.append(self._block)
+        if self._block is not None:
+            self._block.memory.unheld.append(self._block)
 
 
 @final
