@@ -123,7 +123,7 @@ class DeviceCore:
         self.startup: Startup | None = None
         self.standby: Standby | None = None
         self.dying: list[HostHandle] = []
-        self._buried: weakref.WeakSet[HostHandle] = weakref.WeakSet()
+        self._gone: weakref.WeakSet[HostHandle] = weakref.WeakSet()
         self.closing = False
         self.faults = 0
         self.last_fault: ContextPoisoned | None = None
@@ -239,7 +239,7 @@ class DeviceCore:
             host = self.dying[-1]
             await host.close()
             self.dying.remove(host)
-            self._buried.add(host)
+            self._gone.add(host)
             over = [callback for dead, callback in self.quarantined if dead is host]
             self.quarantined = [entry for entry in self.quarantined if entry[0] is not host]
             for callback in over:
@@ -247,7 +247,7 @@ class DeviceCore:
 
     def quarantine(self, host: HostHandle, callback: Callable[[], None]) -> None:
         """Call back once ``host`` has ended, which may be moving data until then."""
-        if host in self._buried:
+        if host in self._gone:
             callback()
         else:
             self.quarantined.append((host, callback))
@@ -471,7 +471,7 @@ class DeviceCore:
             return await self._create_now(context, sizes(), sealed=sealed)
 
     async def _create_now(self, context: Context, sizes: list[int], *, sealed: bool) -> Slab | None:
-        refusal = None
+        refusal: Exception | None = None
         for size in sizes:
             number = self.memory.new_slab_id()
             try:
@@ -480,10 +480,10 @@ class DeviceCore:
                     arrived(fd, "a slab", size)
             except (HostDied, StickyFault):
                 raise
-            except AccelError as error:
+            except (AccelError, OSError) as error:
                 # Its descriptor may be all that got lost, so the host may have it all the same.
                 await self._unmap(context, [number])
-                if not isinstance(error, OutOfMemory):
+                if not isinstance(error, (OutOfMemory, OSError)):
                     raise
                 refusal = error
                 continue
@@ -492,9 +492,9 @@ class DeviceCore:
             if fd >= 0:
                 os.close(fd)
             return None
-        raise refusal or OutOfMemory(
-            f"the memory_limit of {self.memory.limit} bytes is reached", requested=0
-        )
+        raise OutOfMemory(
+            str(refusal or f"the memory_limit of {self.memory.limit} bytes is reached"), requested=0
+        ) from refusal
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
         found = self.memory.statistics()

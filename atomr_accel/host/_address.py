@@ -62,8 +62,8 @@ def arrived(fd: int, what: str, nbytes: int) -> int:
     """
     if fd < 0:
         raise OutOfMemory(
-            f"the descriptor of {what} of {nbytes} bytes did not arrive: this process has too "
-            f"many open files (RLIMIT_NOFILE)",
+            f"the descriptor of {what} did not arrive, because this process has too many open "
+            "files (RLIMIT_NOFILE)",
             requested=nbytes,
         )
     return fd

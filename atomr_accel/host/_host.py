@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import msgspec
 
+from ._address import arrived
 from ._load import load
 from ._protocol import StickyFault
 from ._wire import (
@@ -122,7 +123,7 @@ class Host:
                     if preload is not None:
                         preload()
             case OpenLane():
-                self._open_lane(request, socket.socket(fileno=fd))
+                self._open_lane(request, socket.socket(fileno=arrived(fd, "a lane", 0)))
             case CreateSlab():
                 slab = self._context.create_slab(request.id, request.nbytes, sealed=request.sealed)
                 if slab >= 0:  # else the platform exports no memory
