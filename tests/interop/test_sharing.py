@@ -63,7 +63,8 @@ STRANGER = """if True:
             data, (fd,), _, _ = socket.recv_fds(sock, 4096, 1)
             if backend == "cpu":
                 again = f"/proc/self/fd/{fd}"
-                print("secret" if b"unshared" in mmap.mmap(fd, 0, access=mmap.ACCESS_READ) else "alone")
+                everything = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+                print("secret" if b"unshared" in everything else "alone")
                 tries("map", mmap.mmap, fd, 0)
                 tries("protect", protect, fd)
                 tries("write", os.pwrite, fd, b"x", 0)
@@ -146,7 +147,7 @@ async def test_sharing_again_shares_the_same_memory(device: Device) -> None:
     with await device.share(ref) as one:
         after = used_by(device)
         with await device.share(half) as two:
-            assert os.path.sameopenfile(one.fd, two.fd) or device.backend != "cpu"
+            assert os.fstat(one.fd).st_ino == os.fstat(two.fd).st_ino
         assert used_by(device) == after >= used
     assert same_bits(await device.get(half), np.arange(500, 1000))
 
@@ -205,12 +206,12 @@ async def test_a_file_that_may_shrink_is_not_adopted(device: Device) -> None:
         size = os.fstat(shared.fd).st_size
     fd = os.memfd_create("loose", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
-    with SharedBuffer(fd, description) as loose:
-        with pytest.raises(ValueError, match="can be truncated"):
-            await device.adopt(loose)
-    with SharedBuffer(shared_fd(size - 4096, "small"), description) as small:
-        with pytest.raises(ValueError, match=f"has {size - 4096} bytes, not the {size}"):
-            await device.adopt(small)
+    with SharedBuffer(fd, description) as loose, pytest.raises(ValueError, match="truncated"):
+        await device.adopt(loose)
+    small = shared_fd(size - 4096, "small")
+    refused = pytest.raises(ValueError, match=f"has {size - 4096} bytes, not the {size}")
+    with SharedBuffer(small, description) as shared, refused:
+        await device.adopt(shared)
     reader, writer = os.pipe()
     os.close(writer)
     with SharedBuffer(reader, description) as pipe, pytest.raises(ValueError, match="has 0 bytes"):

@@ -128,7 +128,7 @@ def test_a_file_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPat
             shared_fd(PAGE, "test")
         with pytest.raises(OSError, match="No space left"):
             PinnedPool(1 << 20, lambda: 1).try_acquire(PAGE)
-    with pytest.raises(OutOfMemory, match="cannot be mapped: .*Cannot allocate memory"):
+    with pytest.raises(OutOfMemory, match=r"cannot be mapped: .*Cannot allocate memory"):
         PinnedPool(1 << 50, lambda: 1).reserve()  # more than there are addresses
     assert descriptors() == before
 
