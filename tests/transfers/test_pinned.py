@@ -30,7 +30,7 @@ BYTE = np.dtype(np.uint8)
 async def test_an_array_whose_block_was_left_is_nobody_elses(device: Device, size: int) -> None:
     async with device.pinned.array(size, np.uint8) as old:
         old[:] = 1
-        part, raw = old[3:], memoryview(old)
+        part, raw = old[3:], old.data
     del old
     buffer = await device.put(np.full(size, 3, np.uint8))
     async with device.pinned.array(size, np.uint8) as new:
