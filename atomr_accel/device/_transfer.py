@@ -422,6 +422,8 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
     protected: Op | None = None
     try:
         await unprotected.wait()  # what is copied to a slab without it may fault the device
+        if core.context is not context:
+            raise Rebuilt
         yield
         if core.memory.epoch is not block.epoch:
             raise Rebuilt
