@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._dtypes import as_dtype
-from .._errors import GpuRefSealed, GpuRefStale
+from .._errors import DeviceLost, GpuRefSealed, GpuRefStale
 from ._views import Key, reshaped, selected
 
 if TYPE_CHECKING:
@@ -350,9 +350,8 @@ def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
     if block.epoch is None:
         return GpuRefStale(f"{name} was freed: {ref!r}")
     if memory.closed:
-        return GpuRefStale(
-            f"{name} is gone: {memory.device} was closed, its 'async with' block was left"
-        )
+        why = f"{name} is gone: {memory.device} is closed: its 'async with' block was left"
+        return DeviceLost(why) if block.sealed else GpuRefStale(why)
     return GpuRefStale(
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"

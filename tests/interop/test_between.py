@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale, SharedBuffer
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefSealed,
+    GpuRefStale,
+    SharedBuffer,
+)
 from atomr_accel.testing import kill_host, poison
 
 from ..contract.arrays import random_bits
@@ -130,6 +138,17 @@ async def test_a_fault_in_the_middle_of_a_copy_between_devices(which: str) -> No
                 assert same_bits(await two.get(copy), array)
         copy = await two.copy(sealed)
         assert same_bits(await two.get(copy), array)
+
+
+@program
+async def test_what_a_closed_device_had_cannot_be_copied() -> None:
+    async with opened() as two:
+        async with opened(SECOND, isolation="thread") as one:
+            sealed = await one.put(np.arange(3), sealed=True)
+            plain = await one.put(np.arange(3))
+        for ref, error in ((sealed, DeviceLost), (plain, GpuRefStale)):
+            with pytest.raises(error, match="is closed: its 'async with' block was left"):
+                await two.copy(ref)
 
 
 # --- from a generation that is over -----------------------------------------------------------

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale
+from atomr_accel import DeviceLost, GpuRef, GpuRefSealed, GpuRefStale
 from atomr_accel.libraries import usable, writable
 from atomr_accel.memory import SLICE, Allocator, Block, MemoryMap, Slab, round_size
 
@@ -323,7 +323,7 @@ def test_nothing_of_a_closed_device_is_good(memory: MemoryMap) -> None:
     sealed, plain = ref_of(block, 10), allocate(memory, 10)
     memory.bump()
     memory.close()
-    for ref in (sealed, plain):
+    for ref, error in ((sealed, DeviceLost), (plain, GpuRefStale)):
         assert ref.is_stale
-        with pytest.raises(GpuRefStale, match="test:0 was closed"):
+        with pytest.raises(error, match="a is gone: test:0 is closed"):
             usable(ref, memory, "a")
