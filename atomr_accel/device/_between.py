@@ -11,15 +11,34 @@ import numpy as np
 import trio
 
 from .._dtypes import DTYPES
-from .._errors import AccelError, GpuRefStale, LibraryError, Unsupported
-from ..host import OFFSET_MASK, SLAB_SHIFT, Copy, MapSlab, StickyFault, UnmapSlabs
+from .._errors import GpuRefStale, LibraryError, OutOfMemory, Unsupported
+from ..host import (
+    OFFSET_MASK,
+    SLAB_SHIFT,
+    Copy,
+    Fill,
+    MapSlab,
+    StickyFault,
+    UnmapSlabs,
+    make_read_only,
+)
 from ..lanes import HostDied
 from ..libraries import usable
 from ..memory import Block, GpuRef, Hold, Part, Slab, refuse
 from ._context import MEMORY_LANE
-from ._transfer import Rebuilt, after, download, in_chunks, in_worker, receive, send
+from ._transfer import (
+    Rebuilt,
+    after,
+    download,
+    filling,
+    in_chunks,
+    in_worker,
+    receive,
+    send,
+)
 
 if TYPE_CHECKING:
+    from ..lanes import Op
     from ._context import Context
     from ._core import DeviceCore
 
@@ -88,30 +107,30 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
     if slab.fd < 0:
         return False
     hold = Hold(block)
-    fd = os.dup(slab.fd)
+    op: Op | None = None
     try:
-        context, number = await mapped(there, fd, slab.nbytes, sealed=False)
-    except LibraryError:
-        return False  # such as no path from GPU to GPU
-    finally:
-        os.close(fd)
-    try:
-        source = usable(src, there.memory, "src")
-        to = number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
-        message = Copy(to, source.address, src.nbytes)
-        op = there.submit(there.ports[MEMORY_LANE], "copy", message, (source,), ())
-        # Once begun it is followed to its end, since the mapping must stay that long.
-        with trio.CancelScope(shield=True):
-            try:
+        fd = os.dup(slab.fd)
+        try:
+            context, number = await mapped(there, fd, slab.nbytes, sealed=False)
+        except (LibraryError, OutOfMemory):
+            return False  # such as no path from GPU to GPU
+        finally:
+            os.close(fd)
+        try:
+            source = usable(src, there.memory, "src")
+            to = number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
+            message = Copy(to, source.address, src.nbytes)
+            op = there.submit(there.ports[MEMORY_LANE], "copy", message, (source,), ())
+            # Once begun it is followed to its end, since the mapping must stay that long.
+            with trio.CancelScope(shield=True):
                 await op.wait()
-            except AccelError:
-                held = [hold]
-                after(there, context.host, op, held.clear)
-                raise
+        finally:
+            await unmap(there, context, number)
     finally:
-        await unmap(there, context, number)
-        del hold
-        core.memory.unhold()
+        if op is None:
+            hold.release()
+        else:
+            after(there, context.host, op, hold.release)
     return True
 
 
@@ -190,8 +209,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
             return host
     finally:
         os.close(fd)
-        del hold
-        core.memory.unhold()
+        hold.release()
 
 
 # --- between processes ---------------------------------------------------------------------
@@ -213,8 +231,8 @@ class SharedBuffer:
 
     Send both over a Unix socket, ``socket.send_fds(sock, [shared.description],
     [shared.fd])``, and make the same of them there, ``SharedBuffer(fd, description)``, for
-    ``device.adopt``. Whoever shares keeps this object, and with it the memory from being
-    reused, until the others have adopted it; a sealed buffer for as long as they use it.
+    ``device.adopt``. The descriptor is of this buffer's memory only. On the CPU backend
+    nobody can write to it; a GPU's driver lets whoever has it map it as he likes.
 
     Attributes:
         fd: the descriptor; closed with ``close``, or with this object.
@@ -224,9 +242,9 @@ class SharedBuffer:
         ValueError: the description is none.
     """
 
-    def __init__(self, fd: int, description: bytes, *, hold: Hold | None = None) -> None:
+    def __init__(self, fd: int, description: bytes, *, block: Block | None = None) -> None:
         self.fd = -1  # until it is known to be ours: a constructor that raises takes nothing
-        self._hold = hold
+        self._block = block
         self.description: Final = description
         self._content = _decoded(description)
         self.fd = fd
@@ -247,11 +265,11 @@ class SharedBuffer:
         return self._content.sealed
 
     def close(self) -> None:
-        """Close the descriptor, and let the memory be reused once the ref is gone."""
+        """Close the descriptor; whoever has adopted the buffer keeps it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        self._hold = None
+        self._block = None
 
     def __enter__(self) -> SharedBuffer:
         return self
@@ -285,26 +303,74 @@ def _decoded(description: bytes) -> _Description:
 async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
     """See ``Device.share``."""
     usable(ref, core.memory, "ref")
-    while core.context is None:
-        await core.ready()
-    # An op that does nothing, in its place after those that write the buffer.
-    block = usable(ref, core.memory, "ref")
-    message = Copy(block.address, block.address, 0)
-    await core.submit(core.ports[MEMORY_LANE], "share", message, (block,), ()).wait()
-    block = usable(ref, core.memory, "ref")
+    await core.tidy()
+    sealed = ref._block.epoch is core.memory.sealed_epoch  # not only about to be
+    if sealed:
+        block = await _move_alone(core, ref)
+        offset = ref._block.offset
+    else:
+        block = await _copy_alone(core, ref)
+        offset = 0
     slab = core.memory.slab_of(block)
-    if slab.fd < 0 or core.info is None:
-        raise Unsupported("this memory has no descriptor, so no other process can open it")
+    if core.backend == "cpu":
+        make_read_only(slab.fd)
+    assert core.info is not None
     content = _Description(
         core.backend,
         core.info.uuid,
         slab.nbytes,
-        block.address - (slab.id << SLAB_SHIFT),
+        offset,
         ref.shape,
         ref.dtype.name,
-        slab.sealed,
+        sealed,
     )
-    return SharedBuffer(os.dup(slab.fd), msgspec.msgpack.encode(content), hold=Hold(block))
+    return SharedBuffer(os.dup(slab.fd), msgspec.msgpack.encode(content), block=block)
+
+
+async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
+    """See to it that a sealed block has a slab of its own; its handles stay the same.
+
+    Whoever gets the descriptor of a slab has all that is in it.
+    """
+    async with core.sealing:
+        while True:
+            block = usable(ref, core.memory, "ref").base
+            if core.memory.is_own(block):
+                return block
+            target = await core.empty_own(block.nbytes)
+            try:
+                await _fill_alone(core, target, usable(ref, core.memory, "ref").base, "share")
+            except Rebuilt:
+                continue  # what is sealed is still there
+            usable(ref, core.memory, "ref")  # not freed meanwhile
+            core.memory.rebind(block, target)
+
+
+async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
+    """A copy of a buffer in a slab of its own."""
+    slab = core.memory.slab_of(usable(ref, core.memory, "ref"))
+    if slab.fd < 0:
+        raise Unsupported("this memory has no descriptor, so no other process can open it")
+    target = await core.empty_own(ref.nbytes)
+    source = usable(ref, core.memory, "ref")
+    try:
+        await _fill_alone(core, target, source, "share")
+    except Rebuilt:
+        raise refuse(ref, core.memory, "ref") from None
+    usable(ref, core.memory, "ref")
+    return target
+
+
+async def _fill_alone(core: DeviceCore, target: Block, source: Block, name: str) -> None:
+    """Copy to a block that is all of its slab, and leave nothing of others behind it."""
+    nbytes = target.nbytes
+    async with filling(core, target):
+        port = core.ports[MEMORY_LANE]
+        rest = Fill(target.address + nbytes, target.size - nbytes, b"\0")
+        filled = core.submit(port, name, rest, (), (target,))
+        message = Copy(target.address, source.address, nbytes)
+        await core.submit(port, name, message, (source,), (target,)).wait()
+        await filled.wait()
 
 
 async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
@@ -316,6 +382,7 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
         )
     if shared.fd < 0:
         raise ValueError("the shared buffer was closed")
+    await core.tidy()
     dtype = DTYPES[content.dtype]
     nbytes = math.prod(content.shape) * dtype.itemsize
     fd = os.dup(shared.fd)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import math
 import os
+import weakref
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -20,9 +22,9 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
-from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs
+from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs, arrived
 from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
-from ..memory import GpuRef, Kept, MemoryMap, Release, Slab, as_shape
+from ..memory import SLICE, GpuRef, Kept, MemoryMap, Release, Slab, as_shape, least_slab
 from ._bulk import COPIERS
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ Shape = int | tuple[int, ...]
 
 _MOST_RELEASED: Final = 4
 """How much the host is told to let go of with one op."""
+
+_MOST_UNMAPPED: Final = 1024
+"""Slabs that one control message names."""
 
 _SHORTAGES: Final = frozenset(
     {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
@@ -132,6 +137,7 @@ class DeviceCore:
         self.startup: Startup | None = None
         self.standby: Standby | None = None
         self.dying: list[HostHandle] = []
+        self._gone: weakref.WeakSet[HostHandle] = weakref.WeakSet()
         self.closing = False
         self.faults = 0
         self.last_fault: ContextPoisoned | None = None
@@ -300,10 +306,18 @@ class DeviceCore:
     def _buried(self, host: HostHandle) -> None:
         if host in self.dying:
             self.dying.remove(host)
+        self._gone.add(host)
         over = [callback for dead, callback in self.quarantined if dead is host]
         self.quarantined = [entry for entry in self.quarantined if entry[0] is not host]
         for callback in over:
             callback()
+
+    def quarantine(self, host: HostHandle, callback: Callable[[], None]) -> None:
+        """Call back once ``host`` has ended, which may be moving data until then."""
+        if host in self._gone:
+            callback()
+        else:
+            self.quarantined.append((host, callback))
 
     async def ready(self) -> Context:
         """Wait until there is a good context.
@@ -475,6 +489,29 @@ class DeviceCore:
         """
         await self._grow(await self.ready(), nbytes, sealed=False)
 
+    async def empty_own(self, nbytes: int) -> Block:
+        """An uninitialised sealed block that is all of its slab: what others may have.
+
+        Raises:
+            OutOfMemory: no room.
+            Unsupported: the platform cannot export device memory.
+        """
+        while True:
+            context = await self.ready()
+            async with self._growing:
+                if context is not self._context:
+                    continue
+                try:
+                    sizes = partial(self.memory.affordable, [least_slab(nbytes)])
+                    slab = await self._create(context, sizes, sealed=True)
+                except (HostDied, StickyFault):
+                    context.report_dead()
+                    continue
+                except OutOfMemory as error:
+                    raise self._out_of_memory(nbytes) from error
+                if slab is not None:
+                    return self.memory.add_own(slab, nbytes=nbytes)
+
     async def _grow(self, context: Context, nbytes: int, *, sealed: bool) -> None:
         async with self._growing:
             if context is not self._context:
@@ -482,21 +519,21 @@ class DeviceCore:
             block = self.memory.allocate(nbytes, sealed=sealed)
             if block is not None:  # somebody else has grown it while we waited
                 return
-            if self.memory.unheld:
-                await self.exports.sweep()
+            if self.memory.dropped or self.memory.unheld:
+                await self._reclaim()
                 return
             self.require_possible(nbytes)
             try:
-                try:
-                    await self._add_slab(context, nbytes, sealed=sealed)
-                except OutOfMemory:
-                    await self._trim(context)
-                    await self._add_slab(context, nbytes, sealed=sealed)
+                sizes = partial(self.memory.slab_sizes, nbytes)
+                slab = await self._create(context, sizes, sealed=sealed)
             except OutOfMemory as error:
                 raise self._out_of_memory(nbytes) from error
             except (HostDied, StickyFault):
                 # Its lanes notice by themselves, and the caller waits for the next one.
                 context.report_dead()
+                return
+            if slab is not None:
+                self.memory.add_slab(slab)
 
     async def trim(self) -> None:
         """Give memory that nothing uses back to the device."""
@@ -508,43 +545,80 @@ class DeviceCore:
                 except (HostDied, StickyFault):
                     context.report_dead()
 
+    async def tidy(self) -> None:
+        """Give back slabs that went with their only buffer, before others are added."""
+        await self.exports.sweep()
+        self.memory.collect(SLICE)
+        if self.memory.unmapped:
+            await self.unmap()
+
     async def unmap(self) -> None:
         """Have the host unmap slabs that went with their only buffer."""
         context = await self.ready()
         unmapped, self.memory.unmapped = self.memory.unmapped, []
         try:
-            await context.host.request(UnmapSlabs(unmapped), required=True)
+            await self._unmap(context, unmapped)
         except (HostDied, StickyFault):
             context.report_dead()
 
-    async def _trim(self, context: Context) -> None:
+    async def _unmap(self, context: Context, slabs: list[int]) -> None:
+        # They are off the map: the host must hear of it, whoever is cancelled.
+        for start in range(0, len(slabs), _MOST_UNMAPPED):
+            some = slabs[start : start + _MOST_UNMAPPED]
+            await context.host.request(UnmapSlabs(some), required=True)
+
+    async def _reclaim(self) -> None:
+        """Release what was dropped, however much that is, without holding the loop up."""
         if self.memory.unheld:
             await self.exports.sweep()
+        while self.memory.dropped:
+            self.memory.collect(SLICE)
+            await trio.lowlevel.checkpoint()
+
+    async def _trim(self, context: Context) -> None:
+        await self._reclaim()
         trimmed = self.memory.trim()
         if trimmed:
-            # They are off the map: the host must hear of it, whoever is cancelled.
-            await context.host.request(UnmapSlabs(trimmed), required=True)
+            await self._unmap(context, trimmed)
         await self.exports.sweep()
 
-    async def _add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
+    async def _create(
+        self, context: Context, sizes: Callable[[], list[int]], *, sealed: bool
+    ) -> Slab | None:
+        """A new slab of the first of ``sizes`` there is room for; None in another context."""
         if sealed and self.info is not None and not self.info.exports_memory:
             raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
-        refusal = None
-        for size in self.memory.slab_sizes(nbytes):
-            slab = self.memory.new_slab_id()
+        try:
+            return await self._create_now(context, sizes(), sealed=sealed)
+        except OutOfMemory:
+            await self._trim(context)
+            return await self._create_now(context, sizes(), sealed=sealed)
+
+    async def _create_now(self, context: Context, sizes: list[int], *, sealed: bool) -> Slab | None:
+        refusal: Exception | None = None
+        for size in sizes:
+            number = self.memory.new_slab_id()
             try:
-                _, fd = await context.host.request(CreateSlab(slab, size, sealed))
-            except OutOfMemory as error:
+                _, fd = await context.host.request(CreateSlab(number, size, sealed))
+                if fd < 0 and self.info is not None and self.info.exports_memory:
+                    arrived(fd, "a slab", size)
+            except (HostDied, StickyFault):
+                raise
+            except (AccelError, OSError) as error:
+                # Its descriptor may be all that got lost, so the host may have it all the same.
+                await self._unmap(context, [number])
+                if not isinstance(error, (OutOfMemory, OSError)):
+                    raise
                 refusal = error
                 continue
             if context is self._context:
-                self.memory.add_slab(Slab(slab, size, fd, sealed))
-            elif fd >= 0:
+                return Slab(number, size, fd, sealed)
+            if fd >= 0:
                 os.close(fd)
-            return
-        raise refusal or OutOfMemory(
-            f"the memory_limit of {self.memory.limit} bytes is reached", requested=nbytes
-        )
+            return None
+        raise OutOfMemory(
+            str(refusal or f"the memory_limit of {self.memory.limit} bytes is reached"), requested=0
+        ) from refusal
 
     def require_possible(self, nbytes: int) -> None:
         """Raise where no slab could ever be large enough.

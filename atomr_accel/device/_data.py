@@ -397,7 +397,8 @@ class Data:
 
         Raises:
             TypeError: no such array, or one of NumPy with a dtype that buffers cannot have.
-            ValueError: it is in memory that the device cannot read.
+            ValueError: it is in memory that the device cannot read, or a shared buffer whose
+                descriptor is too small or may be made so by others.
             Unsupported: another library's array with such a dtype.
             OutOfMemory: no room for the copy.
         """
@@ -410,7 +411,12 @@ class Data:
 
         There ``await device.adopt(shared)`` makes a ref of it: of the same memory if the
         buffer is sealed, so that many processes use one copy of a model's weights, and of a
-        copy otherwise.
+        copy otherwise, with what it holds now.
+
+        The descriptor is of this buffer only: it moves to memory of its own when it is first
+        shared, all of it if ``ref`` is a view, and a buffer that is not sealed is copied
+        there. On the CPU backend whoever has the descriptor can neither write to it nor
+        change its size. A GPU's driver knows no such thing: there he can write to the buffer.
 
         Args:
             ref: the buffer, or a view of a part of one.
@@ -421,6 +427,7 @@ class Data:
 
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
+            OutOfMemory: no room for the buffer in memory of its own.
             Unsupported: the platform cannot export device memory, or the buffer is managed
                 or adopted memory.
         """
@@ -464,7 +471,6 @@ class Data:
         usable(ref, core.memory, "ref")
         await core.ready()
         core.memory.free(usable(ref, core.memory, "ref"))
-        core.memory.collect()
         if core.memory.unmapped:
             await core.unmap()
 

@@ -8,7 +8,10 @@ libraries live. The vendor's driver is loaded here for that, when it is first as
 from __future__ import annotations
 
 import os
+import threading
 import weakref
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import numpy as np
@@ -49,20 +52,102 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_closed: Final[list[Exports]] = []
-"""Exports that outlived their device: their mappings go when some device next looks."""
+_left: Final[deque[_View]] = deque()
+"""Views that have outlived their device and of which an array is gone. Whoever looks next, in
+whichever thread, takes them out and sees to them."""
 
 
 @final
 class _Lease:
     """What an exported array keeps alive: the buffer's memory, and its mapping here."""
 
-    __slots__ = ("__weakref__", "_hold", "block", "slab")
+    __slots__ = ("__weakref__", "_hold", "block", "slab", "view")
 
-    def __init__(self, slab: int, block: Block) -> None:
+    def __init__(self, view: _View, slab: int, block: Block) -> None:
+        self.view: Final = view
         self.slab: Final = slab
         self.block: Final = block.base
         self._hold = Hold(block)
+        view.leases.add(self)
+
+    def __del__(self) -> None:
+        if self.view.closed:
+            self.view.left.append(self.view)
+
+
+@final
+class _View:
+    """What this process has mapped of one device, for as long as arrays of it are held.
+
+    All that calls the driver is called in worker threads, one at a time; whose trio run
+    they belong to does not matter, so that a view may outlive the run it was made in.
+
+    Attributes:
+        mapped: the slabs, and where they begin.
+        leases: what exported arrays keep alive.
+        closed: whether the device is closed, and nothing is mapped any more.
+    """
+
+    def __init__(self, context: str, index: int) -> None:
+        self._context = context
+        self._index = index
+        self._host: HostContext | None = None
+        self._lock = threading.Lock()
+        self.mapped: dict[int, int] = {}
+        self.leases: weakref.WeakSet[_Lease] = weakref.WeakSet()
+        self.left: Final = _left
+        self.closed = False
+
+    @property
+    def opened(self) -> bool:
+        """Whether the device is open here."""
+        return self._host is not None
+
+    def unused(self) -> list[int]:
+        """The slabs in which nothing is exported."""
+        leased = {lease.slab for lease in list(self.leases)}
+        return [slab for slab in list(self.mapped) if slab not in leased]
+
+    def map(self, slab: Slab, fd: int) -> None:
+        """Map a slab, if it is not mapped yet."""
+        with self._lock:
+            if slab.id not in self.mapped:
+                host = self._current()
+                host.map_slab(slab.id, fd, slab.nbytes, sealed=slab.sealed)
+                self.mapped[slab.id] = host.pointer(slab.id << SLAB_SHIFT)
+
+    def unmap(self, slabs: list[int]) -> None:
+        """Unmap slabs; the last one of a closed device lets go of that."""
+        with self._lock:
+            gone = [slab for slab in slabs if self.mapped.pop(slab, None) is not None]
+            host = self._current()
+            # What used the arrays that are gone may still be queued.
+            host.synchronize()
+            for slab in gone:
+                host.unmap_slab(slab)
+            if self.closed and not self.mapped:
+                self._host = None
+                host.close()
+
+    def take(self, address: int, borrowed: Borrowed) -> None:
+        """Copy an array of this process to a buffer."""
+        with self._lock:
+            host = self._current()
+        if borrowed.stream is not None:
+            host.synchronize()
+        host.take(address, borrowed.pointer, borrowed.nbytes)
+
+    def synchronize(self) -> None:
+        """Wait for all that this process has queued."""
+        with self._lock:
+            host = self._current()
+        host.synchronize()
+
+    def _current(self) -> HostContext:
+        if self._host is None:
+            self._host = load(self._context)(self._index, StreamPlan())
+        self._host.make_current()
+        return self._host
 
 
 class Export:
@@ -237,10 +322,7 @@ class Exports:
 
     def __init__(self, core: DeviceCore) -> None:
         self._core = core
-        self._viewer: HostContext | None = None
-        self._lock = trio.Lock()
-        self._mapped: dict[int, int] = {}  # slab -> where it begins
-        self._leases: weakref.WeakSet[_Lease] = weakref.WeakSet()
+        self._view = _View(core.backend_description.context, core.index)
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -258,11 +340,10 @@ class Exports:
             await core.submit(core.ports[MEMORY_LANE], "export", message, (block,), ()).wait()
             block = usable(ref, core.memory, "ref")
             slab = core.memory.slab_of(block)
-            base = self._mapped.get(slab.id)
+            base = self._view.mapped.get(slab.id)
             if base is not None:
                 kind = HostExport if core.backend == "cpu" else DeviceExport
-                lease = _Lease(slab.id, block)
-                self._leases.add(lease)
+                lease = _Lease(self._view, slab.id, block)
                 return kind(ref, base + block.address - (slab.id << SLAB_SHIFT), lease)
             await self._map(slab)
 
@@ -316,11 +397,13 @@ class Exports:
     def _find(self, borrowed: Borrowed) -> GpuRef | None:
         """The buffer that an array is a view of, if it is a good one of this device."""
         memory = self._core.memory
-        for lease in list(self._leases):
+        for lease in list(self._view.leases):
             block = lease.block
-            base = self._mapped.get(lease.slab)
+            base = self._view.mapped.get(lease.slab)
             if base is None or block.epoch is None or not memory.current(block.epoch):
                 continue
+            if block.address >> SLAB_SHIFT != lease.slab:
+                continue  # it was moved to be shared
             start = borrowed.pointer - (base + block.address - (lease.slab << SLAB_SHIFT))
             if start >= 0 and start + borrowed.nbytes <= block.size:
                 part = Part(block, start) if start else block
@@ -334,7 +417,7 @@ class Exports:
             context = await core.ready()
             slab = Slab(core.memory.new_slab_id(), borrowed.nbytes, -1, sealed=False)
             if borrowed.device_type == CUDA:
-                await self._in_worker(self._synchronize)
+                await self._in_worker(self._view.synchronize)
             try:
                 await context.host.request(MapPointer(slab.id, borrowed.pointer, slab.nbytes))
             except (HostDied, StickyFault):
@@ -353,9 +436,10 @@ class Exports:
                 await self._map(core.memory.slab_of(ref._block))
                 if not ref.is_stale:
                     hold = Hold(ref._block)
-                    await self._in_worker(self._take_now, ref._block.address, borrowed)
-                    del hold
-                    core.memory.unhold()
+                    try:
+                        await self._in_worker(self._view.take, ref._block.address, borrowed)
+                    finally:
+                        hold.release()
             if not ref.is_stale:
                 return ref
 
@@ -369,9 +453,7 @@ class Exports:
             )
         fd = os.dup(slab.fd)  # the map may close its own at any time
         try:
-            async with self._lock:
-                if slab.id not in self._mapped:
-                    self._mapped[slab.id] = await self._in_worker(self._map_now, slab, fd)
+            await self._in_worker(self._view.map, slab, fd)
         finally:
             os.close(fd)
 
@@ -388,72 +470,33 @@ class Exports:
                 status_name=fault.status_name,
             ) from fault
 
-    def _view(self) -> HostContext:
-        if self._viewer is None:
-            context = load(self._core.backend_description.context)
-            self._viewer = context(self._core.index, StreamPlan())
-        viewer: HostContext = self._viewer
-        viewer.make_current()
-        return viewer
-
-    def _map_now(self, slab: Slab, fd: int) -> int:
-        viewer = self._view()
-        viewer.map_slab(slab.id, fd, slab.nbytes, sealed=slab.sealed)
-        return viewer.pointer(slab.id << SLAB_SHIFT)
-
-    def _take_now(self, address: int, borrowed: Borrowed) -> None:
-        viewer = self._view()
-        if borrowed.stream is not None:
-            viewer.synchronize()
-        viewer.take(address, borrowed.pointer, borrowed.nbytes)
-
-    def _synchronize(self) -> None:
-        self._view().synchronize()
-
-    def _unmap_now(self, slabs: list[int]) -> None:
-        if self._viewer is not None:
-            viewer = self._view()
-            # What used the arrays that are gone may still be queued.
-            viewer.synchronize()
-            for slab in slabs:
-                viewer.unmap_slab(slab)
-
     # --- the end -----------------------------------------------------------------------------
 
     async def sweep(self) -> None:
         """Reuse the memory of exports that are gone, and unmap slabs that are."""
-        for other in _closed[:]:
-            if other is not self:
-                await other.close()
+        views = set()
+        with suppress(IndexError):  # somebody else looks, too
+            while _left:
+                views.add(_left.popleft())
+        for view in views:
+            with suppress(LibraryError):  # the program's own context is broken
+                await self._unmap(view, view.unused())
         memory = self._core.memory
-        leased = {lease.slab for lease in list(self._leases)}
-        unused = [slab for slab in self._mapped if slab not in leased and not memory.has_slab(slab)]
+        unused = [slab for slab in self._view.unused() if not memory.has_slab(slab)]
         if unused or memory.unheld:
-            async with self._lock:
-                with trio.CancelScope(shield=True):
-                    gone = [slab for slab in unused if self._mapped.pop(slab, None) is not None]
-                    await self._in_worker(self._unmap_now, gone)
+            await self._unmap(self._view, unused)
             memory.unhold()
 
     async def close(self) -> None:
         """Unmap what no export uses; once that is all, let go of the device."""
-        if self in _closed:
-            _closed.remove(self)
-        with trio.CancelScope(shield=True):
-            try:
-                await self.sweep()
-                if not self._mapped and self._viewer is not None:
-                    viewer, self._viewer = self._view(), None
-                    await self._in_worker(_close, viewer)
-            except LibraryError:
-                return  # the program's own context is broken: nothing can be unmapped
-        if self._mapped:
-            _closed.append(self)
+        self._view.closed = True
+        with suppress(LibraryError):  # the program's own context is broken: nothing can be unmapped
+            await self._unmap(self._view, self._view.unused())
 
-
-def _close(viewer: HostContext) -> None:
-    viewer.make_current()
-    viewer.close()
+    async def _unmap(self, view: _View, slabs: list[int]) -> None:
+        if view.opened:
+            with trio.CancelScope(shield=True):
+                await self._in_worker(view.unmap, slabs)
 
 
 def _of_numpy(array: np.ndarray[Any, Any]) -> Borrowed:

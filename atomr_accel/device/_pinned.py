@@ -46,7 +46,10 @@ class Pinned:
 
         Where the pool is used up, entering the block waits in line for memory. What the
         array holds at first is undefined. Once the block is left, ``put`` and ``get``
-        refuse it; do not read or write it any more, since its memory may be another's.
+        refuse it as long as it is page-locked. Whoever still holds it, or a view of it,
+        does no harm: its memory is another's only after the last of them is gone. Until
+        then it is page-locked for nothing, or becomes ordinary memory where the pool needs
+        the room, which takes as long as page-locking other memory.
 
         Args:
             shape: its shape.
@@ -87,7 +90,7 @@ class Pinned:
         self._pieces[piece.address] = piece
         try:
             await self.mapped(piece.address)
-            yield piece.view(nbytes).view(dtype).reshape(shape)
+            yield piece.array(shape, dtype)
         finally:
             del self._pieces[piece.address]
             piece.release()
@@ -111,6 +114,8 @@ class Pinned:
         Raises:
             ValueError: it lies in memory that was given back.
         """
+        if not self._pool.has_any:
+            return None
         address = self._pool.address_of(data.__array_interface__["data"][0])
         if address is None:
             return None

@@ -20,7 +20,7 @@ from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said
 from ..host import Copy, Protect, Unprotect
 from ..lanes import HostDied
 from ..libraries import usable, writable
-from ..memory import refuse
+from ..memory import Hold, refuse
 from ._bulk import COPIERS, Bulk, chunk_size
 from ._context import MEMORY_LANE
 from ._core import taken_down
@@ -42,6 +42,9 @@ _DIRECT_CHUNK: Final = 32 << 20
 _DIRECT_DEPTH: Final = 4
 _BACKLOG: Final = 64
 """Ops that the memory lane may have before ``put`` waits for its own to be answered."""
+
+_ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
+"""How ops end with their context."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("atomr_accel copiers")
 _T = TypeVar("_T")
@@ -153,13 +156,13 @@ async def upload(
         elif block.epoch is not core.memory.epoch:
             raise Rebuilt
 
+    address = core.pinned.find(data)
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
         np.copyto(piece.view(len(data)), data)
         await send(core, piece, ref, 0, len(data), check, arrived=arrived)
         return
     with _observed(core, "put", len(data)) as transfer:
-        address = core.pinned.find(data)
         if address is not None:
             await _upload_directly(core, address, ref, check, transfer)
             return
@@ -185,6 +188,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
         await core.ready()
         usable(ref, core.memory, "ref")
     data = bytes_of(host)
+    address = core.pinned.find(data)
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
         await receive(core, piece, ref, 0, len(data))
@@ -192,7 +196,6 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
         piece.release()
         return
     with _observed(core, "get", len(data)) as transfer:
-        address = core.pinned.find(data)
         if address is not None:
             await _download_directly(core, address, ref, transfer)
             return
@@ -282,8 +285,8 @@ def after(
     """
 
     def answered() -> None:
-        if isinstance(op.error, (ContextPoisoned, HostDied, DeviceLost)):
-            core.quarantined.append((host, callback))
+        if isinstance(op.error, _ENDED):
+            core.quarantine(host, callback)
             return
         callback()
         if op.error is not None and expected is not None:
@@ -415,25 +418,53 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
 
     Raises:
         Rebuilt: the block became stale before anything was sent.
+        OutOfMemory: the slab cannot be mapped a second time.
     """
     if not block.sealed:
         yield
         return
-    if core.memory.epoch is not block.epoch:
+    context = core.context
+    if context is None or core.memory.epoch is not block.epoch:
         raise Rebuilt
     slab = core.memory.slab_of(block).id
+    port = core.ports[MEMORY_LANE]
     # All of these write the block, so none overtakes another, whatever happens.
-    core.submit(core.ports[MEMORY_LANE], "unprotect", Unprotect(slab), (), (block,))
+    unprotected = core.submit(port, "unprotect", Unprotect(slab), (), (block,))
+    protected: Op | None = None
     try:
+        await unprotected.wait()  # what is copied to a slab without it may fault the device
+        if core.context is not context:
+            raise Rebuilt
         yield
+        if core.memory.epoch is not block.epoch:
+            raise Rebuilt
+        protected = core.submit(port, "protect", Protect(slab), (), (block,))
+        await protected.wait()
+        core.memory.seal(block)
     except BaseException:
-        if core.memory.epoch is block.epoch:
-            core.submit(core.ports[MEMORY_LANE], "protect", Protect(slab), (), (block,))
+        unprotected.when_answered(partial(_unfilled, core, context, block, unprotected, protected))
         raise
-    if core.memory.epoch is not block.epoch:
-        raise Rebuilt
-    await core.submit(core.ports[MEMORY_LANE], "protect", Protect(slab), (), (block,)).wait()
-    core.memory.seal(block)
+
+
+def _unfilled(
+    core: DeviceCore, context: Context, block: Block, unprotected: Op, protected: Op | None
+) -> None:
+    """Protect a slab of which a block was not filled, and keep the block until that is done.
+
+    Sealed slabs stay where they are over a rebuild: a host that has not ended yet could still
+    write to the block through its second mapping, whoever has it then.
+    """
+    release = Hold(block).release
+    if protected is None and unprotected.error is None and core.context is context:
+        port = core.ports[MEMORY_LANE]
+        slab = core.memory.slab_of(block).id
+        protected = core.submit(port, "protect", Protect(slab), (), (block,))
+    if protected is not None:
+        after(core, context.host, protected, release)
+    elif unprotected.error is None or isinstance(unprotected.error, _ENDED):
+        core.quarantine(context.host, release)
+    else:
+        release()
 
 
 @contextmanager

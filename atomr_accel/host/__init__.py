@@ -4,7 +4,7 @@ Nothing in here imports trio or knows a vendor. A backend provides the context a
 streams, a library the executors; a host loads them by name.
 """
 
-from ._address import OFFSET_MASK, SLAB_SHIFT, shared_fd
+from ._address import OFFSET_MASK, SLAB_SHIFT, arrived, make_read_only, map_file, shared_fd
 from ._interop import (
     CPU,
     CUDA,
@@ -104,12 +104,15 @@ __all__ = [
     "Unprotect",
     "Value",
     "append_frame",
+    "arrived",
     "borrow",
     "contiguous",
     "device_type",
     "encoder",
     "lend",
     "load",
+    "make_read_only",
+    "map_file",
     "numpy_at",
     "shared_fd",
     "unpack_exception",

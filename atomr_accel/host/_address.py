@@ -1,4 +1,4 @@
-"""The device's address space, which means the same in every process.
+"""The device's address space, which means the same in every process, and shared files.
 
 An address is ``slab << SLAB_SHIFT | offset``; only a host turns it into a pointer, with
 the base where it mapped the slab.
@@ -6,20 +6,97 @@ the base where it mapped the slab.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import mmap
 import os
 import tempfile
 from typing import Final
 
+from .._errors import OutOfMemory
+
 SLAB_SHIFT: Final = 40
 OFFSET_MASK: Final = (1 << SLAB_SHIFT) - 1
 
+_EXHAUSTED: Final = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN})
+
+_HAS_SEALS: Final = hasattr(fcntl, "F_ADD_SEALS")
+_F_SEAL_FUTURE_WRITE: Final = 0x10  # which the standard library does not name everywhere
+
 
 def shared_fd(nbytes: int, name: str) -> int:
-    """An anonymous file of ``nbytes`` that lives as long as somebody holds it."""
+    """An anonymous file of ``nbytes`` that lives as long as somebody holds it.
+
+    Whoever holds it cannot change its size: to touch a mapping of what a file has lost
+    ends the process.
+    """
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:  # no memfd outside Linux: an unlinked file does the same, less quickly
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, nbytes)
+    try:
+        os.ftruncate(fd, nbytes)
+        if _HAS_SEALS:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
+
+
+def make_read_only(fd: int) -> None:
+    """Let nobody write to a file of ``shared_fd`` from now on, but through mappings there are."""
+    if _HAS_SEALS:
+        wanted = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+        present = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        if present & wanted != wanted:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, wanted)
+
+
+def arrived(fd: int, what: str, nbytes: int) -> int:
+    """A descriptor that was to come along with a message; -1 stands for one that did not.
+
+    Raises:
+        OutOfMemory: it did not: the system drops those for which the receiver has no room.
+    """
+    if fd < 0:
+        raise OutOfMemory(
+            f"the descriptor of {what} did not arrive, because this process has too many open "
+            "files (RLIMIT_NOFILE)",
+            requested=nbytes,
+        )
+    return fd
+
+
+def map_file(fd: int, nbytes: int, *, writable: bool = True) -> mmap.mmap:
+    """Map a file of ``shared_fd``, whoever has made it. There is no other way to map memory.
+
+    Raises:
+        OutOfMemory: no address space, no descriptor left, or the file's did not arrive.
+        ValueError: the file is smaller, or whoever has it could make it so.
+    """
+    arrived(fd, "shared memory", nbytes)  # mmap would take -1 for memory of nobody else
+    present = os.fstat(fd).st_size
+    if present < nbytes:
+        raise ValueError(f"the descriptor has {present} bytes, not the {nbytes} it should have")
+    if _HAS_SEALS and not _seals_of(fd) & fcntl.F_SEAL_SHRINK:
+        raise ValueError(
+            "the descriptor is of a file that can be truncated, which would end whoever has it "
+            "mapped; seal its size with fcntl.F_SEAL_SHRINK"
+        )
+    try:
+        return mmap.mmap(fd, nbytes, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise OutOfMemory(
+                f"{nbytes} bytes of shared memory cannot be mapped: {error}", requested=nbytes
+            ) from error
+        raise
+
+
+def _seals_of(fd: int) -> int:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # of a file that can have none
+        return 0

@@ -56,6 +56,8 @@ class Unprotect(Message, frozen=True):
     Everybody else keeps seeing it read-only. Counted: as many ``Protect`` end it.
     """
 
+    required: ClassVar[bool] = True
+
     slab: int
 
 

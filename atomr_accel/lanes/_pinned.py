@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import mmap
 import os
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import trio
 
-from ..host import OFFSET_MASK, SLAB_SHIFT, shared_fd
+from ..host import OFFSET_MASK, SLAB_SHIFT, map_file, numpy_at, shared_fd
 from ..memory import Allocator, round_size
 
 if TYPE_CHECKING:
@@ -48,22 +48,26 @@ class Arena:
         bytes: its content.
         base: where it is mapped in this process.
         host: the host that has it mapped too.
+        pieces: how many pieces of it are in use.
+        left: its pieces that are not, but for arrays that somebody still holds.
     """
 
-    __slots__ = ("_mmap", "base", "bytes", "fd", "host", "id", "nbytes")
+    __slots__ = ("_mmap", "base", "bytes", "fd", "host", "id", "left", "nbytes", "pieces")
 
     def __init__(self, number: int, nbytes: int) -> None:
         self.id = number
         self.nbytes = nbytes
         self.fd = shared_fd(nbytes, "atomr-pinned")
         try:
-            self._mmap = mmap.mmap(self.fd, nbytes)
-        except BaseException:  # it takes a descriptor of its own
+            self._mmap = map_file(self.fd, nbytes)
+        except BaseException:
             os.close(self.fd)
             raise
         self.bytes: Bytes = np.frombuffer(self._mmap, dtype=np.uint8)
         self.base: int = self.bytes.__array_interface__["data"][0]
         self.host: object = None
+        self.pieces = 0
+        self.left: set[Piece] = set()
 
     def close(self) -> None:
         """Give the memory up; views that are still held keep it mapped."""
@@ -100,6 +104,10 @@ class PinnedStatistics:
 class PinnedPool:
     """A bounded pool of pieces of arenas. Who finds it used up waits in line.
 
+    A piece whose arrays are held when it is released is handed out again once they are gone.
+    Nobody waits for that: where memory is short their arena leaves the pool, and they keep
+    it as ordinary memory.
+
     Args:
         limit: bytes it may have.
         new_id: gives numbers for arenas.
@@ -107,6 +115,7 @@ class PinnedPool:
     Attributes:
         unmapped: arenas that were given up here but not where they were mapped too: their
             numbers, and the hosts.
+        returned: pieces of which the last array is gone, noted by whichever thread dropped it.
     """
 
     def __init__(self, limit: int, new_id: Callable[[], int]) -> None:
@@ -117,9 +126,15 @@ class PinnedPool:
         self._bases: list[int] = []
         self._by_base: dict[int, Arena] = {}
         self.unmapped: list[tuple[int, object]] = []
+        self.returned: deque[Piece] = deque()
         self._line = trio.StrictFIFOLock()
         self._room = trio.Event()
         self._beyond = 0
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is any memory in it."""
+        return bool(self._bases)
 
     def reserve(self) -> Arena:
         """Its only arena, which takes all it may have."""
@@ -147,6 +162,7 @@ class PinnedPool:
     def acquire_beyond(self, nbytes: int) -> Piece:
         """A piece in an arena of its own, whatever the limit; it goes when the piece goes."""
         arena = self._add_arena(round_arena(nbytes))
+        arena.pieces = 1
         self._beyond += arena.nbytes
         return Piece(self, arena, arena.id << SLAB_SHIFT, arena.nbytes, beyond=True)
 
@@ -160,18 +176,26 @@ class PinnedPool:
         return arena.id << SLAB_SHIFT | offset if offset < arena.nbytes else None
 
     def trim(self) -> None:
-        """Give up arenas that nobody uses."""
+        """Give up arenas that nobody uses, but for arrays that should be gone."""
+        self._collect()
+        for arena in self._arenas.values():
+            if not arena.pieces:
+                for piece in arena.left:
+                    self._pool.free(piece.address, piece.size)
+                arena.left.clear()
         for number in self._pool.empty_slabs():
             self._pool.remove_slab(number)
             self._drop_arena(number)
 
     def statistics(self) -> PinnedStatistics:
         """A snapshot."""
+        self._collect()
         waiting = self._line.statistics()
+        left = sum(piece.size for arena in self._arenas.values() for piece in arena.left)
         return PinnedStatistics(
             limit=self.limit,
             capacity=self._pool.capacity + self._beyond,
-            used=self._pool.in_use + self._beyond,
+            used=self._pool.in_use - left + self._beyond,
             beyond=self._beyond,
             largest_free=self._pool.largest_free,
             arenas=len(self._arenas),
@@ -184,6 +208,7 @@ class PinnedPool:
             self._drop_arena(number)
 
     def _take(self, nbytes: int) -> Piece | None:
+        self._collect()
         size = round_size(nbytes)
         address = self._pool.allocate(size)
         if address is None:
@@ -199,7 +224,9 @@ class PinnedPool:
             self._pool.add_slab(arena.id, arena.nbytes)
             address = self._pool.allocate(size)
             assert address is not None
-        return Piece(self, self._arenas[address >> SLAB_SHIFT], address, size)
+        arena = self._arenas[address >> SLAB_SHIFT]
+        arena.pieces += 1
+        return Piece(self, arena, address, size)
 
     def _add_arena(self, nbytes: int) -> Arena:
         arena = Arena(self._new_id(), nbytes)
@@ -220,8 +247,37 @@ class PinnedPool:
             self._beyond -= piece.size
             self._drop_arena(piece.arena.id)
         else:
-            self._pool.free(piece.address, piece.size)
+            self._collect()
+            piece.arena.pieces -= 1
+            if piece.lent:
+                piece.arena.left.add(piece)
+            else:
+                self._pool.free(piece.address, piece.size)
             self._room.set()
+
+    def _collect(self) -> None:
+        """Hand pieces out again of which the last array is gone."""
+        while self.returned:
+            piece = self.returned.popleft()
+            piece.lent = False
+            if piece in piece.arena.left:
+                piece.arena.left.remove(piece)
+                self._pool.free(piece.address, piece.size)
+
+
+@final
+class _Lent:
+    """What the array of a piece and all its views keep alive."""
+
+    __slots__ = ("_mapped", "_piece")
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece: Final = piece
+        self._mapped: Final = piece.arena.bytes  # also after the arena is given up
+
+    def __del__(self) -> None:
+        # Whoever drops the last view may be in any thread, in the middle of anything.
+        self._piece._pool.returned.append(self._piece)
 
 
 def round_arena(nbytes: int) -> int:
@@ -242,9 +298,10 @@ class Piece:
         size: its size.
         released: whether its owner is done with it.
         beyond: whether it is the only one of its arena, and not counted.
+        lent: whether there may be arrays of it that ``array`` has made.
     """
 
-    __slots__ = ("_holds", "_pool", "address", "arena", "beyond", "released", "size")
+    __slots__ = ("_holds", "_pool", "address", "arena", "beyond", "lent", "released", "size")
 
     def __init__(
         self, pool: PinnedPool, arena: Arena, address: int, size: int, *, beyond: bool = False
@@ -255,12 +312,19 @@ class Piece:
         self.size = size
         self.released = False
         self.beyond = beyond
+        self.lent = False
         self._holds = 0
 
     def view(self, nbytes: int) -> Bytes:
         """The first ``nbytes`` of the piece."""
         offset = self.address & OFFSET_MASK
         return self.arena.bytes[offset : offset + nbytes]
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """The piece as an array: it is nobody else's for as long as that or a view is held."""
+        self.lent = True
+        pointer = self.arena.base + (self.address & OFFSET_MASK)
+        return numpy_at(pointer, shape, dtype, owner=_Lent(self))
 
     def hold(self) -> None:
         """Keep it until ``drop``."""

@@ -6,12 +6,13 @@ No I/O and no vendor: hosts map what this layer describes.
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._kept import Kept, Release
-from ._map import MemoryMap, MemoryStatistics, Slab
+from ._map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
 from ._ref import Block, Epoch, GpuRef, Hold, Part, refuse, refuse_write
 from ._scope import MemoryScope
 from ._views import as_shape
 
 __all__ = [
+    "SLICE",
     "Allocator",
     "Block",
     "Epoch",
@@ -26,6 +27,7 @@ __all__ = [
     "Release",
     "Slab",
     "as_shape",
+    "least_slab",
     "refuse",
     "refuse_write",
     "round_size",

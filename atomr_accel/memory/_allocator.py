@@ -22,8 +22,10 @@ ALIGNMENT: Final = 256
 _BINNED_SHARE: Final = 64
 _BINNED_BYTES: Final = 32 << 20
 _BINNED_MOST: Final = 8
+_BINNED_PIECES: Final = 256
 """Bins fragment memory. They are emptied once they hold more than 1/64 of it, but what a
-loop makes and drops at a time, 32 MiB or 1/8 of a small memory, stays in them."""
+loop makes and drops at a time, 32 MiB or 1/8 of a small memory, stays in them, unless it is
+many pieces: to empty them then would take long."""
 
 
 _NO_HOLE: Final = (0, -1)
@@ -56,6 +58,7 @@ class Allocator:
         self._hole_at: dict[int, int] = {}  # address -> nbytes
         self._hole_ending: dict[int, int] = {}  # end -> address
         self._binned = 0
+        self._binned_pieces = 0
         self._binned_limit = 0
         self.capacity = 0
         self.in_use = 0
@@ -82,6 +85,7 @@ class Allocator:
         fitting = self._bins.get(size)
         if fitting:
             self._binned -= size
+            self._binned_pieces -= 1
             self.in_use += size
             return fitting.pop()
         hole = self._best_fit(size)
@@ -110,12 +114,13 @@ class Allocator:
         """Give back what ``allocate`` handed out."""
         self.in_use -= size
         self._binned += size
+        self._binned_pieces += 1
         fitting = self._bins.get(size)
         if fitting is None:
             self._bins[size] = [address]
         else:
             fitting.append(address)
-        if self._binned > self._binned_limit:
+        if self._binned > self._binned_limit or self._binned_pieces > _BINNED_PIECES:
             self._coalesce()
 
     @property
@@ -156,7 +161,7 @@ class Allocator:
         binned = self._bins.items()
         pieces = sorted((address, size) for size, addresses in binned for address in addresses)
         self._bins.clear()
-        self._binned = 0
+        self._binned = self._binned_pieces = 0
         start = end = pieces[0][0]
         for address, size in pieces:
             if address != end:

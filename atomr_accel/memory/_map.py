@@ -7,6 +7,7 @@ sealed memory lie in different slabs, because protection works on whole slabs.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ _LARGEST_SLAB: Final = 1 << 30
 _GROWTH_SHARE: Final = 64
 """Slabs grow with the memory in use, to 1/64 of it: each is a descriptor, and those are few."""
 
+SLICE: Final = 256
+"""Dropped blocks that are released at a time, which takes a fraction of a millisecond."""
+
 GRANULARITY: Final = 2 << 20
 """What ``cuMemCreate`` allocates in on every device so far."""
 
@@ -41,12 +45,19 @@ class Slab:
         nbytes: its size.
         fd: the descriptor, or -1 where the platform cannot export memory.
         sealed: whether the host maps it read-only.
+
+    Raises:
+        ValueError: sealed, and without the descriptor by which it survives.
     """
 
     id: int
     nbytes: int
     fd: int
     sealed: bool
+
+    def __post_init__(self) -> None:
+        if self.sealed and self.fd < 0:
+            raise ValueError("a sealed slab survives its host by a descriptor, and has none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +138,14 @@ class MemoryMap:
     def bump(self) -> int:
         """Begin the next generation: every plain ref there is becomes stale."""
         self.epoch = Epoch(self.epoch.generation + 1)
-        self._stale.append(self._plain)
-        self._plain = Allocator()
+        plain, self._plain = self._plain, Allocator()
+        if plain.in_use:
+            self._stale.append(plain)
+        else:
+            self._give_up(plain)
         for slab in [slab for slab in self._own if not self._slabs[slab].sealed]:
             del self._own[slab]
             self._stale.append(self._pool_of[slab])
-        self.collect()
         self.unmapped.clear()  # the next host never mapped them
         return self.epoch.generation
 
@@ -141,14 +154,18 @@ class MemoryMap:
         return epoch is self.epoch or epoch is self.sealed_epoch
 
     def allocate(self, nbytes: int, *, sealed: bool = False) -> Block | None:
-        """A block for ``nbytes``, or None when no slab has the room: then ``add_slab``."""
+        """A block for ``nbytes``, or None when no slab has the room.
+
+        Then ``collect`` while there is something ``dropped``, and after that ``add_slab``.
+        """
         if self.dropped:
-            self.collect()
+            self.collect(SLICE)
         size = round_size(nbytes)
         address = (self._sealed if sealed else self._plain).allocate(size)
         if address is None:
             return None
         block = Block(self, address, size, self.epoch)
+        block.nbytes = nbytes
         block.sealed = sealed
         if self.scopes:
             note(self, block)
@@ -167,7 +184,7 @@ class MemoryMap:
         found = self.allocate(nbytes)
         if found is None:
             return False
-        block.address, block.size = found.address, found.size
+        block.address, block.size, block.nbytes = found.address, found.size, nbytes
         found.size = 0
         return True
 
@@ -192,26 +209,24 @@ class MemoryMap:
 
     def release(self, address: int, size: int) -> None:
         """Give a piece back to the slab it is in."""
-        pool = self._pool_of.get(address >> SLAB_SHIFT)
-        if pool is not None:  # None: the slab was given up while stale refs still held it
-            pool.free(address, size)
-
-    def collect(self) -> None:
-        """Release the blocks whose last ref was dropped."""
-        dropped, pool_of = self.dropped, self._pool_of
-        while dropped:
-            address, size = dropped.popleft()
-            pool = pool_of.get(address >> SLAB_SHIFT)
-            if pool is not None:
-                pool.free(address, size)
-        if self._own:
-            for slab in [slab for slab in self._own if not pool_of[slab].in_use]:
+        slab = address >> SLAB_SHIFT
+        pool = self._pool_of.get(slab)
+        if pool is None:  # the slab was given up while stale refs still held it
+            return
+        pool.free(address, size)
+        if not pool.in_use and pool is not self._plain and pool is not self._sealed:
+            if slab in self._own:
                 self._close(slab)
                 self.unmapped.append(slab)
-        if self._stale:
-            for pool in [pool for pool in self._stale if not pool.in_use]:
+            else:
                 self._stale.remove(pool)
                 self._give_up(pool)
+
+    def collect(self, most: int | None = None) -> None:
+        """Release the blocks whose last ref was dropped, the first ``most`` of them."""
+        dropped, release = self.dropped, self.release
+        for _ in range(len(dropped) if most is None else min(most, len(dropped))):
+            release(*dropped.popleft())
 
     def unhold(self) -> None:
         """Reuse the memory of blocks that nobody holds any more."""
@@ -220,7 +235,7 @@ class MemoryMap:
             block.holds -= 1
             block.settle()
             del block
-        self.collect()
+        self.collect(SLICE)
 
     @property
     def capacity(self) -> int:
@@ -232,17 +247,19 @@ class MemoryMap:
 
         Large requests have slabs of their own, others share one.
         """
-        least = _least_slab(nbytes)
+        least = least_slab(nbytes)
         shared = min(_LARGEST_SLAB, 1 << (self.capacity // _GROWTH_SHARE).bit_length())
         shared = max(SLAB_BYTES, shared)
         return shared if least <= shared // 2 else least
 
     def slab_sizes(self, nbytes: int) -> list[int]:
         """What to try for a request that found no room: ``growth``, or else just enough."""
-        sizes = sorted({self.growth(nbytes), _least_slab(nbytes)}, reverse=True)
-        if self.limit is None:
-            return sizes
-        return [size for size in sizes if size <= self.limit - self.capacity]
+        return self.affordable([self.growth(nbytes), least_slab(nbytes)])
+
+    def affordable(self, sizes: list[int]) -> list[int]:
+        """Those of ``sizes`` that the limit allows, largest first."""
+        room = math.inf if self.limit is None else self.limit - self.capacity
+        return sorted({size for size in sizes if size <= room}, reverse=True)
 
     def new_slab_id(self) -> int:
         """A number no slab of this device has had."""
@@ -256,12 +273,14 @@ class MemoryMap:
         self._pool_of[slab.id] = pool
         pool.add_slab(slab.id, slab.nbytes)
 
-    def add_own(self, slab: Slab, owner: object = None) -> Block:
+    def add_own(self, slab: Slab, owner: object = None, nbytes: int | None = None) -> Block:
         """Take a slab into use that is one buffer, and is given up with it.
 
         Args:
             slab: the slab; if it is sealed it survives rebuilds.
             owner: what to keep alive as long.
+            nbytes: bytes that are asked for, where the slab has more. The block is to be
+                filled yet, if the slab is sealed, and sealed then.
         """
         pool = Allocator()
         pool.add_slab(slab.id, slab.nbytes)
@@ -271,7 +290,10 @@ class MemoryMap:
         self._pool_of[slab.id] = pool
         self._own[slab.id] = owner
         block = Block(self, address, slab.nbytes, self.epoch)
-        if slab.sealed:
+        block.sealed = slab.sealed
+        if nbytes is not None:
+            block.nbytes = nbytes
+        elif slab.sealed:
             self.seal(block)
         if self.scopes:
             note(self, block)
@@ -308,7 +330,11 @@ class MemoryMap:
         return trimmed
 
     def close(self) -> None:
-        """Close every descriptor: the memory is free once no host maps it either."""
+        """Close every descriptor: the memory is free once no host maps it either.
+
+        Sealed blocks become stale now, too.
+        """
+        self.sealed_epoch = Epoch(self.generation)
         for slab in list(self._slabs):
             self._close(slab)
 
@@ -345,5 +371,6 @@ class MemoryMap:
             os.close(fd)
 
 
-def _least_slab(nbytes: int) -> int:
+def least_slab(nbytes: int) -> int:
+    """Bytes of a slab in which a block of ``nbytes`` has just enough room."""
     return -(-round_size(nbytes) // GRANULARITY) * GRANULARITY

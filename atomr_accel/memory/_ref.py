@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, final
 
 from .._dtypes import as_dtype
-from .._errors import GpuRefSealed, GpuRefStale, said_of
+from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
 from ._views import Key, reshaped, selected
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Block:
     Attributes:
         address: where it is, in the device's address space (see ``host._address``).
         size: bytes it takes, rounded.
+        nbytes: bytes that were asked for: what is behind them was others' before.
         epoch: the epoch it is usable in; None once freed.
         generation: the generation it was made in.
         sealed: whether it is read-only for good.
@@ -54,6 +55,7 @@ class Block:
         "generation",
         "holds",
         "memory",
+        "nbytes",
         "readers",
         "retired",
         "sealed",
@@ -64,7 +66,7 @@ class Block:
     def __init__(self, memory: MemoryMap, address: int, size: int, epoch: Epoch) -> None:
         self.memory = memory
         self.address: Any = address  # an int, or a LateAddress until there is memory
-        self.size = size
+        self.size = self.nbytes = size
         self.epoch: Epoch | None = epoch
         self.generation = epoch.generation
         self.sealed = False
@@ -170,11 +172,19 @@ class Hold:
     __slots__ = ("_block",)
 
     def __init__(self, block: Block) -> None:
-        self._block: Final = block.base
+        self._block: Block | None = block.base
         self._block.holds += 1
 
+    def release(self) -> None:
+        """Let go at once: for the program's thread, where nothing uses the memory any more."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.holds -= 1
+            block.settle()
+
     def __del__(self) -> None:
-        self._block.memory.unheld.append(self._block)
+        if self._block is not None:
+            self._block.memory.unheld.append(self._block)
 
 
 @final
@@ -361,9 +371,8 @@ def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
     if block.epoch is None:
         return GpuRefStale(f"{name} was freed: {ref!r}")
     if memory.over is not None:
-        return GpuRefStale(
-            f"{name} is of generation {block.generation} of {memory.device}, which {memory.over}"
-        )
+        why = f"{name} is gone: {memory.device} {memory.over}"
+        return DeviceLost(why) if block.sealed else GpuRefStale(why)
     return GpuRefStale(
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"

@@ -419,6 +419,13 @@ async def put_sealed(device: Device, _: GpuRef) -> None:
     assert same_bits(await device.get(ref), EYE)
 
 
+async def share(device: Device, _: GpuRef) -> None:
+    for sealed in (True, False):
+        ref = await device.put(EYE, sealed=sealed)
+        with await device.share(ref) as shared:
+            assert same_bits(await device.get(await device.adopt(shared)), EYE)
+
+
 async def put_large(device: Device, _: GpuRef) -> None:
     ref = await device.put(LARGE)
     assert same_bits(await device.get(ref), LARGE)
@@ -439,6 +446,7 @@ async def first_kernel(device: Device, sealed: GpuRef) -> None:
 CALLS: Final = {
     "put sealed": (put_sealed, EYE),
     "seal": (seal_new, EYE),
+    "share": (share, EYE),
     "gemm": (gemm_of_sealed, EYE),
     "kernel": (first_kernel, EYE),
     "get": (get_large, LARGE),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import gc
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,21 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, GpuRefStale
-from atomr_accel.lanes import CHUNK
+from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
+from atomr_accel.lanes import CHUNK, HostHandle, Op
+from atomr_accel.testing import poison
 
-from ..harness import Gate, on_shared, opened, program, same_bits, settled
+from ..harness import (
+    Gate,
+    cancelled_at,
+    cpu_only,
+    interrupted_at,
+    on_shared,
+    opened,
+    program,
+    same_bits,
+    settled,
+)
 from .arrays import arrays, random_bits
 
 if TYPE_CHECKING:
@@ -234,3 +247,74 @@ async def test_writers_are_refused_while_a_seal_waits_for_another(
             gate.open()
         assert first.sealed
         assert (await device.get(second)).tolist() == [2] * 4
+
+
+@cpu_only
+@pytest.mark.parametrize("cancelled", [False, True])
+@program
+async def test_what_was_half_sealed_waits_for_its_host_to_end(
+    cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is killed may still be writing there, through its second mapping."""
+    may_end = trio.Event()
+    ended: set[HostHandle] = set()
+    close = HostHandle.close
+
+    async def close_late(host: HostHandle, *, dying: bool = False) -> int | None:
+        await may_end.wait()
+        code = await close(host, dying=dying)
+        ended.add(host)
+        return code
+
+    array = random_bits((3 << 20,), np.dtype(np.uint8), 1)
+    async with opened(max_restarts=99) as device:
+        core = device._core
+        submit = core.submit
+        unprotected: list[tuple[HostHandle, int]] = []
+        protected: list[tuple[HostHandle, int, Op]] = []
+
+        def harmless(host: HostHandle, address: int) -> bool:
+            """Whether a host cannot write to an address of a sealed slab."""
+            done = [op for h, at, op in protected if (h, at) == (host, address)]
+            return host in ended or any(op.answered and op.error is None for op in done)
+
+        def watched(port: Any, name: str, message: Any, reads: Any = (), writes: Any = ()) -> Op:
+            op = submit(port, name, message, reads, writes)
+            if name in ("protect", "unprotect"):
+                (block,) = writes
+                assert core.context is not None
+                host = core.context.host
+                if name == "protect":
+                    protected.append((host, block.address, op))
+                else:
+                    others = [h for h, at in unprotected if at == block.address and h is not host]
+                    assert all(harmless(other, block.address) for other in others)
+                    unprotected.append((host, block.address))
+            return op
+
+        monkeypatch.setattr(core, "submit", watched)
+        monkeypatch.setattr(HostHandle, "close", close_late)
+        await device.put(np.zeros(1), sealed=True)
+        try:
+            for step in (2, 3, 4):
+                if cancelled:
+                    await cancelled_at(step, lambda: device.put(array, sealed=True))
+                    await poison(device)
+                else:
+                    with suppress(ContextPoisoned):
+                        await interrupted_at(
+                            step,
+                            lambda: device.put(array, sealed=True),
+                            lambda: poison(device),
+                        )
+                ref = await device.put(array, sealed=True)
+                assert same_bits(await device.get(ref), array)
+                await device.free(ref)
+        finally:
+            may_end.set()
+        await poison(device)
+        while core.dying:
+            await trio.testing.wait_all_tasks_blocked(0.001)
+        gc.collect()
+        assert device.statistics().memory.used == 0
+        assert not core.quarantined

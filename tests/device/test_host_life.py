@@ -483,13 +483,13 @@ async def test_a_loss_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_refs_say_that_their_device_was_closed_or_lost() -> None:
     async with opened() as device:
         ref = await device.put(EYE)
-    with pytest.raises(GpuRefStale, match=r"of generation 1 of cpu:0, which is closed: its 'async"):
+    with pytest.raises(GpuRefStale, match="ref is gone: cpu:0 is closed: its 'async"):
         await device.get(ref)
     with pytest.raises(BaseExceptionGroup):
         async with opened(max_restarts=0) as device:
             ref = await device.put(EYE)
             await poison(device)
-    with pytest.raises(GpuRefStale, match=r"of generation 1 of cpu:0, which is lost"):
+    with pytest.raises(GpuRefStale, match="ref is gone: cpu:0 is lost"):
         await device.get(ref)
 
 
@@ -600,10 +600,12 @@ async def test_out_of_descriptors_opening_says_so(isolation: Isolation, left: in
         with no_descriptors(left):
             async with opened(isolation=isolation) as device:
                 await device.put(EYE)
-    except* OSError as group:
+    except* (OSError, OutOfMemory) as group:
         for error in leaves(group):
-            assert isinstance(error, OSError)
-            assert error.errno == errno.EMFILE
+            if isinstance(error, OSError):
+                assert error.errno == errno.EMFILE
+            else:
+                assert os.strerror(errno.EMFILE) in str(error)
     assert descriptors() <= before
 
 

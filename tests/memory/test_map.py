@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale
+from atomr_accel import DeviceLost, GpuRef, GpuRefSealed, GpuRefStale
 from atomr_accel.libraries import usable, writable
-from atomr_accel.memory import Block, MemoryMap, Slab, round_size
+from atomr_accel.memory import SLICE, Allocator, Block, MemoryMap, Slab, round_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -273,3 +274,57 @@ def test_the_larger_the_request_the_larger_the_slab(memory: MemoryMap) -> None:
         size = memory.growth(nbytes)
         assert size >= round_size(nbytes)
         assert size % (2 << 20) == 0
+
+
+def test_dropped_blocks_are_released_a_few_at_a_time(memory: MemoryMap) -> None:
+    """Whoever drops many does not make the next one wait for all of them."""
+    refs = [allocate(memory, 300 * i % 5000) for i in range(3000)]
+    random.Random(1).shuffle(refs)
+    refs.clear()
+    waiting = len(memory.dropped)
+    assert waiting == 3000
+    while memory.dropped:
+        refs.append(allocate(memory, 100))
+        assert waiting - len(memory.dropped) <= SLICE
+        waiting = len(memory.dropped)
+    assert memory.statistics().used == len(refs) * 256
+
+
+def test_merging_what_is_free_is_bounded() -> None:
+    allocator = Allocator()
+    allocator.add_slab(1, 1 << 30)
+    addresses = [allocator.allocate(256) for _ in range(5000)]
+    random.Random(1).shuffle(addresses)
+    most = 0
+    for address in addresses:
+        assert address is not None
+        allocator.free(address, 256)
+        most = max(most, sum(map(len, allocator._bins.values())))
+    assert most <= SLICE
+    assert allocator.in_use == 0
+    assert allocator.largest_free == 1 << 30
+
+
+def test_memory_that_was_dropped_before_a_fault_goes_with_its_generation(memory: MemoryMap) -> None:
+    refs = [allocate(memory, 100) for _ in range(2 * SLICE)]
+    refs.clear()
+    memory.bump()
+    assert memory.allocate(100) is None
+    while memory.dropped:
+        memory.collect(SLICE)
+    assert (memory.statistics().slabs, memory.statistics().used) == (0, 0)
+
+
+def test_nothing_of_a_closed_device_is_good(memory: MemoryMap) -> None:
+    memory.add_slab(Slab(memory.new_slab_id(), SLABS, os.memfd_create("test-slab"), sealed=True))
+    block = memory.allocate(10, sealed=True)
+    assert block is not None
+    memory.seal(block)
+    sealed, plain = ref_of(block, 10), allocate(memory, 10)
+    memory.bump()
+    memory.over = "is closed"
+    memory.close()
+    for ref, error in ((sealed, DeviceLost), (plain, GpuRefStale)):
+        assert ref.is_stale
+        with pytest.raises(error, match="a is gone: test:0 is closed"):
+            usable(ref, memory, "a")

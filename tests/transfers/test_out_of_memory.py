@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel import OutOfMemory, open_device
-from atomr_accel.memory import MemoryMap
+from atomr_accel.memory import SLICE, MemoryMap
 from atomr_accel.memory._map import SLAB_BYTES, Slab
 
-from ..harness import cancelled_at, on_shared, opened, program, settled
+from ..harness import cancelled_at, on_shared, opened, program, settled, used_by
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
@@ -152,3 +152,41 @@ def test_slabs_grow_with_the_memory_in_use() -> None:
             blocks.append(block)
     assert memory.statistics().slabs < 300  # of the 1024 descriptors a process may have
     assert memory.statistics().fragmentation == 0
+
+
+# --- much at once -------------------------------------------------------------------------------
+
+
+@program
+async def test_what_many_have_dropped_is_released_a_few_a_turn() -> None:
+    """However many buffers go at once, nobody else waits for long."""
+
+    class Turns(trio.abc.Instrument):
+        released = most = 0
+
+        def after_io_wait(self, timeout: float) -> None:
+            self.released = 0
+
+    async with opened(isolation="thread", memory_limit=64 * MIB) as device:
+        memory = device._core.memory
+        turns = Turns()
+        release = memory.release
+
+        def counted(address: int, size: int) -> None:
+            turns.released += 1
+            turns.most = max(turns.most, turns.released)
+            release(address, size)
+
+        refs = [await device.empty(10_000, np.uint8) for _ in range(6000)]
+        refs.clear()
+        memory.release = counted  # type: ignore[method-assign]
+        trio.lowlevel.add_instrument(turns)
+        try:
+            # There is room for it only when most of them are gone.
+            large = await device.empty(60 * MIB, np.uint8)
+        finally:
+            trio.lowlevel.remove_instrument(turns)
+            del memory.release
+        assert 0 < turns.most <= 2 * SLICE
+        del large
+        assert used_by(device) == 0

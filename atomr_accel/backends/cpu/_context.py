@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import platform
 import time
@@ -23,6 +22,7 @@ from ...host import (
     DeviceInfo,
     StickyFault,
     StreamPlan,
+    map_file,
     numpy_at,
     shared_fd,
 )
@@ -146,13 +146,14 @@ class CpuContext:
 
     def map_slab(self, slab: int, fd: int, nbytes: int, *, sealed: bool) -> None:
         """Map a slab, without write permission if it is sealed."""
-        self._slabs[slab] = _map(fd, nbytes, writable=not sealed)
+        view = _map(fd, nbytes, writable=not sealed)
         if sealed:
             self._fds[slab] = os.dup(fd)
+        self._slabs[slab] = view
 
     def unmap_slab(self, slab: int) -> None:
-        """Forget a slab; the mapping ends with the last view."""
-        del self._slabs[slab]
+        """Forget a slab, if it is here; the mapping ends with the last view."""
+        self._slabs.pop(slab, None)
         if slab in self._fds:
             os.close(self._fds.pop(slab))
 
@@ -225,5 +226,4 @@ class CpuContext:
 
 
 def _map(fd: int, nbytes: int, *, writable: bool = True) -> _Bytes:
-    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-    return np.frombuffer(mmap.mmap(fd, nbytes, access=access), dtype=np.uint8)
+    return np.frombuffer(map_file(fd, nbytes, writable=writable), dtype=np.uint8)

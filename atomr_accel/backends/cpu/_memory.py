@@ -39,7 +39,7 @@ class CpuMemory:
 
     def _fill(self, message: Fill) -> None:
         self._context.check()
-        target = self._context.bytes_at(message.address, message.nbytes)
+        target = self._context.bytes_at(message.address, message.nbytes, unsealing=True)
         element = np.frombuffer(message.element, dtype=np.uint8)
         target.reshape(-1, len(element))[:] = element
 

@@ -8,20 +8,21 @@ share it. Memory goes through the driver's virtual memory management (``cuMemCre
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
 from ..._errors import DeviceUnavailable, OutOfMemory, Unsupported
-from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StreamPlan
+from ...host import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StreamPlan, arrived, map_file
 from ._driver import NOT_READY, check, driver, failure, start_driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import mmap
+    from collections.abc import Callable, Iterator
 
 _ATTRIBUTE: Final = driver.CUdevice_attribute
 _FD_TYPE: Final = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -151,6 +152,16 @@ class CudaStream:
 
     def _new_event(self) -> Any:
         return check("cuEventCreate", driver.cuEventCreate(self._flags))
+
+
+@contextmanager
+def _released_unless_done(allocation: Any) -> Iterator[None]:
+    """Nobody else knows of an allocation that could not be mapped."""
+    try:
+        yield
+    except BaseException:
+        driver.cuMemRelease(allocation)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +302,7 @@ class CudaContext:
         """Map shared memory and page-lock it (``cuMemHostRegister``)."""
         if slab in self._pinned:
             return
-        memory = mmap.mmap(fd, nbytes)
+        memory = map_file(fd, nbytes)
         base = np.frombuffer(memory, dtype=np.uint8).ctypes.data
         flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
         check("cuMemHostRegister", driver.cuMemHostRegister(base, nbytes, flags))
@@ -362,27 +373,37 @@ class CudaContext:
             raise OutOfMemory(
                 f"no room for a slab of {nbytes} bytes on the device", requested=nbytes
             ) from error
-        self._map(slab, allocation, nbytes, sealed=sealed)
-        if not self.exports:
-            return -1
-        return int(
-            check(
-                "cuMemExportToShareableHandle",
-                driver.cuMemExportToShareableHandle(allocation, _FD_TYPE, 0),
-            )
-        )
+        with _released_unless_done(allocation):
+            fd = -1
+            if self.exports:
+                fd = int(
+                    check(
+                        "cuMemExportToShareableHandle",
+                        driver.cuMemExportToShareableHandle(allocation, _FD_TYPE, 0),
+                    )
+                )
+            try:
+                self._map(slab, allocation, nbytes, sealed=sealed)
+            except BaseException:
+                if fd >= 0:
+                    os.close(fd)
+                raise
+        return fd
 
     def map_slab(self, slab: int, fd: int, nbytes: int, *, sealed: bool) -> None:
         """Import a descriptor (``cuMemImportFromShareableHandle``) and map it."""
         allocation = check(
             "cuMemImportFromShareableHandle",
-            driver.cuMemImportFromShareableHandle(fd, _FD_TYPE),
+            driver.cuMemImportFromShareableHandle(arrived(fd, "a slab", nbytes), _FD_TYPE),
         )
-        self._map(slab, allocation, nbytes, sealed=sealed)
+        with _released_unless_done(allocation):
+            self._map(slab, allocation, nbytes, sealed=sealed)
 
     def unmap_slab(self, slab: int) -> None:
-        """Unmap a slab and release its allocation, or unlock shared memory."""
-        base = self._bases.pop(slab)
+        """Unmap a slab, if it is here, and release its allocation, or unlock shared memory."""
+        base = self._bases.pop(slab, None)
+        if base is None:
+            return
         if slab in self._pinned:
             check("cuMemHostUnregister", driver.cuMemHostUnregister(base))
             del self._pinned[slab]
@@ -464,8 +485,6 @@ class CudaContext:
         self._bases[slab] = base
 
     def _map_at(self, allocation: Any, nbytes: int, *, writable: bool) -> int:
-        base = check("cuMemAddressReserve", driver.cuMemAddressReserve(nbytes, 0, 0, 0))
-        check("cuMemMap", driver.cuMemMap(base, nbytes, 0, allocation, 0))
         access = driver.CUmemAccessDesc()
         access.location = self.location()
         flags = driver.CUmemAccess_flags
@@ -474,7 +493,17 @@ class CudaContext:
             if writable
             else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
         )
-        check("cuMemSetAccess", driver.cuMemSetAccess(base, nbytes, [access], 1))
+        base = check("cuMemAddressReserve", driver.cuMemAddressReserve(nbytes, 0, 0, 0))
+        mapped = False
+        try:
+            check("cuMemMap", driver.cuMemMap(base, nbytes, 0, allocation, 0))
+            mapped = True
+            check("cuMemSetAccess", driver.cuMemSetAccess(base, nbytes, [access], 1))
+        except BaseException:
+            if mapped:
+                driver.cuMemUnmap(base, nbytes)
+            driver.cuMemAddressFree(base, nbytes)
+            raise
         return int(base)
 
     @staticmethod

@@ -77,7 +77,7 @@ class CudaMemory:
             raise failure("cuMemcpyAsync", status)
 
     def _fill(self, message: Fill) -> None:
-        pointer, nbytes = self._context.pointer(message.address), message.nbytes
+        pointer, nbytes = self._context.writable_pointer(message.address), message.nbytes
         element, stream = message.element, self._stream.handle
         if not nbytes:
             return

@@ -1,0 +1,203 @@
+"""Page-locked arrays whose block was left: nobody else's memory, and no memory lost."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from atomr_accel.lanes import PinnedPool
+from atomr_accel.testing import kill_host
+
+from ..harness import descriptors, on_shared, opened, program, same_bits
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+    from atomr_accel.lanes import Piece
+
+MIB = 1 << 20
+BYTE = np.dtype(np.uint8)
+
+
+@pytest.mark.parametrize("size", [16, 4000, 3 << 20])
+@on_shared
+async def test_an_array_whose_block_was_left_is_nobody_elses(device: Device, size: int) -> None:
+    async with device.pinned.array(size, np.uint8) as old:
+        old[:] = 1
+        part, raw = old[3:], old.data
+    del old
+    buffer = await device.put(np.full(size, 3, np.uint8))
+    async with device.pinned.array(size, np.uint8) as new:
+        new[:] = 2
+        assert not np.shares_memory(new, part)
+        with pytest.raises(ValueError, match="was given back"):
+            await device.put(part)
+        with pytest.raises(ValueError, match="was given back"):
+            await device.get(buffer[3:], out=part)
+        part[:] = 4
+        raw[0] = 5
+        assert (new == 2).all()
+        assert (await device.get(await device.put(new)) == 2).all()
+    assert device.pinned.statistics().used == 0
+
+
+@pytest.mark.parametrize("shape", [0, (), (3, 0, 2), (2, 3)])
+@on_shared
+async def test_shapes_of_arrays(device: Device, shape: Any) -> None:
+    async with device.pinned.array(shape, np.float32) as array:
+        assert array.shape == np.empty(shape).shape
+        assert (array.dtype, array.flags.c_contiguous) == (np.float32, True)
+        array[...] = 7
+        assert same_bits(await device.get(await device.put(array)), array)
+
+
+@on_shared
+async def test_memory_is_used_again_once_the_last_view_is_gone(device: Device) -> None:
+    addresses = set()
+    for _ in range(20):
+        async with device.pinned.array(2 << 20, np.uint8) as array:
+            addresses.add(array.__array_interface__["data"][0])
+            view = array[5:10]
+        assert len(view) == 5
+    assert len(addresses) == 2  # in turns with that of the block before
+
+
+@program
+async def test_nobody_waits_for_arrays_that_are_only_held() -> None:
+    """The name after ``as`` lives on after its block, as it does in this loop."""
+    async with opened(pinned_limit=4 * MIB) as device:
+        kept = []
+        for turn in range(4):
+            async with device.pinned.array(4 * MIB, np.uint8) as array:
+                array[:] = turn
+                ref = await device.put(array)
+                assert (await device.get(ref) == turn).all()
+            kept.append(array[:100])
+            assert device.pinned.statistics().capacity <= 4 * MIB
+        assert [set(array) for array in kept] == [{0}, {1}, {2}, {3}]
+
+
+@program
+async def test_what_is_held_beyond_its_device_stays_mapped() -> None:
+    async with AsyncExitStack() as stack:
+        device = await stack.enter_async_context(opened(pinned_limit=4 * MIB))
+        async with device.pinned.array(MIB, np.uint8) as array:
+            array[:] = 3
+        async with device.pinned.array(8 * MIB, np.uint8, oversize="exceed") as beyond:
+            beyond[:] = 4
+    before = descriptors()
+    assert (array == 3).all()
+    assert (beyond == 4).all()
+    del array, beyond
+    assert descriptors() <= before
+
+
+@program
+async def test_arrays_of_before_a_fault_are_nobody_elses_either() -> None:
+    async with opened(max_restarts=9) as device:
+        async with device.pinned.array(MIB, np.uint8) as old:
+            await device.put(old)
+            await kill_host(device)
+            old[:] = 1
+            ref = await device.put(old)
+        async with device.pinned.array(MIB, np.uint8) as new:
+            new[:] = 2
+            await device.get(ref, out=new)
+            assert (new == 1).all()
+            new[:] = 2
+        assert (old == 1).all()
+
+
+class Pools(RuleBasedStateMachine):
+    """Arrays come and go, views of them stay: none is another's, and the limit holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = iter(range(1, 1 << 20))
+        self.pool = PinnedPool(16 * MIB, lambda: next(self.numbers))
+        self.inside: list[tuple[Piece, np.ndarray[Any, Any], int]] = []
+        self.views: list[tuple[np.ndarray[Any, Any], int]] = []
+        self.stamp = 0
+
+    @rule(nbytes=st.sampled_from([1, 300, 70_000, MIB, 5 * MIB, 16 * MIB]))
+    def enter(self, nbytes: int) -> None:
+        piece = self.pool.try_acquire(nbytes)
+        if piece is None:
+            assert self.inside  # else there must be room, whatever views are held
+            return
+        array = piece.array((nbytes,), BYTE)
+        self.stamp = (self.stamp + 1) % 251
+        array[:: max(1, nbytes // 7)] = self.stamp
+        self.inside.append((piece, array, self.stamp))
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data(), keep=st.booleans())
+    def leave(self, data: st.DataObject, keep: bool) -> None:
+        piece, array, stamp = self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1)))
+        if keep:
+            self.views.append((array[:: max(1, len(array) // 7)], stamp))
+        del array
+        piece.release()
+
+    @precondition(lambda self: self.views)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        self.views.pop(data.draw(st.integers(0, len(self.views) - 1)))
+
+    @rule()
+    def trim(self) -> None:
+        self.pool.trim()
+
+    @invariant()
+    def everybody_has_what_he_wrote(self) -> None:
+        for _, array, stamp in self.inside:
+            assert (array[:: max(1, len(array) // 7)] == stamp).all()
+        for view, stamp in self.views:
+            assert (view == stamp).all()
+
+    @invariant()
+    def the_limit_holds(self) -> None:
+        found = self.pool.statistics()
+        assert found.capacity <= found.limit
+        assert found.used == sum(piece.size for piece, _, _ in self.inside)
+
+    def teardown(self) -> None:
+        before = descriptors()
+        arenas = self.pool.statistics().arenas
+        self.pool.close()
+        assert descriptors() <= before - arenas
+        self.everybody_has_what_he_wrote()
+
+
+TestPools = Pools.TestCase
+TestPools.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+@given(st.lists(st.sampled_from([1, 2, 4]), max_size=12))
+def test_who_waits_in_line_gets_what_others_give_back(sizes: list[int]) -> None:
+    """However many views are held, all of those in line are served in the end."""
+
+    async def main() -> None:
+        numbers = iter(range(1, 1 << 20))
+        pool = PinnedPool(4 * MIB, lambda: next(numbers))
+        held = []
+
+        async def user(size: int) -> None:
+            piece = await pool.acquire(size * MIB)
+            held.append(piece.array((size * MIB,), BYTE)[:10])
+            await trio.lowlevel.checkpoint()
+            piece.release()
+
+        async with trio.open_nursery() as nursery:
+            for size in sizes:
+                nursery.start_soon(user, size)
+        assert pool.statistics().used == 0
+        pool.close()
+
+    trio.run(main)
