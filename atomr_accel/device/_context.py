@@ -135,11 +135,17 @@ class Context:
 
     async def _watch(self, deadline: float) -> None:
         """End the host when an op hangs: nothing else ends a kernel that never does."""
+        interval = deadline / _WATCH_DIVISOR
+        running = 0.0
         while True:
-            await trio.sleep(deadline / _WATCH_DIVISOR)
+            begun = trio.current_time()
+            await trio.sleep(interval)
+            # If this comes late the program was stopped, or busy: nobody has looked, and the
+            # host may have been stopped, too. That is not the op's time.
+            running += min(trio.current_time() - begun, 2 * interval)
             core = self._core
             for name, port in self._ports.items():
-                op = port.overdue(trio.current_time(), deadline)
+                op = port.overdue(running, deadline)
                 if op is None or not core.lanes[name][0].hangs:
                     continue
                 generation = core.memory.generation
@@ -171,7 +177,8 @@ class Context:
             await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
         remapped = trio.current_time()
         memory = LaneSpec(MEMORY_LANE, {core.backend: core.backend_description.memory})
-        core.add_lane(memory, 0)
+        if MEMORY_LANE not in core.lanes:
+            core.add_lane(memory, next(core.next_lane))
         for spec, _ in list(core.lanes.values()):
             await self._start_lane(spec)
         pattern = os.urandom(256)
@@ -205,7 +212,8 @@ class Context:
     async def _start_lane(self, spec: LaneSpec) -> None:
         core = self._core
         executor = spec.executors[core.backend]
-        index = core.lanes[spec.name][1] if spec.name in core.lanes else len(core.lanes)
+        known = core.lanes.get(spec.name)
+        index = next(core.next_lane) if known is None else known[1]
         ours, theirs = socket.socketpair()
         try:
             await self.host.request(
@@ -223,10 +231,18 @@ class Context:
 
     async def _run_lane(self, port: Port) -> None:
         await port.run(self._on_fault)
-        self.report_dead()
+        if self._ports.get(port.name) is port:  # or the lane was closed
+            self.report_dead()
+
+    def remove_lane(self, name: str) -> None:
+        """End a lane that is not used any more."""
+        port = self._ports.pop(name, None)
+        if port is not None:
+            port.hang_up()
 
     def _on_fault(self, fault: Fault, op: str) -> None:
         self._poison(fault.status, fault.status_name, fault.message, op)
+        self.report_dead()
 
     def report_dead(self) -> None:
         """Somebody found the host gone: end, whoever else has noticed."""

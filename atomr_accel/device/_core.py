@@ -6,6 +6,7 @@ attaches itself when its host is good, and is detached the moment it is not.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import os
@@ -81,7 +82,8 @@ class DeviceCore:
         being_sealed: how many callers are sealing each block.
         in_flight: every op that is not answered, by sequence number.
         info: what the device said of itself when it was opened last.
-        lanes: the lanes ever used, with their numbers; a rebuild opens them again.
+        lanes: the lanes in use, with their numbers; a rebuild opens them again.
+        next_lane: numbers for lanes, never the same again.
         standby: keeps a host warm for the next rebuild, if there is one.
         dying: hosts that were killed and may not have ended yet; see ``bury``.
     """
@@ -114,6 +116,7 @@ class DeviceCore:
         self.in_flight: Final[dict[int, Op]] = {}
         self.dropped_programs: Final[deque[tuple[Epoch, int, Block]]] = deque()
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
+        self.next_lane: Final = itertools.count()
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
         self.standby: Standby | None = None
@@ -275,6 +278,12 @@ class DeviceCore:
             self.lanes[spec.name] = (spec, index)
             if self.standby is not None:
                 self.standby.changed()
+
+    def remove_lane(self, name: str) -> None:
+        """A lane has answered all that was asked of it, and is not used any more: end it."""
+        self.lanes.pop(name, None)
+        if self._context is not None:
+            self._context.remove_lane(name)
 
     @contextmanager
     def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:

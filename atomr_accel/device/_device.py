@@ -185,6 +185,23 @@ class Device(Data, Libraries):
         """
         return await self._functions.run(function, args, lane, init)
 
+    async def close_lane(self, lane: str) -> None:
+        """End a lane of ``run``: its state, its thread and what else it has in the host.
+
+        A lane costs a thread and some descriptors for as long as it is open, so programs that
+        make up names as they go close them. Calls that have begun are waited for. The next
+        call on the name opens it anew, and waits until it is closed. Closing what is not open
+        does nothing.
+
+        Args:
+            lane: its name.
+
+        Raises:
+            ContextPoisoned: the device failed meanwhile; the lane is closed.
+            TypeError: not a name.
+        """
+        await self._functions.close(lane)
+
     # --- programs ------------------------------------------------------------------------
 
     def event(self) -> Event:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 import pytest
@@ -39,6 +39,8 @@ WINDOW: Final = 1024
 
 class Note(Message, frozen=True):
     """A message for these tests."""
+
+    returns: ClassVar[Any] = dict[str, list[int]]
 
     text: Any
 
