@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import io
 import os
 import signal
 import socket
@@ -49,6 +50,7 @@ CONTROL_BYTES: Final = 1 << 16
 _SWITCH_SECONDS: Final = 50e-6
 
 _PR_SET_TIMERSLACK: Final = 29
+_IOLBF: Final = 1
 
 
 @final
@@ -182,7 +184,20 @@ class Host:
         started.wait()
         if failed:
             raise failed[0]
-        self._threads.append(thread)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+
+
+def _buffer_lines() -> None:
+    """Write what functions and kernels print line by line, also where that is no terminal.
+
+    A host is killed, or ends without a word: what is buffered then is lost.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # there may be none
+            stream.reconfigure(line_buffering=True)
+    if sys.platform == "linux":  # what kernels print goes through C's buffer
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
 
 
 def main(control_fd: int, lifeline_fd: int) -> None:
@@ -200,6 +215,7 @@ def main(control_fd: int, lifeline_fd: int) -> None:
         fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
         fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+    _buffer_lines()
     # Ctrl-C goes to the whole process group; ending the host is the program's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Lanes poll. Between polls another lane must get the GIL sooner than after 5 ms.

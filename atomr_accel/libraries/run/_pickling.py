@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 import cloudpickle
 import numpy as np
+import numpy.rec  # recarrays say they are of it; what is not imported is pickled by value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
