@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned
+from atomr_accel import ContextPoisoned, KernelHung
 from atomr_accel.host._wire import Failure
 from atomr_accel.testing import kill_host
 
@@ -194,6 +194,7 @@ def test_time_in_which_nobody_has_looked_is_not_an_ops(gate: Gate, step: float) 
                 except KernelHung:
                     answers.append("hung")
 
+            await device.run(len, "the lane is open")
             nursery.start_soon(call)
             await trio.testing.wait_all_tasks_blocked()
             for _ in range(3 if step > 8 else 12):  # the program is stopped, and goes on; or runs
