@@ -91,7 +91,7 @@ class Context:
             self.host.kill()
             self._core.dying.append(self.host)
             fault = self._fault
-            for port in self._ports.values():
+            for port in [*self._ports.values()]:  # an answer may close a lane
                 port.fail_all(lambda op: fault or _not_finished(op))
             self._core.forget(self)
             self._ended.set()

@@ -158,7 +158,9 @@ class Device(Data, Libraries):
         result stays on the device with either backend. Arrays it is given are good for the
         call; those that ``init`` is given, for as long as the lane's state.
 
-        Functions of one lane run one after the other, on a thread of their own.
+        Functions of one lane run one after the other, on a thread of their own, until
+        ``close_lane``. What they are given and return is pickled. Large arguments are read on
+        their way, so leave them as they are until the call has ended.
 
         Args:
             function: imported by the host where it can be, otherwise pickled by value, by
@@ -173,11 +175,11 @@ class Device(Data, Libraries):
 
         Returns:
             What the function returns. Arrays in the device's memory become new refs, other
-            values are pickled; NumPy arrays stay NumPy arrays.
+            values are pickled; NumPy arrays stay what they are, of any class and size.
 
         Raises:
             Exception: what the function, or ``init``, raised, with the host's traceback as a
-                note.
+                note. A ``RemoteError`` stands for what cannot be raised here.
             GpuRefStale: a ref of an older generation, or freed.
             ContextPoisoned: the device failed meanwhile, or the function ended the host.
             TypeError: no callable, or what cannot be pickled.

@@ -280,8 +280,11 @@ def pack_exception(seq: int, error: BaseException, *, pickles: bool = False) -> 
     with contextlib.suppress(Exception):  # a program may have put anything into it
         if _KINDS.get(kind) is type(error):
             fields, args = _plain_parts(error)
-            message = _encodable(args[0]) if [*map(type, args)] == [str] else ""
-            return Failure(seq, kind, message, fields, where, None if message else args)
+            match args:
+                case (str(message),):
+                    return Failure(seq, kind, _encodable(message), fields, where)
+                case _:
+                    return Failure(seq, kind, "", fields, where, args)
     if pickles and (pickled := _pickle(error)):
         return Failure(seq, kind, _text_of(error), {}, where, None, pickled)
     return Failure(seq, "RemoteError", f"{kind}: {_text_of(error)}", {"type_name": kind}, where)
@@ -293,22 +296,25 @@ def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[_Pla
     Raises:
         Exception: there is more.
     """
-    fields, args = {}, error.args
     if isinstance(error, AccelError):
-        if [*map(type, args)] != [str]:
+        if [*map(type, error.args)] != [str]:
             raise TypeError("there is more to it than a message")
-        plain = encoder.encode(error.fields())
-        fields = msgspec.msgpack.decode(plain, type=dict[str, int | str])
-    else:
-        _, args, *state = error.__reduce__()
-        if any(more and more.keys() - {"__notes__"} for more in state):
-            raise TypeError("it has attributes")
-        plain = encoder.encode(args)
-        if msgspec.msgpack.decode(plain, type=tuple[_Plain, ...]) != args:
+        plain = {
+            name: _encodable(value) if isinstance(value, str) else value
+            for name, value in error.fields().items()
+        }
+        encoded = encoder.encode(plain)
+        return msgspec.msgpack.decode(encoded, type=dict[str, int | str]), error.args
+    reduced = error.__reduce__()
+    if isinstance(reduced, str) or any(more and set(more) - {"__notes__"} for more in reduced[2:]):
+        raise TypeError("it has attributes")
+    args: tuple[Any, ...] = reduced[1]
+    if [*map(type, args)] != [str]:
+        if len(encoder.encode(args)) > _TEXT:
+            raise ValueError("it is too large")
+        if [*map(type, args)] != [*map(type, msgspec.convert(args, tuple[_Plain, ...]))]:
             raise TypeError("it has arguments that are not plain")
-    if len(plain) > _TEXT and len(args) != 1:
-        raise ValueError("it is too large")
-    return fields, args
+    return {}, args
 
 
 def _pickle(error: BaseException) -> bytes:

@@ -201,7 +201,8 @@ class Lane:
         union = reduce(operator.or_, first.handlers)
         request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
         self._decode = msgspec.msgpack.Decoder(list[request]).decode
-        self._decode_message = msgspec.msgpack.Decoder(union).decode
+        decode_message: Callable[[Any], Message] = msgspec.msgpack.Decoder(union).decode
+        self._decode_message = decode_message
         try:
             self._serve()
         except StickyFault as fault:

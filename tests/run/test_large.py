@@ -297,7 +297,7 @@ def test_what_takes_long_is_given_up(thing: Any) -> None:
     with pytest.raises(TakesLong):
         dumps(thing, nothing, quick=True)
     packed = dumps(thing, nothing)
-    back = loads(packed.data, packed.parts, nothing)  # type: ignore[arg-type]
+    back = loads(packed.data, packed.parts, nothing)
     assert type(back) is type(thing)
     assert np.array_equal(back, thing)
 

@@ -49,7 +49,7 @@ class Supply(Message, frozen=True):
     part: int
     total: int
     start: int
-    piece: bytes
+    piece: memoryview
 
 
 class Initialize(Message, frozen=True):
