@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
@@ -313,10 +314,9 @@ class Functions:
 
     async def _pack(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Packed:
         """Pickle here what is small, and in a thread what would hold up all tasks."""
-        try:
+        with suppress(TakesLong):
             return _Packed(function, args, quick=True)
-        except TakesLong:
-            return await self._in_thread(partial(_Packed, function, args, quick=False))
+        return await self._in_thread(partial(_Packed, function, args, quick=False))
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         return await trio.to_thread.run_sync(

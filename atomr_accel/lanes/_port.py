@@ -445,6 +445,8 @@ class Port:
                     op = in_flight.get(seq)
                     if op is None or op.port is not self or not op.sent:
                         raise ProtocolViolation(f"op {seq} was answered, which is not in flight")
+                    if op.message.returns is not None and op.error is None:
+                        raise ProtocolViolation(f"{op.name} was answered without its value")
                     if op.error is not None:  # it could not be encoded; its place was kept
                         self._failed += 1
                         self._answer(op, None, op.error)

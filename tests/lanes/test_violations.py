@@ -320,6 +320,7 @@ WRONG: Final[dict[str, bytes]] = {
     "a value that nests": framed(b"\x83\xa4type\xa5Value\xa3seq\x03\xa5value" + b"\x91" * 100_000),
     "text that is none": framed(b"\xa2\xff\xff"),
     "a value where none is returned": frame_of(Value(1, msgspec.Raw(b"\x01"))),
+    "no value where one is returned": frame_of([3]),
     "a value of another type": frame_of(Value(3, msgspec.Raw(b"\xa1x"))),
     "code by name": frame_of(failure(seq=4, kind="eval", message="1")),
     "a pickle where none is read": frame_of(

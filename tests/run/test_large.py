@@ -101,7 +101,7 @@ def same_kind(one: Any, other: Any) -> bool:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     kind=st.sampled_from(KINDS),
     dtype=st.sampled_from([*map(np.dtype, DTYPES), STRUCTURED]),
@@ -184,7 +184,7 @@ async def test_large_initializers_are_kept_for_rebuilds() -> None:
 @program
 async def test_a_host_that_dies_while_much_is_on_its_way() -> None:
     async with opened(max_restarts=9) as device:
-        large = np.ones(20 << 20, np.uint8)
+        large = np.ones(8 << 20, np.uint8)
 
         async def call() -> None:
             try:
@@ -219,6 +219,7 @@ async def test_what_is_too_large_is_refused_before_it_is_copied(device: Device) 
     assert sum(lane.submitted for lane in device.statistics().lanes) == submitted
 
 
+@pytest.mark.slow
 @program
 async def test_a_busy_lane_does_not_keep_others_from_their_results(
     gate: Gate, isolation: Isolation
@@ -280,6 +281,14 @@ async def test_what_is_small_is_pickled_at_once_and_what_is_not_elsewhere(device
     assert await device.run(len, [*range(10_000), Tracked()]) == 10_001
     assert Tracked.threads
     assert here not in Tracked.threads
+
+
+@on_shared
+async def test_what_cannot_be_pickled_is_told_alike_wherever_that_is_found(device: Device) -> None:
+    for many in (0, 10_000):
+        with pytest.raises(TypeError, match=r"cannot pickle|pickle") as caught:
+            await device.run(len, [*range(many), threading.Lock()])
+        assert caught.value.__context__ is None
 
 
 @pytest.mark.parametrize(
