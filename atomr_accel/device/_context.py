@@ -117,7 +117,7 @@ class Context:
             self.host.kill()
             self._core.dying.append(self.host)
             fault = self._fault
-            for port in self._ports.values():
+            for port in [*self._ports.values()]:  # an answer may close a lane
                 port.fail_all(lambda op: fault or _not_finished(op))
             self._core.forget(self)
             self._ended.set()
@@ -207,11 +207,17 @@ class Context:
 
     async def _watch(self, deadline: float) -> None:
         """End the host when an op hangs: nothing else ends a kernel that never does."""
+        interval = deadline / _WATCH_DIVISOR
+        running = 0.0
         while True:
-            await trio.sleep(deadline / _WATCH_DIVISOR)
+            begun = trio.current_time()
+            await trio.sleep(interval)
+            # If this comes late the program was stopped, or busy: nobody has looked, and the
+            # host may have been stopped, too. That is not the op's time.
+            running += min(trio.current_time() - begun, 2 * interval)
             core = self._core
             for name, port in self._ports.items():
-                op = port.overdue(trio.current_time(), deadline)
+                op = port.overdue(running, deadline)
                 if op is None or not core.lanes[name][0].hangs:
                     continue
                 generation = core.memory.generation
@@ -243,7 +249,6 @@ class Context:
             await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
         remapped = trio.current_time()
         memory = LaneSpec(MEMORY_LANE, {core.backend: core.backend_description.memory})
-        core.add_lane(memory)
         await self._start_lane(memory)
         for spec, _ in list(core.lanes.values()):
             if spec.name != MEMORY_LANE:
@@ -335,16 +340,24 @@ class Context:
         self._starting = None
         core.crashes.pop(spec.name, None)
         ours.setblocking(False)
-        core.add_lane(spec)
+        core.add_lane(spec, index)
         port = self._ports[spec.name] = Port(spec.name, index, ours, core.in_flight)
         self._nursery.start_soon(self._run_lane, port, name=f"{core.name} lane {spec.name}")
 
     async def _run_lane(self, port: Port) -> None:
         await port.run(self._on_fault)
-        self.report_dead()
+        if self._ports.get(port.name) is port:  # or the lane was closed
+            self.report_dead()
+
+    def remove_lane(self, name: str) -> None:
+        """End a lane that is not used any more."""
+        port = self._ports.pop(name, None)
+        if port is not None:
+            port.hang_up()
 
     def _on_fault(self, fault: Fault, op: str) -> None:
         self._poison(fault.status, fault.status_name, fault.message, op)
+        self.report_dead()
 
     def report_dead(self) -> None:
         """Somebody found the host gone: end, whoever else has noticed."""

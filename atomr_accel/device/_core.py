@@ -7,6 +7,7 @@ attaches itself when its host is good, and is detached the moment it is not.
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import weakref
@@ -132,7 +133,7 @@ class DeviceCore:
         self.dropped: Final[deque[tuple[Epoch | None, Release]]] = deque()
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
         self.crashes: Final[Counter[str]] = Counter()
-        self._lane_numbers: Final[dict[str, int]] = {}
+        self._lane_numbers: Final = itertools.count()
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
         self.standby: Standby | None = None
@@ -353,13 +354,14 @@ class DeviceCore:
         return {self._backend.context, *lanes}
 
     def lane_number(self, name: str) -> int:
-        """The number of a lane in dependencies: always the same, and no other lane's."""
-        return self._lane_numbers.setdefault(name, len(self._lane_numbers))
+        """The number of a lane in dependencies, as long as it is in use; never another lane's."""
+        known = self.lanes.get(name)
+        return next(self._lane_numbers) if known is None else known[1]
 
-    def add_lane(self, spec: LaneSpec) -> None:
+    def add_lane(self, spec: LaneSpec, number: int) -> None:
         """Note that a lane is in use."""
         if spec.name not in self.lanes:
-            self.lanes[spec.name] = (spec, self.lane_number(spec.name))
+            self.lanes[spec.name] = (spec, number)
             if self.standby is not None:
                 self.standby.changed()
 
@@ -367,6 +369,12 @@ class DeviceCore:
         """A rebuild does without the lane; its next user starts it, or gets the reason."""
         if self.lanes.pop(name, None) is not None and self.standby is not None:
             self.standby.changed()
+
+    def remove_lane(self, name: str) -> None:
+        """A lane has answered all that was asked of it, and is not used any more: end it."""
+        self.lanes.pop(name, None)
+        if self._context is not None:
+            self._context.remove_lane(name)
 
     def blame(self, name: str, *, crashed: bool) -> None:
         """A host did not survive the start of a lane.

@@ -163,7 +163,9 @@ class Device(Data, Libraries):
         Arrays it is given are good for the call; those that ``init`` is given, for as long as
         the lane's state.
 
-        Functions of one lane run one after the other, on a thread of their own.
+        Functions of one lane run one after the other, on a thread of their own, until
+        ``close_lane``. What they are given and return is pickled. Large arguments are read on
+        their way, so leave them as they are until the call has ended.
 
         Args:
             function: imported by the host where it can be, otherwise pickled by value, by
@@ -178,11 +180,11 @@ class Device(Data, Libraries):
 
         Returns:
             What the function returns. Arrays in the device's memory become new refs, other
-            values are pickled; NumPy arrays stay NumPy arrays.
+            values are pickled; NumPy arrays stay what they are, of any class and size.
 
         Raises:
             Exception: what the function, or ``init``, raised, with the host's traceback as a
-                note.
+                note. A ``RemoteError`` stands for what cannot be raised here.
             GpuRefStale: a ref of an older generation, or freed.
             ContextPoisoned: the device failed meanwhile, or the function ended the host.
             TypeError: no callable, or what cannot be pickled.
@@ -223,6 +225,23 @@ class Device(Data, Libraries):
                 of exceptions is what all in it are.
         """
         return await retry(self._core, function, args, attempts)
+
+    async def close_lane(self, lane: str) -> None:
+        """End a lane of ``run``: its state, its thread and what else it has in the host.
+
+        A lane costs a thread and some descriptors for as long as it is open, so programs that
+        make up names as they go close them. Calls that have begun are waited for. The next
+        call on the name opens it anew, and waits until it is closed. Closing what is not open
+        does nothing.
+
+        Args:
+            lane: its name.
+
+        Raises:
+            ContextPoisoned: the device failed meanwhile; the lane is closed.
+            TypeError: not a name.
+        """
+        await self._functions.close(lane)
 
     # --- programs ------------------------------------------------------------------------
 

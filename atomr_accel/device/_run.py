@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
+from contextlib import suppress
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import numpy as np
+import trio
 
 from .._dtypes import DTYPES
 from .._errors import GpuRefStale, said_of
+from ..host import CloseLane
 from ..libraries import LaneSpec, usable
-from ..libraries.run import Buffer, Call, Fetch, Forget, Initialize, Keep, dumps, loads
+from ..libraries.run import (
+    Buffer,
+    Call,
+    Fetch,
+    Forget,
+    Initialize,
+    Keep,
+    Left,
+    Supply,
+    TakesLong,
+    TooMuch,
+    dumps,
+    loads,
+)
 from ..memory import Block, GpuRef
 from ._bulk import Bulk
 
@@ -21,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..lanes import Op, Piece, Port
+    from ..libraries.run import Bytes
     from ..memory import Epoch
     from ._core import DeviceCore
 
@@ -30,25 +48,37 @@ _EXECUTORS: Final = {
 }
 
 MOST: Final = 64 << 20
-"""Bytes that a function and its arguments may take as a message."""
+"""Bytes that a function and its arguments may take."""
+
+_PICKLERS: Final = 4
+"""Threads that pickle and unpickle at once, for one device."""
+
+_PIECE: Final = 1 << 17
+"""Bytes of arguments that travel in one message."""
+
+_RESULTS: Final = LaneSpec("results", _EXECUTORS)
+"""Fetches what calls have left, also while their own lanes are busy with others."""
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes)
+
+_T = TypeVar("_T")
 
 _numbers: Final = itertools.count(1)
 
 
 @final
 class _Packed:
-    """A function and its arguments as a message, but for the buffers in them."""
+    """A function and its arguments, pickled but for the buffers in them."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], *, quick: bool) -> None:
         self.refs: list[GpuRef] = []
-        self.data = dumps((function, args), self._take)
-        if len(self.data) > MOST:
+        try:
+            self.data, self.parts = dumps((function, args), self._take, most=MOST, quick=quick)
+        except TooMuch:
             raise ValueError(
-                f"the function and its arguments are {len(self.data)} bytes when pickled, but may "
-                f"be {MOST}; put large arrays on the device and pass the refs"
-            )
+                f"the function and its arguments may be {MOST} bytes when pickled, and are more; "
+                "put large arrays on the device and pass the refs"
+            ) from None
 
     def _take(self, thing: Any) -> int | None:
         if type(thing) is not GpuRef:
@@ -57,6 +87,26 @@ class _Packed:
             return None
         self.refs.append(thing)
         return len(self.refs) - 1
+
+    def kept(self) -> _Packed:
+        """This, for a later time: without memory that others may change."""
+        self.parts = [np.array(part) for part in self.parts]
+        return self
+
+    def supply(self, core: DeviceCore, port: Port, name: str, ticket: int) -> list[Op]:
+        """Submit the parts, for the call that follows.
+
+        They wait here until the socket takes them, and are read from the caller's memory then.
+        """
+        return [
+            core.submit(
+                port,
+                f"{name}: arguments",
+                Supply(ticket, number, len(part), start, part[start : start + _PIECE].data),
+            )
+            for number, part in enumerate(self.parts)
+            for start in range(0, len(part), _PIECE)
+        ]
 
     def bind(self, core: DeviceCore) -> tuple[tuple[Buffer, ...], list[Block], list[Block]]:
         """The buffers as they are now; the blocks that the op reads, and may write."""
@@ -73,7 +123,7 @@ class _Packed:
 
 @final
 class _Lane:
-    """What is known of a lane: its state, and who made it.
+    """What is known of a lane: its state, who made it, and who uses it.
 
     Attributes:
         spec: the lane.
@@ -83,6 +133,9 @@ class _Lane:
         epoch: the epoch in which it was made.
         made: the op that made it.
         order: stands for the state among buffers, so that calls come after what makes it.
+        users: calls that are not over.
+        idle: set when there are none, while somebody waits for that.
+        closing: set when the lane is closed, while somebody closes it.
     """
 
     def __init__(self, name: str) -> None:
@@ -93,12 +146,24 @@ class _Lane:
         self.epoch: Epoch | None = None
         self.made: Op | None = None
         self.order: Block
+        self.users = 0
+        self.idle: trio.Event | None = None
+        self.closing: trio.Event | None = None
 
-    def pack(self, init: Callable[[], Any]) -> _Packed:
-        """``init`` as a message; the same one as before, if it is the same."""
-        if self.init is None or not _same(init, self.source):
-            return _Packed(init, ())
-        return self.init
+    def leave(self) -> None:
+        """A call is over."""
+        self.users -= 1
+        if not self.users and self.idle is not None:
+            self.idle.set()
+
+    def packed(self, source: object) -> _Packed | None:
+        """``source`` as it was packed before, if that made the state."""
+        return self.init if self.init is not None and _same(source, self.source) else None
+
+    def has(self, core: DeviceCore, init: _Packed) -> bool:
+        """Whether the state is what ``init`` makes, and is there."""
+        failed = self.made is not None and self.made.answered and self.made.error is not None
+        return init is self.init and self.epoch is core.memory.epoch and not failed
 
     def initialize(
         self, core: DeviceCore, port: Port, init: _Packed, source: object
@@ -108,16 +173,14 @@ class _Lane:
         Returns:
             The state's number, and the blocks that it reads, and may write.
         """
-        if self.init is not None and _same(source, self.source):
-            init = self.init
         buffers, reads, writes = init.bind(core)
-        failed = self.made is not None and self.made.answered and self.made.error is not None
-        if init is self.init and self.epoch is core.memory.epoch and not failed:
+        if self.has(core, init):
             return self.number, [*reads, self.order], writes
         if self.epoch is not core.memory.epoch:
             self.order = Block(core.memory, 0, 0, core.memory.epoch)
         message = Initialize(next(_numbers), init.data, buffers)
         name = f"{self.spec.name} init"
+        init.supply(core, port, name, message.state)
         self.made = core.submit(port, name, message, reads, [*writes, self.order])
         self.init, self.source = init, source
         self.number, self.epoch = message.state, core.memory.epoch
@@ -131,6 +194,7 @@ class Functions:
     def __init__(self, core: DeviceCore) -> None:
         self._core = core
         self._lanes: dict[str, _Lane] = {}
+        self._threads = trio.CapacityLimiter(_PICKLERS)
 
     async def run(
         self,
@@ -140,100 +204,170 @@ class Functions:
         init: Callable[[], Any] | None,
     ) -> Any:
         """See ``Device.run``."""
-        core = self._core
         if not callable(function):
             raise TypeError(f"run(function, *args) takes a callable, not {said_of(function)}")
         if init is not None and not callable(init):
             raise TypeError(f"init must be callable, not {type(init).__name__}")
         _check_name(lane)
+        while (known := self._known(lane)).closing is not None:
+            await known.closing.wait()
+        known.users += 1
+        try:
+            return await self._run(known, function, args, init)
+        finally:
+            known.leave()
+
+    async def close(self, lane: str) -> None:
+        """See ``Device.close_lane``."""
+        _check_name(lane)
+        known = self._lanes.get(lane)
+        if known is None:
+            await trio.lowlevel.checkpoint()
+            return
+        if known.closing is not None:
+            await known.closing.wait()
+            return
+        known.closing = trio.Event()
+        try:
+            while known.users:
+                known.idle = trio.Event()
+                await known.idle.wait()
+            await self._core.ready()
+            port = self._core.ports.get(known.spec.name)
+        except BaseException:
+            known.closing.set()
+            known.closing = None
+            raise
+        if port is None:
+            self._closed(lane, known)
+            return
+        # Once this is on its way the lane will be closed, whoever is cancelled.
+        op = self._core.submit(port, f"{known.spec.name} close", CloseLane())
+        op.when_answered(lambda: self._closed(lane, known))
+        await op.wait()
+        await port.wait_ended()
+
+    def _known(self, lane: str) -> _Lane:
         known = self._lanes.get(lane)
         if known is None:
             known = self._lanes[lane] = _Lane("run" if lane == "run" else f"run.{lane}")
-        packed = _Packed(function, args)
+        return known
+
+    def _closed(self, lane: str, known: _Lane) -> None:
+        """Nothing is asked of the lane any more."""
+        self._core.remove_lane(known.spec.name)
+        self._lanes.pop(lane, None)
+        assert known.closing is not None
+        known.closing.set()
+
+    # --- a call -------------------------------------------------------------------------------
+
+    async def _run(
+        self,
+        known: _Lane,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        init: Callable[[], Any] | None,
+    ) -> Any:
+        core = self._core
+        packed = await self._pack(function, args)
         packed.bind(core)
-        maker = known.pack(init) if init is not None else None
+        maker = None
+        if init is not None:
+            maker = known.packed(init) or (await self._pack(init, ())).kept()
+        name = f"run {getattr(function, '__name__', type(function).__name__)}"
         port = await core.open_lane(known.spec)
         buffers, reads, writes = packed.bind(core)
         state = 0
         if maker is not None:
+            maker = known.packed(init) or maker  # another call may have been first
             state, also_reads, also_writes = known.initialize(core, port, maker, init)
             reads += also_reads
             writes += also_writes
         epoch = core.memory.epoch
-        name = f"run {getattr(function, '__name__', type(function).__name__)}"
-        op = core.submit(port, name, Call(state, packed.data, buffers), reads, writes)
+        ticket = next(_numbers)
+        supplies = packed.supply(core, port, name, ticket)
+        op = core.submit(port, name, Call(ticket, state, packed.data, buffers), reads, writes)
         try:
-            data, kinds, ticket = await op.wait()
+            data, arrays, sizes = await op.wait()
         except BaseException:
-            op.when_answered(lambda: self._forget(port, epoch, op))
+            for supply in supplies:
+                supply.withdraw()
+            if not op.answered or op.error is None:
+                known.users += 1
+                op.when_answered(lambda: self._abandoned(known, port, epoch, ticket))
             raise
-        if not kinds:
-            return loads(data, _nothing)
+        if not arrays and not sizes:
+            return loads(data, [], _nothing)
         try:
-            arrays = [
-                await (self._keep if on_device else self._fetch)(
-                    port, epoch, name, ticket, index, tuple(shape), DTYPES[dtype]
-                )
-                for index, (on_device, shape, dtype) in enumerate(kinds)
+            idle = await core.open_lane(_RESULTS)
+            refs = [
+                await self._keep(idle, epoch, name, ticket, index, array)
+                for index, array in enumerate(arrays)
+            ]
+            parts = [
+                await self._fetch(idle, epoch, name, ticket, part, nbytes)
+                for part, nbytes in enumerate(sizes)
             ]
         finally:
-            self._forget(port, epoch, op)
-        return loads(data, arrays.__getitem__)
+            self._forget(port, epoch, ticket)
+        if data:
+            return loads(data, parts, refs.__getitem__)
+        return await self._in_thread(partial(loads, data, parts, refs.__getitem__))
+
+    async def _pack(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Packed:
+        """Pickle here what is small, and in a thread what would hold up all tasks."""
+        with suppress(TakesLong):
+            return _Packed(function, args, quick=True)
+        return await self._in_thread(partial(_Packed, function, args, quick=False))
+
+    async def _in_thread(self, function: Callable[[], _T]) -> _T:
+        return await trio.to_thread.run_sync(
+            function, limiter=self._threads, abandon_on_cancel=True
+        )
 
     async def _keep(
-        self,
-        port: Port,
-        epoch: Epoch,
-        name: str,
-        ticket: int,
-        index: int,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        self, port: Port, epoch: Epoch, name: str, ticket: int, index: int, array: Left
     ) -> GpuRef:
         """Make a buffer of an array that the function has left on the device."""
         core = self._core
-        nbytes = dtype.itemsize * math.prod(shape)
-        ref = core.try_empty(shape, dtype, nbytes)
+        dtype = DTYPES[array.dtype]
+        ref = core.try_empty(array.shape, dtype, dtype.itemsize * math.prod(array.shape))
         if ref is None:
-            ref = await core.empty(shape, dtype)
+            ref = await core.empty(array.shape, dtype)
         self._check(epoch, name)
         message = Keep(ticket, index, ref._block.address)
         await core.submit(port, f"{name}: result", message, (), (ref._block,)).wait()
         return ref
 
     async def _fetch(
-        self,
-        port: Port,
-        epoch: Epoch,
-        name: str,
-        ticket: int,
-        index: int,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-    ) -> np.ndarray[Any, Any]:
-        """Fetch a NumPy array that is too large to travel with the answer."""
+        self, port: Port, epoch: Epoch, name: str, ticket: int, part: int, nbytes: int
+    ) -> Bytes:
+        """Fetch a part of the result, which does not travel with the answer."""
         core = self._core
-        array = np.empty(shape, dtype)
-        data = array.reshape(-1).view(np.uint8)
+        data = np.empty(nbytes, np.uint8)
 
         def submit(piece: Piece, start: int, length: int) -> Op:
             self._check(epoch, name)  # so there is a context
-            message = Fetch(ticket, index, start, piece.address, length)
+            message = Fetch(ticket, part, start, piece.address, length)
             return core.submit(port, f"{name}: result", message)
 
         await Bulk(core, data, submit, upload=False).run()
-        return array
+        return data
 
     def _check(self, epoch: Epoch, name: str) -> None:
         if self._core.memory.epoch is not epoch:
             raise GpuRefStale(f"the result of {name} is gone: {self._core.name} was rebuilt")
 
-    def _forget(self, port: Port, epoch: Epoch, op: Op) -> None:
-        """Have the host let go of arrays that it keeps for an op that was answered."""
-        if self._core.memory.epoch is epoch and op.error is None and op.value is not None:
-            ticket = op.value[2]
-            if ticket:
-                self._core.submit(port, "run: forget", Forget(ticket))
+    def _abandoned(self, known: _Lane, port: Port, epoch: Epoch, ticket: int) -> None:
+        """A call whose caller has left is over."""
+        self._forget(port, epoch, ticket)
+        known.leave()
+
+    def _forget(self, port: Port, epoch: Epoch, ticket: int) -> None:
+        """Have the host let go of what it keeps for a call."""
+        if self._core.memory.epoch is epoch:
+            self._core.submit(port, "run: forget", Forget(ticket))
 
 
 def _check_name(lane: object) -> None:
@@ -257,4 +391,4 @@ def _same(one: object, other: object) -> bool:
 
 
 def _nothing(number: int) -> Any:
-    raise AssertionError(f"there is no array {number} in this result")
+    raise pickle.UnpicklingError(f"there is no array {number} in this result")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import signal
 import socket
@@ -48,6 +49,7 @@ _SWITCH_SECONDS: Final = 50e-6
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_TIMERSLACK: Final = 29
+_IOLBF: Final = 1
 
 
 @final
@@ -203,7 +205,20 @@ class Host:
         started.wait()
         if failed:
             raise failed[0]
-        self._threads.append(thread)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+
+
+def _buffer_lines() -> None:
+    """Write what functions and kernels print line by line, also where that is no terminal.
+
+    A host is killed, or ends without a word: what is buffered then is lost.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # there may be none
+            stream.reconfigure(line_buffering=True)
+    if sys.platform == "linux":  # what kernels print goes through C's buffer
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
 
 
 def main(control_fd: int, program: int) -> None:
@@ -231,6 +246,7 @@ def main(control_fd: int, program: int) -> None:
     # the processes that functions of the program start.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _buffer_lines()
     # Lanes poll. Between polls another lane must get the GIL sooner than after 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
     Host(socket.socket(fileno=control_fd), spin=True).serve()

@@ -6,7 +6,7 @@ has addresses too, so a copy is an upload, a download or neither by where its en
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ._wire import Message
 
@@ -71,5 +71,7 @@ class Protect(Message, frozen=True):
 
 class Probe(Message, frozen=True):
     """Move a pattern to the device and back: is the context good?"""
+
+    returns: ClassVar[Any] = bytes
 
     pattern: bytes

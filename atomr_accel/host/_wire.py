@@ -11,6 +11,7 @@ The control socket carries one request and one reply at a time, with descriptors
 from __future__ import annotations
 
 import builtins
+import contextlib
 import operator
 import traceback
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
@@ -26,6 +27,22 @@ if TYPE_CHECKING:
 
 HEADER: Final = 4
 
+PAYLOAD_BYTES: Final = 32 << 20
+"""Largest request, and largest reply."""
+
+FRAME_BYTES: Final = PAYLOAD_BYTES + (1 << 20)
+"""Largest frame: a bunch may hold some small requests before a large one."""
+
+_TEXT: Final = 1 << 18
+"""Characters of an error's message, and of its traceback."""
+
+_PICKLED: Final = 1 << 20
+"""Bytes of a pickled error."""
+
+
+class ProtocolViolation(Exception):
+    """The other side has sent what it must not: nothing more can be believed of it."""
+
 
 def _plain(value: Any) -> Any:
     """What stands for a value that msgpack does not know.
@@ -39,6 +56,9 @@ def _plain(value: Any) -> Any:
 encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
+_Plain = str | int | float | bool | None
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of what a lane executes: a tagged tuple of plain values.
 
@@ -50,6 +70,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     everywhere: ClassVar[bool] = False
     """Whether every way of its lane executes it, because each may hold what it is about."""
+
+    returns: ClassVar[Any] = None
+    """The type of its value, which is checked on arrival; None if it is only done."""
+
+    pickles: ClassVar[bool] = False
+    """Whether what it raises may come as a pickle: it calls functions of the program."""
 
 
 class Withdrawn(Message, frozen=True):
@@ -74,8 +100,16 @@ class ForgetEvent(Message, frozen=True):
 class Elapsed(Message, frozen=True):
     """Milliseconds from one recorded event to another; any lane takes it."""
 
+    returns: ClassVar[Any] = float
+
     start: int
     end: int
+
+
+class CloseLane(Message, frozen=True):
+    """The last op of a lane, which ends with its socket then; no other lane waits for it."""
+
+    required: ClassVar[bool] = True
 
 
 class Value(msgspec.Struct, frozen=True, tag=True):
@@ -86,13 +120,24 @@ class Value(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """An op failed; the lane goes on."""
+    """An op failed; the lane goes on.
+
+    Attributes:
+        seq: the op.
+        kind: the name of the exception's class.
+        message: what it says.
+        fields: the attributes of an error of this package.
+        traceback: where it comes from.
+        args: what a builtin one is made with, if that is more than its message.
+        pickled: the exception, if it does not travel by name.
+    """
 
     seq: int
     kind: str
     message: str
-    fields: dict[str, Any]
+    fields: dict[str, int | str]
     traceback: str
+    args: tuple[_Plain, ...] | None = None
     pickled: bytes = b""
 
 
@@ -109,15 +154,23 @@ Reply = list[int] | Value | Failure | Fault
 
 
 def append_frame(buffer: bytearray, payload: object) -> None:
-    """Encode ``payload`` at the end of ``buffer``."""
+    """Encode ``payload`` at the end of ``buffer``; if that fails the buffer is as it was."""
     start = len(buffer)
     buffer += b"\0\0\0\0"
+    _append(buffer, payload, start)
+    buffer[start : start + HEADER] = (len(buffer) - start - HEADER).to_bytes(HEADER, "little")
+
+
+def _append(buffer: bytearray, payload: object, start: int) -> None:
+    """Encode ``payload`` at the end of ``buffer``, or cut that to ``start``."""
+    end = len(buffer)
     try:
-        encoder.encode_into(payload, buffer, start + HEADER)
+        encoder.encode_into(payload, buffer, end)
+        if len(buffer) - end > PAYLOAD_BYTES:
+            raise ValueError(f"a message may take {PAYLOAD_BYTES} bytes, not {len(buffer) - end}")
     except BaseException:
         del buffer[start:]
         raise
-    buffer[start : start + HEADER] = (len(buffer) - start - HEADER).to_bytes(HEADER, "little")
 
 
 _COUNT: Final = 3
@@ -143,12 +196,7 @@ class Bunch:
     def append(self, payload: object) -> None:
         """Encode ``payload``; if that fails the bunch is as it was."""
         buffer = self._buffer
-        end = len(buffer)
-        try:
-            encoder.encode_into(payload, buffer, end)
-        except BaseException:
-            del buffer[end:]
-            raise
+        _append(buffer, payload, len(buffer))
         self.count += 1
 
     def close(self) -> None:
@@ -159,94 +207,198 @@ class Bunch:
 
 
 class Frames:
-    """Cuts a stream of bytes into frames, however it arrives."""
+    """Cuts a stream of bytes into frames, however it arrives.
 
-    __slots__ = ("_rest",)
+    Args:
+        most: bytes that a frame may take.
+    """
 
-    def __init__(self) -> None:
-        self._rest = b""
+    __slots__ = ("_most", "_rest", "_wanted")
 
-    def feed(self, data: bytes) -> Iterator[memoryview]:
-        """The frames that ``data`` completes."""
+    def __init__(self, most: int = FRAME_BYTES) -> None:
+        self._most = most
+        # A frame that is not complete is collected in one place: each byte is copied once.
+        self._rest = bytearray()
+        self._wanted = HEADER
+
+    @property
+    def begun(self) -> int:
+        """How much has come of a frame that is not complete."""
+        return len(self._rest)
+
+    def feed(self, data: bytes | bytearray) -> Iterator[memoryview]:
+        """The frames that ``data`` completes.
+
+        Raises:
+            ProtocolViolation: one is announced that is larger than any may be.
+        """
         if self._rest:
-            data = self._rest + data
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return
+            data, self._rest = self._rest, bytearray()
         view = memoryview(data)
         at, end = 0, len(data)
         while at + HEADER <= end:
-            stop = at + HEADER + int.from_bytes(view[at : at + HEADER], "little")
+            nbytes = int.from_bytes(view[at : at + HEADER], "little")
+            if nbytes > self._most:
+                raise ProtocolViolation(
+                    f"a frame of {nbytes} bytes was announced, of at most {self._most}"
+                )
+            stop = at + HEADER + nbytes
             if stop > end:
+                self._wanted = stop - at
                 break
             yield view[at + HEADER : stop]
             at = stop
-        self._rest = data[at:]
+        else:
+            self._wanted = HEADER
+        if at < end:
+            self._rest += view[at:]
 
 
-def pack_exception(seq: int, error: BaseException) -> Failure:
-    """An exception of the host as a reply."""
-    kind, message = type(error).__name__, _text_of(error)
-    fields, pickled = {}, b""
-    if not _is_plain(error):
-        try:
-            pickled = cloudpickle.dumps(error)
-        except Exception:  # noqa: BLE001 - it cannot travel
-            kind, message, fields = "RemoteError", f"{kind}: {message}", {"type_name": kind}
-    elif isinstance(error, AccelError):
-        fields = error.fields()
-    return Failure(
-        seq=seq,
-        kind=kind,
-        message=message,
-        fields=fields,
-        traceback=_encodable("".join(traceback.format_exception(error))),
-        pickled=pickled,
-    )
+# --- errors ------------------------------------------------------------------------------
 
 
-def _is_plain(error: BaseException) -> bool:
-    """Whether its type and message, and our own errors' fields, are all there is to it."""
-    kind = type(error)
-    home = _errors if isinstance(error, AccelError) else builtins
-    return getattr(home, kind.__name__, None) is kind and [*map(type, error.args)] == [str]
+# These two mean something else where they are raised: the end of an iterator.
+_NEVER: Final = (StopIteration, StopAsyncIteration)
+
+_KINDS: Final[dict[str, type[Exception]]] = {
+    kind.__name__: kind
+    for kind in (*vars(builtins).values(), *vars(_errors).values())
+    if isinstance(kind, type)
+    and issubclass(kind, Exception)
+    and not issubclass(kind, (*_NEVER, BaseExceptionGroup))
+}
+"""What may come by name: errors of this package, and builtin ones."""
+
+
+def pack_exception(seq: int, error: BaseException, *, pickles: bool = False) -> Failure:
+    """An exception of the host as a reply.
+
+    Args:
+        seq: the op that it answers.
+        error: any exception, whatever is wrong with it.
+        pickles: whether it may travel as a pickle if it cannot by name.
+    """
+    kind = _encodable(type(error).__name__)
+    where = _traceback_of(error)
+    with contextlib.suppress(Exception):  # a program may have put anything into it
+        if _KINDS.get(kind) is type(error):
+            fields, args = _plain_parts(error)
+            match args:
+                case (str(message),):
+                    return Failure(seq, kind, _encodable(message), fields, where)
+                case _:
+                    return Failure(seq, kind, "", fields, where, args)
+    if pickles and (pickled := _pickle(error)):
+        return Failure(seq, kind, _text_of(error), {}, where, None, pickled)
+    return Failure(seq, "RemoteError", f"{kind}: {_text_of(error)}", {"type_name": kind}, where)
+
+
+def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[_Plain, ...]]:
+    """The attributes and arguments that are all there is to it.
+
+    Raises:
+        Exception: there is more.
+    """
+    if isinstance(error, AccelError):
+        if [*map(type, error.args)] != [str]:
+            raise TypeError("there is more to it than a message")
+        plain = {
+            name: _encodable(value) if isinstance(value, str) else value
+            for name, value in error.fields().items()
+        }
+        encoded = encoder.encode(plain)
+        return msgspec.msgpack.decode(encoded, type=dict[str, int | str]), error.args
+    reduced = error.__reduce__()
+    if isinstance(reduced, str) or any(more and set(more) - {"__notes__"} for more in reduced[2:]):
+        raise TypeError("it has attributes")
+    args: tuple[Any, ...] = reduced[1]
+    if [*map(type, args)] != [str]:
+        if len(encoder.encode(args)) > _TEXT:
+            raise ValueError("it is too large")
+        if [*map(type, args)] != [*map(type, msgspec.convert(args, tuple[_Plain, ...]))]:
+            raise TypeError("it has arguments that are not plain")
+    return {}, args
+
+
+def _pickle(error: BaseException) -> bytes:
+    """An exception as a pickle; empty if it cannot travel."""
+    if not isinstance(error, Exception):  # it would end more than a call where it is raised
+        return b""
+    try:
+        pickled: bytes = cloudpickle.dumps(error)
+    except BaseException:  # noqa: BLE001 (what it does is up to the program)
+        return b""
+    return pickled if len(pickled) <= _PICKLED else b""
 
 
 def _text_of(error: BaseException) -> str:
     try:
-        return _encodable(str(error.args[0]) if error.args else str(error))
-    except Exception as broken:  # noqa: BLE001 (what it raises is up to the program)
+        return _encodable(str(error))
+    except BaseException as broken:  # noqa: BLE001 (what it raises is up to the program)
         return f"(no message: {type(broken).__name__} in __str__)"
 
 
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return _encodable("".join(traceback.format_exception(error)))
+    except BaseException as broken:  # noqa: BLE001 (as above)
+        return f"(no traceback: {type(broken).__name__} while it was formatted)"
+
+
 def _encodable(text: str) -> str:
+    if len(text) > _TEXT:
+        text = f"{text[:_TEXT]}... ({len(text) - _TEXT} more characters)"
     return text.encode(errors="backslashreplace").decode()
 
 
-def unpack_exception(failure: Failure) -> Exception:
-    """The exception that a reply stands for, with the host's traceback as a note.
+def unpack_exception(failure: Failure, *, pickles: bool = False) -> Exception:
+    """The exception that a reply stands for.
 
-    An error of this package comes back as itself, a builtin one by name, any other by
-    pickle: the host is this program's own child and runs this program's own functions.
+    One that is no error of this package has the host's traceback as a note.
+
+    Args:
+        failure: the reply.
+        pickles: whether it may be a pickle: it answers a call of the program's own functions.
+
+    Raises:
+        ProtocolViolation: no host sends this.
     """
-    error: Exception
-    ours = getattr(_errors, failure.kind, None)
     if failure.pickled:
-        error = _unpickle(failure)
-    elif ours is not None:
-        error = ours(failure.message, **failure.fields)
-    else:
-        error = getattr(builtins, failure.kind)(failure.message)
-    if failure.pickled or ours in (None, RemoteError):
-        error.add_note(f"In the host:\n{failure.traceback}")
+        if not pickles:
+            raise ProtocolViolation("an error came as a pickle, where none is read")
+        return _unpickle(failure)
+    kind = _KINDS.get(failure.kind)
+    wanted = getattr(kind, "_fields", ())
+    if kind is None or failure.fields.keys() != set(wanted):
+        raise ProtocolViolation(f"there is no error {failure.kind!r} with {[*failure.fields]}")
+    args = (failure.message,) if failure.args is None else failure.args
+    try:
+        error = kind(*args, **failure.fields)
+    except (TypeError, ValueError, OverflowError) as wrong:
+        raise ProtocolViolation(f"{failure.kind} is not made with {args}") from wrong
+    if not isinstance(error, AccelError) or kind is RemoteError:
+        error.add_note(_note_of(failure))
     return error
 
 
 def _unpickle(failure: Failure) -> Exception:
     try:
         error = cloudpickle.loads(failure.pickled)
-    except Exception:  # noqa: BLE001 - its class may exist only in the host
-        error = None
-    if isinstance(error, Exception):
-        return error
-    return RemoteError(f"{failure.kind}: {failure.message}", type_name=failure.kind)
+        if isinstance(error, Exception) and not isinstance(error, _NEVER):
+            error.add_note(_note_of(failure))
+            return error
+    except Exception:  # noqa: BLE001, S110 - its class may exist only in the host
+        pass
+    remote = RemoteError(f"{failure.kind}: {failure.message}", type_name=failure.kind)
+    remote.add_note(_note_of(failure))
+    return remote
+
+
+def _note_of(failure: Failure) -> str:
+    return f"In the host:\n{failure.traceback}"
 
 
 # --- control ---------------------------------------------------------------------------

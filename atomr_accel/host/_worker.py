@@ -11,6 +11,7 @@ each way sees the device's errors.
 from __future__ import annotations
 
 import contextlib
+import errno
 import operator
 import os
 import random
@@ -25,12 +26,14 @@ import msgspec
 
 from ._protocol import StickyFault
 from ._wire import (
+    CloseLane,
     Elapsed,
     Failure,
     Fault,
     ForgetEvent,
     Frames,
     Message,
+    ProtocolViolation,
     RecordEvent,
     Value,
     Withdrawn,
@@ -178,6 +181,7 @@ class Lane:
         self._frames = Frames()
         self._out = bytearray()
         self._done: list[int] = []
+        self._accepted = 0
         self._seen = 0
         self._aside: dict[int, Request] = {}
         self._together: list[tuple[int, Any]] = []
@@ -199,15 +203,20 @@ class Lane:
         self._context = context
         self._new_way = new_way
         self._most_ways = ways
-        self._ways.append(first)
-        self._way = first
+        self._process = os.getpid()
+        self._way = self._add_way(first)
         union = reduce(operator.or_, first.handlers)
         request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
         self._decode = msgspec.msgpack.Decoder(list[request]).decode
+        decode_message: Callable[[Any], Message] = msgspec.msgpack.Decoder(union).decode
+        self._decode_message = decode_message
         try:
             self._serve()
         except StickyFault as fault:
             self._report(fault)
+        except ProtocolViolation as violation:
+            why = f"the program broke the protocol: {violation}"
+            self._report(StickyFault(why, status=errno.EPROTO, status_name="protocol violation"))
         except ConnectionError:
             pass  # the program is gone, or has given this context up
         finally:
@@ -285,15 +294,24 @@ class Lane:
         try:
             return self._decode(frame)
         except msgspec.ValidationError:
-            requests: list[Request] = []
-            for seq, dependencies, message in msgspec.msgpack.decode(frame):
-                request = [[seq, dependencies, message]]
-                try:
-                    requests += self._decode(encoder.encode(request))
-                except msgspec.ValidationError as error:
-                    order = tuple((index, before) for index, before in dependencies)
-                    requests.append((seq, order, _Malformed(str(error))))
-            return requests
+            return self._one_by_one(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolViolation(f"a frame cannot be read: {error}") from error
+
+    def _one_by_one(self, frame: memoryview) -> list[Request]:
+        try:
+            entries = _read_entries(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolViolation(f"a frame holds no requests: {error}") from error
+        requests: list[Request] = []
+        for seq, dependencies, raw in entries:
+            message: Message
+            try:
+                message = self._decode_message(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                message = _Malformed(str(error))
+            requests.append((seq, dependencies, message))
+        return requests
 
     # --- launching --------------------------------------------------------------------
 
@@ -303,6 +321,9 @@ class Lane:
 
     def _accept(self, request: Request) -> None:
         seq, dependencies, message = request
+        if seq <= self._accepted:
+            raise ProtocolViolation(f"op {seq} came after op {self._accepted}")
+        self._accepted = seq
         fusion = None if dependencies else self._way.fusions.get(type(message))
         if fusion is not None:
             key = fusion.key(message)
@@ -328,8 +349,9 @@ class Lane:
 
     def _ready(self, dependencies: tuple[tuple[int, int], ...]) -> bool:
         for index, seq in dependencies:
-            lane = self._lanes[index]
-            if seq <= lane._seen and seq not in lane._aside:  # it is launched
+            lane = self._lanes.get(index)
+            # It is launched, or its lane was closed, which comes after all that was asked of it.
+            if lane is None or (seq <= lane._seen and seq not in lane._aside):
                 continue
             if lane is self:
                 return False
@@ -373,7 +395,7 @@ class Lane:
                 self._delay()
             try:
                 way.fusions[type(messages[0])].run(messages)
-            except Exception as error:  # noqa: BLE001 - it is the answer
+            except BaseException as error:  # noqa: BLE001 - it is the answer
                 self._fail(way, seqs, error)
             else:
                 for seq in seqs:
@@ -396,8 +418,8 @@ class Lane:
             self._delay()
         try:
             value = handler(message)
-        except Exception as error:  # noqa: BLE001 - it is the answer
-            self._fail(way, [seq], error)
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            self._fail(way, [seq], error, pickles=message.pickles)
             return
         way.unmarked.append((seq, value))
         self._way_of[seq] = way
@@ -410,7 +432,9 @@ class Lane:
         for way in self._ways:
             way.handlers[type(message)](message)
 
-    def _fail(self, way: Way, seqs: list[int], error: Exception) -> None:
+    def _fail(
+        self, way: Way, seqs: list[int], error: BaseException, *, pickles: bool = False
+    ) -> None:
         """Report a handler's failure for all ``seqs``, unless the context failed: raises that."""
         # A library that fails may be the first to notice a fault of the context.
         try:
@@ -423,7 +447,7 @@ class Lane:
         # Its answer comes when that of a success would have come: after the ops that it
         # follows, in whose place its buffers name it.
         for seq in seqs:
-            way.unmarked.append((seq, pack_exception(seq, error)))
+            way.unmarked.append((seq, pack_exception(seq, error, pickles=pickles)))
             self._way_of[seq] = way
 
     def _settle(self, way: Way) -> None:
@@ -452,16 +476,21 @@ class Lane:
         """The way for an op that must come after others, made to wait for them."""
         if len(dependencies) == 1:  # most come after one op, and on the same way
             index, seq = dependencies[0]
-            way = self._lanes[index]._way_of.get(seq)
+            way = self._way_of_op(index, seq)
             if way is None or way is self._way:
                 return self._way
-        ways = [self._lanes[index]._way_of.get(seq) for index, seq in dependencies]
+        ways = [self._way_of_op(index, seq) for index, seq in dependencies]
         before = {way for way in ways if way is not None}
         chosen = next((way for way in self._ways if way in before), self._way)
         for way in before - {chosen}:
             self._mark(chosen)  # what is launched there already need not wait
             chosen.stream.follow(way.stream)
         return chosen
+
+    def _way_of_op(self, index: int, seq: int) -> Way | None:
+        """Where an op is in flight, if it is and its lane was not closed."""
+        lane = self._lanes.get(index)
+        return None if lane is None else lane._way_of.get(seq)
 
     def _gather(self, way: Way) -> None:
         """Make a way wait for all others: what comes next there comes after everything."""
@@ -474,9 +503,17 @@ class Lane:
             if not way.in_flight:
                 return way
         if len(self._ways) < self._most_ways:
-            self._ways.append(self._new_way())
-            return self._ways[-1]
+            return self._add_way(self._new_way())
         return self._ways[(self._ways.index(self._way) + 1) % len(self._ways)]
+
+    def _add_way(self, way: Way) -> Way:
+        way.handlers[CloseLane] = self._close
+        self._ways.append(way)
+        return way
+
+    def _close(self, _message: CloseLane) -> None:
+        """Everything of this lane was answered: others need not look for it any more."""
+        self._lanes.pop(self._index, None)
 
     # --- completing -------------------------------------------------------------------
 
@@ -544,12 +581,14 @@ class Lane:
                 append_frame(self._out, value)
             else:
                 try:
-                    reply: Value | Failure = Value(seq, msgspec.Raw(encoder.encode(value)))
+                    reply = Value(seq, msgspec.Raw(encoder.encode(value)))
+                    append_frame(self._out, reply)
                 except Exception as error:  # noqa: BLE001 (any value may come from a program)
-                    reply = pack_exception(seq, error)
-                append_frame(self._out, reply)
+                    append_frame(self._out, pack_exception(seq, error))
 
     def _flush(self) -> None:
+        if os.getpid() != self._process:
+            os._exit(0)  # a function has forked; what is answered is up to the parent
         if self._done:
             append_frame(self._out, self._done)
             self._done = []
@@ -571,6 +610,11 @@ class Lane:
         append_frame(self._out, reply)
         with contextlib.suppress(OSError):
             self._flush()
+
+
+_read_entries: Final = msgspec.msgpack.Decoder(
+    list[tuple[int, tuple[tuple[int, int], ...], msgspec.Raw]]
+).decode
 
 
 class _Malformed(Message, frozen=True):

@@ -8,6 +8,9 @@ end, and waits for a socket that is full.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import socket
 from collections import deque
 from dataclasses import dataclass
@@ -23,6 +26,7 @@ from ..host import (
     Fault,
     Frames,
     Message,
+    ProtocolViolation,
     Reply,
     Value,
     unpack_exception,
@@ -221,6 +225,7 @@ class Port:
         self._oldest: Op | None = None
         self._oldest_since = 0.0
         self._ended = False
+        self._over = trio.Event()
         self._decode = msgspec.msgpack.Decoder(Reply).decode
 
     def submit(self, op: Op) -> None:
@@ -336,8 +341,18 @@ class Port:
         finally:
             self._ended = True
             turns.leave(self)
+            self._over.set()
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
+
+    def hang_up(self) -> None:
+        """Everything was answered, and nothing more comes: let the host end the lane."""
+        with contextlib.suppress(OSError):  # it is dying
+            self._sock.shutdown(socket.SHUT_WR)
+
+    async def wait_ended(self) -> None:
+        """Wait until the host has ended the lane, or is gone."""
+        await self._over.wait()
 
     async def _write(self) -> None:
         """Send what is left whenever the socket was full."""
@@ -440,31 +455,56 @@ class Port:
         if not data:
             self._ended = True
             return
+        try:
+            self._take(data)
+        except ProtocolViolation as violation:
+            self._ended = True
+            why = f"the host broke the protocol of lane {self.name}: {violation}"
+            suspect = next((op.name for op in self._in_flight.values() if op.port is self), "idle")
+            self._on_fault(Fault(0, errno.EPROTO, "protocol violation", why), suspect)
+
+    def _take(self, data: bytes) -> None:
+        """Hand out the answers that ``data`` completes.
+
+        Nothing that a host may send does any more harm than to end its context.
+
+        Raises:
+            ProtocolViolation: it is no answer to anything that was asked.
+        """
         in_flight = self._in_flight
         for frame in self._frames_in.feed(data):
             if self._is_over():  # what was answered has ended it: everything else is answered too
                 return
-            reply = self._decode(frame)
+            try:
+                reply = self._decode(frame)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise ProtocolViolation(f"a reply cannot be read: {error}") from error
             if type(reply) is list:
-                self._completed += len(reply)
                 for seq in reply:
-                    op = in_flight[seq]
+                    op = in_flight.get(seq)
+                    if op is None or op.port is not self or not op.sent:
+                        raise ProtocolViolation(f"op {seq} was answered, which is not in flight")
+                    if op.message.returns is not None and op._error is None:
+                        raise ProtocolViolation(f"{op.name} was answered without its value")
                     if op._error is not None:  # it could not be encoded; its place was kept
-                        self._completed -= 1
                         self._failed += 1
                         self._answer(op, None, op._error)
                         if self._is_over():
                             return
                         continue
+                    self._completed += 1
                     self._settle(op)
                     self._wake(op)
             elif type(reply) is Value:
+                op = self._answered_by(reply.seq)
+                value = _value_of(op, reply)
                 self._completed += 1
-                value = msgspec.msgpack.decode(reply.value)
-                self._answer(in_flight[reply.seq], value, None)
+                self._answer(op, value, None)
             elif type(reply) is Failure:
+                op = self._answered_by(reply.seq)
+                answer = unpack_exception(reply, pickles=op.message.pickles)
                 self._failed += 1
-                self._answer(in_flight[reply.seq], None, unpack_exception(reply))
+                self._answer(op, None, answer)
             elif type(reply) is Fault:
                 suspect = in_flight.get(reply.seq)
                 self._on_fault(reply, suspect.name if suspect is not None else "idle")
@@ -472,6 +512,12 @@ class Port:
                 return
         if self._outbox:
             self._send_soon()
+
+    def _answered_by(self, seq: int) -> Op:
+        op = self._in_flight.get(seq)
+        if op is None or op.port is not self or not op.sent:
+            raise ProtocolViolation(f"op {seq} was answered, which is not in flight")
+        return op
 
     def _is_over(self) -> bool:
         return self._ended
@@ -509,3 +555,18 @@ class Port:
         op.answered = True
         if op.on_answer is not None:
             op.on_answer()
+
+
+def _value_of(op: Op, reply: Value) -> Any:
+    """The value of a reply, which is of the type that the op's message names."""
+    if op.message.returns is None:
+        raise ProtocolViolation(f"{op.name} was answered with a value, but returns none")
+    try:
+        return _decoder_of(op.message.returns)(reply.value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolViolation(f"the answer to {op.name} cannot be read: {error}") from error
+
+
+@functools.cache
+def _decoder_of(kind: Any) -> Callable[[msgspec.Raw], Any]:
+    return msgspec.msgpack.Decoder(kind).decode

@@ -23,6 +23,7 @@ from ..host import (
     ControlRequest,
     Failure,
     Fault,
+    ProtocolViolation,
     StickyFault,
     encoder,
     unpack_exception,
@@ -159,7 +160,12 @@ class HostHandle:
         match reply:
             case Failure():
                 close_all(fds)
-                raise unpack_exception(reply)
+                try:
+                    error = unpack_exception(reply)
+                except ProtocolViolation as nonsense:
+                    what = f"was killed, because at {name} it sent nonsense: {nonsense}"
+                    raise self._give_up(what) from nonsense
+                raise error
             case Fault():
                 close_all(fds)
                 raise StickyFault(reply.message, status=reply.status, status_name=reply.status_name)

@@ -470,14 +470,14 @@ class Untellable(Exception):
         (lambda: ValueError("a reason"), "ValueError", "a reason"),
         (lambda: KeyError("key"), "KeyError", "key"),
         (lambda: ZeroDivisionError(), "ZeroDivisionError", ""),
-        (lambda: UnicodeDecodeError("utf-8", b"x", 0, 1, "why"), "UnicodeDecodeError", "why"),
+        (lambda: UnicodeDecodeError("utf-8", b"x", 0, 1, "why"), "RemoteError", "why"),
         (lambda: FileNotFoundError(2, "No such file"), "FileNotFoundError", "No such file"),
-        (lambda: ExceptionGroup("several", [ValueError("one")]), "ExceptionGroup", "several"),
-        (lambda: Peculiar(1, two=2), "Peculiar", "1"),
-        (lambda: OutOfMemory("not the package's"), "OutOfMemory", "not the package's"),
+        (lambda: ExceptionGroup("several", [ValueError("one")]), "RemoteError", "several"),
+        (lambda: Peculiar(1, two=2), "RemoteError", "Peculiar: 1"),
+        (lambda: OutOfMemory("not the package's"), "RemoteError", "OutOfMemory: not the package's"),
         (lambda: Untellable("secret"), "RemoteError", "Untellable: secret"),
         (lambda: ValueError("half a \ud83d pair"), "ValueError", "half a \\ud83d pair"),
-        (lambda: Mute("x"), "Mute", ""),
+        (lambda: Mute("x"), "RemoteError", "Mute: (no message: RuntimeError in __str__)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -485,6 +485,7 @@ class Untellable(Exception):
 async def test_what_a_twin_raises_arrives(
     device: Device, make: Callable[[], Exception], arrives_as: str, text: str
 ) -> None:
+    # By name where that is all there is to it: no pickle is read from a lane of kernels.
     def twin(x: Any) -> None:
         raise make()
 
@@ -492,7 +493,7 @@ async def test_what_a_twin_raises_arrives(
     with pytest.raises(Exception) as info:  # noqa: PT011 (all kinds)
         await kernel.launch(1, 1, 1)
     assert info.type.__name__ == arrives_as
-    assert arrives_as == "Mute" or text in str(info.value)
+    assert text in str(info.value)
     assert any("in twin" in note for note in info.value.__notes__)
     assert np.array_equal(await device.get(await device.put(np.arange(3))), np.arange(3))
 

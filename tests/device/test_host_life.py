@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Unsupported
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.actors import Backoff
 from atomr_accel.device import _context, _standby
 from atomr_accel.host import OpenLane

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 import pytest
@@ -41,6 +41,12 @@ class Note(Message, frozen=True):
     """A message for these tests."""
 
     text: Any
+
+
+class Ask(Note, frozen=True):
+    """One that is answered with a value."""
+
+    returns: ClassVar[Any] = dict[str, list[int]]
 
 
 class Host:
@@ -141,10 +147,10 @@ async def test_every_kind_of_answer() -> None:
                 results[op.name] = error
 
         async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(wait, host.submit(0))
+            for message in (Note(1), Note(2), Ask(3)):
+                nursery.start_soon(wait, host.submit(0, message))
             requests = [await host.received(0) for _ in range(3)]
-            assert requests == [(seq, [], ["Note", seq]) for seq in (1, 2, 3)]
+            assert requests == [(1, [], ["Note", 1]), (2, [], ["Note", 2]), (3, [], ["Ask", 3])]
             failure = pack_exception(2, ValueError("no"))
             await host.reply(0, value(3, {"a": [1]}), failure, [1])
         assert results.pop("op1") is None

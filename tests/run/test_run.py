@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from ..harness import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
@@ -346,6 +348,138 @@ async def test_what_cannot_travel_is_refused_in_the_caller(device: Device) -> No
     assert sum(lane.submitted for lane in device.statistics().lanes) == submitted + 1
     with pytest.raises(TypeError, match=r"cannot pickle|pickle"):
         await device.run(lambda: sys.stdout.buffer)
+
+
+def raising() -> dict[str, Any]:
+    """Functions that raise what no function should."""
+    import asyncio
+
+    from atomr_accel import OutOfMemory
+
+    class Odd(BaseException):
+        """Nobody catches this."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise Odd
+
+        def __reduce__(self) -> Any:
+            raise Odd
+
+    def odd() -> None:
+        raise Odd("odd")
+
+    def mute() -> None:
+        raise Mute(1, 2)
+
+    def cancelled() -> None:
+        raise asyncio.CancelledError("a timeout inside")
+
+    def generator_exit() -> None:
+        raise GeneratorExit
+
+    def stop() -> None:
+        raise StopIteration(3)
+
+    def wrong_fields() -> None:
+        raise OutOfMemory("no room", requested=object())  # type: ignore[arg-type]
+
+    def no_fields() -> None:
+        error = OutOfMemory("no room", requested=1)
+        del error.requested
+        raise error
+
+    def group() -> None:
+        raise BaseExceptionGroup("several", [Odd("one"), ValueError("two")])
+
+    return {
+        "Odd": odd,
+        "Mute": mute,
+        "CancelledError": cancelled,
+        "GeneratorExit": generator_exit,
+        "StopIteration": stop,
+        "OutOfMemory": wrong_fields,
+        "BaseExceptionGroup": group,
+        "no_fields": no_fields,
+    }
+
+
+@pytest.mark.parametrize("name", raising())
+@on_shared
+async def test_whatever_a_function_raises_is_an_answer(device: Device, name: str) -> None:
+    function = raising()[name]
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (what it is follows)
+        await device.run(function)
+    error = caught.value
+    if name not in ("no_fields", "Mute"):  # which can be pickled, or cannot be asked
+        assert isinstance(error, RemoteError)
+        assert error.type_name == name
+    assert any("In the host" in note for note in error.__notes__)
+    # The lane's state, too.
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            await device.run(len, lane="state", init=function)
+    assert await device.run(len, "still there", lane="state") == 11
+    await device.close_lane("state")
+
+
+@on_shared
+async def test_a_child_of_a_function_answers_nothing(device: Device) -> None:
+    def fork(*, fail: bool) -> int:
+        pid = os.fork()
+        if not pid and fail:
+            sys.exit(3)
+        return pid
+
+    def ended(pid: int) -> int:
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    for fail in (False, True):
+        pid = await device.run(partial(fork, fail=fail))
+        assert pid > 0
+        assert await device.run(ended, pid) == (3 if fail else 0)
+
+
+@pytest.mark.slow
+def test_what_functions_print_is_not_lost(tmp_path: Path) -> None:
+    script = tmp_path / "prints.py"
+    script.write_text(PRINTS)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    found = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment, check=True
+    )
+    assert found.stdout.split("\n") == ["a line", "from C", "part of one", "the last words", "end"]
+
+
+PRINTS: Final = """
+import ctypes, os, trio
+from atomr_accel import ContextPoisoned, open_device
+
+def say(text, end):
+    print(text, end=end)
+
+def from_c():
+    ctypes.CDLL(None).puts(b"from C")
+
+def last_words():
+    print("\\nthe last words")
+    os._exit(3)
+
+async def main():
+    async with open_device(0, backend="cpu") as device:
+        await device.run(say, "a line", "\\n")
+        await device.run(from_c)
+        await device.run(say, "part of one", "")
+        try:
+            await device.run(last_words)
+        except ContextPoisoned:
+            pass
+    print("end", end="")
+
+trio.run(main)
+"""
 
 
 @program

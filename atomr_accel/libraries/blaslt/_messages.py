@@ -6,6 +6,8 @@ what it has prepared for it under those bytes, and decodes them only the first t
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import msgspec
 
 from ...host import Message
@@ -89,6 +91,8 @@ class Heuristic(Message, frozen=True):
         most: how many to return; answered by (algorithm, bytes of workspace) each.
     """
 
+    returns: ClassVar[Any] = list[tuple[bytes, int]]
+
     spec: bytes
     workspace: int
     most: int
@@ -140,6 +144,8 @@ class Tune(Message, frozen=True):
         product: what to run, with outputs that nobody needs.
         candidates: what ``Heuristic`` returned.
     """
+
+    returns: ClassVar[Any] = int
 
     product: Matmul
     candidates: tuple[tuple[bytes, int], ...]

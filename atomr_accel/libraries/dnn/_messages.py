@@ -6,7 +6,7 @@ for it under those bytes, and decodes them only the first time.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...host import Message
 
@@ -20,6 +20,8 @@ class PrepareGraph(Message, frozen=True):
         graph: the encoded graph.
         tuned: the plan that ``TuneGraph`` found fastest, if it has been asked.
     """
+
+    returns: ClassVar[Any] = tuple[int, str]
 
     prepares: ClassVar[bool] = True
 
@@ -52,6 +54,8 @@ class TuneGraph(Message, frozen=True):
     Attributes:
         run: what to run, with outputs that nobody needs.
     """
+
+    returns: ClassVar[Any] = tuple[int, str]
 
     run: RunGraph
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import msgspec
 
 from ...host import Message
@@ -180,6 +182,8 @@ class RnnSizes(Message, frozen=True):
         data: the sequences; None where only weights are meant.
         training: whether a backward pass follows.
     """
+
+    returns: ClassVar[Any] = tuple[int, int, int, int]
 
     spec: RnnSpec
     data: RnnData | None

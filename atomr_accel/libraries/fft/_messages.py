@@ -7,7 +7,7 @@ and decodes what it is for only where it has to make it.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -66,6 +66,8 @@ class Prepare(Message, frozen=True):
         number: its name from now on.
         spec: what it is for, encoded.
     """
+
+    returns: ClassVar[Any] = int
 
     prepares: ClassVar[bool] = True
 

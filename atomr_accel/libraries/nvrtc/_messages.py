@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...host import Message
 
@@ -12,6 +12,8 @@ class Compile(Message, frozen=True):
 
     The result is ``(image, lowered name, log, whether it was kept on disk)``.
     """
+
+    returns: ClassVar[Any] = tuple[bytes, str, str, bool]
 
     source: str
     name: str

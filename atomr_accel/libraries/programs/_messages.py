@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from ...host import Message
 
@@ -71,5 +71,7 @@ class Forget(Message, frozen=True):
 
 class Describe(Message, frozen=True):
     """A program as a graph in the DOT language."""
+
+    returns: ClassVar[Any] = str
 
     program: int

@@ -13,6 +13,7 @@ from ._runner import Runner
 if TYPE_CHECKING:
     from ...backends.cpu._context import CpuContext, CpuStream
     from ._messages import Buffer, Call, Initialize
+    from ._pickling import Bytes
 
 
 @final
@@ -46,9 +47,9 @@ class CpuRunner(Runner):
         """Nothing is ever in flight."""
         self._context.check()
 
-    def _run(self, message: Initialize | Call, first: tuple[Any, ...], take: Any = None) -> Any:
+    def _run(self, message: Initialize | Call, parts: list[Bytes], first: tuple[Any, ...]) -> Any:
         try:
-            return super()._run(message, first, take)
+            return super()._run(message, parts, first)
         except StickyFault as fault:
             self._context.fail(fault)
             raise

@@ -1,47 +1,204 @@
-"""Pickling with holes: what stays behind is replaced by a number, wherever it is found."""
+"""Pickling with holes and with parts.
+
+What stays behind is replaced by a number, wherever it is found. Large arrays become parts
+beside the pickle, by the protocol that pickle has for that, so an array is the same on the
+other side whatever its size. What is small is one piece of bytes.
+"""
 
 from __future__ import annotations
 
 import io
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 import cloudpickle
+import numpy as np
+import numpy.rec  # recarrays say they are of it; what is not imported is pickled by value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+Bytes: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+INLINE: Final = 1 << 16
+"""Bytes that travel in a message; what takes more is a part."""
+
+_QUICK_OBJECTS: Final = 5000
+"""Objects that are pickled in about a millisecond."""
+
+_QUICK_BYTES: Final = 1 << 20
+"""Bytes that one of them may copy meanwhile."""
+
+
+class Packed(NamedTuple):
+    """Something pickled.
+
+    Attributes:
+        data: the pickle; empty if that is the first of the parts.
+        parts: what does not travel in a message. They may be the thing's own memory.
+    """
+
+    data: bytes
+    parts: list[Bytes]
+
+
+class TakesLong(Exception):
+    """It is too much to be pickled at once."""
+
+
+class TooMuch(Exception):
+    """It is more than may travel."""
+
+
+@final
+class _Collector:
+    """The pickler's file: takes what it writes, and the parts beside it."""
+
+    def __init__(self, most: int | None, *, quick: bool) -> None:
+        self.most = most
+        self.quick = quick
+        self.parts: list[Bytes] = []
+        self._pieces: list[memoryview] = []
+        self._written = 0
+        self._nbytes = 0
+
+    def write(self, piece: Any) -> int:
+        """Take what was collected, or large bytes as they are."""
+        view = memoryview(piece)
+        self._count(view.nbytes)
+        self._written += view.nbytes
+        if self.quick and self._written > INLINE:
+            raise TakesLong
+        self._pieces.append(view)
+        return view.nbytes
+
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """Make a buffer a part, or have it written."""
+        view = buffer.raw()
+        if view.nbytes < INLINE:
+            return True
+        self._count(view.nbytes)
+        self.parts.append(np.frombuffer(view, np.uint8))
+        return False
+
+    def stream(self) -> Bytes:
+        """The pickle. Large pieces are copied without the GIL."""
+        stream = np.empty(self._written, np.uint8)
+        at = 0
+        for piece in self._pieces:
+            np.copyto(stream[at : at + piece.nbytes], np.frombuffer(piece, np.uint8))
+            at += piece.nbytes
+        return stream
+
+    def _count(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        if self.most is not None and self._nbytes > self.most:
+            raise TooMuch
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, take: Callable[[Any], int | None]) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+    def __init__(self, file: _Collector, take: Callable[[Any], int | None]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=file.take)
+        self._most = file.most
+        self._quick = file.quick
         self._take = take
+        self._objects = 0
 
     def persistent_id(self, thing: Any) -> int | None:
+        if self._quick:
+            self._objects += 1
+            if self._objects > _QUICK_OBJECTS:
+                raise TakesLong
+        if isinstance(thing, np.ndarray):
+            self._look(thing.nbytes, is_part=_is_a_part(thing))
+        elif type(thing) is str:
+            self._look(len(thing), is_part=False)
         return self._take(thing)
+
+    def _look(self, nbytes: int, *, is_part: bool) -> None:
+        """What is copied as a whole is measured before."""
+        if self._most is not None and nbytes > self._most:
+            raise TooMuch
+        if self._quick and nbytes > _QUICK_BYTES and not is_part:
+            raise TakesLong
+
+
+def _is_a_part(array: np.ndarray[Any, Any]) -> bool:
+    """Whether pickling it copies nothing."""
+    return type(array) is np.ndarray and array.flags.forc and not array.dtype.hasobject
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, give: Callable[[int], Any]) -> None:
-        super().__init__(file)
+    def __init__(self, file: Any, parts: Iterator[Bytes], give: Callable[[int], Any]) -> None:
+        super().__init__(file, buffers=parts)
         self._give = give
 
     def persistent_load(self, number: Any) -> Any:
         return self._give(number)
 
 
-def dumps(thing: Any, take: Callable[[Any], int | None]) -> bytes:
+@final
+class _Reader:
+    """A pickle as a file that copies what is large without the GIL."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        """The next ``size`` bytes."""
+        return self._next(size).tobytes()
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill ``target``."""
+        part = self._next(target.nbytes)
+        np.copyto(np.frombuffer(target, np.uint8)[: len(part)], part)
+        return len(part)
+
+    def readline(self) -> bytes:
+        """What old protocols need."""
+        rest = self._data[self._at :]
+        ends = np.flatnonzero(rest == ord("\n"))
+        return self.read(int(ends[0]) + 1 if len(ends) else len(rest))
+
+    def _next(self, size: int) -> Bytes:
+        part = self._data[self._at : self._at + size]
+        self._at += len(part)
+        return part
+
+
+def dumps(
+    thing: Any,
+    take: Callable[[Any], int | None],
+    *,
+    most: int | None = None,
+    quick: bool = False,
+) -> Packed:
     """Pickle ``thing``, by value what the other side cannot import.
 
     Args:
         thing: what to pickle.
         take: called with everything inside; a number stands for what is not to be pickled.
+        most: bytes that all of it may take.
+        quick: give up what takes longer than about a millisecond.
+
+    Raises:
+        TakesLong: it does.
+        TooMuch: it is more than ``most``; most of it was not copied.
     """
-    file = io.BytesIO()
+    file = _Collector(most, quick=quick)
     _Pickler(file, take).dump(thing)
-    return file.getvalue()
+    stream = file.stream()
+    if len(stream) > INLINE:
+        return Packed(b"", [stream, *file.parts])
+    return Packed(stream.tobytes(), file.parts)
 
 
-def loads(data: bytes, give: Callable[[int], Any]) -> Any:
-    """Undo ``dumps``; ``give`` tells what a number stands for."""
-    return _Unpickler(io.BytesIO(data), give).load()
+def loads(data: bytes, parts: list[Bytes], give: Callable[[int], Any]) -> Any:
+    """Undo ``dumps``; ``give`` tells what a number stands for.
+
+    What is loaded lies in the memory of ``parts``.
+    """
+    rest = iter(parts)
+    file: Any = io.BytesIO(data) if data else _Reader(next(rest))
+    return _Unpickler(file, rest, give).load()
