@@ -258,11 +258,11 @@ async def test_what_was_half_sealed_waits_for_its_host_to_end(
     """A host that is killed may still be writing there, through its second mapping."""
     may_end = trio.Event()
     ended: set[HostHandle] = set()
-    close = HostHandle.close
+    wait_ended = HostHandle.wait_ended
 
-    async def close_late(host: HostHandle, *, dying: bool = False) -> int | None:
+    async def end_late(host: HostHandle) -> int | None:
         await may_end.wait()
-        code = await close(host, dying=dying)
+        code = await wait_ended(host)
         ended.add(host)
         return code
 
@@ -293,7 +293,7 @@ async def test_what_was_half_sealed_waits_for_its_host_to_end(
             return op
 
         monkeypatch.setattr(core, "submit", watched)
-        monkeypatch.setattr(HostHandle, "close", close_late)
+        monkeypatch.setattr(HostHandle, "wait_ended", end_late)
         await device.put(np.zeros(1), sealed=True)
         try:
             for step in (2, 3, 4):
