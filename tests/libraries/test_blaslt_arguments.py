@@ -258,7 +258,7 @@ CALLS: list[Call] = [
         ValueError,
         "from 8 on",
     ),
-    ("no array", lambda d, r: d.blaslt.matmul(None, r.f4_3x5), TypeError, r"device\.put"),
+    ("no array", lambda d, r: d.blaslt.matmul([[1.0]], r.f4_3x5), TypeError, r"device\.put"),
 ]
 
 

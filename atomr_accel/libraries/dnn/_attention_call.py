@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from ..._dtypes import DTYPES
 from .._arguments import usable, writable
 from ._attention_graph import Question, attention_graph
+from ._messages import TuneGraph
 from ._run import Form, Output, picker
-from ._sequence_messages import Append, Attend, Clean, Derived, Grow, Upload, encode_derived
+from ._sequence_messages import Append, Attend, Clean, Derived, Grow, Trial, Upload, encode_derived
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ...memory import Block, GpuRef, MemoryMap
     from ._attention_graph import Attention
     from ._attention_options import Options
-    from ._messages import RunGraph, TuneGraph
+    from ._messages import RunGraph
     from ._run import PlanCache
 
 HALF: Final = tuple(DTYPES[name] for name in ("float16", "bfloat16"))
@@ -208,7 +209,8 @@ class Prelude:
                     for target, source, lengths, *sizes in self._clean
                 ]
             )
-        return self._kind(uploads, append, self._derived, self._places(addresses), run, clean)
+        kind = Trial if type(run) is TuneGraph else self._kind
+        return kind(uploads, append, self._derived, self._places(addresses), run, clean)
 
 
 @final

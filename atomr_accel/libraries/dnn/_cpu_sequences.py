@@ -9,7 +9,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ._philox import kept
 from ._routine_messages import Dropout
-from ._sequence_messages import Append, Attend, Clean, Clear, Derived, Grow, decode_derived
+from ._sequence_messages import Append, Attend, Clean, Clear, Derived, Grow, Trial, decode_derived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +37,7 @@ class CpuSequences:
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Attend: self._attend,
             Grow: self._attend,
+            Trial: self._attend,
             Clear: self._clear,
             Dropout: self._dropout,
         }

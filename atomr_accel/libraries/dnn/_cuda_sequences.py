@@ -21,6 +21,7 @@ from ._sequence_messages import (
     Clear,
     Derived,
     Grow,
+    Trial,
     Upload,
     decode_derived,
 )
@@ -85,6 +86,7 @@ class CudaSequences:
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Attend: self._attend,
             Grow: self._attend,
+            Trial: self._attend,
             Clear: self._clear,
             Dropout: self._dropout,
         }

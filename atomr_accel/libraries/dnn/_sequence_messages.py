@@ -137,6 +137,12 @@ class Grow(Attend, frozen=True):
     required: ClassVar[bool] = True
 
 
+class Trial(Grow, frozen=True):
+    """The same, for a graph whose plans are timed."""
+
+    returns: ClassVar[Any] = TuneGraph.returns
+
+
 class Clear(Message, frozen=True):
     """Fill memory with zeros, or another byte."""
 
