@@ -84,19 +84,26 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests on the CPU backend and show their branch coverage, as one number.
+    """Run the tests on the CPU backend, on all cores; ``tests -n 0`` in one process.
 
     Without the vendor's wheels, which are large; ``headers`` is for those.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
+    pytest = ("-m", "pytest", "-m", "not headers", "-n", "auto", "--dist", "worksteal")
+    _python(session, *pytest, *session.posargs, env={"ATOMR_TEST_BACKEND": "cpu"})
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Run the same tests in one process and show their branch coverage.
 
     Coverage starts before pytest does: the package brings a pytest plugin, so pytest imports it
-    long before pytest-cov would begin to look. The table by files, which would push what the tests
-    said off the screen, is what ``coverage report`` shows afterwards.
+    long before pytest-cov would begin to look.
     """
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
     pytest = ("-m", "pytest", "-m", "not headers", *session.posargs)
     _python(session, "-m", "coverage", "run", *pytest, env={"ATOMR_TEST_BACKEND": "cpu"})
-    session.log("branch coverage in per cent:")
-    _python(session, "-m", "coverage", "report", "--format=total")
+    _python(session, "-m", "coverage", "report")
 
 
 @nox.session
