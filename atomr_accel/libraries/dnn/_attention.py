@@ -298,7 +298,8 @@ class FlashAttention(Facade):
         Args:
             q: float16 or bfloat16, shape (batch, queries, heads, size).
             k_cache: shape (batch, length, kv_heads, size), or with ``block_table`` pages
-                (pages, page, kv_heads, size); cuDNN wants a power of two for ``page``.
+                (pages, page, kv_heads, size); for a single query cuDNN wants a power of two
+                for ``page``.
             v_cache: likewise, with (..., value_size).
             k: new keys, (batch, new, kv_heads, size). What does not fit is not written.
             v: new values. Both or none.
