@@ -99,8 +99,7 @@ def offer(graphs: list[bytes], *, deterministic: bool) -> list[str]:
     verdicts = []
     for encoded in graphs:
         try:
-            parts = store.parts(decode(encoded), 0)
-            verdicts.append("takes " + " | ".join(_name(part, made) for part, made in parts))
+            verdicts.append("takes " + " | ".join(store.parts(decode(encoded), 0, _name)))
         except AccelError as error:
             verdicts.append(f"{type(error).__name__}: {error}")
     return verdicts

@@ -70,6 +70,9 @@ class FakeTensor:
     def view(self, pointer: int) -> Array:
         dtype = DTYPE_OF[self.type]
         extent = 1 + sum((n - 1) * s for n, s in zip(self.dim, self.stride, strict=True))
+        if dtype.kind == "b" and not self.number:  # single bits, which are only read
+            bits = np.unpackbits(memory(pointer, -(-extent // 8)), bitorder="little")
+            return np.ndarray(self.dim, np.bool_, bits, 0, self.stride)
         strides = [step * dtype.itemsize for step in self.stride]
         return np.ndarray(self.dim, dtype, memory(pointer, extent * dtype.itemsize), 0, strides)
 
@@ -79,6 +82,7 @@ class FakeFrontend:
 
     Attributes:
         refused: refuses a graph, by the names of its nodes.
+        unbuildable: likewise, but not before it is built.
         graphs: what was serialised.
         runs: the candidates that were run, by position.
         candidates: how many a graph has.
@@ -97,6 +101,7 @@ class FakeFrontend:
             TENSOR_CORE=1, DOWN_CONVERT_INPUTS=2, NONDETERMINISTIC=3
         )
         self.refused: Callable[[list[str]], bool] = lambda _ops: False
+        self.unbuildable: Callable[[list[str]], bool] = lambda _ops: False
         self.graphs: list[FakeGraph] = []
         self.runs: list[int] = []
         self.deselected: list[int] = []
@@ -166,12 +171,18 @@ class FakeGraph:
     def get_execution_plan_count(self) -> int:
         return self._frontend.candidates
 
-    def build_plans(self) -> None:
+    def _build(self) -> None:
+        if self._frontend.unbuildable([op for op, _, _ in self._nodes]):
+            raise cudnnGraphNotSupportedError("[cudnn_frontend] Error: No valid execution plans")
         self._frontend.built += 1
+
+    def build_plans(self) -> None:
+        self._build()
         if self._candidate is None:
             self._candidate = 0
 
     def build_plan_at_index(self, index: int) -> None:
+        self._build()
         self._candidate = index
 
     def get_workspace_size(self) -> int:

@@ -241,6 +241,54 @@ async def test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.parametrize("behind", [np.nan, np.inf])
+@pytest.mark.parametrize("longest", [20, 64])
+async def test_what_others_have_left_in_pages_counts_for_nothing(
+    device: Any, behind: float, longest: int
+) -> None:
+    """A page that a sequence gets, and pages that it has not filled."""
+    rng = np.random.default_rng(6)
+    table = np.array([[5, -1, 99], [2, 0, 4]], np.int32)
+    cu_q, cu_k = np.array([0, 3, 8], np.int32), np.array([2, 6, 15], np.int32)
+    q, k, v = normal(rng, 8, 4, 16), normal(rng, 6, 8, 2, 16), normal(rng, 6, 8, 2, 32)
+    parts, used = [], np.zeros((6, 8, 1, 1), bool)
+    for at in range(2):
+        length = cu_k[at + 1] - cu_k[at]
+        places = table[at, np.arange(length) // 8], np.arange(length) % 8
+        used[places] = True
+        keys, values = (x[places].astype(float) for x in (k, v))
+        one = q[cu_q[at] : cu_q[at + 1]].astype(float)
+        parts.append(attention(one, keys, values, Mask(causal=True)))
+    refs = [np.where(used, x, np.array(behind, HALF)) for x in (k, v)]
+    out, lse = await device.dnn.flash_attention_varlen(
+        *[await device.put(x) for x in (q, *refs, cu_q, cu_k)],
+        *(5, longest),
+        block_table=await device.put(table),
+        causal=True,
+        return_lse=True,
+    )
+    o, stats, size = (np.concatenate(part) for part in zip(*parts, strict=True))
+    compare(await device.get(out), Near(o, size), HALF)
+    compare(await device.get(lse), Near(stats, dtype="float32", slack=LSE_SLACK), np.dtype("f4"))
+
+
+async def test_a_sequence_that_gets_the_page_of_another_one(device: Any) -> None:
+    """One that has had NaN in it."""
+    rng = np.random.default_rng(2)
+    cache = await device.dnn.kv_cache(4, 8, 2, 16, dtype=HALF)
+    bad = cache.new()
+    rows = [await device.put(np.full((1, 30, 2, 16), np.nan, HALF)) for _ in "kv"]
+    await cache.append([bad], *rows)
+    cache.free(bad)
+    q, k, v = normal(rng, 1, 4, 4, 16), normal(rng, 1, 11, 2, 16), normal(rng, 1, 11, 2, 16)
+    sequence = cache.new()
+    q_, k_, v_ = [await device.put(x) for x in (q, k, v)]
+    out = await cache.attend(q_, [sequence], k_, v_, causal=True)
+    one, keys, values = (x[0].astype(float) for x in (q, k, v))
+    expected, _, size = attention(one, keys, values, Mask(causal=True))
+    compare((await device.get(out))[0], Near(expected, size), HALF)
+
+
 async def test_sequences_that_lie_one_after_the_other_do_not_touch(device: Any) -> None:
     ends_ = await device.put(np.array([0, 5, 12, 16], np.int32))
     results = []
@@ -266,12 +314,24 @@ async def test_a_library_that_multiplies_by_zero_gets_clean_copies(
 ) -> None:
     from atomr_accel.libraries.dnn import _cpu_attention
 
+    gathered = _cpu_attention._gathered
+
+    def tiles(pages: Array, table: Array, lengths: Array, keys: int) -> Array:
+        whole = np.full_like(lengths, keys)
+        return gathered(pages, table.clip(0, len(pages) - 1), whole, keys)
+
     monkeypatch.setattr(_cpu_attention, "_cleaned", lambda inputs: inputs)
+    monkeypatch.setattr(_cpu_attention, "_gathered", tiles)
     await test_what_lies_behind_the_ends_counts_for_nothing(device, "float16", "bshd", np.nan)
     await test_what_lies_behind_the_ends_counts_for_nothing(device, "bfloat16", "bhsd", np.inf)
     await test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
         device, np.nan, 3, paged=False
     )
+    await test_what_lies_behind_the_rows_of_a_cache_counts_for_nothing(
+        device, np.nan, 3, paged=True
+    )
+    await test_what_others_have_left_in_pages_counts_for_nothing(device, np.nan, 64)
+    await test_a_sequence_that_gets_the_page_of_another_one(device)
 
 
 @settings(max_examples=12 if ON_CUDA else 20)

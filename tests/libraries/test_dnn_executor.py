@@ -178,8 +178,9 @@ async def test_a_plan_on_disk_that_cannot_be_read_is_made_again(
     assert device.dnn.statistics().built == 1
 
 
+@pytest.mark.parametrize("op", ["instance_norm_grad", "gelu"])
 async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    device: Device, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     from atomr_accel.libraries.dnn import _lowering
 
@@ -189,7 +190,10 @@ async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
 
     async def gradients() -> list[int]:
         device.dnn.clear_plans()
-        await device.dnn.instance_norm_grad(x, x, weight, *saved, layout="NHWC")
+        if op == "gelu":
+            await device.dnn.gelu(x)
+        else:
+            await device.dnn.instance_norm_grad(x, x, weight, *saved, layout="NHWC")
         found = device.dnn.statistics()
         return [found.built, found.loaded]
 
@@ -197,6 +201,112 @@ async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
         unknown.setattr(_lowering, "_wrong", lambda _graph, _node: "")
         assert [await gradients(), await gradients()] == [[1, 0], [1, 1]]
     assert [await gradients(), await gradients()] == [[2, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+async def test_what_cudnn_refuses_when_it_is_built_is_computed_all_the_same(
+    device: Device, frontend: FakeFrontend, *, tuned: bool
+) -> None:
+    frontend.unbuildable = lambda ops: "mul" in ops
+    device.dnn.autotune = tuned
+    graph = device.dnn.graph()
+    x = graph.tensor((4,), "int64", name="x")
+    graph.output(graph.relu(x * 0.5))
+    plan = await graph.build()
+    made = await plan(x=await device.put(np.array([-2, 3, 2**40, 7], np.int64)))
+    assert (await device.get(made)).tolist() == [0, 1.5, 2**39, 3.5]
+
+
+@pytest.fixture
+def offered(frontend: FakeFrontend) -> list[list[str]]:
+    """The nodes of what comes to cuDNN."""
+    found: list[list[str]] = []
+
+    def refuse(ops: list[str]) -> bool:
+        found.append(ops)
+        return False
+
+    frontend.refused = refuse
+    return found
+
+
+async def test_booleans_in_memory_are_not_given_to_cudnn(
+    device: Device, offered: list[list[str]]
+) -> None:
+    """Its masks are single bits."""
+    graph = device.dnn.graph()
+    x = graph.tensor((3, 40), "float32", name="x")
+    column = graph.gen_index(x, axis=1)
+    length = graph.tensor((3, 1), "int32", name="length")
+    graph.output(graph.binary_select(x, -1.0, graph.cmp_lt(column, length)))
+    graph.output(graph.binary_select(x, 0.0, graph.cmp_gt(x, 0.5)))
+    graph.output(graph.cmp_gt(x, 0.5))
+    plan = await graph.build()
+    rng = np.random.default_rng(1)
+    array, lengths = rng.random((3, 40), np.float32), np.array([[3], [40], [17]], np.int32)
+    made = await plan(x=await device.put(array), length=await device.put(lengths))
+    selected, chosen, larger = [await device.get(each) for each in made]
+    np.testing.assert_array_equal(selected, np.where(np.arange(40) < lengths, array, -1))
+    np.testing.assert_array_equal(chosen, np.where(array > 0.5, array, 0))
+    np.testing.assert_array_equal(larger, array > 0.5)
+    # What stays inside a kernel of its own is fine.
+    assert ["cmp_gt", "binary_select"] in offered
+
+
+async def test_gaps_between_elements_are_not_given_to_cudnn(
+    device: Device, offered: list[list[str]]
+) -> None:
+    """It reads the elements as if they lay side by side."""
+    graph = device.dnn.graph()
+    graph.output(graph.abs(graph.tensor((4, 8), "float32", name="x", strides=(32, 4))))
+    graph.output(graph.neg(graph.tensor((4, 8), "float32", name="y", strides=(32, 1))))
+    graph.output(graph.exp(graph.tensor((32, 4), "float32", name="z", strides=(1, 32))))
+    plan = await graph.build()
+    rows = np.arange(128, dtype=np.float32).reshape(4, 32) / 128
+    x, y, z = [
+        await device.get(m) for m in await plan(**dict.fromkeys("xyz", await device.put(rows)))
+    ]
+    np.testing.assert_array_equal(x, rows[:, ::4])
+    np.testing.assert_array_equal(y, -rows[:, :8])
+    np.testing.assert_allclose(z, np.exp(rows.T), rtol=1e-6)
+    assert offered == [["exp"]]
+
+
+async def test_a_product_needs_rows_or_columns_that_lie_side_by_side(
+    device: Device, offered: list[list[str]]
+) -> None:
+    graph = device.dnn.graph()
+    b = graph.tensor((1, 4, 2), "float16", name="b")
+    graph.output(graph.matmul(graph.tensor((1, 3, 4), "float16", name="a", strides=(48, 16, 4)), b))
+    graph.output(graph.matmul(graph.tensor((1, 3, 4), "float16", name="c", strides=(48, 16, 1)), b))
+    plan = await graph.build()
+    rng = np.random.default_rng(1)
+    rows, b_ = rng.random((1, 3, 16)).astype("f2"), rng.random((1, 4, 2)).astype("f2")
+    ref = await device.put(rows)
+    found = [await device.get(m) for m in await plan(a=ref, b=await device.put(b_), c=ref)]
+    for made, factor in zip(found, (rows[:, :, ::4], rows[:, :, :4]), strict=True):
+        np.testing.assert_allclose(made, factor.astype("f4") @ b_.astype("f4"), rtol=2e-3)
+    assert offered == [["matmul"]]
+
+
+async def test_activations_without_limits_are_given_to_cudnn_with_others_only(
+    device: Device, offered: list[list[str]]
+) -> None:
+    x = await device.put(np.array([[1, -1, np.inf, -np.inf, np.nan, 3]], np.float32))
+    dnn = device.dnn
+    for name, more in (("gelu", {}), ("gelu", {"approximate": "tanh"}), ("silu", {})):
+        options: dict[str, Any] = more
+        y = await device.get(await getattr(dnn, name)(x, **options))
+        assert y[0, 3] == 0
+        await getattr(dnn, f"{name}_grad")(x, x, **options)
+    assert np.isnan((await device.get(await dnn.relu_grad(x, x)))[0, 4])
+    await dnn.leaky_relu_grad(x, x)
+    assert offered == []
+    await dnn.relu(x)
+    graph = dnn.graph()
+    graph.output(graph.gelu(graph.tensor((1, 6), "float32") + 1.0))
+    await graph.build()
+    assert offered == [["relu"], ["add", "gelu"]]
 
 
 async def test_what_cudnn_refuses_is_unsupported_with_its_reason(
@@ -246,15 +356,8 @@ async def test_evicted_plans_are_forgotten_by_the_host_too(
     assert statistics.loaded == 2
 
 
-async def test_integers_are_not_given_to_cudnn(device: Device, frontend: FakeFrontend) -> None:
+async def test_integers_are_not_given_to_cudnn(device: Device, offered: list[list[str]]) -> None:
     """It would compute them in single precision."""
-    offered: list[list[str]] = []
-
-    def refuse(ops: list[str]) -> bool:
-        offered.append(ops)
-        return False
-
-    frontend.refused = refuse
     graph = device.dnn.graph()
     x = graph.tensor((2, 3), "int32", name="x")
     graph.output(graph.relu((x * x + 1) * 0.5))

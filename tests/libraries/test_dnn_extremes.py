@@ -86,14 +86,16 @@ def computed(graph: Graph, *arrays: Array) -> Array:
     return out.astype(np.float64)
 
 
-def expect_limits(op: str, attributes: dict[str, float], x: Array, y: Array) -> None:
+def expect_limits(
+    op: str, attributes: dict[str, float], x: Array, y: Array, slack: float = 8.0
+) -> None:
     """Hold results against the table, and against what is known of all of them."""
     low, high, zero, steep_high, steep_low, steep_zero = LIMITS[
         op.removesuffix("_backward"), tuple(attributes.items())
     ]
     if op.endswith("_backward"):
         low, high, zero = steep_low, steep_high, steep_zero
-    tolerance = 8 * eps_of(x.dtype)
+    tolerance = slack * eps_of(x.dtype)
     wide = x.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(y), np.isnan(wide))
     np.testing.assert_allclose(y[wide == -INF], low, rtol=tolerance, atol=0)
@@ -172,12 +174,11 @@ def test_the_table_has_every_activation() -> None:
     assert set(C_TYPES) >= set(DTYPES)
 
 
-@pytest.mark.skipif(on_cuda(), reason="what cuDNN does there is cuDNN's")
 @pytest.mark.parametrize("dtype", DTYPES)
 async def test_activations_of_a_device(device: Device, dtype: str) -> None:
     x = inputs_of(dtype)
     ref, ones = await device.put(x), await device.put(np.ones_like(x))
-    dnn = device.dnn
+    dnn, slack = device.dnn, 64.0 if on_cuda() else 8.0  # cuDNN's functions are rough
     for name, options, op, attributes in (
         ("relu", {}, "relu", {}),
         ("leaky_relu", {"negative_slope": 0.25}, "relu", {"negative_slope": 0.25}),
@@ -193,9 +194,10 @@ async def test_activations_of_a_device(device: Device, dtype: str) -> None:
     ):
         options_: dict[str, Any] = options
         y = await getattr(dnn, name)(ref, **options_)
-        expect_limits(op, attributes, x, (await device.get(y)).astype(np.float64))
+        expect_limits(op, attributes, x, (await device.get(y)).astype(np.float64), slack)
         dx = await getattr(dnn, f"{name}_grad")(ones, ref, **options_)
-        expect_limits(f"{op}_backward", attributes, x, (await device.get(dx)).astype(np.float64))
+        made = (await device.get(dx)).astype(np.float64)
+        expect_limits(f"{op}_backward", attributes, x, made, slack)
 
 
 async def test_routines_say_nothing_of_infinities(device: Device) -> None:

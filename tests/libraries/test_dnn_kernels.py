@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import operator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atomr_accel.libraries._device_code import C_TYPES
 from atomr_accel.libraries.dnn import (
@@ -33,6 +36,9 @@ from atomr_accel.libraries.dnn._rewrite import cut
 
 from .conformance import dtype_of, eps_of
 from .host_kernels import compile_kernels, needs_compiler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Array = np.ndarray[Any, Any]
 
@@ -138,6 +144,24 @@ def integer_graphs() -> list[Graph]:
             builder.output(y, "float32" if position else None)
             graphs.append(builder.finish())
     return graphs
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=5))
+def test_dimensions_are_merged_where_all_tensors_allow(axes: list[tuple[int, bool]]) -> None:
+    """The same positions, in another order, by fewer divisions."""
+    shape = [size for size, _ in axes]
+    plain = list(packed_strides(shape, range(len(shape))))
+    lists = [plain, [kept * step for (_, kept), step in zip(axes, plain, strict=True)]]
+    sizes, merged = _own_nodes._merged(shape, lists)
+
+    def positions(sizes: Sequence[int], lists: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        return sorted(
+            tuple(sum(map(operator.mul, index, steps)) for steps in lists)
+            for index in np.ndindex(*sizes)
+        )
+
+    assert positions(sizes, merged) == positions(shape, lists)
+    assert len(_own_nodes._merged(shape, [plain, plain])[0]) <= 1
 
 
 def reduction_graphs() -> list[Graph]:

@@ -17,6 +17,7 @@ import pytest
 from atomr_accel import Unsupported, open_device
 from atomr_accel.libraries.dnn import _run
 from atomr_accel.libraries.dnn._graph import Builder, Graph, encode
+from atomr_accel.libraries.dnn._nodes import NODES
 from atomr_accel.libraries.dnn._workshop import Workshop
 
 from .conformance import Sample
@@ -95,7 +96,7 @@ async def test_cudnn_takes_every_graph_of_the_conformance_tests(
     # Where cuDNN has a kernel it is used: our own are for what it refuses.
     for case, verdict in zip(graphs.values(), verdicts, strict=True):
         name, dtype, *_ = case.split()
-        if dtype != "float64" and name in ("dnn.conv", "dnn.layer_norm", "dnn.relu", "dnn.gelu"):
+        if dtype != "float64" and name in ("dnn.conv", "dnn.layer_norm", "dnn.relu", "dnn.tanh"):
             assert "own" not in verdict, f"{case}: {verdict}"
             assert "|" not in verdict, f"{case}: {verdict}"
 
@@ -127,6 +128,29 @@ def test_what_cudnn_computes_wrongly_is_computed_by_own_kernels(tmp_path: Path) 
         *["takes instancenorm_backward"] * len(dtypes),
         *["takes own instancenorm_backward"] * len(dtypes),
     ]
+
+
+def a_chain(*ops: str) -> Graph:
+    """Pointwise operations, one after the other, that of two inputs with a second one."""
+    builder = Builder()
+    y = builder.tensor((4, 64), "float16")
+    for op in ops:
+        names, other = NODES[op].inputs, builder.tensor((1, 64), "float16")
+        beta: Any = {"swish_beta": 1.0} if op.startswith("swish") else {}
+        y = builder.node(op, **dict.fromkeys(names, other) | {names[-1]: y}, **beta)["y"]
+    builder.output(y)
+    return builder.finish()
+
+
+def test_activations_alone_are_computed_by_own_kernels(tmp_path: Path) -> None:
+    """What it gives at infinities and for NaN is no limit."""
+    names = ("gelu", "gelu_approx_tanh", "swish")
+    wrong = [*names, *(f"{name}_backward" for name in (*names, "relu"))]
+    expected: dict[tuple[str, ...], str] = {(op,): f"takes own {op}" for op in wrong}
+    expected |= {("relu",): "takes relu", ("tanh",): "takes tanh"}
+    expected |= {("add", op): f"takes add+{op}" for op in (*names, "relu")}
+    verdicts = offer([encode(a_chain(*ops)) for ops in expected], tmp_path)
+    assert dict(zip(expected, verdicts, strict=True)) == expected
 
 
 def a_product(dtype: str, *, tf32: bool) -> Graph:

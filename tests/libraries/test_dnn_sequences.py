@@ -45,8 +45,8 @@ def instances() -> dict[str, str]:
             "u64 count; u64 width; u64 fresh; u64 page; u64 columns; u64 pages; i64 shift"
         )
         members[f"clean<{piece}>"] = (
-            f"{piece}* target; const {piece}* source; const int* lengths; u64 count; u64 block; "
-            "u64 groups; u64 width"
+            f"{piece}* target; const {piece}* source; const int* lengths; const int* table; "
+            "u64 count; u64 block; u64 groups; u64 width; u64 page; u64 columns; u64 pages"
         )
     for dtype in FLOATS:
         t, s = C_TYPES[dtype], "double" if dtype == "float64" else "float"
@@ -118,19 +118,23 @@ def test_lengths_and_offsets(both: Both) -> None:
     derived = (
         Derived(3, 1, 0, differences=True, wide=False),
         Derived(4, 2**33, 5, differences=False, wide=True),
-        Derived(2, 1, 7, differences=False, wide=False),
+        Derived(2, 0, 7, differences=False, wide=False),
+        Derived(3, 2**33, 1, differences=False, wide=True),
     )
-    places = (targets[0], ends, targets[1], ends, targets[2], 0)
+    targets.append(both.put(np.full(3, -1, np.int64)))
+    places = (targets[0], ends, targets[1], ends, targets[2], 0, targets[3], 0)
     message = Attend((), None, encode_derived(derived), places, RUN)
-    lengths, offsets, constant = both.compare(message, *targets)
+    lengths, offsets, constant, positions = both.compare(message, *targets)
     assert lengths.tolist() == [3, 0, 7, -1]
     assert offsets.tolist() == [5 + end * 2**33 for end in (0, 3, 3, 10)]
     assert constant.tolist() == [7, 7, -1, -1]
+    assert positions.tolist() == [1, 1 + 2**33, 1 + 2**34]
     assert both.ran == [RUN, RUN]
     # Alike, with other buffers: what was prepared for the first is used again.
     ends = both.put(np.array([2, 4, 5, 9], np.int32))
     others = [both.put(np.full(4, -1, dtype)) for dtype in (np.int32, np.int64, np.int32)]
-    places = (others[0], ends, others[1], ends, others[2], 0)
+    others.append(both.put(np.full(3, -1, np.int64)))
+    places = (others[0], ends, others[1], ends, others[2], 0, others[3], 0)
     again = both.compare(Attend((), None, encode_derived(derived), places, None), *others)
     assert again[0].tolist() == [2, 1, 4, -1]
     assert again[1].tolist() == [5 + end * 2**33 for end in (2, 4, 5, 9)]
@@ -185,11 +189,35 @@ def test_copies_have_zeros_behind_the_ends(both: Both, width: int, groups: int) 
     source = both.put(rng.integers(1, 255, (5, groups, 7, width), np.uint8))
     target = both.put(np.full((5, groups, 7, width), 99, np.uint8))
     lengths = both.put(np.array([3, 0, 7, 100, -2], np.int32))
-    clean = Clean(target, source, lengths, 5, groups, 7, width)
+    clean = Clean(target, source, lengths, 0, 5, groups, 7, width)
     (got,) = both.compare(Attend((), None, NOTHING, (), None, (clean,)), target)
     expected = both.memory[source].copy()
     for entry, length in enumerate((3, 0, 7, 7, 0)):
         expected[entry, :, length:] = 0
+    np.testing.assert_array_equal(got, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [1, 2, 4, 6, 8, 48])
+@pytest.mark.parametrize("rows", [9, 12, 16])
+def test_copies_out_of_pages_have_zeros_behind_the_ends(both: Both, width: int, rows: int) -> None:
+    rng = np.random.default_rng(width)
+    pages, page, columns = 6, 4, 3
+    source = both.put(rng.integers(1, 255, (pages, page, width), np.uint8))
+    target = both.put(np.full((6, 1, rows, width), 99, np.uint8))
+    lengths = np.array([3, 0, 9, 12, 100, -2], np.int32)
+    # Pages may be anybody's, anywhere, or not be there; those behind the ends are not looked at.
+    table = rng.integers(0, pages, (6, columns)).astype(np.int32)
+    table[0, 1:], table[1], table[3] = -7, 2**31 - 1, (5, pages, -1)
+    sizes = (6, 1, rows, width, page, columns, pages)
+    clean = Clean(target, source, both.put(lengths), both.put(table), *sizes)
+    (got,) = both.compare(Attend((), None, NOTHING, (), None, (clean,)), target)
+    expected = np.zeros_like(got)
+    for entry, length in enumerate(lengths):
+        for row in range(min(length, rows, page * columns)):
+            number = table[entry, row // page]
+            if 0 <= number < pages:
+                expected[entry, 0, row] = both.memory[source][number, row % page]
     np.testing.assert_array_equal(got, expected)
 
 

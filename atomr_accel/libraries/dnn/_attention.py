@@ -9,9 +9,12 @@ from .._options import flag, whole
 from ._attention_call import (
     FP8,
     HALF,
+    ROWS,
     Appending,
     Call,
     Making,
+    alike,
+    gathered,
     mask_of,
     require,
     require_like,
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
 _LAYOUTS: Final = {"bshd": "batch, sequence, heads, size", "bhsd": "batch, heads, sequence, size"}
-_ROWS: Final = 64
-"""Longest sequences are rounded up to a multiple, so that there are fewer plans."""
 
 
 class FlashAttention(Facade):
@@ -297,13 +298,16 @@ class FlashAttention(Facade):
         Args:
             q: float16 or bfloat16, shape (batch, queries, heads, size).
             k_cache: shape (batch, length, kv_heads, size), or with ``block_table`` pages
-                (pages, page, kv_heads, size); cuDNN wants a power of two for ``page``.
+                (pages, page, kv_heads, size); for a single query cuDNN wants a power of two
+                for ``page``.
             v_cache: likewise, with (..., value_size).
             k: new keys, (batch, new, kv_heads, size). What does not fit is not written.
             v: new values. Both or none.
             cache_seqlens: int32 (batch,): how long each sequence is before.
-            block_table: int32 (batch, columns): the pages of each sequence.
-            max_seqlen_k: the most keys of a sequence; by default what fits.
+            block_table: int32 (batch, columns): the pages of each sequence; what comes after
+                its last one is not looked at.
+            max_seqlen_k: the most keys of a sequence; by default what fits. With several
+                queries and pages, scratch memory for as many is taken.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms of the sums of exponentials.
             **options: see ``AttentionOptions``; no ``bias`` and no dropout.
@@ -532,7 +536,7 @@ class FlashAttention(Facade):
                 require(given, memory, name, (_INT32,), (batch,))
                 call.inputs[tensor] = given
             elif call.question.lengths:
-                call.making[tensor] = Making("", batch, addend=count)
+                call.making[tensor] = alike(batch, count)
         call.padded = seqlens_q is not None
         return call
 
@@ -567,7 +571,7 @@ class FlashAttention(Facade):
         heads, size = q.shape[1:]
         kv_heads, value_size = v.shape[-2:]
         _same_sizes(q, k, v, batch, batch)
-        queries, keys = (-(-int(most) // _ROWS) * _ROWS for most in longest)
+        queries, keys = (-(-int(most) // ROWS) * ROWS for most in longest)
         question = Question(
             *(q.dtype.name, batch, heads, kv_heads, queries, keys, size, value_size),
             ragged_q=True,
@@ -598,7 +602,7 @@ class FlashAttention(Facade):
             rows.append(("offsets_v", begin_k, kv_heads * value_size))
         for name, source, width in rows:
             call.making[name] = Making(source, batch + 1, multiplier=width)
-        return call
+        return gathered(call)
 
     def _cached(
         self,
@@ -636,13 +640,13 @@ class FlashAttention(Facade):
         call = Call(question, inputs)
         call = scored(call, options, memory, batch=batch, backward=False)
         call.question = mask_of(call.question, options, same=False, bounded=False)
-        call.making["seq_len_q"] = Making("", batch, addend=queries)
+        call.making["seq_len_q"] = alike(batch, queries)
         call.making["seq_len_kv"] = Making("cache_seqlens", batch, addend=new)
         if k is not None and v is not None:
             columns = 1 if block_table is None else _columns(block_table)
             call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)
         call.padded = block_table is None and queries > 1
-        return call
+        return gathered(call)
 
     def _new(
         self,

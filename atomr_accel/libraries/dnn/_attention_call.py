@@ -27,13 +27,15 @@ _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
 _ALIGNMENT: Final = 256
 """Of what is made in scratch memory."""
+ROWS: Final = 64
+"""Longest sequences are rounded up to a multiple, so that there are fewer plans."""
 
 
 class Making(NamedTuple):
     """Integers that the lane makes for a graph.
 
     Attributes:
-        source: the name of int32 to make them from; empty for zeros.
+        source: the name of int32 to make them from; empty for their own positions.
         length: how many.
         multiplier, addend: numbers.
         differences: whether they are made from differences of neighbours.
@@ -46,6 +48,22 @@ class Making(NamedTuple):
     addend: int = 0
     differences: bool = False
     data: bytes = b""
+
+
+def alike(length: int, number: int) -> Making:
+    """So many times the same number."""
+    return Making("", length, multiplier=0, addend=number)
+
+
+class Pages(NamedTuple):
+    """Where keys and values are that a graph reads without pages: sizes of pages and tables."""
+
+    page: int = 0
+    columns: int = 0
+    pages: int = 0
+
+
+_NO_PAGES: Final = Pages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +166,17 @@ class Prelude:
         places = {name: at for at, name in enumerate((*names, *call.making))}
         tensors = graph.program.graph.tensors
         cleaned = _CLEANED[call.question.backward] if call.padded else ()
-        self.ids: Final = [graph.ids[name] for name in (*call.making, *cleaned)]
+        # A table may be for the copies alone.
+        self.ids: Final = [graph.ids.get(name, -1) for name in (*call.making, *cleaned)]
         first = len(names) + len(call.making)
         places[""] = first + len(cleaned)
         offsets, end = [], 0
         derived: list[Derived] = []
         order: list[int] = []
-        self._clean: list[tuple[int, ...]] = []
+        self._clean: list[tuple[Any, ...]] = []
         self._uploads: list[tuple[int, bytes]] = []
         for (name, making), id_ in zip(call.making.items(), self.ids, strict=False):
-            wide = tensors[id_].dtype == "int64"
+            wide = id_ >= 0 and tensors[id_].dtype == "int64"
             offsets.append(end)
             end += -(-making.length * (8 if wide else 4) // _ALIGNMENT) * _ALIGNMENT
             if making.data:
@@ -174,7 +193,9 @@ class Prelude:
             groups = heads if tensor.strides[1] > row else 1
             nbytes = row * DTYPES[tensor.dtype].itemsize
             ends = places["seq_len_kv" if what in ("k", "v") else "seq_len_q"]
-            self._clean.append((first + at, places[what], ends, batch, groups, rows, nbytes))
+            table = places["table" if call.pages.page else ""]
+            sizes = (batch, groups, rows, nbytes, *call.pages)
+            self._clean.append((first + at, places[what], ends, table, sizes))
             offsets.append(end)
             end += -(-batch * groups * rows * nbytes // _ALIGNMENT) * _ALIGNMENT
         self._derived = encode_derived(derived)
@@ -204,10 +225,7 @@ class Prelude:
         clean: tuple[Clean, ...] = ()
         if self._clean:
             clean = tuple(
-                [
-                    Clean(addresses[target], addresses[source], addresses[lengths], *sizes)
-                    for target, source, lengths, *sizes in self._clean
-                ]
+                [Clean(*[addresses[at] for at in where], *sizes) for *where, sizes in self._clean]
             )
         kind = Trial if type(run) is TuneGraph else self._kind
         return kind(uploads, append, self._derived, self._places(addresses), run, clean)
@@ -227,6 +245,7 @@ class Call:
         scalars: numbers, by name.
         appending: what is written to a cache before.
         padded: whether anything may lie behind the ends of sequences, infinities and NaN too.
+        pages: sizes of the pages that are copied for the graph, if they are.
     """
 
     question: Question
@@ -237,6 +256,7 @@ class Call:
     scalars: dict[str, float] = field(default_factory=dict)
     appending: Appending | None = None
     padded: bool = False
+    pages: Pages = _NO_PAGES
 
     def form(self, plans: PlanCache, names: Sequence[str]) -> Form:
         """The call without its buffers, which come in the order of ``names``."""
@@ -324,6 +344,30 @@ def require_like(ref: GpuRef, other: GpuRef, name: str, like: str) -> None:
         )
 
 
+def gathered(call: Call) -> Call:
+    """Keys and values out of their pages, where several queries attend to them.
+
+    cuDNN reads whole tiles of keys, beyond the end of a sequence too. What lies there it
+    multiplies by zeros, which makes NaN of infinities and of NaN: those that whoever had the
+    page before has left. So it gets copies with zeros there. A single query is computed by
+    another kernel, which does not mind.
+    """
+    question = call.question
+    if not question.page or (question.queries == 1 and not question.ragged_q):
+        return call
+    keys = -(-question.keys // ROWS) * ROWS
+    call.padded = True
+    call.pages = Pages(question.page, question.columns, question.pages)
+    call.inputs.pop("table", None)
+    if question.ragged_q:
+        for name, size in (("offsets_k", question.size), ("offsets_v", question.value_size)):
+            width = keys * question.kv_heads * size
+            call.making[name] = Making("", question.batch + 1, multiplier=width)
+    dense = question._replace(keys=keys, ragged_k=question.ragged_q)
+    call.question = dense._replace(**_NO_PAGES._asdict())
+    return call
+
+
 def mask_of(question: Question, options: Options, *, same: bool, bounded: bool) -> Question:
     """A question with the mask that options ask for, as simple as it can be.
 
@@ -367,7 +411,7 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
         inputs["sink"] = options.sink
     if options.dropout_p:
         for name in ("seed", "offset"):
-            call.making[name] = Making("", 1, addend=getattr(options, name))
+            call.making[name] = alike(1, getattr(options, name))
     call.question = question._replace(
         softcap=bool(options.softcap),
         slopes=shape,

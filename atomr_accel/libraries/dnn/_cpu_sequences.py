@@ -60,7 +60,7 @@ class CpuSequences:
 
     def _derive(self, derived: Derived, target: int, source: int) -> None:
         count = derived.count
-        values = np.zeros(count, np.int64)
+        values = np.arange(count, dtype=np.int64)
         if source:
             read = self._context.array(source, (count + derived.differences,), _INT32)
             values = read.astype(np.int64)
@@ -84,13 +84,8 @@ class CpuSequences:
             return
         place = context.array(message.lengths, (message.batch, 1), _INT32).astype(np.int64)
         place = place + message.shift + np.arange(message.new)
-        fits = (place >= 0) & (place < page * message.columns)
-        found = np.broadcast_to(np.arange(message.batch)[:, None], place.shape)
-        if message.table:
-            table = context.array(message.table, (message.batch, message.columns), _INT32)
-            found = np.take_along_axis(table, np.where(fits, place // page, 0), axis=1)
-        fits &= (found >= 0) & (found < pages)
-        rows = (found.astype(np.int64) * page + place % page)[fits]
+        rows, fits = self._rows(message, place)
+        rows = rows[fits]
         for source, cache_at, size in (
             (message.k, message.k_cache, message.k_bytes),
             (message.v, message.v_cache, message.v_bytes),
@@ -98,12 +93,33 @@ class CpuSequences:
             fresh = context.array(source, (*place.shape, size), DTYPES["uint8"])
             context.array(cache_at, (pages * page, size), DTYPES["uint8"])[rows] = fresh[fits]
 
+    def _rows(self, message: Append | Clean, place: Array) -> tuple[Array, Array]:
+        """Where rows of sequences are among those of all pages, and whether they are there."""
+        page = message.page
+        fits = (place >= 0) & (place < page * message.columns)
+        found = np.broadcast_to(np.arange(message.batch)[:, None], place.shape)
+        if message.table:
+            shape = (message.batch, message.columns)
+            table = self._context.array(message.table, shape, _INT32)
+            found = np.take_along_axis(table, np.where(fits, place // page, 0), axis=1)
+        fits &= (found >= 0) & (found < message.pages)
+        return found.astype(np.int64) * page + place % page, fits
+
     def _clean(self, message: Clean) -> None:
         shape = (message.batch, message.groups, message.rows, message.row_bytes)
         lengths = self._context.array(message.lengths, (message.batch, 1, 1, 1), _INT32)
-        source = self._context.array(message.source, shape, DTYPES["uint8"])
+        counts = np.arange(message.rows)[:, None] < lengths
+        if message.page:
+            place = np.broadcast_to(np.arange(message.rows), (message.batch, message.rows))
+            rows, fits = self._rows(message, place)
+            there = (message.pages * message.page, message.row_bytes)
+            pages = self._context.array(message.source, there, DTYPES["uint8"])
+            source = pages[np.where(fits, rows, 0)][:, None]
+            counts = counts & fits[:, None, :, None]
+        else:
+            source = self._context.array(message.source, shape, DTYPES["uint8"])
         target = self._context.array(message.target, shape, DTYPES["uint8"])
-        target[...] = np.where(np.arange(message.rows)[:, None] < lengths, source, 0)
+        target[...] = np.where(counts, source, 0)
 
     def _clear(self, message: Clear) -> None:
         self._context.check()

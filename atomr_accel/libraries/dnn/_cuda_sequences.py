@@ -151,14 +151,16 @@ class CudaSequences:
 
     def _clean(self, message: Clean) -> None:
         pointer = self._pointer
-        places = (pointer(message.target), pointer(message.source), pointer(message.lengths))
+        places = [pointer(each) for each in (message.target, message.source, message.lengths)]
+        places.append(pointer(message.table) if message.page else 0)
         piece = piece_of(message.row_bytes | places[0] | places[1])
         width = message.row_bytes // piece
         block = message.rows * width
         count = message.batch * message.groups * block
         name = f"clean<{_PIECES.get(piece, 'unsigned char')}>"
-        numbers = (count, block, message.groups, width)
-        self._launch(name, count, struct.pack("<7Q", *places, *numbers))
+        numbers = (count, block, message.groups, width, message.page)
+        last = (message.columns, message.pages)
+        self._launch(name, count, struct.pack("<11Q", *places, *numbers, *last))
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         check(

@@ -55,6 +55,23 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
         steps = zip(self.shape, self.strides, strict=True)
         return 1 + sum((size - 1) * stride for size, stride in steps)
 
+    @property
+    def whole(self) -> bool:
+        """Whether its elements lie side by side, in whatever order."""
+        steps = [each for each in zip(self.strides, self.shape, strict=True) if each[1] != 1]
+        filled = 1
+        for stride, size in sorted(steps):
+            if stride != filled:
+                return False
+            filled *= size
+        return True
+
+    @property
+    def dense(self) -> bool:
+        """Whether its elements lie side by side along one dimension at least."""
+        steps = zip(self.shape, self.strides, strict=True)
+        return any(size != 1 and stride == 1 for size, stride in steps)
+
 
 class Node(msgspec.Struct, frozen=True, array_like=True):
     """An operation.

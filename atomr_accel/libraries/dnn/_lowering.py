@@ -18,6 +18,7 @@ from ._attention_nodes import SCORES
 from ._element_types import FLOATS, LOGICAL, integers_of
 from ._nodes import NODES
 from ._prototypes import DATA_TYPES, library_handle, status_codes
+from ._rewrite import ELEMENTWISE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +42,14 @@ _ENUMS: Final = {"norm_forward_phase": "norm_forward_phase", "mode": "reduction_
 
 _IMAGES: Final = frozenset({"grad", "input"})
 """What a gradient of a normalisation reads of a layout."""
+
+_UNLIMITED: Final = frozenset(
+    {
+        *("gelu", "gelu_backward", "gelu_approx_tanh", "gelu_approx_tanh_backward"),
+        *("relu_backward", "swish", "swish_backward"),
+    }
+)
+"""Activations that give NaN where there is a limit, or a number for NaN."""
 
 SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {
     **_lowering_attention.SPECIAL,
@@ -128,7 +137,7 @@ def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
         for id_ in sorted(ids - computed, key=lambda id_: graph.tensors[id_].ragged):
             tensors[id_] = _input(made, types, graph, id_, tensors, missing)
         for node in graph.nodes:
-            for (_, id_), output in _lowered(frontend, made, node, tensors):
+            for (_, id_), output in _lowered(frontend, made, node, tensors, missing):
                 tensors[id_] = output
                 _describe(types, graph, id_, output, tensors, missing)
         made.validate()
@@ -158,6 +167,15 @@ def _wrong(graph: Graph, node: Node) -> str:
             return "products of float32 in full precision: it rounds their factors to TF32"
     if integers := integers_of(graph, node):
         return f"{node.op} of {integers}: it computes in floating point"
+    tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
+    if any(tensor.dtype == "bool" and tensor.kind == "buffer" for tensor in tensors):
+        return f"{node.op} of booleans in memory: its masks are single bits, and not bytes"
+    close = node.op in ELEMENTWISE
+    if not all(tensor.whole or (tensor.dense and not close) for tensor in tensors):
+        return f"{node.op} of tensors with gaps: it reads them as if they had none"
+    if node.op in _UNLIMITED and len(graph.nodes) == 1:
+        # Together with others it saves a pass over memory, alone it is no faster than we are.
+        return f"{node.op} of infinities and NaN"
     outputs = {name for name, _ in node.outputs}
     if "dSink_token" in outputs and graph.tensors[dict(node.inputs)["q"]].ragged >= 0:
         return "it sums a sink's gradient beyond the ends of ragged sequences"
@@ -188,7 +206,7 @@ def _input(
 
 
 def _lowered(
-    frontend: Any, made: Any, node: Node, tensors: dict[int, Any]
+    frontend: Any, made: Any, node: Node, tensors: dict[int, Any], missing: int
 ) -> list[tuple[tuple[str, int], Any]]:
     """The outputs of a node, with what they are."""
     row = NODES[node.op]
@@ -207,6 +225,7 @@ def _lowered(
             arguments["compute_data_type"] = frontend.data_type.BOOLEAN
         if node.op == "gen_index":
             arguments["compute_data_type"] = frontend.data_type.INT32
+            arguments["axis"] += missing
         method = getattr(made, node.op, None)
         if method is None:
             raise Unsupported(f"cuDNN's graphs have no {node.op}")

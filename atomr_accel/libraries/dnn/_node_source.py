@@ -41,7 +41,7 @@ __global__ void node(Node node) {
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < node.count; i += step) {
     i64 rest = i, out = 0, at[INPUTS] = {};
     for (i64 d = node.ndim - 1; d >= 0; --d) {
-      const i64 before = rest / node.shape[d];
+      const i64 before = d ? rest / node.shape[d] : 0;
       const i64 index = rest - before * node.shape[d];
       rest = before;
       out += index * node.strides[d];

@@ -48,18 +48,16 @@ def packed_node(
     With an axis to be ``counted`` it does not read, and moves along that axis alone.
     """
     out = graph.tensors[target]
-    data = struct.pack("<Qqq", addresses[target], math.prod(out.shape), len(out.shape))
-    data += _words(out.shape) + _words(out.strides)
+    axes = range(len(out.shape))
+    lists: list[Sequence[int]] = [out.strides]
     for id_ in ids:
-        tensor = graph.tensors[id_]
-        number = scalars.get(id_, 0.0)
-        data += struct.pack("<Qd", addresses.get(id_, 0), number)
-        data += _words(
-            [
-                _step(tensor, axis) if counted is None else int(axis == counted)
-                for axis in range(len(out.shape))
-            ]
-        )
+        steps = [_step(graph.tensors[id_], axis) for axis in axes]
+        lists.append(steps if counted is None else [int(axis == counted) for axis in axes])
+    shape, (steps, *others) = _merged(out.shape, lists)
+    data = struct.pack("<Qqq", addresses[target], math.prod(shape), len(shape))
+    data += _words(shape) + _words(steps)
+    for id_, steps in zip(ids, others, strict=True):
+        data += struct.pack("<Qd", addresses.get(id_, 0), scalars.get(id_, 0.0)) + _words(steps)
     empty = struct.pack("<Qd", 0, 0.0) + _words(())
     return data + empty * (MOST_INPUTS - len(ids))
 
@@ -76,6 +74,32 @@ def packed_reduction(graph: Graph, node: Node, addresses: dict[int, int]) -> byt
         data += _words([x.strides[axis] for axis in axes])
         data += _words([_step(y, axis) for axis in axes])
     return data
+
+
+def _merged(
+    shape: Sequence[int], lists: Sequence[Sequence[int]]
+) -> tuple[list[int], list[list[int]]]:
+    """As few dimensions as there can be: a position costs a division for each but the first.
+
+    Args:
+        shape: sizes.
+        lists: steps along them, of all tensors; the slowest of the first one comes first.
+    """
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in lists]
+    for axis in sorted(range(len(shape)), key=lambda axis: -lists[0][axis]):
+        size, steps = shape[axis], [each[axis] for each in lists]
+        if size == 1:
+            continue
+        if sizes and all(each[-1] == size * step for each, step in zip(merged, steps, strict=True)):
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+            for each in merged:
+                each.append(0)
+        for each, step in zip(merged, steps, strict=True):
+            each[-1] = step
+    return sizes, merged
 
 
 def _step(tensor: Tensor, axis: int) -> int:

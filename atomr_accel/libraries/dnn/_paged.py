@@ -19,7 +19,17 @@ from .._arguments import require_apart
 from .._options import whole
 from .._perform import Prepared, perform
 from ._attention import FlashAttention, forward
-from ._attention_call import HALF, Appending, Call, Making, mask_of, require, scored
+from ._attention_call import (
+    HALF,
+    Appending,
+    Call,
+    Making,
+    alike,
+    gathered,
+    mask_of,
+    require,
+    scored,
+)
 from ._attention_graph import Question
 from ._attention_options import BUFFERS, AttentionOptions, checked, split
 from ._run import LANE
@@ -296,7 +306,7 @@ class PagedKVCache:
             question = question._replace(scale=chosen.scale(question.size))
             call.question = mask_of(question, chosen, same=False, bounded=False)
             shape = (*q.shape[:3], self.v.shape[-1])
-            return forward(call, shape, out, return_lse=return_lse)
+            return forward(gathered(call), shape, out, return_lse=return_lse)
 
         def sent() -> None:
             for growth in growing:
@@ -331,7 +341,7 @@ class PagedKVCache:
             lengths=True,
         )
         call = Call(question, {"q": q, "k": k, "v": v})
-        call.making["seq_len_q"] = Making("", batch, addend=queries)
+        call.making["seq_len_q"] = alike(batch, queries)
         call.making["seq_len_kv"] = Making("", batch, data=after.tobytes())
         call.making["table"] = Making("", table.size, data=table.tobytes())
         return call

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ plans of batches."""
 _MOST_CANDIDATES: Final = 16
 _SWITCH: Final = "use_deterministic_algorithm"
 _ALIGNMENT: Final = 256
+_T = TypeVar("_T")
 _MOST_WORKSPACE: Final = 1 << 30
 """The most scratch memory that a plan may want."""
 
@@ -212,12 +213,13 @@ class PlanStore:
             if plan is not None:
                 self._keep(key, plan)
                 return plan, "disk"
-            steps = []
-            for part, made in self.parts(graph, handle):
+
+            def fastest(part: Graph, made: Any) -> Step:
                 if made is not None:
                     self._choose(graph, part, made, time)
-                steps.append(self._built(part, made))
-            plan = assemble(graph, steps)
+                return self._built(part, made)
+
+            plan = assemble(graph, self.parts(graph, handle, fastest))
             self._write(key, plan)
             self._keep(key, plan)
         return plan, "built"
@@ -229,7 +231,7 @@ class PlanStore:
             Unsupported: cuDNN has none.
             LibraryError: it failed.
         """
-        steps = [self._built(part, made) for part, made in self.parts(graph, 0)]
+        steps = self.parts(graph, 0, self._built)
         with refusals("serialize"):
             return _stored(steps)
 
@@ -239,8 +241,14 @@ class PlanStore:
 
     # --- making ---------------------------------------------------------------------------
 
-    def parts(self, graph: Graph, handle: int) -> list[tuple[Graph, Any]]:
-        """The parts of a graph that cuDNN takes, each with its candidates.
+    def parts(self, graph: Graph, handle: int, finish: Callable[[Graph, Any], _T]) -> list[_T]:
+        """The parts of a graph that cuDNN takes.
+
+        Args:
+            graph: the graph.
+            handle: a handle of the library.
+            finish: makes something of a part and its candidates, which are None for our own
+                kernels. What is refused only here, when it is built, is refused all the same.
 
         Raises:
             Unsupported: there is a node that it does not take by itself.
@@ -252,13 +260,13 @@ class PlanStore:
             for count in range(len(rest.nodes), 0, -1):
                 head, tail = cut(rest, count)
                 try:
-                    made = self.offer(head, handle)
+                    part = finish(head, self.offer(head, handle))
                 except (Unsupported, LibraryError) as refusal:
                     reason = refusal
                     if count > 1 or not self._own(head):
                         continue
-                    made = None
-                parts.append((head, made))
+                    part = finish(head, None)
+                parts.append(part)
                 rest = tail
                 break
             else:
@@ -297,8 +305,7 @@ class PlanStore:
             # What was made for another driver, say, is made again here.
             with contextlib.suppress(AccelError), refusals("deserialize"):
                 return assemble(graph, [self._restored(each, handle) for each in stored])
-        steps = [self._built(part, made) for part, made in self.parts(graph, handle)]
-        return assemble(graph, steps)
+        return assemble(graph, self.parts(graph, handle, self._built))
 
     def _built(self, graph: Graph, made: Any) -> Step:
         workspace = 0
@@ -393,5 +400,5 @@ def _precise(graph: Graph) -> bool:
     if graph.tf32 or graph.compute != "float32":
         return False
     return any(node.op not in ELEMENTWISE for node in graph.nodes) and all(
-        graph.tensors[id_].dtype in ("float32", "bool", "int32") for id_ in graph.buffers()
+        graph.tensors[id_].dtype in ("float32", "int32") for id_ in graph.buffers()
     )

@@ -26,8 +26,9 @@ class Activations(Facade):
     absent. They return x's shape and dtype, computed in float32, or in float64 for float64. The
     gradients take ``grad``, the gradient by the result, of the same shape and dtype, before it.
 
-    At infinities results are limits, and NaN stays NaN: so it is on the CPU, and on CUDA where
-    kernels of this package compute, as for float64; elsewhere cuDNN decides.
+    At infinities results are limits, and NaN stays NaN; on CUDA kernels of this package compute
+    what cuDNN does otherwise. Where an activation is part of another operation, or of a graph of
+    several, cuDNN computes it, and what it makes of infinities and NaN is cuDNN's.
 
     They raise ValueError for shapes that do not fit, an ``out`` that overlaps an argument, or a
     view that begins at no multiple of 16 bytes; TypeError for dtypes that do not fit, or what is

@@ -12,7 +12,7 @@ from ._messages import RunGraph, TuneGraph
 
 
 class Derived(msgspec.Struct, frozen=True, array_like=True):
-    """Integers made from others: ``multiplier * source + addend``.
+    """Integers made from others, or from their own positions: ``multiplier * source + addend``.
 
     Attributes:
         count: how many.
@@ -95,19 +95,26 @@ class Clean(msgspec.Struct, frozen=True, array_like=True):
     """A copy of sequences, with zeros behind their ends.
 
     Attributes:
-        target, source: addresses of (batch, groups, rows) rows.
+        target: address of (batch, groups, rows) rows.
+        source: likewise, or with ``page`` of (pages, page) rows, for one group.
         lengths: address of int32: how many rows of each sequence count.
+        table: address of each sequence's pages, int32 (batch, columns).
         batch, groups, rows: sizes.
         row_bytes: of a row.
+        page, columns, pages: sizes; zeros where sequences lie as their copies do.
     """
 
     target: int
     source: int
     lengths: int
+    table: int
     batch: int
     groups: int
     rows: int
     row_bytes: int
+    page: int = 0
+    columns: int = 0
+    pages: int = 0
 
 
 class Attend(Message, frozen=True):
@@ -118,7 +125,7 @@ class Attend(Message, frozen=True):
         append: what to write to a cache; None for nothing.
         derived: integers to make, encoded: the same for all calls that are alike.
         places: addresses for each of them: where it goes, and of the int32 that it is made
-            from, 0 for zeros.
+            from, 0 for positions.
         run: the graph; None for none.
         clean: what to copy before the graph runs, after all else.
     """

@@ -33,7 +33,7 @@ __global__ void derive(Lists lists, u64 longest, u64 count) {
     const i64 index = at % longest;
     if (index >= made.count) continue;
     const int* source = (const int*)made.source;
-    i64 value = 0;
+    i64 value = index;
     if (source) value = made.differences ? source[index + 1] - source[index] : source[index];
     value = value * made.multiplier + made.addend;
     if (made.wide) ((i64*)made.target)[index] = value;
@@ -59,15 +59,23 @@ __global__ void append(T* cache, const T* rows, const int* lengths, const int* t
 
 // Sequences with zeros behind their ends; T is the piece that a thread copies. "groups" blocks
 // belong to a sequence, of which each row is "width" pieces. What lies behind is not even read.
+// With a table the source is in pages; rows that have none, or one that does not exist, are zeros.
 template <class T>
-__global__ void clean(T* target, const T* source, const int* lengths, u64 count, u64 block,
-                      u64 groups, u64 width) {
+__global__ void clean(T* target, const T* source, const int* lengths, const int* table, u64 count,
+                      u64 block, u64 groups, u64 width, u64 page, u64 columns, u64 pages) {
   const u64 step = (u64)gridDim.x * blockDim.x;
   for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
-    const u64 number = at / block;
+    const u64 number = at / block, place = at - number * block;
     const int length = lengths[number / groups];
-    const bool counts = length > 0 && at - number * block < (u64)length * width;
-    target[at] = counts ? source[at] : T{};
+    bool counts = length > 0 && place < (u64)length * width;
+    u64 from = at;
+    if (table && counts) {
+      const u64 row = place / width, column = row / page;
+      const i64 found = column < columns ? table[number * columns + column] : -1;
+      counts = found >= 0 && (u64)found < pages;
+      from = ((u64)found * page + row % page) * width + place % width;
+    }
+    target[at] = counts ? source[from] : T{};
   }
 }
 
