@@ -291,6 +291,12 @@ class Context:
                 raise taken_down(f"starting lane {spec.name!r}", self._fault)
         return self._core.ports.get(spec.name)
 
+    async def wait_opening(self, name: str) -> None:
+        """Wait until a lane is not being started: whoever has asked for that may be gone."""
+        start = self._starts.get(name)
+        if start is not None:
+            await start.done.wait()
+
     async def _open_lane(self, spec: LaneSpec, start: _Start) -> None:
         try:
             async with self._opening:

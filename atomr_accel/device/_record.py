@@ -106,11 +106,12 @@ class Program(Collector):
         self._recorded: Op | None = None
         self._kept: Kept | None = None
         self._open = False
+        self._entered = False
 
     async def __aenter__(self) -> Program:
         await self._core.ready()
         self.ports = {name: spec for name, (spec, _) in self._core.lanes.items()}
-        self._open = True
+        self._open = self._entered = True
         for ref in self._inputs:
             self.take(ref)
         return self
@@ -328,7 +329,15 @@ class Program(Collector):
 
     def _check_open(self) -> None:
         if not self._open:
+            self._check_entered()
             raise RuntimeError("this recording has ended; replay it, or record another")
+
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise RuntimeError(
+                "this recording has not begun: enter it, as in "
+                "`async with device.record(x) as program:`"
+            )
 
     # --- replaying ------------------------------------------------------------------------
 
@@ -348,6 +357,7 @@ class Program(Collector):
             GpuRefSealed: a sealed buffer in the place of one that is written.
             Unsupported: a flag decides on a part of it, which the driver cannot do.
         """
+        self._check_entered()
         if self._open:
             raise RuntimeError("replay a program after its block, not inside it")
         bound = self._bind(inputs, replace)

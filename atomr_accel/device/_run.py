@@ -232,7 +232,8 @@ class Functions:
             while known.users:
                 known.idle = trio.Event()
                 await known.idle.wait()
-            await self._core.ready()
+            context = await self._core.ready()
+            await context.wait_opening(known.spec.name)
             port = self._core.ports.get(known.spec.name)
         except BaseException:
             known.closing.set()

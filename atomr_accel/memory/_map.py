@@ -29,6 +29,9 @@ _GROWTH_SHARE: Final = 64
 SLICE: Final = 256
 """Dropped blocks that are released at a time, which takes a fraction of a millisecond."""
 
+_LIMIT_SHARE: Final = 16
+"""A slab that requests share takes no more than 1/16 of a limit, so that others find room, too."""
+
 GRANULARITY: Final = 2 << 20
 """What ``cuMemCreate`` allocates in on every device so far."""
 
@@ -250,6 +253,9 @@ class MemoryMap:
         least = least_slab(nbytes)
         shared = min(_LARGEST_SLAB, 1 << (self.capacity // _GROWTH_SHARE).bit_length())
         shared = max(SLAB_BYTES, shared)
+        if self.limit is not None:  # plain and sealed buffers lie in different slabs
+            share = self.limit // _LIMIT_SHARE // GRANULARITY * GRANULARITY
+            shared = min(shared, max(GRANULARITY, share))
         return shared if least <= shared // 2 else least
 
     def slab_sizes(self, nbytes: int) -> list[int]:

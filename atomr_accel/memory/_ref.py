@@ -215,6 +215,15 @@ class GpuRef:
         self.dtype: Final = dtype
         self.nbytes: Final = nbytes
 
+    def __setattr__(self, name: str, value: object) -> None:
+        # What it says of its memory is what ops go by.
+        if hasattr(self, name) or name not in self.__slots__:
+            raise AttributeError(
+                f"a GpuRef's {name} cannot be set; ref.reshape(...) and ref.view(dtype) give "
+                f"another view of the same buffer"
+            )
+        object.__setattr__(self, name, value)
+
     def on_block(self, block: Block) -> GpuRef:
         """The same array in another block."""
         return GpuRef(block, self.shape, self.dtype, self.nbytes)

@@ -115,3 +115,26 @@ async def test_closed_is_said() -> None:
     async with open_device(0, backend=BACKEND, isolation="thread") as device:
         assert not device.closed
     assert device.closed
+
+
+@program
+async def test_what_a_ref_says_of_its_memory_cannot_be_set() -> None:
+    async with opened() as device:
+        ref = await device.put(np.zeros(64))
+        for name, value in (("shape", (128,)), ("dtype", np.dtype(np.int8)), ("nbytes", 1 << 20)):
+            with pytest.raises(AttributeError, match=f"a GpuRef's {name} cannot be set; ref.resh"):
+                setattr(ref, name, value)
+        with pytest.raises(AttributeError, match="other"):
+            ref.other = 1  # type: ignore[attr-defined]
+        assert (ref.shape, ref.dtype, ref.nbytes) == ((64,), np.float64, 512)
+
+
+@program
+async def test_a_recording_that_was_not_entered_says_so() -> None:
+    async with opened() as device:
+        x = await device.put(np.eye(4, dtype=np.float32))
+        recording = device.record(x)
+        with pytest.raises(RuntimeError, match="has not begun: enter it"):
+            await recording.replay()
+        with pytest.raises(RuntimeError, match="has not begun: enter it"):
+            recording.blas.gemm(x, x)

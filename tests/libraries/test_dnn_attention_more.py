@@ -113,6 +113,34 @@ async def test_any_pages(
     compare(await device.get(out), Near(o, size), HALF)
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 3), (3, 1), (2, 3)])
+@on_shared
+async def test_sequences_that_fill_their_room_are_what_they_are_without_lengths(
+    device: Any, layout: str, queries: int, keys: int
+) -> None:
+    rng = np.random.default_rng(queries + 8 * keys)
+    batch, heads, size = 2, 4, 16
+
+    def made(length: int) -> Any:
+        shape = (batch, length, heads, size) if layout == "bshd" else (batch, heads, length, size)
+        return device.put(rng.standard_normal(shape).astype(np.float16))
+
+    q, k, v, grad = await made(queries), await made(keys), await made(keys), await made(queries)
+    lengths = {
+        "seqlens_q": await device.put(np.full(batch, queries, np.int32)),
+        "seqlens_k": await device.put(np.full(batch, keys, np.int32)),
+    }
+    flash, flash_grad = device.dnn.flash_attention, device.dnn.flash_attention_grad
+    out, lse = await flash(q, k, v, layout=layout, return_lse=True)
+    plain = (out, lse, *await flash_grad(grad, q, k, v, out, lse, layout=layout))
+    made_out, made_lse = await flash(q, k, v, layout=layout, return_lse=True, **lengths)
+    gradients = await flash_grad(grad, q, k, v, out, lse, layout=layout, **lengths)
+    for one, other in zip(plain, (made_out, made_lse, *gradients), strict=True):
+        expected, found = await device.get(one), await device.get(other)
+        np.testing.assert_allclose(found.astype(float), expected.astype(float), atol=4e-3)
+
+
 @settings(max_examples=12 if ON_CUDA else 20)
 @given(
     st.lists(st.tuples(st.integers(1, 24), st.integers(0, 16)), min_size=2, max_size=2),

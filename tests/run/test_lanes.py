@@ -56,6 +56,19 @@ def cost_of_host() -> tuple[int, int]:
 
 
 @program
+async def test_a_lane_whose_first_caller_was_cancelled_can_be_closed(isolation: Isolation) -> None:
+    async with opened(isolation=isolation) as device:
+        before = lanes_of(device)
+        for step in range(1, 8):
+            name = f"new-{step}"
+            await cancelled_at(step, lambda name=name: device.run(len, b"", lane=name))  # type: ignore[misc]
+            await device.close_lane(name)
+        await device.run(len, b"", lane="last")  # whatever was being opened is open by now
+        await device.close_lane("last")
+        assert lanes_of(device) - {"results"} == before
+
+
+@program
 async def test_a_closed_lane_leaves_nothing_behind(isolation: Isolation) -> None:
     make, count = counter()
     async with opened(isolation=isolation) as device:

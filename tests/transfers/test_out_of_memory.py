@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
+@pytest.mark.parametrize("mebibytes", [8, 64, 65, 200])
+@program
+async def test_a_limit_leaves_room_for_plain_and_sealed_and_shared_buffers(mebibytes: int) -> None:
+    async with opened(isolation="thread", memory_limit=mebibytes * MIB) as device:
+        kept = [await device.put(np.ones(100))]
+        kept.append(await device.put(np.ones(100), sealed=True))
+        await device.seal(kept[0])
+        shared = await device.share(kept[1])
+        kept.append(await device.put(np.ones(100)))
+        assert device.statistics().memory.capacity <= mebibytes * MIB
+        shared.close()
+
+
 @program
 async def test_running_out_is_no_misfortune() -> None:
     async with opened(isolation="thread", memory_limit=100 * MIB) as device:
@@ -52,13 +65,13 @@ async def test_what_is_free_makes_room_for_what_needs_another_slab() -> None:
     async with opened(isolation="thread", memory_limit=150 * MIB) as device:
         many = [await device.empty(2 * MIB, np.uint8) for _ in range(60)]
         capacity = device.statistics().memory.capacity
-        assert capacity == 128 * MIB
+        assert capacity == 15 * 8 * MIB  # slabs that share take a sixteenth of the limit
         del many
         assert device.statistics().memory.used == 0
-        large = await device.put(np.ones(120 * MIB, np.uint8))  # two slabs must go for it
+        large = await device.put(np.ones(120 * MIB, np.uint8))  # those slabs must go for it
         assert device.statistics().memory.slabs == 1
         assert (await device.get(large[-5:]) == 1).all()
-        sealed = await device.put(np.ones(MIB, np.uint8), sealed=True)  # 64 MiB do not fit
+        sealed = await device.put(np.ones(MIB, np.uint8), sealed=True)
         assert sealed.sealed
         assert device.statistics().memory.capacity <= 150 * MIB
 

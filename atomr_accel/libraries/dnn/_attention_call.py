@@ -189,8 +189,9 @@ class Prelude:
             tensor = tensors[graph.ids[what]]
             batch, heads, rows, _ = tensor.shape
             row = tensor.strides[2]
-            # Heads lie side by side in a row, or are sequences of their own.
-            groups = heads if tensor.strides[1] > row else 1
+            # Heads lie side by side in a row, or are sequences of their own. With one row the
+            # strides of both are equal, so it is the row's length that tells.
+            groups = 1 if row >= heads * tensor.strides[1] else heads
             nbytes = row * DTYPES[tensor.dtype].itemsize
             ends = places["seq_len_kv" if what in ("k", "v") else "seq_len_q"]
             table = places["table" if call.pages.page else ""]
