@@ -210,19 +210,22 @@ class GpuRef:
     def __init__(
         self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int
     ) -> None:
-        self._block: Final = block
-        self.shape: Final = shape
-        self.dtype: Final = dtype
-        self.nbytes: Final = nbytes
+        if TYPE_CHECKING:
+            self._block: Final = block
+            self.shape: Final = shape
+            self.dtype: Final = dtype
+            self.nbytes: Final = nbytes
+        _set_block(self, block)
+        _set_shape(self, shape)
+        _set_dtype(self, dtype)
+        _set_nbytes(self, nbytes)
 
     def __setattr__(self, name: str, value: object) -> None:
         # What it says of its memory is what ops go by.
-        if hasattr(self, name) or name not in self.__slots__:
-            raise AttributeError(
-                f"a GpuRef's {name} cannot be set; ref.reshape(...) and ref.view(dtype) give "
-                f"another view of the same buffer"
-            )
-        object.__setattr__(self, name, value)
+        raise AttributeError(
+            f"a GpuRef's {name} cannot be set; ref.reshape(...) and ref.view(dtype) give "
+            f"another view of the same buffer"
+        )
 
     def on_block(self, block: Block) -> GpuRef:
         """The same array in another block."""
@@ -356,6 +359,14 @@ class GpuRef:
             f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} "
             f"on {self.device}, generation {block.generation}>"
         )
+
+
+# The slots' own setters: the quickest way past ``__setattr__``, for each ref that is made.
+_slots: Final = vars(GpuRef)
+_set_block: Final = _slots["_block"].__set__
+_set_shape: Final = _slots["shape"].__set__
+_set_dtype: Final = _slots["dtype"].__set__
+_set_nbytes: Final = _slots["nbytes"].__set__
 
 
 def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
