@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import logging
+import math
 import os
 import random
 import signal
@@ -153,6 +155,18 @@ def add(path: str, number: int, x: Any) -> float:
     return float(np.asarray(x).sum()) if isinstance(x, np.ndarray) else float(number)
 
 
+@dataclass(frozen=True)
+class Most:
+    """When it is enough: after so many kills, or so long."""
+
+    kills: int
+    until: float
+
+    def reached(self, kills: int) -> bool:
+        """Whether it is."""
+        return kills >= self.kills or time.monotonic() >= self.until
+
+
 class Load:
     """The tasks of one program, and what they find."""
 
@@ -284,7 +298,7 @@ def check_marks(report: Report, marks: str, acknowledged: set[int]) -> None:
 
 
 async def soak_processes(
-    report: Report, turns: Turns, kills: int, tasks: int, seed: int, backend: str, marks: str
+    report: Report, turns: Turns, most: Most, tasks: int, seed: int, backend: str, marks: str
 ) -> None:
     """Kill hosts while tasks go on."""
     chance = random.Random(seed)
@@ -296,7 +310,7 @@ async def soak_processes(
         async with trio.open_nursery() as nursery:
             for number in range(tasks):
                 nursery.start_soon(load.task, number)
-            while report.kills < kills:
+            while not most.reached(report.kills):
                 await turns.wait(chance.randrange(1, 200))
                 alive = children()
                 if alive and chance.random() < 0.9:
@@ -328,12 +342,14 @@ async def soak_processes(
 
 
 async def soak_threads(
-    report: Report, turns: Turns, kills: int, tasks: int, seed: int, backend: str, marks: str
+    report: Report, turns: Turns, most: Most, tasks: int, seed: int, backend: str, marks: str
 ) -> None:
     """Open devices that share this process, and lose each by a fault."""
     chance = random.Random(seed)
     acknowledged: set[int] = set()
-    for kill in range(kills):
+    for kill in itertools.count():
+        if most.reached(kill):
+            break
         try:
             async with open_device(0, backend=backend, isolation="thread") as device:
                 load = Load(device, report, seed + kill, marks, kill << 32)
@@ -359,6 +375,7 @@ async def soak(
     seed: int = 0,
     backend: str = "cpu",
     isolation: Isolation = "process",
+    seconds: float = math.inf,
 ) -> Report:
     """Do all of it once, and see what is left afterwards."""
     report = Report()
@@ -367,7 +384,8 @@ async def soak(
     with tempfile.TemporaryDirectory() as folder:
         body = soak_processes if isolation == "process" else soak_threads
         with Turns() as turns:
-            await body(report, turns, kills, tasks, seed, backend, str(Path(folder) / "marks"))
+            most = Most(kills, begun + seconds)
+            await body(report, turns, most, tasks, seed, backend, str(Path(folder) / "marks"))
         report.longest = turns.longest
     gc.collect()
     after = held()
@@ -387,6 +405,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--isolation", choices=["process", "thread"], default="process")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     words = parser.parse_args()
     logging.disable(logging.CRITICAL)  # a line for each restart
     report = trio.run(
@@ -397,6 +416,7 @@ def main() -> None:
             seed=words.seed,
             backend=words.backend,
             isolation=words.isolation,
+            seconds=words.seconds,
         )
     )
     print(report)
