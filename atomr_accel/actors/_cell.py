@@ -22,7 +22,7 @@ from ._messages import Message
 from ._ref import ActorRef
 from ._supervision import ChildSpec, ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
-from ._util import unwrap
+from ._util import check_instance, unwrap
 
 if TYPE_CHECKING:
     from ._system import ActorSystem
@@ -87,8 +87,16 @@ class Node:
                 f"spawn takes a subclass of Actor and the arguments for it, got {actor_type!r}; "
                 "write `await system.spawn(Counter, start=3)`"
             )
+        if name is not None:
+            check_instance("an actor's name", name, str)
         if name is not None and (not name or "/" in name):
             raise ValueError(f"an actor's name must not be empty nor contain '/', got {name!r}")
+        if mailbox is None:
+            mailbox = actor_type.mailbox
+        if supervision is None:
+            supervision = actor_type.supervision
+        check_instance("mailbox", mailbox, Mailbox)
+        check_instance("supervision", supervision, Supervision)
         # From here until the supervisor has the child too, nothing is awaited: an actor is in
         # both or in neither.
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -114,8 +122,8 @@ class Node:
             kwargs,
             restart,
             grace,
-            mailbox or actor_type.mailbox,
-            supervision or actor_type.supervision,
+            mailbox,
+            supervision,
         )
         spec = ChildSpec(name, cell.run, restart, grace, significant)
         self.children[name] = cell
@@ -402,7 +410,10 @@ class Cell(Node):
             if len(failures) == 1:
                 raise failures[0]
             if failures:
-                raise BaseExceptionGroup(f"{self.path} failed, and again on its way out", failures)
+                raise BaseExceptionGroup(
+                    f"{self.path} failed, and again on its way out",
+                    tuple(failures),  # it keeps what it gets, and the list is emptied
+                )
         finally:
             failures.clear()  # the tracebacks have this frame in them
 

@@ -11,6 +11,7 @@ import trio
 
 from ._errors import MailboxFull, MessageDropped
 from ._messages import Message
+from ._util import check_member, check_whole
 
 
 class Overflow(enum.Enum):
@@ -38,6 +39,8 @@ class Mailbox:
     overflow: Overflow = Overflow.WAIT
 
     def __post_init__(self) -> None:
+        check_whole("the capacity of a mailbox", self.capacity)
+        check_member("overflow", self.overflow, Overflow)
         if self.capacity < 1:
             raise ValueError(f"a mailbox wants a capacity of at least 1, got {self.capacity!r}")
 

@@ -28,7 +28,7 @@ from typing import TypeAlias
 from sortedcontainers import SortedDict
 
 from ._errors import ChildExited, NameTaken, SupervisorStopped
-from ._util import describe
+from ._util import check_instance, check_member, check_number, check_whole, describe
 
 
 class Directive(enum.Enum):
@@ -116,6 +116,8 @@ class Intensity:
     within: float = 60.0
 
     def __post_init__(self) -> None:
+        check_whole("restarts", self.restarts)
+        check_number("within", self.within)
         if self.restarts < 0 or not self.within > 0:
             raise ValueError(
                 "Intensity wants restarts >= 0 and within > 0 seconds, "
@@ -141,6 +143,12 @@ class Backoff:
     rng: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("initial", "base", "factor", "maximum", "jitter"):
+            check_number(name, getattr(self, name))
+        if not callable(self.rng):
+            raise TypeError(
+                f"rng must be a function such as random.Random(3).random, got {self.rng!r}"
+            )
         if min(self.initial, self.base, self.maximum) < 0 or self.factor < 1:
             raise ValueError(
                 f"Backoff wants times >= 0 and factor >= 1, got initial={self.initial!r}, "
@@ -186,6 +194,11 @@ def decide_by_type(
         default: the directive for everything else.
     """
     known = dict(table)
+    for base, directive in known.items():
+        if not isinstance(base, type) or not issubclass(base, BaseException):
+            raise TypeError(f"decide_by_type takes a table of exception classes, got {base!r}")
+        check_member(f"the directive for {base.__name__}", directive, Directive)
+    check_member("default", default, Directive)
 
     def decide(failure: BaseException) -> Directive:
         for base in type(failure).__mro__:
@@ -245,6 +258,22 @@ class Supervision:
     escalation: Callable[[str, BaseException], BaseException] | None = None
     auto_shutdown: AutoShutdown = AutoShutdown.ANY
 
+    def __post_init__(self) -> None:
+        check_member("strategy", self.strategy, Strategy)
+        if not callable(self.decider):
+            raise TypeError(
+                "decider must be a function that takes a failure and returns a Directive, got "
+                f"{self.decider!r}; decide_by_type({{ValueError: Directive.STOP}}) makes one"
+            )
+        check_instance("intensity", self.intensity, Intensity)
+        check_instance("backoff", self.backoff, Backoff)
+        if self.escalation is not None and not callable(self.escalation):
+            raise TypeError(
+                "escalation must be a function that takes a name and a failure and returns the "
+                f"exception to raise, got {self.escalation!r}"
+            )
+        check_member("auto_shutdown", self.auto_shutdown, AutoShutdown)
+
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
@@ -276,6 +305,8 @@ class ChildSpec:
             raise ValueError(f"a child's name must be a non-empty string, got {name!r}")
         if not callable(self.run):
             raise TypeError(f"child {self.name!r}: run must be an async function, got {self.run!r}")
+        check_member(f"child {self.name!r}: restart", self.restart, RestartType)
+        check_number(f"child {self.name!r}: grace", self.grace)
         if not self.grace >= 0:
             raise ValueError(f"child {self.name!r}: grace must be >= 0 s, got {self.grace!r}")
         if self.significant and self.restart is RestartType.PERMANENT:

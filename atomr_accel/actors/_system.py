@@ -19,7 +19,7 @@ from ._messages import Message
 from ._ref import ActorRef
 from ._supervision import ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
-from ._util import NoPublicConstructor
+from ._util import NoPublicConstructor, check_instance
 
 _log = logging.getLogger("atomr_accel.actors")
 
@@ -163,6 +163,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         Raises:
             NoSuchActor: there is none, or none any more.
         """
+        check_instance("a path", path, str)
         if not path.startswith("/"):
             raise ValueError(f"a path starts with '/', got {path!r}")
         node = self._root
@@ -256,6 +257,8 @@ async def open_system(
         supervision: how the actors at the top are supervised.
         instruments: objects to tell what happens in the system.
     """
+    check_instance("a system's name", name, str)
+    check_instance("supervision", supervision, Supervision)
     told = tuple(instruments)
     hooks = Instruments(told) if told else None
     async with trio.open_nursery() as nursery:
