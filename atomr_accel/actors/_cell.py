@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -81,6 +82,8 @@ class Node:
         mailbox: Mailbox | None,
         supervision: Supervision | None,
     ) -> ActorRef:
+        if get_ident() != self.system._thread:
+            raise self.elsewhere()
         given: object = actor_type
         if not isinstance(given, type) or not issubclass(given, Actor):
             raise TypeError(
@@ -134,6 +137,10 @@ class Node:
             cell.end()  # unless the supervisor has told us so already
             raise
         return cell.ref
+
+    def elsewhere(self) -> RuntimeError:
+        """The error for a call from another thread than the system's."""
+        return self.system._elsewhere(self.path or f"the system {self.system.name!r}")
 
     def _next_name(self, actor_type: type[Actor]) -> str:
         while True:
@@ -544,12 +551,16 @@ class Cell(Node):
         self.inbox.wake()
 
     async def stop(self) -> None:
+        if get_ident() != self.system._thread:
+            raise self.elsewhere()
         if self.ended or self.parent.supervisor is None:
             await trio.lowlevel.checkpoint()
         else:
             await self.parent.supervisor.stop_child(self.name)
 
     async def wait_ended(self) -> BaseException | None:
+        if get_ident() != self.system._thread:
+            raise self.elsewhere()
         if self.ended:
             await trio.lowlevel.checkpoint()
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Protocol, TypeAlias
 
 import trio
@@ -194,12 +195,14 @@ class Inbox:
         "queue",
         "receiver",
         "task",
+        "thread",
         "urgent",
         "waiting",
         "waiting_urgent",
     )
 
     def __init__(self, mailbox: Mailbox, owner: Owner) -> None:
+        self.thread = get_ident()  # where all of this happens
         self.capacity = mailbox.capacity
         self.overflow = mailbox.overflow
         self.owner = owner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ class ActorSystem(metaclass=NoPublicConstructor):
         self._supervisor = Supervisor._create(name, nursery, supervision, self._root)
         self._root.supervisor = self._supervisor
         self._lost = 0
+        self._thread = threading.get_ident()
+        self._thread_name = threading.current_thread().name
 
     def __repr__(self) -> str:
         return f"<ActorSystem {self.name!r}>"
@@ -212,6 +215,15 @@ class ActorSystem(metaclass=NoPublicConstructor):
             actors=len(_nodes(self._root)) - 1,
             dead_letters=self._lost,
             children=self._supervisor.statistics(),
+        )
+
+    def _elsewhere(self, path: str) -> RuntimeError:
+        # A message would wake a task of another loop: refused before anything has happened.
+        return RuntimeError(
+            f"{path} lives in the trio.run of thread {self._thread_name!r} and is used in thread "
+            f"{threading.current_thread().name!r}; call it in its own: "
+            "trio.from_thread.run(ref.ask, message, trio_token=token), or run_sync for "
+            "ref.tell, with the token of that run: trio.lowlevel.current_trio_token()"
         )
 
     def _dead_letter(self, ref: ActorRef, messages: Sequence[Message[Any]], reason: str) -> None:
