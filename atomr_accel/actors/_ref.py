@@ -36,6 +36,12 @@ class ActorRef(metaclass=NoPublicConstructor):
     def __repr__(self) -> str:
         return f"<ActorRef {self._cell.path}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"the ref of {self.path} cannot be pickled or copied: an actor has one for all its "
+            "life, in its own process. Pass the ref itself, or its path for `system.find`"
+        )
+
     @property
     def name(self) -> str:
         """The actor's name among its siblings."""

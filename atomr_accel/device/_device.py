@@ -7,7 +7,7 @@ import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import trio
 
@@ -110,6 +110,12 @@ class Device(Data, Libraries):
 
     def __repr__(self) -> str:
         return f"<Device {self._core.name}, {self._core.state}, generation {self.generation}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.name} cannot be pickled or copied: a device stays in the trio.run that opened "
+            "it. Pass refs, which arrive in device.run as arrays, and call the device around that"
+        )
 
     @property
     def name(self) -> str:
