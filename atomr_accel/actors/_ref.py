@@ -23,7 +23,8 @@ class ActorRef(metaclass=NoPublicConstructor):
 
     It stays valid while the actor is restarted: messages wait in the mailbox until it
     is back. Once the actor has ended for good, everything that needs it raises
-    `ActorStopped`. In another thread, or another trio run, it raises `RuntimeError`. Refs are compared by identity, and an actor has one for all its life.
+    `ActorStopped`; in another thread than the system's, it raises `RuntimeError`. Refs are
+    compared by identity, and an actor has one for all its life.
     """
 
     _made_by: ClassVar[str] = "what system.spawn(...) returns"

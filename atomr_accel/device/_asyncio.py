@@ -6,6 +6,8 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar, final
 
+import trio
+
 from ._portal import Portal
 
 if TYPE_CHECKING:
@@ -90,9 +92,15 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
         manager: what to open, such as ``open_device(0)``.
 
     Raises:
+        RuntimeError: this is a program of trio, which needs none of it.
         Exception: whatever opening raises, such as ``DeviceUnavailable``.
         ExceptionGroup: around whatever leaves the block on trio's side.
     """
+    if trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "from_asyncio is for programs of asyncio, and this runs under trio: open it directly, "
+            "as in `async with open_device(0) as device:`"
+        )
     loop = asyncio.get_running_loop()
     body = asyncio.current_task()
     assert body is not None  # this is a coroutine

@@ -391,6 +391,7 @@ async def open_device(
             ``autotune`` is a ``ValueError``. Small products and some gradients take longer.
 
     Raises:
+        RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
         DeviceUnavailable: there is no such device; the message says what was looked for.
         LibraryMissing: the backend's own library is not installed.
         TypeError: an argument of a wrong type, such as a number as text.
@@ -398,6 +399,11 @@ async def open_device(
         ExceptionGroup: around whatever leaves the block; ``DeviceLost`` in it if the device
             was lost.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "open_device is for programs of trio, and this runs under another event loop; in "
+            "asyncio or Jupyter: `async with atomr_accel.from_asyncio(open_device(0)) as gpu:`"
+        )
     check_settings(
         index=index,
         backend=backend,

@@ -24,9 +24,10 @@ async def retry(
     core: DeviceCore, function: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], attempts: int
 ) -> T:
     """See ``Device.retry``."""
-    if isinstance(function, CoroutineType):
-        name = function.__name__
-        said_of(function)  # closes it
+    given: object = function
+    if isinstance(given, CoroutineType):
+        name = given.__name__
+        said_of(given)  # closes it
         raise TypeError(
             "retry takes an async function and its arguments, not a coroutine, which runs but "
             f"once: write `device.retry({name}, x)` in place of `device.retry({name}(x))`"

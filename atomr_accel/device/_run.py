@@ -375,7 +375,7 @@ class Functions:
 
 def _check_plain(what: str, function: object) -> None:
     """There is no trio where it will run, and what it returns must be there when it does."""
-    called = getattr(type(function), "__call__", None)  # of an object that can be called
+    called = inspect.getattr_static(type(function), "__call__", None)  # of an object
     for one in (function, called):
         if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
             kind = "an async one"

@@ -311,7 +311,7 @@ class Twice(Actor):
 
 
 async def test_the_log_tells_both_failures_of_one_life(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_system("demo", supervision=quick(decider=lambda _: Directive.RESTART)) as system:
+    async with open_system("demo", supervision=quick()) as system:
         ref = await system.spawn(Twice, name="twice")
         ref.tell(Fail(Boom("at work")))
         await wait_all_tasks_blocked()

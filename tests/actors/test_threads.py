@@ -51,7 +51,7 @@ async def test_tell_is_refused_in_another_thread_and_works_by_the_token() -> Non
         ref = await system.spawn(Counter)
 
         def elsewhere() -> None:
-            with pytest.raises(RuntimeError, match="lives in the trio.run of thread"):
+            with pytest.raises(RuntimeError, match=r"lives in the trio\.run of thread"):
                 ref.tell(Add(1))
             trio.from_thread.run_sync(ref.tell, Add(2))
             assert trio.from_thread.run(ref.ask, Get()) == 2

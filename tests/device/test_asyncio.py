@@ -364,3 +364,18 @@ async def test_a_body_that_waits_for_calls_of_others_is_cancelled() -> None:
             with contextlib.suppress(DeviceLost):
                 await asyncio.gather(gpu.run(lose), gpu.run(lose))
             await asyncio.Event().wait()
+
+
+def test_each_under_the_other_loop_says_what_to_write() -> None:
+    async def under_asyncio() -> None:
+        async with opened():
+            pytest.fail("opened")
+
+    async def under_trio() -> None:
+        async with from_asyncio(opened()):
+            pytest.fail("opened")
+
+    with pytest.raises(RuntimeError, match=r"from_asyncio\(open_device\(0\)\)"):
+        asyncio.run(under_asyncio())
+    with pytest.raises(RuntimeError, match="runs under trio: open it directly"):
+        trio.run(under_trio)

@@ -359,11 +359,11 @@ async def test_what_cannot_travel_is_refused_in_the_caller(device: Device) -> No
             await device.run(wrong)
         with pytest.raises(TypeError, match=f"init takes a plain function, not {kind}"):
             await device.run(len, init=wrong)
-    for carries in (lambda: device.name, partial(len, device)):
+    for carries in (lambda: device.name, partial(str, device)):
         with pytest.raises(TypeError, match="cannot be pickled or copied: a device stays"):
             await device.run(carries)
     with pytest.raises(TypeError, match="cannot be pickled or copied: a device stays"):
-        await device.run(len, [device])
+        await device.run(str, [device])
     with pytest.raises(TypeError, match="lane must be a name"):
         await device.run(len, lane=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"cannot pickle|pickle"):
