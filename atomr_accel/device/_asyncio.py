@@ -6,8 +6,6 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar, final
 
-import trio
-
 from ._portal import Portal
 
 if TYPE_CHECKING:
@@ -92,16 +90,17 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
         manager: what to open, such as ``open_device(0)``.
 
     Raises:
-        RuntimeError: this is a program of trio, which needs none of it.
+        RuntimeError: asyncio does not run here, but trio, say, which needs none of it.
         Exception: whatever opening raises, such as ``DeviceUnavailable``.
         ExceptionGroup: around whatever leaves the block on trio's side.
     """
-    if trio.lowlevel.in_trio_run():
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
         raise RuntimeError(
-            "from_asyncio is for programs of asyncio, and this runs under trio: open it directly, "
-            "as in `async with open_device(0) as device:`"
-        )
-    loop = asyncio.get_running_loop()
+            "from_asyncio is for programs of asyncio, which does not run here; under trio, open "
+            "it directly: `async with open_device(0) as device:`"
+        ) from None
     body = asyncio.current_task()
     assert body is not None  # this is a coroutine
     portal = Portal(manager)

@@ -377,5 +377,5 @@ def test_each_under_the_other_loop_says_what_to_write() -> None:
 
     with pytest.raises(RuntimeError, match=r"from_asyncio\(open_device\(0\)\)"):
         asyncio.run(under_asyncio())
-    with pytest.raises(RuntimeError, match="runs under trio: open it directly"):
+    with pytest.raises(RuntimeError, match="under trio, open it directly"):
         trio.run(under_trio)
