@@ -2,6 +2,7 @@
 
 from ._actor import Actor, Group, Terminated
 from ._cell import ActorStatistics
+from ._deciders import Decider, Directive, decide_by_type
 from ._errors import (
     ActorError,
     ActorRestarted,
@@ -26,14 +27,11 @@ from ._supervision import (
     Backoff,
     ChildSpec,
     ChildState,
-    Decider,
-    Directive,
     Intensity,
     RestartType,
     Strategy,
     Supervision,
     SupervisorState,
-    decide_by_type,
 )
 from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open_supervisor
 from ._system import ActorSystem, ActorTree, SystemStatistics, open_system

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -22,7 +23,7 @@ from ._messages import Message
 from ._ref import ActorRef
 from ._supervision import ChildSpec, ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
-from ._util import unwrap
+from ._util import check_instance, unwrap
 
 if TYPE_CHECKING:
     from ._system import ActorSystem
@@ -81,14 +82,24 @@ class Node:
         mailbox: Mailbox | None,
         supervision: Supervision | None,
     ) -> ActorRef:
+        if get_ident() != self.system._thread:
+            raise self.elsewhere()
         given: object = actor_type
         if not isinstance(given, type) or not issubclass(given, Actor):
             raise TypeError(
                 f"spawn takes a subclass of Actor and the arguments for it, got {actor_type!r}; "
                 "write `await system.spawn(Counter, start=3)`"
             )
+        if name is not None:
+            check_instance("an actor's name", name, str)
         if name is not None and (not name or "/" in name):
             raise ValueError(f"an actor's name must not be empty nor contain '/', got {name!r}")
+        if mailbox is None:
+            mailbox = actor_type.mailbox
+        if supervision is None:
+            supervision = actor_type.supervision
+        check_instance("mailbox", mailbox, Mailbox)
+        check_instance("supervision", supervision, Supervision)
         # From here until the supervisor has the child too, nothing is awaited: an actor is in
         # both or in neither.
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -114,8 +125,8 @@ class Node:
             kwargs,
             restart,
             grace,
-            mailbox or actor_type.mailbox,
-            supervision or actor_type.supervision,
+            mailbox,
+            supervision,
         )
         spec = ChildSpec(name, cell.run, restart, grace, significant)
         self.children[name] = cell
@@ -126,6 +137,10 @@ class Node:
             cell.end()  # unless the supervisor has told us so already
             raise
         return cell.ref
+
+    def elsewhere(self) -> RuntimeError:
+        """The error for a call from another thread than the system's."""
+        return self.system._elsewhere(self.path or f"the system {self.system.name!r}")
 
     def _next_name(self, actor_type: type[Actor]) -> str:
         while True:
@@ -402,7 +417,10 @@ class Cell(Node):
             if len(failures) == 1:
                 raise failures[0]
             if failures:
-                raise BaseExceptionGroup(f"{self.path} failed, and again on its way out", failures)
+                raise BaseExceptionGroup(
+                    f"{self.path} failed, and again on its way out",
+                    tuple(failures),  # it keeps what it gets, and the list is emptied
+                )
         finally:
             failures.clear()  # the tracebacks have this frame in them
 
@@ -533,12 +551,16 @@ class Cell(Node):
         self.inbox.wake()
 
     async def stop(self) -> None:
+        if get_ident() != self.system._thread:
+            raise self.elsewhere()
         if self.ended or self.parent.supervisor is None:
             await trio.lowlevel.checkpoint()
         else:
             await self.parent.supervisor.stop_child(self.name)
 
     async def wait_ended(self) -> BaseException | None:
+        if get_ident() != self.system._thread:
+            raise self.elsewhere()
         if self.ended:
             await trio.lowlevel.checkpoint()
         else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Protocol, TypeAlias
 
 import trio
 
 from ._errors import MailboxFull, MessageDropped
 from ._messages import Message
+from ._util import check_member, check_whole
 
 
 class Overflow(enum.Enum):
@@ -38,6 +40,8 @@ class Mailbox:
     overflow: Overflow = Overflow.WAIT
 
     def __post_init__(self) -> None:
+        check_whole("the capacity of a mailbox", self.capacity)
+        check_member("overflow", self.overflow, Overflow)
         if self.capacity < 1:
             raise ValueError(f"a mailbox wants a capacity of at least 1, got {self.capacity!r}")
 
@@ -191,12 +195,14 @@ class Inbox:
         "queue",
         "receiver",
         "task",
+        "thread",
         "urgent",
         "waiting",
         "waiting_urgent",
     )
 
     def __init__(self, mailbox: Mailbox, owner: Owner) -> None:
+        self.thread = get_ident()  # where all of this happens
         self.capacity = mailbox.capacity
         self.overflow = mailbox.overflow
         self.owner = owner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, final
 
 import trio
@@ -22,7 +23,8 @@ class ActorRef(metaclass=NoPublicConstructor):
 
     It stays valid while the actor is restarted: messages wait in the mailbox until it
     is back. Once the actor has ended for good, everything that needs it raises
-    `ActorStopped`. Refs are compared by identity, and an actor has one for all its life.
+    `ActorStopped`; in another thread than the system's, it raises `RuntimeError`. Refs are
+    compared by identity, and an actor has one for all its life.
     """
 
     _made_by: ClassVar[str] = "what system.spawn(...) returns"
@@ -34,6 +36,12 @@ class ActorRef(metaclass=NoPublicConstructor):
 
     def __repr__(self) -> str:
         return f"<ActorRef {self._cell.path}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"the ref of {self.path} cannot be pickled or copied: an actor has one for all its "
+            "life, in its own process. Pass the ref itself, or its path for `system.find`"
+        )
 
     @property
     def name(self) -> str:
@@ -69,10 +77,13 @@ class ActorRef(metaclass=NoPublicConstructor):
         Raises:
             MailboxFull: there is no room (a `trio.WouldBlock`).
             ActorStopped: the actor has ended for good.
+            RuntimeError: the actor lives in the trio run of another thread.
         """
         if not isinstance(message, Message):
             _not_a_message(message, "tell")
         inbox = self._inbox
+        if get_ident() != inbox.thread:
+            raise self._cell.elsewhere()
         if urgent or len(inbox.queue) >= inbox.limit:
             if not self._cell.accept(message, urgent=urgent):
                 raise inbox.full()
@@ -98,6 +109,8 @@ class ActorRef(metaclass=NoPublicConstructor):
         """
         if not isinstance(message, Message):
             _not_a_message(message, "send")
+        if get_ident() != self._inbox.thread:
+            raise self._cell.elsewhere()
         await trio.lowlevel.checkpoint_if_cancelled()
         inbox = self._inbox
         if self._cell.accept(message, urgent=urgent):
@@ -137,6 +150,8 @@ class ActorRef(metaclass=NoPublicConstructor):
         if not isinstance(message, Message):
             _not_a_message(message, "ask")
         inbox = self._inbox
+        if get_ident() != inbox.thread:
+            raise self._cell.elsewhere()
         task = trio.lowlevel.current_task()
         if task is inbox.task:
             raise RuntimeError(

@@ -21,29 +21,15 @@ from __future__ import annotations
 import enum
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sortedcontainers import SortedDict
 
+from ._deciders import Decider, Directive, judge, restart_always
 from ._errors import ChildExited, NameTaken, SupervisorStopped
-from ._util import describe
-
-
-class Directive(enum.Enum):
-    """What to do about a failure."""
-
-    RESUME = "resume"
-    """Go on. An actor keeps its state and takes its next message. A child whose task
-    has ended has nothing to resume: it is started again alone, whatever the strategy.
-    That counts as a restart, for nothing restarts for ever."""
-    RESTART = "restart"
-    """Start the child again, with its siblings as the strategy has it."""
-    STOP = "stop"
-    """Let the child end for good. Its siblings go on."""
-    ESCALATE = "escalate"
-    """Stop all children and raise in the supervisor's nursery."""
+from ._util import check_instance, check_member, check_number, check_whole, describe
 
 
 class Strategy(enum.Enum):
@@ -116,6 +102,8 @@ class Intensity:
     within: float = 60.0
 
     def __post_init__(self) -> None:
+        check_whole("restarts", self.restarts)
+        check_number("within", self.within)
         if self.restarts < 0 or not self.within > 0:
             raise ValueError(
                 "Intensity wants restarts >= 0 and within > 0 seconds, "
@@ -141,6 +129,12 @@ class Backoff:
     rng: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("initial", "base", "factor", "maximum", "jitter"):
+            check_number(name, getattr(self, name))
+        if not callable(self.rng):
+            raise TypeError(
+                f"rng must be a function such as random.Random(3).random, got {self.rng!r}"
+            )
         if min(self.initial, self.base, self.maximum) < 0 or self.factor < 1:
             raise ValueError(
                 f"Backoff wants times >= 0 and factor >= 1, got initial={self.initial!r}, "
@@ -161,66 +155,6 @@ class Backoff:
         if self.jitter and delay:
             delay *= 1 + self.jitter * (2 * self.rng() - 1)
         return delay
-
-
-Decider: TypeAlias = Callable[[BaseException], Directive]
-"""Maps a failure to a directive. It gets leaves of exception groups, one by one, and
-only `Exception` instances: anything else, such as `KeyboardInterrupt`, escalates."""
-
-
-def restart_always(failure: BaseException) -> Directive:  # noqa: ARG001 (it is a `Decider`)
-    """The default decider."""
-    return Directive.RESTART
-
-
-def decide_by_type(
-    table: Mapping[type[BaseException], Directive], *, default: Directive = Directive.RESTART
-) -> Decider:
-    """A decider from a table of exception types.
-
-    The nearest base class of the failure that is in the table decides, so the order of
-    the table does not matter.
-
-    Args:
-        table: exception classes and their directives.
-        default: the directive for everything else.
-    """
-    known = dict(table)
-
-    def decide(failure: BaseException) -> Directive:
-        for base in type(failure).__mro__:
-            if base in known:
-                return known[base]
-        return default
-
-    return decide
-
-
-_SEVERITY = (Directive.RESUME, Directive.RESTART, Directive.STOP, Directive.ESCALATE)
-
-
-def leaves(failure: BaseException) -> Iterator[BaseException]:
-    """The exceptions inside an exception group, however deep, or the exception itself."""
-    if isinstance(failure, BaseExceptionGroup):
-        for part in failure.exceptions:
-            yield from leaves(part)
-    else:
-        yield failure
-
-
-def judge(decider: Decider, failure: BaseException) -> Directive:
-    """The most severe directive among those for the failure's leaves."""
-    worst = 0
-    for leaf in leaves(failure):
-        if not isinstance(leaf, Exception):
-            return Directive.ESCALATE
-        directive = decider(leaf)
-        if not isinstance(directive, Directive):
-            raise TypeError(
-                f"a decider must return a Directive, got {directive!r} from {decider!r}"
-            )
-        worst = max(worst, _SEVERITY.index(directive))
-    return _SEVERITY[worst]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +178,22 @@ class Supervision:
     backoff: Backoff = Backoff()
     escalation: Callable[[str, BaseException], BaseException] | None = None
     auto_shutdown: AutoShutdown = AutoShutdown.ANY
+
+    def __post_init__(self) -> None:
+        check_member("strategy", self.strategy, Strategy)
+        if not callable(self.decider):
+            raise TypeError(
+                "decider must be a function that takes a failure and returns a Directive, got "
+                f"{self.decider!r}; decide_by_type({{ValueError: Directive.STOP}}) makes one"
+            )
+        check_instance("intensity", self.intensity, Intensity)
+        check_instance("backoff", self.backoff, Backoff)
+        if self.escalation is not None and not callable(self.escalation):
+            raise TypeError(
+                "escalation must be a function that takes a name and a failure and returns the "
+                f"exception to raise, got {self.escalation!r}"
+            )
+        check_member("auto_shutdown", self.auto_shutdown, AutoShutdown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +226,8 @@ class ChildSpec:
             raise ValueError(f"a child's name must be a non-empty string, got {name!r}")
         if not callable(self.run):
             raise TypeError(f"child {self.name!r}: run must be an async function, got {self.run!r}")
+        check_member(f"child {self.name!r}: restart", self.restart, RestartType)
+        check_number(f"child {self.name!r}: grace", self.grace)
         if not self.grace >= 0:
             raise ValueError(f"child {self.name!r}: grace must be >= 0 s, got {self.grace!r}")
         if self.significant and self.restart is RestartType.PERMANENT:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, final
 
 import trio
 
+from ._deciders import Decider, Directive, judge, leaves, restart_always
 from ._errors import (
     ActorStopped,
     ChildExited,
@@ -26,8 +27,6 @@ from ._supervision import (
     Child,
     ChildSpec,
     ChildState,
-    Decider,
-    Directive,
     Escalate,
     Finished,
     Intensity,
@@ -43,9 +42,6 @@ from ._supervision import (
     SupervisorState,
     Verdict,
     Wake,
-    judge,
-    leaves,
-    restart_always,
 )
 from ._util import NoPublicConstructor, unwrap
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ._messages import Message
 from ._ref import ActorRef
 from ._supervision import ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
-from ._util import NoPublicConstructor
+from ._util import NoPublicConstructor, check_instance
 
 _log = logging.getLogger("atomr_accel.actors")
 
@@ -93,6 +94,8 @@ class ActorSystem(metaclass=NoPublicConstructor):
         self._supervisor = Supervisor._create(name, nursery, supervision, self._root)
         self._root.supervisor = self._supervisor
         self._lost = 0
+        self._thread = threading.get_ident()
+        self._thread_name = threading.current_thread().name
 
     def __repr__(self) -> str:
         return f"<ActorSystem {self.name!r}>"
@@ -163,6 +166,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         Raises:
             NoSuchActor: there is none, or none any more.
         """
+        check_instance("a path", path, str)
         if not path.startswith("/"):
             raise ValueError(f"a path starts with '/', got {path!r}")
         node = self._root
@@ -213,6 +217,15 @@ class ActorSystem(metaclass=NoPublicConstructor):
             children=self._supervisor.statistics(),
         )
 
+    def _elsewhere(self, path: str) -> RuntimeError:
+        # A message would wake a task of another loop: refused before anything has happened.
+        return RuntimeError(
+            f"{path} lives in the trio.run of thread {self._thread_name!r} and is used in thread "
+            f"{threading.current_thread().name!r}; call it in its own: "
+            "trio.from_thread.run(ref.ask, message, trio_token=token), or run_sync for "
+            "ref.tell, with the token of that run: trio.lowlevel.current_trio_token()"
+        )
+
     def _dead_letter(self, ref: ActorRef, messages: Sequence[Message[Any]], reason: str) -> None:
         # For the cells; the public side is the log, the statistics and `Instrument`.
         self._lost += len(messages)
@@ -256,6 +269,8 @@ async def open_system(
         supervision: how the actors at the top are supervised.
         instruments: objects to tell what happens in the system.
     """
+    check_instance("a system's name", name, str)
+    check_instance("supervision", supervision, Supervision)
     told = tuple(instruments)
     hooks = Instruments(told) if told else None
     async with trio.open_nursery() as nursery:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import traceback
+from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -22,6 +24,35 @@ class NoPublicConstructor(type):
     def _create(cls: type[T], *args: Any, **kwargs: Any) -> T:
         # mypy takes super() for that of the instance's class, not the metaclass's.
         return super().__call__(*args, **kwargs)  # type: ignore[misc, no-any-return]
+
+
+# What is configured is checked where it is made: a wrong type would show much later, as something
+# that quietly does not happen.
+
+
+def check_member(what: str, value: object, kind: type[enum.Enum]) -> None:
+    """Raise a `TypeError` unless it is a member of the enum."""
+    if not isinstance(value, kind):
+        members = ", ".join(map(str, kind))
+        raise TypeError(f"{what} must be one of {members}, got {value!r}")
+
+
+def check_instance(what: str, value: object, kind: type) -> None:
+    """Raise a `TypeError` unless it is an instance of the class."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be an instance of {kind.__name__}, got {value!r}")
+
+
+def check_number(what: str, value: object) -> None:
+    """Raise a `TypeError` unless it is a number, of seconds or the like."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+
+
+def check_whole(what: str, value: object) -> None:
+    """Raise a `TypeError` unless it is a whole number."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{what} must be a whole number, got {value!r}")
 
 
 def unwrap(failure: BaseException) -> BaseException:

@@ -46,16 +46,21 @@ class FromAsyncio(Generic[T]):
             What it returned.
 
         Raises:
-            CancelledError: you were cancelled, and the function has not raised anything else.
+            CancelledError: you were cancelled, and the function has not raised anything else; or
+                you were, and what was opened has failed meanwhile.
             DeviceLost: the device was lost before the function was done.
             RuntimeError: what was opened is closed.
             Exception: what the function raised.
         """
         call = self._portal.call(function, *args, **kwargs)
-        answer = await _settled(call.future, call.cancel)
+        answer = await _settled(call.future, call.cancel, self._failed)
         if call.cancelled:  # without us: by nobody
             raise asyncio.CancelledError
         return answer  # type: ignore[return-value] # None only where it was cancelled
+
+    def _failed(self) -> bool:
+        ended = self._portal.ended
+        return ended.done() and ended.result() is not None
 
 
 @asynccontextmanager
@@ -85,10 +90,17 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
         manager: what to open, such as ``open_device(0)``.
 
     Raises:
+        RuntimeError: asyncio does not run here, but trio, say, which needs none of it.
         Exception: whatever opening raises, such as ``DeviceUnavailable``.
         ExceptionGroup: around whatever leaves the block on trio's side.
     """
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "from_asyncio is for programs of asyncio, which does not run here; under trio, open "
+            "it directly: `async with open_device(0) as device:`"
+        ) from None
     body = asyncio.current_task()
     assert body is not None  # this is a coroutine
     portal = Portal(manager)
@@ -132,8 +144,14 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
         del error  # its traceback has this frame in it
 
 
-async def _settled(future: Future[R], cancel: Callable[[], None]) -> R:
-    """The result of a future of the other side; our cancellation is passed on."""
+async def _settled(
+    future: Future[R], cancel: Callable[[], None], failed: Callable[[], bool] = bool
+) -> R:
+    """The result of a future of the other side; our cancellation is passed on.
+
+    An error outweighs the cancellation, unless all has ``failed``: then it is how the body, or
+    what it waits for, is told, and it comes but once.
+    """
     answer = asyncio.wrap_future(future)
     cancelled: asyncio.CancelledError | None = None
     while not answer.done():
@@ -142,6 +160,9 @@ async def _settled(future: Future[R], cancel: Callable[[], None]) -> R:
         except asyncio.CancelledError as error:
             cancelled = error
             cancel()
-    if cancelled is not None and answer.exception() is None:
-        raise cancelled
-    return answer.result()
+    try:
+        if cancelled is not None and (answer.exception() is None or failed()):
+            raise cancelled from answer.exception()
+        return answer.result()
+    finally:
+        del cancelled  # its traceback has this frame in it

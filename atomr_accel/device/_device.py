@@ -7,7 +7,7 @@ import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import trio
 
@@ -110,6 +110,12 @@ class Device(Data, Libraries):
 
     def __repr__(self) -> str:
         return f"<Device {self._core.name}, {self._core.state}, generation {self.generation}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.name} cannot be pickled or copied: a device stays in the trio.run that opened "
+            "it. Pass refs, which arrive in device.run as arrays, and call the device around that"
+        )
 
     @property
     def name(self) -> str:
@@ -386,6 +392,7 @@ async def open_device(
             ``autotune`` is a ``ValueError``. Small products and some gradients take longer.
 
     Raises:
+        RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
         DeviceUnavailable: there is no such device; the message says what was looked for.
         LibraryMissing: the backend's own library is not installed.
         TypeError: an argument of a wrong type, such as a number as text.
@@ -393,6 +400,11 @@ async def open_device(
         ExceptionGroup: around whatever leaves the block; ``DeviceLost`` in it if the device
             was lost.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "open_device is for programs of trio, and this runs under another event loop; in "
+            "asyncio or Jupyter: `async with atomr_accel.from_asyncio(open_device(0)) as gpu:`"
+        )
     check_settings(
         index=index,
         backend=backend,

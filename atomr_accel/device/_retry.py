@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import CoroutineType
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import trio
@@ -23,6 +24,14 @@ async def retry(
     core: DeviceCore, function: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], attempts: int
 ) -> T:
     """See ``Device.retry``."""
+    given: object = function
+    if isinstance(given, CoroutineType):
+        name = given.__name__
+        said_of(given)  # closes it
+        raise TypeError(
+            "retry takes an async function and its arguments, not a coroutine, which runs but "
+            f"once: write `device.retry({name}, x)` in place of `device.retry({name}(x))`"
+        )
     if not callable(function):
         raise TypeError(
             f"retry takes an async function and its arguments, not {said_of(function)}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import pickle
@@ -208,6 +209,8 @@ class Functions:
             raise TypeError(f"run(function, *args) takes a callable, not {said_of(function)}")
         if init is not None and not callable(init):
             raise TypeError(f"init must be callable, not {type(init).__name__}")
+        _check_plain("run", function)
+        _check_plain("init", init)
         _check_name(lane)
         while (known := self._known(lane)).closing is not None:
             await known.closing.wait()
@@ -369,6 +372,22 @@ class Functions:
         """Have the host let go of what it keeps for a call."""
         if self._core.memory.epoch is epoch:
             self._core.submit(port, "run: forget", Forget(ticket))
+
+
+def _check_plain(what: str, function: object) -> None:
+    """There is no trio where it will run, and what it returns must be there when it does."""
+    called = inspect.getattr_static(type(function), "__call__", None)  # of an object
+    for one in (function, called):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            kind = "an async one"
+        elif inspect.isgeneratorfunction(one):
+            kind = "a generator function"
+        else:
+            continue
+        raise TypeError(
+            f"{what} takes a plain function, not {kind}: {function!r} would run in the host, "
+            "where there is no trio; call it here, or make it an ordinary `def` that returns"
+        )
 
 
 def _check_name(lane: object) -> None:

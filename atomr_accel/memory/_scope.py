@@ -6,11 +6,14 @@ import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, final
 
+from .._errors import said_of
+from ._ref import GpuRef
+
 if TYPE_CHECKING:
     from contextvars import Token
 
     from ._map import MemoryMap
-    from ._ref import Block, GpuRef
+    from ._ref import Block
 
 
 @final
@@ -45,6 +48,9 @@ class MemoryScope:
 
     def keep(self, ref: GpuRef) -> GpuRef:
         """Let a buffer live on: it belongs to the scope around this one, if there is one."""
+        given: object = ref
+        if not isinstance(given, GpuRef):
+            raise TypeError(f"keep takes a buffer, a GpuRef, not {said_of(given)}")
         self._blocks.discard(ref._block)
         if self._outer is not None:
             self._outer._note(self._memory, ref._block)

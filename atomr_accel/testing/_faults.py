@@ -88,7 +88,12 @@ async def poison(device: Device, fault: FaultName = "illegal_address") -> Contex
 
     Returns:
         The fault, as the op that caused it saw it.
+
+    Raises:
+        ValueError: there is no fault of that name.
     """
+    if fault not in FAULTS:
+        raise ValueError(f"fault must be one of {', '.join(FAULTS)}, not {fault!r}")
     kind = FAULTS[fault]
     twin = partial(simulate, fault)
     kernel = await device.nvrtc.compile(kind.source, "fault", cpu=twin)

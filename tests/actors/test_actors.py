@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import signal
 from collections import Counter as Tally
 from typing import TYPE_CHECKING, Any, assert_type
@@ -668,3 +670,11 @@ def test_the_runtime_is_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_of_the_runtime_are_known_to_the_log() -> None:
     assert logging.getLogger("atomr_accel.actors").propagate
     assert issubclass(ChildExited, Exception)
+
+
+async def test_refs_are_neither_copied_nor_pickled() -> None:
+    async with open_system("demo") as system:
+        ref = await system.spawn(Counter, name="counter")
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="the ref of /counter cannot be pickled or copied"):
+                copied(ref)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from atomr_accel.actors import (
+    Actor,
     ActorRef,
     ActorStopped,
     ChildSpec,
@@ -35,7 +37,7 @@ from atomr_accel.actors._supervision import (
     SupervisionMachine,
 )
 
-from .counter import Boom, Counter, Fail, Hang, quick
+from .counter import Boom, Counter, Fail, Hang, Minor, quick
 from .test_supervision_model import FAULTS, SUPERVISIONS, Restart, nothing, specs
 
 
@@ -295,3 +297,26 @@ async def test_an_end_by_a_failure_is_no_orderly_stop() -> None:
             front.tell(Lean(await system.spawn(Frail)))
             await wait_all_tasks_blocked()
     assert front.stopped
+
+
+class Twice(Actor):
+    """Fails on a message, and again on its way out."""
+
+    async def stopping(self) -> None:
+        raise Minor("on its way out")
+
+    @handler
+    async def fail(self, message: Fail) -> None:
+        raise message.failure
+
+
+async def test_the_log_tells_both_failures_of_one_life(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_system("demo", supervision=quick()) as system:
+        ref = await system.spawn(Twice, name="twice")
+        ref.tell(Fail(Boom("at work")))
+        await wait_all_tasks_blocked()
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert "Boom('at work')" in said
+        assert "Minor('on its way out')" in said
+        with suppress(Minor):
+            await ref.stop()

@@ -315,3 +315,67 @@ async def test_many_calls_with_some_cancelled_are_all_answered() -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 assert await task == n
             assert task.cancelled() == (n % 3 == 0)
+
+
+@in_asyncio
+async def test_a_body_is_cancelled_while_it_calls_and_the_device_is_lost() -> None:
+    async def lose(device: Device) -> None:
+        await kill_host(device)
+        await trio.sleep_forever()
+
+    await call_and_wait(lose)
+
+
+@in_asyncio
+async def test_a_body_is_cancelled_after_its_call_has_raised_that_the_device_is_lost() -> None:
+    async def lose(device: Device) -> None:
+        await kill_host(device)
+        await device.put(np.ones(3))
+
+    await call_and_wait(lose)
+
+
+async def call_and_wait(lose: Callable[[Device], Awaitable[None]]) -> None:
+    cancelled = 0
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.RaisesGroup(DeviceLost, flatten_subgroups=True):
+        async with from_asyncio(opened(max_restarts=0)) as gpu:
+            try:
+                with contextlib.suppress(DeviceLost):
+                    await gpu.run(lose)
+                await asyncio.Event().wait()  # as a server does, for its next request
+            except asyncio.CancelledError:
+                cancelled += 1
+                raise
+    assert cancelled == 1
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)  # nothing is left of the cancellation
+
+
+@in_asyncio
+async def test_a_body_that_waits_for_calls_of_others_is_cancelled() -> None:
+    async def lose(device: Device) -> None:
+        await kill_host(device)
+        await trio.sleep_forever()
+
+    with pytest.RaisesGroup(DeviceLost, flatten_subgroups=True):
+        async with from_asyncio(opened(max_restarts=0)) as gpu:
+            with contextlib.suppress(DeviceLost):
+                await asyncio.gather(gpu.run(lose), gpu.run(lose))
+            await asyncio.Event().wait()
+
+
+def test_each_under_the_other_loop_says_what_to_write() -> None:
+    async def under_asyncio() -> None:
+        async with opened():
+            pytest.fail("opened")
+
+    async def under_trio() -> None:
+        async with from_asyncio(opened()):
+            pytest.fail("opened")
+
+    with pytest.raises(RuntimeError, match=r"from_asyncio\(open_device\(0\)\)"):
+        asyncio.run(under_asyncio())
+    with pytest.raises(RuntimeError, match="under trio, open it directly"):
+        trio.run(under_trio)

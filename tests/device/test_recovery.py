@@ -136,3 +136,11 @@ async def test_the_standby_takes_over() -> None:
             await poison(device)
             await device.zeros(3)
             assert device.generation == generation
+
+
+@program
+async def test_poison_says_which_faults_there_are() -> None:
+    async with opened() as device:
+        with pytest.raises(ValueError, match=r"fault must be one of .*illegal_address.*, not 'f"):
+            await poison(device, "f")  # type: ignore[arg-type]
+        assert device.generation == 1

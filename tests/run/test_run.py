@@ -35,7 +35,7 @@ from ..harness import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from atomr_accel import Device
@@ -328,6 +328,19 @@ async def test_errors_keep_their_type_and_where_they_came_from(device: Device) -
     assert await device.run(len, "still there") == 11
 
 
+async def made_later(x: int = 3) -> int:
+    return x
+
+
+class MadeLater:
+    async def __call__(self) -> int:
+        return 3
+
+
+def made_in_turn() -> Iterator[int]:
+    yield 3
+
+
 @on_shared
 async def test_what_cannot_travel_is_refused_in_the_caller(device: Device) -> None:
     submitted = sum(lane.submitted for lane in device.statistics().lanes)
@@ -335,6 +348,22 @@ async def test_what_cannot_travel_is_refused_in_the_caller(device: Device) -> No
         await device.run(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="init must be callable"):
         await device.run(len, init=3)  # type: ignore[arg-type]
+    for wrong, kind in (
+        (made_later, "an async one"),
+        (partial(made_later, 3), "an async one"),
+        (MadeLater(), "an async one"),
+        (made_in_turn, "a generator function"),
+        (partial(made_in_turn), "a generator function"),
+    ):
+        with pytest.raises(TypeError, match=f"run takes a plain function, not {kind}"):
+            await device.run(wrong)
+        with pytest.raises(TypeError, match=f"init takes a plain function, not {kind}"):
+            await device.run(len, init=wrong)
+    for carries in (lambda: device.name, partial(str, device)):
+        with pytest.raises(TypeError, match="cannot be pickled or copied: a device stays"):
+            await device.run(carries)
+    with pytest.raises(TypeError, match="cannot be pickled or copied: a device stays"):
+        await device.run(str, [device])
     with pytest.raises(TypeError, match="lane must be a name"):
         await device.run(len, lane=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"cannot pickle|pickle"):

@@ -89,3 +89,10 @@ async def test_a_scope_over_a_rebuild() -> None:
         assert plain.is_stale
         assert sealed.is_stale
         assert device.statistics().memory.used == 0
+
+
+@program
+async def test_only_buffers_are_kept() -> None:
+    async with opened(isolation="thread") as device, device.scope() as scope:
+        with pytest.raises(TypeError, match="keep takes a buffer, a GpuRef, not ndarray"):
+            scope.keep(np.ones(3))  # type: ignore[arg-type]
