@@ -281,6 +281,21 @@ async def test_bad_input_is_refused(
         assert lane.submitted == submitted.get(lane.name, 0), "something was sent"
 
 
+@pytest.mark.parametrize("lower", ["U", 1, None], ids=repr)
+async def test_which_triangle_is_told_by_a_flag(device: Device, lower: Any) -> None:
+    a = await device.put(np.eye(3, dtype=np.complex64))
+    x = await device.put(np.ones(3, np.complex64))
+    before = {lane.name: lane.submitted for lane in device.statistics().lanes}
+    both = {name: (a, a) for name in ("symm", "hemm", "syr2k", "her2k", "trmm", "trsm")}
+    one = {name: (a,) for name in ("syrk", "herk")}
+    vectors = {name: (a, x) for name in ("symv", "hemv", "trmv", "trsv")}
+    for name, arguments in (both | one | vectors).items():
+        with pytest.raises(TypeError, match="lower must be True or False"):
+            await getattr(device.blas, name)(*arguments, lower=lower)
+    for lane in device.statistics().lanes:
+        assert lane.submitted == before.get(lane.name, 0), "something was sent"
+
+
 async def test_what_the_library_cannot_count_is_refused(device: Device) -> None:
     """The refs pretend to be large; nobody gets to look at what they hold."""
     small = await device.put(np.zeros((1, 1), np.float32))
