@@ -16,7 +16,7 @@ from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends import find_backend
 from ..lanes import uninterrupted
 from ..libraries import CALLED, Libraries
-from ..memory import MemoryScope
+from ..memory import GpuRef, MemoryScope, refuse
 from ._batch import Batch
 from ._context import Context
 from ._core import DeviceCore, Startup, is_passing
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..backends import Backend, BackendName
     from ..host import DeviceInfo
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
-    from ..memory import GpuRef, MemoryStatistics
+    from ..memory import MemoryStatistics
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
 
@@ -282,7 +282,13 @@ class Device(Data, Libraries):
 
         Returns:
             The program, to be entered once and replayed as often as need be.
+
+        Raises:
+            TypeError: an input is no GpuRef.
         """
+        for at, ref in enumerate(inputs):
+            if not isinstance(ref, GpuRef):
+                raise refuse(ref, self._core.memory, f"input {at} of record")
         return Program(self, inputs)
 
     # --- watching ------------------------------------------------------------------------

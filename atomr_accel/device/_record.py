@@ -12,7 +12,7 @@ import numpy as np
 
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, Unsupported
-from ..host import encoder
+from ..host import encode
 from ..lanes import uninterrupted
 from ..libraries import BLOCK_ALIGNMENT, LaneSpec, alignment, usable, writable
 from ..libraries.nvrtc import KERNELS
@@ -523,4 +523,4 @@ def _start(part: GpuRef, whole: GpuRef) -> int | None:
 
 def _step(op: _Op) -> Step:
     executor, name, message = op
-    return Step(executor, name, encoder.encode(message))
+    return Step(executor, name, encode(message, name))

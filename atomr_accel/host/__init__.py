@@ -52,7 +52,9 @@ from ._wire import (
     UnmapSlabs,
     Value,
     append_frame,
+    encode,
     encoder,
+    too_large,
     unpack_exception,
 )
 
@@ -112,6 +114,7 @@ __all__ = [
     "borrow",
     "contiguous",
     "device_type",
+    "encode",
     "encoder",
     "lend",
     "load",
@@ -119,5 +122,6 @@ __all__ = [
     "map_file",
     "numpy_at",
     "shared_fd",
+    "too_large",
     "unpack_exception",
 ]

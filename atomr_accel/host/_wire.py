@@ -56,6 +56,26 @@ def _plain(value: Any) -> Any:
 encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
+def encode(value: object, name: str) -> bytes:
+    """A part of a message, for the op ``name``; equal ones give the same bytes.
+
+    Raises:
+        ValueError: a number in it takes more than 64 bits.
+    """
+    try:
+        return encoder.encode(value)
+    except OverflowError:
+        raise too_large(name) from None
+
+
+def too_large(name: str) -> ValueError:
+    """What callers of ``name`` get for whole numbers that no message carries."""
+    return ValueError(
+        f"{name}: a whole number among its arguments, or a size that follows from them, takes "
+        "more than 64 bits; give smaller ones"
+    )
+
+
 _Plain = str | int | float | bool | None
 
 

@@ -29,6 +29,7 @@ from ..host import (
     ProtocolViolation,
     Reply,
     Value,
+    too_large,
     unpack_exception,
 )
 from ._interrupts import uninterrupted
@@ -425,7 +426,8 @@ class Port:
                     bunch.append((op.seq, op.dependencies, op.message))
                 except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
                     # Its place is kept: others may be ordered after it.
-                    op._error = error
+                    too_wide = isinstance(error, OverflowError)
+                    op._error = too_large(op.name) if too_wide else error
                     bunch.append((op.seq, op.dependencies, WITHDRAWN))
             bunch.close()
             room -= bunch.count

@@ -15,6 +15,9 @@ import numpy as np
 
 from ..memory import GpuRef
 
+LARGEST: Final = 2**63 - 1
+"""The largest whole number that messages carry, and that lengths of axes are."""
+
 _FLAGS: Final = (bool, np.bool_)
 
 
@@ -102,7 +105,7 @@ def _converted(value: Any, name: str) -> float:
 
 def _whole_range(least: int | None, most: int | None) -> str:
     if least is None:
-        return ""
+        return "" if most is None else f" of at most {most}"
     return f" of at least {least}" if most is None else f" from {least} to {most}"
 
 

@@ -280,6 +280,19 @@ async def test_what_cannot_be_told_fails_alone_and_keeps_its_place() -> None:
             await odd.wait()
 
 
+@program
+async def test_numbers_of_more_than_64_bits_are_an_error_that_names_the_op() -> None:
+    async with running() as host:
+        odd = host.submit(0, Note(2**70))
+        after = host.submit(0, Note(2**63))
+        assert await host.received(0) == (odd.seq, [], ["Withdrawn"])
+        assert await host.received(0) == (after.seq, [], ["Note", 2**63])
+        await host.reply(0, [odd.seq, after.seq])
+        await after.wait()
+        with pytest.raises(ValueError, match=f"{odd.name}.*more than 64 bits"):
+            await odd.wait()
+
+
 @pytest.mark.parametrize("size", [1 << 18, 1 << 22])
 @program
 async def test_a_message_larger_than_the_socket_arrives(size: int) -> None:

@@ -264,6 +264,39 @@ CALLS: list[Call] = [
         r"\(4,\).*\(5,",
     ),
     ("too few rows", lambda d, r: d.blas.gels_batched(r.f4_3x5, r.f4_3), Unsupported, r"\(3, 5\)"),
+    # numbers that no message carries
+    *(
+        (name, call, ValueError, text)
+        for name, call, text in (
+            ("wide n", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=2**70), "number of elements"),
+            ("wide step", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=1, incx=2**70), "increment"),
+            ("backwards", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=1, incy=-(2**63)), "increment"),
+            ("true", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=True), "not True"),
+            (
+                "wide alpha",
+                lambda d, r: d.blas.gemm(r.f4_5x5, r.f4_5x5, alpha=10**400),
+                "alpha is an integer that is too large",
+            ),
+            (
+                "wide complex alpha",
+                lambda d, r: d.blas.gemm(r.c8_5x5, r.c8_5x5, alpha=10**400),
+                "alpha is an integer that is too large",
+            ),
+        )
+    ),
+    (
+        "one buffer for a list",
+        lambda d, r: d.blas.gemm_batched(r.f4_5x5, r.f4_5x5),
+        TypeError,
+        "a must be a list of GpuRefs.*not GpuRef",
+    ),
+    ("a number for a list", lambda d, r: d.blas.gemm_batched(3, 3), TypeError, "a must be a list"),
+    (
+        "one output for a list",
+        lambda d, r: d.blas.gemm_grouped_batched([r.f4_5x5], [r.f4_5x5], out=r.f4_3x4),
+        TypeError,
+        "out must be a list",
+    ),
 ]
 
 
@@ -279,6 +312,21 @@ async def test_bad_input_is_refused(
     submitted = {lane.name: lane.submitted for lane in before}
     for lane in device.statistics().lanes:
         assert lane.submitted == submitted.get(lane.name, 0), "something was sent"
+
+
+@pytest.mark.parametrize("lower", ["U", 1, None], ids=repr)
+async def test_which_triangle_is_told_by_a_flag(device: Device, lower: Any) -> None:
+    a = await device.put(np.eye(3, dtype=np.complex64))
+    x = await device.put(np.ones(3, np.complex64))
+    before = {lane.name: lane.submitted for lane in device.statistics().lanes}
+    both = dict.fromkeys(("symm", "hemm", "syr2k", "her2k", "trmm", "trsm"), (a, a))
+    one = dict.fromkeys(("syrk", "herk"), (a,))
+    vectors = dict.fromkeys(("symv", "hemv", "trmv", "trsv"), (a, x))
+    for name, arguments in (both | one | vectors).items():
+        with pytest.raises(TypeError, match="lower must be True or False"):
+            await getattr(device.blas, name)(*arguments, lower=lower)
+    for lane in device.statistics().lanes:
+        assert lane.submitted == before.get(lane.name, 0), "something was sent"
 
 
 async def test_what_the_library_cannot_count_is_refused(device: Device) -> None:

@@ -259,6 +259,30 @@ CALLS: list[Call] = [
         "from 8 on",
     ),
     ("no array", lambda d, r: d.blaslt.matmul([[1.0]], r.f4_3x5), TypeError, r"device\.put"),
+    (
+        "a layout",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_5x5, layout_a=3),
+        TypeError,
+        "layout_a must be a Layout, not int",
+    ),
+    (
+        "a list for a layout",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_5x5, layout_b=[5, 5]),
+        TypeError,
+        "layout_b must be a Layout, not list",
+    ),
+    (
+        "a wide leading dimension",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_5x5, layout_a=Layout(1, 5, ld=2**70)),
+        ValueError,
+        "ld must be a whole number of at most 9223372036854775807",
+    ),
+    (
+        "wide alpha",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_5x5, alpha=10**400),
+        ValueError,
+        "alpha is an integer that is too large",
+    ),
 ]
 
 

@@ -116,6 +116,25 @@ CALLS: list[Call] = [
     ("gelu", lambda d, r: d.gelu(r.x, approximate="erf"), ValueError, "erf"),
     ("gradients", lambda d, r: d.relu_grad(r.y, r.x), ValueError, r"\(2, 4, 4, 3\)"),
     ("integers again", lambda d, r: d.relu(r.n), TypeError, "int32"),
+    # numbers that no message carries
+    *(
+        (f"{name} {2**bits}", call, ValueError, "at most|more than 64 bits")
+        for name, bits, call in (
+            ("padding", 40, lambda d, r: d.conv(r.x, r.w, padding=2**40)),
+            ("padding", 62, lambda d, r: d.conv(r.x, r.w, padding=2**62)),
+            ("stride", 70, lambda d, r: d.conv(r.x, r.w, stride=2**70)),
+            ("dilation", 70, lambda d, r: d.conv(r.x, r.w, dilation=2**70)),
+            ("upwards", 40, lambda d, r: d.conv_transpose(r.y, r.w, stride=2**40)),
+            ("window", 70, lambda d, r: d.max_pool(r.x, 2**70, padding=2**69)),
+            ("moves", 70, lambda d, r: d.avg_pool(r.x, 2, stride=2**70)),
+        )
+    ),
+    (
+        "output_padding",
+        lambda d, r: d.conv_transpose(r.y, r.w, dilation=2, output_padding=1),
+        ValueError,
+        r"output_padding must be less than stride, not \(1, 1\) with stride \(1, 1\)",
+    ),
 ]
 
 
@@ -140,6 +159,22 @@ async def test_bad_input_is_refused_before_anything_is_sent(device: Device) -> N
             failure.add_note(name)
             raise
     assert device.dnn.statistics().misses == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+async def test_a_reduction_over_no_axes_takes_every_element_by_itself(
+    device: Device, dtype: str
+) -> None:
+    host = np.array([[-2, 3, 0.5], [4, -1, 0]], dtype)
+    wide = np.float64 if dtype == "float64" else np.float32
+    x = await device.put(host)
+    for mode in ("sum", "mean", "max", "min", "absmax", "norm1", "norm2"):
+        expected = host if mode in ("sum", "mean", "max", "min") else np.abs(host)
+        for keepdims in (False, True):
+            y = await device.dnn.reduce(x, mode, (), keepdims=keepdims)
+            got = await device.get(y)
+            assert got.dtype == wide
+            np.testing.assert_array_equal(got, expected)
 
 
 async def test_refs_that_cannot_be_used(device: Device) -> None:

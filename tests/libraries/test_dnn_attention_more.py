@@ -707,6 +707,8 @@ async def test_bad_arguments(device: Any) -> None:
     flat, cu = await zeros(10, 4, 16), await device.put(ends([4, 6]))
     for error, match, changes in (
         (ValueError, "max_seqlen_q must be", {"max_seqlen_q": 0}),
+        (ValueError, "max_seqlen_q must be .* to 2147483647", {"max_seqlen_q": 2**31}),
+        (ValueError, "max_seqlen_k must be .* to 2147483647", {"max_seqlen_k": 2**70}),
         (TypeError, "cu_seqlens_k must be int32", {"cu_seqlens_k": wide}),
         (ValueError, "cu_seqlens_k must have shape", {"cu_seqlens_k": cu[:2]}),
         (ValueError, "total, heads, size", {"q": q}),
@@ -717,6 +719,13 @@ async def test_bad_arguments(device: Any) -> None:
         given |= {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 6, "max_seqlen_k": 6}
         with pytest.raises(error, match=match):
             await dnn.flash_attention_varlen(**{**given, **changes})
+    # More than there are altogether is no longer than that.
+    most = {"max_seqlen_q": 2**31 - 1, "max_seqlen_k": 2**31 - 1}
+    y = await dnn.flash_attention_varlen(flat, flat, flat, cu, cu, **most)
+    np.testing.assert_array_equal(
+        await device.get(y),
+        await device.get(await dnn.flash_attention_varlen(flat, flat, flat, cu, cu, 6, 6)),
+    )
 
     pages = await zeros(6, 8, 4, 16)
     table = await device.put(np.zeros((2, 3), np.int32))

@@ -19,6 +19,8 @@ from .conformance import MARKS, dtype_of, eps_of, on_cuda
 from .host_kernels import compile_kernels, needs_compiler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atomr_accel import Device
 
 pytestmark = MARKS
@@ -165,6 +167,45 @@ def test_the_kernels(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> No
         np.testing.assert_allclose(wide, expected, rtol=near, atol=near, err_msg=message)
         if len(arrays) == 1 or arrays[0][0] == 1:
             expect_limits(name, attributes, x, wide)
+
+
+GELU: Final[dict[str, Callable[[float], float]]] = {
+    "gelu": lambda x: x * math.erfc(-x / math.sqrt(2)) / 2,
+    "gelu_backward": lambda x: (
+        math.erfc(-x / math.sqrt(2)) / 2 + x * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    ),
+}
+
+
+def expect_digits(op: str, x: Array, y: Array) -> None:
+    """Hold GELU far below zero, where it is nearly 0, to a relative error."""
+    expected = [GELU[op](float(each)) for each in x]
+    np.testing.assert_allclose(y, expected, rtol=256 * eps_of(x.dtype), atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", GELU)
+def test_gelu_keeps_its_digits_below_zero(op: str, dtype: str) -> None:
+    x = np.linspace(-8, -2, 61).astype(dtype)
+    graph = graph_of(op, {}, dtype, len(x))
+    expect_digits(op, x, computed(graph, *([np.ones_like(x)] * (op != "gelu")), x))
+
+
+@needs_compiler
+def test_the_kernels_of_gelu_keep_its_digits_below_zero(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    x = np.linspace(-8, -2, 61).astype(np.float32)
+    ones = np.ones_like(x)
+    for op in GELU:
+        graph, out = graph_of(op, {}, "float32", len(x)), np.full_like(x, 7)
+        arrays = (x, out) if op == "gelu" else (ones, x, out)
+        places = [array.ctypes.data for array in arrays]
+        addresses = dict(zip(graph.buffers(), places, strict=True))
+        ((source, kernel, _, data),) = launches(graph, addresses, {})
+        folder = tmp_path_factory.mktemp(op)
+        compile_kernels(source, {kernel: "Node node"}, folder)[kernel](data)
+        expect_digits(op, x, out)
 
 
 def test_the_table_has_every_activation() -> None:

@@ -74,6 +74,15 @@ BAD = [
     ("fft", (8,), "float16", {"half": True}, ValueError, r"pairs.*shape \(8,\)"),
     ("fft", (8,), "complex64", {"half": True}, TypeError, "float16 or bfloat16.*complex64"),
     ("fftshift", (3,), "float32", {"axes": 5}, np.exceptions.AxisError, "axis 5"),
+    ("fft", (4,), "float32", {"n": True}, TypeError, "n must be a whole number.*not True"),
+    ("fft", (4,), "float32", {"n": 2**70}, ValueError, "n must be a whole number of at most"),
+    ("rfft", (4,), "float32", {"n": 2**66}, ValueError, "n must be a whole number of at most"),
+    ("fft", (4,), "float32", {"axis": 2**70}, np.exceptions.AxisError, "out of bounds"),
+    ("fftn", (4, 4), "float32", {"s": (4, 2**70)}, ValueError, "s must be a whole number of at"),
+    ("fftn", (4, 4), "float32", {"s": 4}, TypeError, "s must be a sequence of whole numbers"),
+    ("fftn", (4, 4), "float32", {"axes": 0}, TypeError, "axes must be a sequence of whole numbers"),
+    ("fftshift", (3,), "float32", {"axes": 2**70}, np.exceptions.AxisError, "out of bounds"),
+    ("fftshift", (3,), "float32", {"axes": 0.5}, TypeError, "axes must be a whole number"),
 ]
 
 

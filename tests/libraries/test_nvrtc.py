@@ -200,6 +200,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cubins"
 
 
+@pytest.mark.parametrize("options", [3, None, "-G", [3]], ids=repr)
+async def test_options_are_several_texts(device: Device, options: Any) -> None:
+    with pytest.raises(TypeError, match="options must be a sequence of str"):
+        await device.nvrtc.compile(PLAIN, "k", cpu=print, options=options)
+
+
 @pytest.mark.parametrize("options", NOT_WHOLE)
 @on_shared
 async def test_a_kernel_is_a_whole_program(device: Device, options: tuple[str, ...]) -> None:

@@ -78,6 +78,14 @@ async def test_recording_executes_nothing(device: Device) -> None:
     assert (await device.get(x)).tolist() == [3] * 4
 
 
+@on_shared
+async def test_only_buffers_are_inputs(device: Device) -> None:
+    x = await device.zeros(4, np.float32)
+    for wrong in (3, None, np.zeros(4), [x]):
+        with pytest.raises(TypeError, match="input 1 of record"):
+            device.record(x, wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("first", ["launched", "recorded", "in a batch"])
 @program
 async def test_a_kernel_in_a_recording_and_beside_it(first: str) -> None:

@@ -12,6 +12,7 @@ from ..._dtypes import DTYPES, NAMES
 from ...memory import GpuRef
 from .._arguments import require_dtype, require_rank, usable, writable
 from .._library import LaneSpec
+from .._options import LARGEST
 from .._perform import perform
 
 if TYPE_CHECKING:
@@ -90,17 +91,21 @@ def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
 
     Raises:
         TypeError: no number, or a complex one for a real dtype.
+        ValueError: an integer that is too large for a float.
     """
     if not isinstance(value, numbers.Number):
         hint = "; get it from the device first" if isinstance(value, GpuRef) else ""
         raise TypeError(f"{name} must be a number, not {type(value).__name__}{hint}")
     number: Any = value
-    if dtype.kind == "c":
-        parts = complex(number)
-        return parts.real, parts.imag
-    if isinstance(value, (complex, np.complexfloating)):
-        raise TypeError(f"{name} is {value!r}, a complex number, but the dtype is {dtype.name}")
-    return float(number)
+    try:
+        if dtype.kind == "c":
+            parts = complex(number)
+            return parts.real, parts.imag
+        if isinstance(value, (complex, np.complexfloating)):
+            raise TypeError(f"{name} is {value!r}, a complex number, but the dtype is {dtype.name}")
+        return float(number)
+    except OverflowError:
+        raise ValueError(f"{name} is an integer that is too large for a float") from None
 
 
 def require_kind(ref: GpuRef, dtypes: tuple[str, ...], routine: str) -> str:
@@ -146,7 +151,10 @@ def count_elements(ref: GpuRef, name: str, off: int, inc: int) -> int:
     """How many elements there are from ``off`` on, in steps of ``inc``."""
     require_rank(ref, 1, name)
     if not _is_integer(inc) or not inc:
-        raise ValueError(f"the increment of {name} must be an integer other than 0, not {inc!r}")
+        raise ValueError(
+            f"the increment of {name} must be an integer other than 0, from {-LARGEST} to "
+            f"{LARGEST}, not {inc!r}"
+        )
     size = ref.shape[0]
     if not _is_integer(off) or not 0 <= off <= size:
         raise ValueError(f"the offset of {name} is {off!r}, but {name} has {size} elements")
@@ -154,7 +162,12 @@ def count_elements(ref: GpuRef, name: str, off: int, inc: int) -> int:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer))
+    """Whether that is a whole number that messages carry; True and False are none."""
+    return (
+        isinstance(value, (int, np.integer))
+        and not isinstance(value, bool)
+        and abs(int(value)) <= LARGEST
+    )
 
 
 def given_count(n: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,7 +33,7 @@ from ._checks import (
 from ._messages import Gemm, GemmEx, GemmList, Scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import numpy as np
 
@@ -444,6 +445,12 @@ class Products(Routines):
         dtype: Any,
         compute_type: str | None,
     ) -> list[GpuRef]:
+        for called, given in (("a", a), ("b", b), ("out", out)):
+            if not isinstance(given, Sequence) and not (called == "out" and given is None):
+                raise TypeError(
+                    f"{called} must be a list of GpuRefs, one for each matrix, not "
+                    f"{type(given).__name__}; a batch in one buffer is for gemm"
+                )
         if not a or len(a) != len(b) or (out is not None and len(out) != len(a)):
             outs = "" if out is None else f" and {len(out)} outputs"
             raise ValueError(f"{name} of {len(a)} matrices a, {len(b)} matrices b{outs}")

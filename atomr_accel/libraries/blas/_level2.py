@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arguments import require_apart, require_dtype, require_rank, usable, writable
+from .._options import flag
 from .._perform import Prepared
 from ._checks import (
     FLOATS,
@@ -398,6 +399,7 @@ class Level2(Routines):
         incy: int,
     ) -> GpuRef:
         dtypes = SINGLE_OR_DOUBLE if routine == "symv" else SINGLE_OR_DOUBLE[2:]
+        below = flag(lower, "lower")
 
         def prepare(room: Room) -> Prepared:
             memory = self._device.memory
@@ -426,7 +428,7 @@ class Level2(Routines):
                 second.inc,
                 scalar(alpha, a.dtype, "alpha"),
                 scale,
-                lower=bool(lower),
+                lower=below,
             )
             reads = (block, first.block) if fresh else (block, first.block, second.block)
             return Prepared(message, reads, (second.block,), result)
@@ -501,6 +503,8 @@ class Level2(Routines):
         offx: int,
         incx: int,
     ) -> GpuRef:
+        below = flag(lower, "lower")
+
         def prepare(room: Room) -> Prepared:
             memory = self._device.memory
             block = usable(a, memory, "a")
@@ -535,7 +539,7 @@ class Level2(Routines):
                 one,
                 scalar(0.0, a.dtype, "beta"),
                 op,
-                bool(lower),
+                below,
                 _unit(diag),
             )
             return Prepared(message, (block, first.block), (second.block,), result)

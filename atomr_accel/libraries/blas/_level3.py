@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arguments import require_apart, require_dtype, require_rank, usable
+from .._options import flag
 from .._perform import Prepared
 from ._checks import (
     REAL_OF,
@@ -387,6 +388,7 @@ class Level3(Routines):
         lower: bool,
     ) -> GpuRef:
         dtypes = SINGLE_OR_DOUBLE if routine == "symm" else _COMPLEX
+        below = flag(lower, "lower")
 
         def prepare(room: Room) -> Prepared:
             memory = self._device.memory
@@ -411,7 +413,7 @@ class Level3(Routines):
                 scalar(alpha, a.dtype, "alpha"),
                 scale,
                 right,
-                bool(lower),
+                below,
             )
             reads = (block_a, block_b) if fresh else (block_a, block_b, block)
             return Prepared(message, reads, (block,), result)
@@ -432,6 +434,7 @@ class Level3(Routines):
     ) -> GpuRef:
         hermitian = routine.startswith("her")
         dtypes = _COMPLEX if hermitian else SINGLE_OR_DOUBLE
+        below = flag(lower, "lower")
 
         def prepare(room: Room) -> Prepared:
             memory = self._device.memory
@@ -466,7 +469,7 @@ class Level3(Routines):
                 block.address,
                 scalar(alpha, real if routine == "herk" else a.dtype, "alpha"),
                 scale,
-                lower=bool(lower),
+                lower=below,
                 trans_a=op,
                 clear=out is None,
             )
@@ -488,6 +491,8 @@ class Level3(Routines):
         trans_a: Trans,
         diag: int,
     ) -> GpuRef:
+        below = flag(lower, "lower")
+
         def prepare(room: Room) -> Prepared:
             memory = self._device.memory
             block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
@@ -511,7 +516,7 @@ class Level3(Routines):
                 scalar(alpha, a.dtype, "alpha"),
                 scalar(0.0, a.dtype, "beta"),
                 right,
-                bool(lower),
+                below,
                 bool(diag),
                 operation(trans_a, "trans_a"),
             )

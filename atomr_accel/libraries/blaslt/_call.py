@@ -9,6 +9,7 @@ from ..._dtypes import DTYPES, NAMES
 from .._arguments import alignment, require_apart, usable, writable
 from .._perform import Prepared
 from ..blas._checks import scalar
+from ._layout import Layout
 from ._messages import Matmul, Scalar
 from ._plan import FP8, Given, Plan, Question, make_plan
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ...memory import Block, GpuRef, MemoryMap
     from .._perform import Room
     from .._recent import Recent
-    from ._layout import Layout
 
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]
@@ -178,6 +178,10 @@ class Call:
         for name, ref in (*self._inputs(), ("out", self.out), ("aux", self.aux)):
             if ref is not None or name in ("a", "b"):
                 usable(ref, self.memory, name)  # type: ignore[arg-type]
+        layouts = (("a", self.layout_a), ("b", self.layout_b), ("out", self.layout_out))
+        for name, layout in layouts:
+            if layout is not None and not isinstance(layout, Layout):
+                raise TypeError(f"layout_{name} must be a Layout, not {type(layout).__name__}")
         question = Question(
             _given(self.a),
             _given(self.b),

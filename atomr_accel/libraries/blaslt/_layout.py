@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Literal, final
+
+from .._options import LARGEST, whole
 
 
 @final
@@ -25,7 +26,8 @@ class Layout:
 
     Raises:
         TypeError: sizes that are no whole numbers.
-        ValueError: sizes that are negative, or a leading dimension that is too small.
+        ValueError: sizes that are negative, or a leading dimension that is too small;
+            numbers of more than 63 bits.
     """
 
     rows: int
@@ -41,7 +43,7 @@ class Layout:
             value = getattr(self, name)
             # Layouts are keys, and 4.0 would be the same one as 4.
             if value is not None:
-                object.__setattr__(self, name, operator.index(value))
+                object.__setattr__(self, name, whole(value, name, most=LARGEST))
         if self.order not in ("row", "col"):
             raise ValueError(f"order must be 'row' or 'col', not {self.order!r}")
         sizes = (self.rows, self.columns, self.offset, self.batch or 0, self.batch_stride or 0)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
-
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
+from ...host import encode
 from .._broadcast import broadcast
 from ._layout import Layout
 from ._messages import EPILOGUES, Epilogue, Operand, Spec
@@ -279,7 +278,7 @@ def make_plan(question: Question) -> Plan:
     )
     return Plan(
         spec=spec,
-        encoded=msgspec.msgpack.encode(spec),
+        encoded=encode(spec, "blaslt.matmul"),
         epilogue=epilogue,
         shape=shape,
         dtype=DTYPES[dtype],

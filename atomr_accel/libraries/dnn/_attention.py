@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
+_MOST_INT32: Final = 2**31 - 1
 _LAYOUTS: Final = {"bshd": "batch, sequence, heads, size", "bhsd": "batch, heads, sequence, size"}
 
 
@@ -175,8 +176,8 @@ class FlashAttention(Facade):
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
             cu_seqlens_k: likewise for k; in pages, only the differences count. The very
                 same buffer as ``cu_seqlens_q`` tells that lengths are equal, which is faster.
-            max_seqlen_q: the most queries of a sequence.
-            max_seqlen_k: the most keys of a sequence.
+            max_seqlen_q: the most queries of a sequence, or any more up to 2**31 - 1.
+            max_seqlen_k: the most keys of a sequence, likewise.
             block_table: int32 (batch, columns): the pages of each sequence.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms that the backward pass needs.
@@ -565,13 +566,18 @@ class FlashAttention(Facade):
                     f"{name} must have shape (batch + 1,) with at least one sequence, as "
                     f"cu_seqlens_q, not {ref.shape}"
                 )
-        for name, most in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
-            whole(most, name, 1)
+        # No offset in int32 goes further, and no sequence is longer than all together, whatever
+        # the caller allows for.
+        most_q = whole(longest[0], "max_seqlen_q", 1, _MOST_INT32)
+        most_q = min(most_q, max(1, rounded_up(q.shape[0])))
+        most_k = whole(longest[1], "max_seqlen_k", 1, _MOST_INT32)
+        if block_table is None:
+            most_k = min(most_k, max(1, rounded_up(k.shape[0])))
         batch = cu_seqlens[0].shape[0] - 1
         heads, size = q.shape[1:]
         kv_heads, value_size = v.shape[-2:]
         _same_sizes(q, k, v, batch, batch)
-        queries, keys = (-(-int(most) // ROWS) * ROWS for most in longest)
+        queries, keys = (-(-most // ROWS) * ROWS for most in (most_q, most_k))
         question = Question(
             *(q.dtype.name, batch, heads, kv_heads, queries, keys, size, value_size),
             ragged_q=True,
@@ -581,13 +587,13 @@ class FlashAttention(Facade):
         )
         inputs = {"q": q, "k": k, "v": v}
         if block_table is not None:
-            question = self._paged(question, inputs, k, block_table, int(longest[1]))
+            question = self._paged(question, inputs, k, block_table, most_k)
         elif backward:
             totals = (rounded_up(q.shape[0]), rounded_up(k.shape[0]))
             question = question._replace(total_q=totals[0], total_k=totals[1])
         call = Call(question, inputs)
         call = scored(call, options, memory, batch=batch, backward=backward)
-        same = cu_seqlens[0] is cu_seqlens[1] and longest[0] == longest[1]
+        same = cu_seqlens[0] is cu_seqlens[1] and longest[0] == longest[1] and queries == keys
         call.question = mask_of(call.question, options, same=same, bounded=False)
         begin_q, begin_k = "cu_seqlens_q", "cu_seqlens_k"
         call.making["seq_len_q"] = Making(begin_q, batch, differences=True)

@@ -142,7 +142,7 @@ class Convolutions(Facade):
             bias: (K,).
             stride: steps between the images of neighbouring inputs.
             padding: what is cut off around the result; as for ``conv``, without ``"same"``.
-            output_padding: additional size of the result at its end.
+            output_padding: additional size of the result at its end, less than ``stride``.
             dilation: steps between the taps of a filter.
             groups: how many parts channels are split into.
             layout: as for ``conv``.
@@ -162,6 +162,11 @@ class Convolutions(Facade):
             window = _window(w, last, stride, padding, dilation)
             space = len(x.shape) - 2
             more = steps(output_padding, space, "output_padding", 0)
+            if any(extra >= step for extra, step in zip(more, window["stride"], strict=True)):
+                raise ValueError(
+                    f"output_padding must be less than stride, not {more} with stride "
+                    f"{window['stride']}: otherwise conv would not give the size of x back"
+                )
             sizes = tuple(
                 (size - 1) * step - before - after + apart * (taps - 1) + extra + 1
                 for size, step, before, after, apart, taps, extra in zip(

@@ -69,15 +69,20 @@ def _swish_slope(x: Array, swish_beta: float) -> Any:
     return s + gate * s * (1 - s)
 
 
+def _normal(x: Array) -> Any:
+    """The normal distribution function; 1 + erf would lose its digits below zero."""
+    return 0.5 * special.erfc(x / -math.sqrt(2))
+
+
 def _gelu(x: Array) -> Any:
     x = np.maximum(x, x.dtype.type(-_FURTHEST))
-    return 0.5 * x * (1 + special.erf(x / math.sqrt(2)))
+    return x * _normal(x)
 
 
 def _gelu_slope(x: Array) -> Any:
     x = _within(x, _FURTHEST)
     density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return 0.5 * (1 + special.erf(x / math.sqrt(2))) + x * density
+    return _normal(x) + x * density
 
 
 def _gelu_tanh(x: Array) -> Any:

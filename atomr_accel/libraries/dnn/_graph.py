@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import msgspec
 
 from ..._dtypes import as_dtype
+from ...host import encode as encode_part
 from ._element_types import require_known, require_stored, require_types
 
 if TYPE_CHECKING:
@@ -126,7 +127,11 @@ class Graph(msgspec.Struct, frozen=True, array_like=True):
         return tuple(id_ for id_ in sorted(self.used()) if self.tensors[id_].kind == kind)
 
 
-encode: Final = msgspec.msgpack.Encoder().encode
+def encode(graph: Graph) -> bytes:
+    """A graph as messages carry it; equal ones give the same bytes."""
+    return encode_part(graph, "dnn")
+
+
 decode: Final = msgspec.msgpack.Decoder(Graph).decode
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import DTYPES
+from .._options import LARGEST
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -130,6 +131,8 @@ def steps(value: Steps, space: int, name: str, least: int = 1) -> tuple[int, ...
         raise ValueError(
             f"{name} must be an integer or {space} of them, of at least {least}, not {value!r}"
         )
+    if max(numbers) > LARGEST:
+        raise ValueError(f"{name} must be at most {LARGEST}, not {value!r}")
     return numbers
 
 

@@ -102,6 +102,8 @@ _ROOT: Final = "(A)0.70710678118654752440"
 _DENSITY: Final = "(A)0.39894228040143267794"
 _SIGMOID: Final = "((A)1 / ((A)1 + exp(-(%s))))"
 _NEAR: Final = "within<A>(a, (A)64)"  # beyond, GELU is 0 or a in every type
+# The normal distribution function; 1 + erf would lose its digits below zero.
+_NORMAL: Final = f"(A)0.5 * erfc(-{_NEAR} * {_ROOT})"
 _TANH: Final = f"tanh({_SLOPE} * ({_NEAR} + {_CUBIC} * {_NEAR} * {_NEAR} * {_NEAR}))"
 _STEEP: Final = f"{_SLOPE} * ((A)1 + (A)3 * {_CUBIC} * {_NEAR} * {_NEAR})"
 _GATE: Final = "within<A>({beta} * a, (A)2048)"  # beyond, the sigmoid is 0 or 1 in every type
@@ -126,15 +128,14 @@ EXPRESSIONS: Final[dict[str, str]] = {
     "erf": "erf(a)",
     "exp": "exp(a)",
     "floor": "floor(a)",
-    "gelu": f"(A)0.5 * at_least<A>(a, (A)-64) * ((A)1 + erf({_NEAR} * {_ROOT}))",
+    "gelu": f"at_least<A>(a, (A)-64) * {_NORMAL}",
     "gelu_approx_tanh": f"(A)0.5 * at_least<A>(a, (A)-64) * ((A)1 + {_TANH})",
     "gelu_approx_tanh_backward": (
         f"loss * ((A)0.5 * ((A)1 + {_TANH}) + "
         f"(A)0.5 * {_NEAR} * ((A)1 - {_TANH} * {_TANH}) * {_STEEP})"
     ),
     "gelu_backward": (
-        f"loss * ((A)0.5 * ((A)1 + erf({_NEAR} * {_ROOT})) + "
-        f"{_NEAR} * {_DENSITY} * exp((A)-0.5 * {_NEAR} * {_NEAR}))"
+        f"loss * ({_NORMAL} + {_NEAR} * {_DENSITY} * exp((A)-0.5 * {_NEAR} * {_NEAR}))"
     ),
     "identity": "a",
     "log": "log(a)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._dtypes import DTYPES
 from ...memory import GpuRef
@@ -154,8 +154,8 @@ class Activations(Facade):
                 norms are 0, means NaN.
             mode: ``"absmax"`` is the largest magnitude; ``"norm1"`` the sum of magnitudes;
                 ``"norm2"`` the root of the sum of squares.
-            axis: over which; None for all. On CUDA they must be neighbours, or all but one
-                run of neighbours.
+            axis: over which; None for all, ``()`` for none: every element by itself. On
+                CUDA they must be neighbours, or all but one run of neighbours.
             keepdims: leave them in the result, with size 1.
             out: where the result goes.
 
@@ -191,6 +191,13 @@ class Activations(Facade):
             wide = "float64" if x.dtype.name == "float64" else "float32"
             before, op, after = _REDUCTIONS[mode]
             builder = Builder()
+            if not axes:
+                # Every element by itself, of any shape: only how many there are counts.
+                source = builder.tensor((x.size,), x.dtype)
+                symbol = builder.node(_OF_ONE.get(mode, "identity"), input=source)["y"]
+                builder.output(symbol, wide)
+                outputs = (Output(symbol.id, x.shape),)
+                return Form(Program(builder.finish()), ((source.id, "x"),), outputs)
             source = symbol = builder.tensor(x.shape, x.dtype)
             if before == "square":
                 symbol = builder.node("mul", a=symbol, b=symbol)["y"]
@@ -256,6 +263,9 @@ _REDUCTIONS: dict[str, tuple[str, str, str]] = {
 }
 """What is done before a reduction, the reduction, and what is done to its result."""
 
+_OF_ONE: Final = {"absmax": "abs", "norm1": "abs", "norm2": "abs"}
+"""What a reduction makes of an element alone, where that is not the element."""
+
 
 def _is_empty(x: object) -> bool:
     return isinstance(x, GpuRef) and 0 in x.shape
@@ -283,6 +293,6 @@ def _axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
         whole(each, "axis") for each in (axis if isinstance(axis, (tuple, list)) else (axis,))
     )
     axes = tuple(sorted(each + ndim if each < 0 else each for each in given))
-    if not axes or len(set(axes)) < len(axes) or axes[0] < 0 or axes[-1] >= ndim:
+    if len(set(axes)) < len(axes) or any(not 0 <= each < ndim for each in axes):
         raise ValueError(f"axis {axis} does not fit {ndim} dimensions")
     return axes

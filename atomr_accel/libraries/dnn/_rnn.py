@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from ..._dtypes import DTYPES, as_dtype
 from ..._errors import Unsupported
 from .._arguments import require_int32, usable
-from .._options import flag, real, whole
+from .._options import LARGEST, flag, real, whole
 from .._perform import Prepared, perform
 from ._routine_messages import (
     RnnBackward,
@@ -32,7 +32,6 @@ _LAYOUTS: Final = ("time", "batch", "packed")
 _DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 _UINT8: Final = DTYPES["uint8"]
 _MOST_SIZES: Final = 1024
-_MOST_INT64: Final = 2**63 - 1
 _Sizes = tuple[int, int, int, int]
 _Known = dict[tuple[RnnSpec, RnnData | None, bool], _Sizes]
 
@@ -215,7 +214,7 @@ class Rnn:
         """
         usable(x, self._device.memory, "x")
         flag(training, "training")
-        number = whole(seed, "seed", 0, _MOST_INT64)
+        number = whole(seed, "seed", 0, LARGEST)
         data = self._data(x, lengths, layout)
         sizes = await self._ask(data, training=training)
         spec, dtype = self.spec, self._dtype

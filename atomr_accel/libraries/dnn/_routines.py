@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from .._arguments import require_apart, require_int32, usable, writable
-from .._options import flag, real, whole
+from .._options import LARGEST, flag, real, whole
 from .._perform import Prepared, perform
 from ._graph import Tensor, strides_of
 from ._layout import Steps, is_last, logical, physical, steps
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .._perform import Room
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
-_MOST_INT64: Final = 2**63 - 1
 _RANKS: Final = range(3, 6)
 _MOST_LRN: Final = 16
 _LEAST_BETA: Final = 0.01
@@ -378,7 +377,7 @@ class Routines(Facade):
         """
         usable(x, self._device.memory, "x")
         share = real(p, "p", least=0, below=1)
-        which, begin = whole(seed, "seed", 0, _MOST_INT64), whole(offset, "offset", 0, _MOST_INT64)
+        which, begin = whole(seed, "seed", 0, LARGEST), whole(offset, "offset", 0, LARGEST)
 
         def message(inputs: list[Any], output: Any) -> Dropout:
             return Dropout(share, which, begin, x.dtype.name, x.size, inputs[0], output)

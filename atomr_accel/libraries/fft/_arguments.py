@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
+from .._options import LARGEST, whole
 from ._messages import Spec, encode
 from ._plan import HALF, plan, result_shape, result_type
 
@@ -190,14 +189,51 @@ def one_axis(
 
     Raises:
         AxisError: the array has no such axis.
-        TypeError: ``n`` is no integer.
     """
-    axis = normalize_axis_index(operator.index(axis), len(shape))
+    axis = axis_of(axis, len(shape))
     if n is None:
         n = shape[axis]
         if FAMILIES[family].kind == "c2r":
             n = 2 * (n - 1)
-    return (axis,), (operator.index(n),)
+    return (axis,), (n,)
+
+
+def axis_of(axis: int, ndim: int) -> int:
+    """Which axis that is of so many.
+
+    Raises:
+        AxisError: there is no such axis.
+    """
+    if not -ndim <= axis < ndim:
+        raise np.exceptions.AxisError(axis, ndim)
+    return axis % ndim
+
+
+def size_of(n: Any, name: str) -> int:
+    """How many points somebody asks for.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: no axis is that long.
+    """
+    return whole(n, name, most=LARGEST)
+
+
+def several_of(values: Any, name: str) -> tuple[int, ...]:
+    """Whole numbers, of which there is one for each of several axes.
+
+    Raises:
+        TypeError: they are none.
+        ValueError: no axis is that long.
+    """
+    try:
+        each = tuple(values)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a sequence of whole numbers, not {values!r} of type "
+            f"{type(values).__name__}"
+        ) from None
+    return tuple(size_of(value, name) for value in each)
 
 
 def several_axes(
@@ -210,12 +246,11 @@ def several_axes(
 
     Raises:
         AxisError: the array has no such axis.
-        TypeError: a size that is no integer.
         ValueError: ``s`` and ``axes`` of different lengths, or no axes at all.
     """
     if axes is None:
         axes = range(len(shape)) if s is None else range(-len(s), 0)
-    normal = tuple(normalize_axis_index(operator.index(axis), len(shape)) for axis in axes)
+    normal = tuple(axis_of(axis, len(shape)) for axis in axes)
     if not normal:
         raise ValueError(f"at least one axis must be transformed, but axes is {tuple(axes)}")
     if s is None:
@@ -227,8 +262,8 @@ def several_axes(
         raise ValueError(
             f"Shape and axes have different lengths: s is {tuple(s)}, axes is {tuple(axes)}"
         )
-    whole = zip(map(operator.index, s), normal, strict=True)
-    return normal, tuple(shape[axis] if size == -1 else size for size, axis in whole)
+    points = zip(s, normal, strict=True)
+    return normal, tuple(shape[axis] if size == -1 else size for size, axis in points)
 
 
 def stages(

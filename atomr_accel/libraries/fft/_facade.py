@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, final
-
-from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from .._arguments import overlap, require_shape, same_place, usable, writable
-from .._options import flag, real
+from .._options import flag, real, whole
 from .._perform import Prepared, Room, perform
 from .._recent import Recent
-from ._arguments import FAMILIES, Call, norm_of, one_axis, resolve, several_axes, stages
+from ._arguments import (
+    FAMILIES,
+    Call,
+    axis_of,
+    norm_of,
+    one_axis,
+    resolve,
+    several_axes,
+    several_of,
+    size_of,
+    stages,
+)
 from ._cache import LANE, FftStatistics, PlanCache
 from ._messages import Frequencies, Roll, Transform
 from ._plan import HALF, MOST_DIMS
@@ -410,9 +419,7 @@ class Fft:
 
     @plan_limit.setter
     def plan_limit(self, limit: int) -> None:
-        if operator.index(limit) < 1:
-            raise ValueError(f"plan_limit must be at least 1, not {limit}")
-        self._plans.limit = limit
+        self._plans.limit = whole(limit, "plan_limit", 1)
 
     def clear(self) -> None:
         """Drop all plans and give the work area back, after the transforms in flight."""
@@ -439,7 +446,7 @@ class Fft:
         if out is not None:
             usable(out, self._device.memory, "out")
         aligned = _aligned(a), out is None or _aligned(out)
-        n, axis = None if n is None else operator.index(n), operator.index(axis)
+        n, axis = None if n is None else size_of(n, "n"), whole(axis, "axis")
         key = (name, a.shape, a.dtype, n, axis, norm_of(norm), flag(half, "half"), aligned)
         call = self._calls.get(key)
         if call is None:
@@ -464,8 +471,8 @@ class Fft:
         half: bool,
     ) -> GpuRef:
         usable(a, self._device.memory, "a")
-        s = None if s is None else tuple(map(operator.index, s))
-        axes = None if axes is None else tuple(map(operator.index, axes))
+        s = None if s is None else several_of(s, "s")
+        axes = None if axes is None else several_of(axes, "axes")
         if out is not None:
             usable(out, self._device.memory, "out")
         aligned = _aligned(a), out is None or _aligned(out)
@@ -562,7 +569,7 @@ class Fft:
             )
 
     async def _frequencies(self, name: str, n: int, d: float, *, half: bool) -> GpuRef:
-        n = operator.index(n)
+        n = size_of(n, "n")
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
         d = real(d, "d", finite=False)
@@ -582,10 +589,11 @@ class Fft:
         self, name: str, x: GpuRef, axes: int | Sequence[int] | None, *, inverse: bool
     ) -> GpuRef:
         usable(x, self._device.memory, "x")
-        every = range(x.ndim) if axes is None else axes
-        chosen = normalize_axis_tuple(every, x.ndim, allow_duplicate=True)
+        if axes is None:
+            axes = range(x.ndim)
+        chosen = several_of(axes, "axes") if isinstance(axes, Iterable) else (whole(axes, "axes"),)
         shifts = [0] * x.ndim
-        for axis in chosen:
+        for axis in (axis_of(each, x.ndim) for each in chosen):
             half = x.shape[axis] // 2
             shifts[axis] += half if inverse else -half
         shape, turns = _merged(x.shape, shifts)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from ...host import Message
+from ...host import encode as encode_part
 
 
 class Spec(Message, frozen=True):
@@ -50,7 +51,7 @@ class Spec(Message, frozen=True):
 
 def encode(spec: Spec) -> bytes:
     """A spec as messages carry it; equal ones give the same bytes."""
-    return msgspec.msgpack.encode(spec)
+    return encode_part(spec, "fft")
 
 
 @lru_cache

@@ -118,7 +118,7 @@ class Nvrtc:
         """
         if not all(isinstance(text, str) for text in (source, name)):
             raise TypeError("compile(source, name) takes the source and the name as str")
-        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+        if not _are_texts(options):
             raise TypeError(f"options must be a sequence of str, not {options!r}")
         for text in (source, name, *options):
             text.encode()  # a surrogate would only be noticed when the message is sent
@@ -299,6 +299,15 @@ class Kernel:
                 value = parameter.scalar(arg, position)
                 arguments.append(Scalar(value.tobytes(), value.dtype.name))
         return tuple(arguments), tuple(reads), tuple(writes)
+
+
+def _are_texts(values: object) -> bool:
+    """Whether those are several texts, and not one."""
+    return (
+        isinstance(values, Sequence)
+        and not isinstance(values, str)
+        and all(isinstance(value, str) for value in values)
+    )
 
 
 def _dimensions(value: Dim, name: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
