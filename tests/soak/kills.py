@@ -157,10 +157,17 @@ def add(path: str, number: int, x: Any) -> float:
 
 @dataclass(frozen=True)
 class Most:
-    """When it is enough: after so many kills, or so long."""
+    """When it is enough: after so many kills, or so long.
+
+    Attributes:
+        kills: so many.
+        until: by ``time.monotonic``.
+        turns: of the loop between two kills.
+    """
 
     kills: int
     until: float
+    turns: int
 
     def reached(self, kills: int) -> bool:
         """Whether it is."""
@@ -214,12 +221,13 @@ class Load:
                     report.failed_by_fault += 1
                     report.answered += 1
                     return
-                except trio.Cancelled:
-                    # A device that is lost takes its block along; or it was never answered.
-                    report.answered += not patience.cancel_called
-                    raise
                 except Exception as error:  # noqa: BLE001 (that is what is counted)
                     report.wrong.append(f"{kind.__name__} of task {number}: {error!r}")
+                except BaseException:
+                    # Cancelled, perhaps in a group: a device that is lost takes its block along.
+                    # Or it was never answered.
+                    report.answered += not patience.cancel_called
+                    raise
             if patience.cancelled_caught:
                 report.lost += 1
             else:
@@ -311,7 +319,7 @@ async def soak_processes(
             for number in range(tasks):
                 nursery.start_soon(load.task, number)
             while not most.reached(report.kills):
-                await turns.wait(chance.randrange(1, 200))
+                await turns.wait(chance.randrange(most.turns) + 1)
                 alive = children()
                 if alive and chance.random() < 0.9:
                     # Nothing is awaited in between, so it is ours still, though it may be dying.
@@ -358,7 +366,7 @@ async def soak_threads(
                 async with trio.open_nursery() as nursery:
                     for number in range(tasks):
                         nursery.start_soon(load.task, number)
-                    await turns.wait(chance.randrange(1, 40))
+                    await turns.wait(chance.randrange(most.turns) // 5 + 1)
                     with suppress(ContextPoisoned, DeviceLost):
                         await poison(device)
                     load.stopped = True
@@ -376,6 +384,7 @@ async def soak(
     backend: str = "cpu",
     isolation: Isolation = "process",
     seconds: float = math.inf,
+    turns: int = 200,
 ) -> Report:
     """Do all of it once, and see what is left afterwards."""
     report = Report()
@@ -383,10 +392,10 @@ async def soak(
     before = held()
     with tempfile.TemporaryDirectory() as folder:
         body = soak_processes if isolation == "process" else soak_threads
-        with Turns() as turns:
-            most = Most(kills, begun + seconds)
-            await body(report, turns, most, tasks, seed, backend, str(Path(folder) / "marks"))
-        report.longest = turns.longest
+        with Turns() as watch:
+            most = Most(kills, begun + seconds, turns)
+            await body(report, watch, most, tasks, seed, backend, str(Path(folder) / "marks"))
+        report.longest = watch.longest
     gc.collect()
     after = held()
     report.left += [
@@ -406,6 +415,7 @@ def main() -> None:
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--isolation", choices=["process", "thread"], default="process")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
+    parser.add_argument("--turns", type=int, default=200, help="of the loop, between kills")
     words = parser.parse_args()
     logging.disable(logging.CRITICAL)  # a line for each restart
     report = trio.run(
@@ -417,6 +427,7 @@ def main() -> None:
             backend=words.backend,
             isolation=words.isolation,
             seconds=words.seconds,
+            turns=words.turns,
         )
     )
     print(report)
