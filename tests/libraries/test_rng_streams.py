@@ -211,6 +211,7 @@ class Vendor:
 
 @pytest.fixture(scope="module")
 def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    pytest.importorskip("cuda.bindings.driver")
     from atomr_accel.libraries.rng._source import KERNELS
 
     from .test_rng_kernels import INTRINSICS, instances
