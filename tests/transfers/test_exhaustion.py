@@ -168,7 +168,9 @@ async def until_it_works(
         del refusal
         await tidied(device)
         if [open_files(pid) for pid in pids(device)] != before:
-            await tidied(device)  # what the first round has let go of had to be told to the host
+            # Seen once, with all cores busy: two of an export were left for a second round. Why
+            # is not known; what is left after that is a leak.
+            await tidied(device)
         assert [open_files(pid) for pid in pids(device)] == before, free
         assert device.statistics().memory.used == 0
         assert device.pinned.statistics().used == 0
