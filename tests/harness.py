@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import mmap
 import os
 import queue
 import resource
@@ -296,52 +297,69 @@ class _Stepped(Generic[T]):
 class Gate:
     """A kernel that occupies its lane, and the buffer it writes, until it is let through.
 
-    On the CPU its twin waits for a byte. On CUDA the kernel spins for some time, in which a
-    program can do a lot.
+    On the CPU its twin waits for a byte. On CUDA each launch has a ticket, and spins until the
+    number in a page that program and device share is larger; after some seconds it gives up.
 
     Attributes:
         path: where the twin waits.
     """
 
     _SOURCE: Final = """
-        extern "C" __global__ void hold(float* cells, long long cycles, int fault) {
+        extern "C" __global__ void hold(
+            float* cells, unsigned long long page, long long ticket, int fault
+        ) {
             long long begin = clock64();
-            while (clock64() - begin < cycles) { }
+            volatile long long* let_through = (volatile long long*)page;
+            if (ticket)
+                while (*let_through < ticket && clock64() - begin < 40000000000) { }
             cells[0] += 1;
-            if (fault) *(volatile int*)(size_t)(16 + cycles % 2) = 1;
+            if (fault) *(volatile int*)(size_t)(16 + ticket % 2) = 1;
         }
     """
-    _CYCLES: Final = 2_000_000_000
-    """In a second, roughly."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "gate"
         os.mkfifo(self.path)
         # For both directions, so that neither this nor the twin waits for the other to open.
         self._fd = os.open(self.path, os.O_RDWR)
+        self._tickets = self._opened = 0
+        page = directory / "gate-page"
+        page.write_bytes(bytes(mmap.PAGESIZE))
+        with page.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        self._register = _register(str(page), mmap.PAGESIZE)
 
-    async def kernel(
-        self, device: Device, *, seconds: float = 0.2
-    ) -> Callable[..., Awaitable[None]]:
+    async def kernel(self, device: Device) -> Callable[..., Awaitable[None]]:
         """The kernel as a function of a float32 buffer, and whether to end in a fault.
 
         It is loaded, so calling it submits an op at once.
-
-        Args:
-            device: where.
-            seconds: how long it spins on CUDA.
         """
         kernel = await device.nvrtc.compile(self._SOURCE, "hold", cpu=_hold(str(self.path)))
+        page, generation = await self._show(device), device.generation
 
         async def launch(cells: Any, *, fault: bool = False) -> None:
-            await kernel.launch(1, 1, cells, int(seconds * self._CYCLES), int(fault))
+            nonlocal page, generation
+            if generation != device.generation:
+                page, generation = await self._show(device), device.generation
+            self._tickets += 1
+            await kernel.launch(1, 1, cells, page, self._tickets, int(fault))
 
-        await kernel.launch(1, 1, await device.zeros(1, np.float32), 0, 0)
+        await kernel.launch(1, 1, await device.zeros(1, np.float32), page, 0, 0)
         return launch
+
+    async def _show(self, device: Device) -> int:
+        """Have the device see the page; where it is there."""
+        if not ON_CUDA:
+            return 0
+        pointer: int = await device.run(self._register, lane="gate")
+        await device.close_lane("gate")
+        return pointer
 
     def open(self, times: int = 1) -> None:
         """Let kernels through."""
         os.write(self._fd, b"." * times)
+        self._opened += times
+        self._page[:8] = self._opened.to_bytes(8, "little")
 
     def close(self) -> None:
         """Let whoever still waits through, for good."""
@@ -349,10 +367,34 @@ class Gate:
         os.close(self._fd)
 
 
-def _hold(path: str) -> Callable[[Any, object, int], None]:
+def _register(path: str, size: int) -> Callable[[], int]:
     # A function made here travels to the host by value: the host need not find this module.
-    def hold(cells: Any, cycles: object, fault: int) -> None:
-        if cycles:
+    def register() -> int:
+        import ctypes
+        import os
+
+        from cuda.bindings import driver
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        fd = os.open(path, os.O_RDWR)
+        try:  # it stays mapped for as long as the host lives, since a kernel may look at it
+            address = libc.mmap(None, size, 3, 1, fd, 0)
+        finally:
+            os.close(fd)
+        (status,) = driver.cuMemHostRegister(address, size, driver.CU_MEMHOSTREGISTER_DEVICEMAP)
+        assert status == 0, status
+        status, pointer = driver.cuMemHostGetDevicePointer(address, 0)
+        assert status == 0, status
+        return int(pointer)
+
+    return register
+
+
+def _hold(path: str) -> Callable[[Any, object, int, int], None]:
+    def hold(cells: Any, page: object, ticket: int, fault: int) -> None:
+        if ticket:
             fd = os.open(path, os.O_RDONLY)
             try:
                 os.read(fd, 1)

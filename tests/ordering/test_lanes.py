@@ -51,7 +51,7 @@ def lane(device: Device, name: str) -> LaneStatistics:
 async def test_a_host_has_so_many_ops_at_a_time_and_the_rest_can_be_withdrawn(
     device: Device, gate: Gate
 ) -> None:
-    hold, kernel = await gate.kernel(device, seconds=1.0), await adder(device)
+    hold, kernel = await gate.kernel(device), await adder(device)
     x, cells = await device.zeros(4, np.float32), await device.zeros(1, np.float32)
     await kernel.launch(1, 4, x, 0.0)
     gate.open()
