@@ -26,6 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     {"_errors", "_dtypes"},
+    {"wire"},
     {"actors"},
     {"host"},
     {"memory"},
@@ -217,7 +218,7 @@ def test_importing_loads_no_vendor_library() -> None:
 def test_a_host_starts_without_trio() -> None:
     """Every rebuild waits for a host to start, and trio is a good part of the program's imports."""
     program = (
-        "import sys, atomr_accel.host._host, atomr_accel.libraries.blas._cpu;"
+        "import sys, atomr_accel.host._host, atomr_accel.libraries.blas.host._cpu;"
         "print('trio' in sys.modules)"
     )
     assert run(program) == "False\n"

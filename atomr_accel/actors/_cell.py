@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ._actor import Actor, Terminated
-from ._errors import (
-    ActorRestarted,
-    ActorStopped,
-    NameTaken,
-    SupervisorStopped,
-    UnhandledMessage,
-)
+from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
 from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics
 from ._messages import Message
 from ._ref import ActorRef

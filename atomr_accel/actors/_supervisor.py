@@ -13,13 +13,7 @@ from typing import Any, ClassVar, Protocol, final
 import trio
 
 from ._deciders import Decider, Directive, judge, leaves, restart_always
-from ._errors import (
-    ActorStopped,
-    ChildExited,
-    ChildStopped,
-    NoSuchChild,
-    SupervisionFailed,
-)
+from ._errors import ActorStopped, ChildExited, ChildStopped, NoSuchChild, SupervisionFailed
 from ._supervision import (
     Action,
     AutoShutdown,

@@ -1,5 +1,1 @@
-"""Backends: one folder each, behind one protocol (``lanes.HostContext``)."""
-
-from ._registry import Backend, BackendName, find_backend
-
-__all__ = ["Backend", "BackendName", "find_backend"]
+"""Backends: one folder each, behind one protocol (``host._protocol.HostContext``)."""

@@ -44,14 +44,14 @@ class Backend:
 _BUILT_IN: Final = {
     "cpu": Backend(
         name="cpu",
-        context="atomr_accel.backends.cpu._context:CpuContext",
-        memory="atomr_accel.backends.cpu._memory:CpuMemory",
+        context="atomr_accel.backends.cpu.host._context:CpuContext",
+        memory="atomr_accel.backends.cpu.host._memory:CpuMemory",
         why_absent=cpu.why_absent,
     ),
     "cuda": Backend(
         name="cuda",
-        context="atomr_accel.backends.cuda._context:CudaContext",
-        memory="atomr_accel.backends.cuda._memory:CudaMemory",
+        context="atomr_accel.backends.cuda.host._context:CudaContext",
+        memory="atomr_accel.backends.cuda.host._memory:CudaMemory",
         why_absent=cuda.why_absent,
         slow_start=True,
     ),

@@ -1,8 +1,8 @@
 """Devices: supervised contexts behind one stable address."""
 
-from ._asyncio import FromAsyncio, from_asyncio
-from ._between import SharedBuffer
 from ._device import Device, DeviceStatistics, open_device
+from .interop._sharing import SharedBuffer
+from .portal._calls import FromAsyncio, from_asyncio
 
 __all__ = [
     "Device",

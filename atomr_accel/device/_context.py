@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, final
 import trio
 
 from .._errors import AccelError, ContextPoisoned, DeviceLost, DeviceUnavailable, KernelHung
-from ..host import MapSlab, Open, Opened, OpenLane, Preload, Probe, StickyFault
 from ..lanes import HostDied, HostHandle, Port, describe_exit, start_host, uninterrupted
-from ..libraries import LaneSpec
+from ..libraries._library import LaneSpec
+from ..wire import MapSlab, Open, Opened, OpenLane, Preload, Probe, StickyFault
 from ._core import Startup, taken_down
 
 if TYPE_CHECKING:
-    from ..host import DeviceInfo, Fault
     from ..lanes import Op
+    from ..wire import DeviceInfo, Fault
     from ._core import DeviceCore
 
 MEMORY_LANE: Final = "memory"

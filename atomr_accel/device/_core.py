@@ -23,26 +23,26 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
-from ..host import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs, arrived
 from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
 from ..memory import SLICE, GpuRef, Kept, MemoryMap, Release, Slab, as_shape, least_slab
-from ._bulk import COPIERS
+from ..wire import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs, arrived
+from .data._bulk import COPIERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
 
-    from ..backends import Backend
-    from ..host import DeviceInfo, Message
+    from ..backends._registry import Backend
     from ..lanes import HostHandle, Isolation
-    from ..libraries import LaneSpec
+    from ..libraries._library import LaneSpec
     from ..memory import Block, Epoch
+    from ..wire import DeviceInfo, Message
     from ._context import Context
-    from ._exports import Exports
-    from ._pinned import Pinned
     from ._standby import Standby
-    from ._transfer import Transfer
+    from .data._pinned import Pinned
+    from .data._transfer import Transfer
+    from .interop._exports import Exports
 
 Shape = int | tuple[int, ...]
 

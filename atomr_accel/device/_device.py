@@ -13,33 +13,33 @@ import trio
 
 from .._errors import CpuFallbackWarning, DeviceUnavailable
 from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
-from ..backends import find_backend
+from ..backends._registry import find_backend
 from ..lanes import uninterrupted
-from ..libraries import CALLED, Libraries
+from ..libraries._table import CALLED, Libraries
 from ..memory import GpuRef, MemoryScope, refuse
-from ._batch import Batch
 from ._context import Context
 from ._core import DeviceCore, Startup, is_passing
-from ._data import Data
 from ._event import Event
-from ._exports import Exports
-from ._pinned import Pinned
-from ._record import Program
 from ._retry import T, Ts, retry
 from ._run import Functions
 from ._settings import Completion, StreamStrategy, check_settings, stream_plan
 from ._standby import Standby
-from ._transfer import TransferStatistics
+from .batches._batch import Batch
+from .batches._record import Program
+from .data._methods import Data
+from .data._pinned import Pinned
+from .data._transfer import TransferStatistics
+from .interop._exports import Exports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from ..actors import SupervisorStatistics
-    from ..backends import Backend, BackendName
-    from ..host import DeviceInfo
+    from ..backends._registry import Backend, BackendName
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import MemoryStatistics
+    from ..wire import DeviceInfo
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
 

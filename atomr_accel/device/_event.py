@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from ..host import Elapsed, ForgetEvent, RecordEvent
 from ..lanes import uninterrupted
+from ..wire import Elapsed, ForgetEvent, RecordEvent
 from ._context import MEMORY_LANE
 
 if TYPE_CHECKING:

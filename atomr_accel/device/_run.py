@@ -16,9 +16,9 @@ import trio
 
 from .._dtypes import DTYPES
 from .._errors import GpuRefStale, said_of
-from ..host import CloseLane
-from ..libraries import LaneSpec, usable
-from ..libraries.run import (
+from ..libraries._arguments import usable
+from ..libraries._library import LaneSpec
+from ..libraries.run.wire._messages import (
     Buffer,
     Call,
     Fetch,
@@ -27,25 +27,23 @@ from ..libraries.run import (
     Keep,
     Left,
     Supply,
-    TakesLong,
-    TooMuch,
-    dumps,
-    loads,
 )
+from ..libraries.run.wire._pickling import TakesLong, TooMuch, dumps, loads
 from ..memory import Block, GpuRef
-from ._bulk import Bulk
+from ..wire import CloseLane
+from .data._bulk import Bulk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..lanes import Op, Piece, Port
-    from ..libraries.run import Bytes
+    from ..libraries.run.wire._pickling import Bytes
     from ..memory import Epoch
     from ._core import DeviceCore
 
 _EXECUTORS: Final = {
-    "cpu": "atomr_accel.libraries.run._cpu:CpuRunner",
-    "cuda": "atomr_accel.libraries.run._cuda:CudaRunner",
+    "cpu": "atomr_accel.libraries.run.host._cpu:CpuRunner",
+    "cuda": "atomr_accel.libraries.run.host._cuda:CudaRunner",
 }
 
 MOST: Final = 64 << 20

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, SupportsFloat, SupportsIndex, get_args
 
 from .._errors import said_of
 from ..actors import Backoff
-from ..host import StreamPlan
-from ..libraries import LANES
+from ..libraries._table import LANES
+from ..wire import StreamPlan
 from ._context import MEMORY_LANE
 
 StreamStrategy = Literal["per_actor", "pooled", "single"]

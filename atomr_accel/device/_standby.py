@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from ..actors import Backoff
-from ..host import Preload
 from ..lanes import HostDied, HostHandle, start_host, uninterrupted
+from ..wire import Preload
 
 if TYPE_CHECKING:
     from ._core import DeviceCore

@@ -14,19 +14,15 @@ import signal
 import socket
 import sys
 import threading
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, final
 
 import msgspec
 
-from ._channel import ProtocolError, close_all, receive, send
-from ._load import load
-from ._protocol import StickyFault
-from ._wire import (
-    BRING_DESCRIPTOR,
+from ..wire import (
     ControlRequest,
     CreateManaged,
     CreateSlab,
-    Done,
     Fault,
     MapPinned,
     MapPointer,
@@ -35,11 +31,13 @@ from ._wire import (
     Opened,
     OpenLane,
     Preload,
+    StickyFault,
     StreamPlan,
     UnmapSlabs,
     encoder,
-    pack_exception,
 )
+from ..wire._channel import ProtocolError, close_all, receive, send
+from ..wire._messages import BRING_DESCRIPTOR, Done, pack_exception
 from ._worker import Lane, Way
 
 if TYPE_CHECKING:
@@ -134,12 +132,12 @@ class Host:
         match request:
             case Open():
                 self._plan = request.plan
-                self._context = load(request.backend)(request.index, request.plan)
+                self._context = resolve_name(request.backend)(request.index, request.plan)
                 self._context.map_pinned(0, brought[0], request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
-                    preload = getattr(load(reference), "preload", None)
+                    preload = getattr(resolve_name(reference), "preload", None)
                     if preload is not None:
                         preload()
             case OpenLane():
@@ -172,7 +170,7 @@ class Host:
 
         def new_way() -> Way:
             stream = self._context.open_lane(request.name)
-            executor = load(request.executor)(self._context, stream)
+            executor = resolve_name(request.executor)(self._context, stream)
             return Way(self._context, stream, executor, fuse=not self._plan.deterministic)
 
         def run() -> None:

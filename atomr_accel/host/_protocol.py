@@ -11,21 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from ._wire import DeviceInfo
-
-
-class StickyFault(Exception):
-    """The context is beyond repair: every further call would report this again.
-
-    Attributes:
-        status: the driver's status code.
-        status_name: its name.
-    """
-
-    def __init__(self, message: str, *, status: int, status_name: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.status_name = status_name
+    from ..wire import DeviceInfo
 
 
 class Stream(Protocol):

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
-from ._protocol import StickyFault
-from ._wire import (
+from ..wire import (
     CloseLane,
     Elapsed,
     Failure,
@@ -35,12 +34,12 @@ from ._wire import (
     Message,
     ProtocolViolation,
     RecordEvent,
+    StickyFault,
     Value,
-    Withdrawn,
     append_frame,
     encoder,
-    pack_exception,
 )
+from ..wire._messages import Withdrawn, pack_exception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 import trio
 
-from ..host import OFFSET_MASK, SLAB_SHIFT, map_file, numpy_at, shared_fd
 from ..memory import Allocator, round_size
+from ..wire import OFFSET_MASK, SLAB_SHIFT, map_file, numpy_at, shared_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import trio
 
-from ..host import (
+from ..wire import (
     WITHDRAWN,
     Bunch,
     Failure,

@@ -17,7 +17,8 @@ import msgspec
 import trio
 
 from .._errors import AccelError
-from ..host import (
+from ..host._host import Host
+from ..wire import (
     FETCH_DESCRIPTOR,
     ControlReply,
     ControlRequest,
@@ -28,8 +29,7 @@ from ..host import (
     encoder,
     unpack_exception,
 )
-from ..host._channel import Incoming, Outgoing, ProtocolError, close_all
-from ..host._host import Host
+from ..wire._channel import Incoming, Outgoing, ProtocolError, close_all
 from ._spawner import spawner
 
 if TYPE_CHECKING:

@@ -1,18 +1,5 @@
-"""Vendor libraries as typed actors: one folder each."""
+"""Vendor libraries as typed actors: one folder each.
 
-from ._arguments import BLOCK_ALIGNMENT, alignment, overlap, usable, writable
-from ._library import LaneSpec, Submitter
-from ._table import CALLED, LANES, Libraries
-
-__all__ = [
-    "BLOCK_ALIGNMENT",
-    "CALLED",
-    "LANES",
-    "LaneSpec",
-    "Libraries",
-    "Submitter",
-    "alignment",
-    "overlap",
-    "usable",
-    "writable",
-]
+In each ``wire/`` is what both sides of the wall know, ``host/`` what runs in the host, and the
+rest is the program's.
+"""

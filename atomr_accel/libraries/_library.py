@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..host import Message
     from ..memory import Block, GpuRef, MemoryMap
+    from ..wire import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..host import Message
     from ..memory import Block
+    from ..wire import Message
     from ._library import LaneSpec, Submitter
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from .blas import Blas
-from .blaslt import BlasLt
-from .dnn import Dnn, PagedKVCache, Rnn
-from .dnn import Plan as DnnPlan
-from .fft import Fft
-from .nvrtc import Kernel, Nvrtc
-from .rng import Generator, Rng
+from .blas._facade import Blas
+from .blaslt._facade import BlasLt
+from .dnn._facade import Dnn
+from .dnn.attention._paged import PagedKVCache
+from .dnn.graph._user_graph import Plan as DnnPlan
+from .dnn.rnn._facade import Rnn
+from .fft._facade import Fft
+from .nvrtc._facade import Kernel, Nvrtc
+from .rng._facade import Rng
+from .rng._generator import Generator
 
 if TYPE_CHECKING:
     from ._library import Submitter

@@ -14,7 +14,7 @@ from typing import Final, final
 
 from sortedcontainers import SortedList
 
-from ..host import SLAB_SHIFT
+from ..wire import SLAB_SHIFT
 
 ALIGNMENT: Final = 256
 """What ``cudaMalloc`` promises, and what vendor libraries assume."""

@@ -9,7 +9,7 @@ from ._ref import Block, Epoch
 if TYPE_CHECKING:
     from collections import deque
 
-    from ..host import Message
+    from ..wire import Message
     from ._map import MemoryMap
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, final
 
-from ..host import SLAB_SHIFT
+from ..wire import SLAB_SHIFT
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._ref import Block, Epoch

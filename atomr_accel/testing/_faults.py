@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from .._errors import ContextPoisoned, Unsupported
-from ..host import StickyFault
+from ..wire import StickyFault
 
 if TYPE_CHECKING:
     from ..device import Device

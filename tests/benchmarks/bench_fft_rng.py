@@ -20,7 +20,7 @@ from atomr_accel import CpuFallbackWarning, open_device
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries.nvrtc import Kernel
+    from atomr_accel.libraries.nvrtc._facade import Kernel
 
 WRITE = """
 extern "C" __global__ void write(float4* out, long long count) {

@@ -24,7 +24,8 @@ import trio
 from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import cuda
-from atomr_accel.device import _bulk, _core
+from atomr_accel.device import _core
+from atomr_accel.device.data import _bulk
 from atomr_accel.memory import Block, MemoryMap, Slab
 from atomr_accel.testing import poison
 
@@ -160,7 +161,7 @@ class ByHand:
     """Page-locked memory of this process and ``cuMemcpyAsync``, with nothing around it."""
 
     def __init__(self, nbytes: int) -> None:
-        from atomr_accel.backends.cuda._driver import check, driver
+        from atomr_accel.backends.cuda.host._driver import check, driver
 
         self._check, self._driver, self._nbytes = check, driver, nbytes
         check("cuInit", driver.cuInit(0))

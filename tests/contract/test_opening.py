@@ -12,9 +12,10 @@ import pytest
 import trio
 
 from atomr_accel import CpuFallbackWarning, DeviceLost, DeviceUnavailable, open_device
-from atomr_accel.backends import Backend, cuda
 from atomr_accel.backends import _registry as registry
-from atomr_accel.host import DeviceInfo
+from atomr_accel.backends import cuda
+from atomr_accel.backends._registry import Backend
+from atomr_accel.wire import DeviceInfo
 
 from ..harness import BACKEND, cpu_only, leaves, opened, program
 

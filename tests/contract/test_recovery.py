@@ -10,13 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import (
-    ContextPoisoned,
-    DeviceLost,
-    GpuRefStale,
-    KernelHung,
-    Unsupported,
-)
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, Unsupported
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
 

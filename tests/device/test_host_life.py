@@ -21,10 +21,10 @@ import trio
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.actors import Backoff
 from atomr_accel.device import _context, _standby
-from atomr_accel.host import OpenLane
 from atomr_accel.lanes import HostHandle, _spawn, start_host
-from atomr_accel.libraries import LaneSpec
+from atomr_accel.libraries._library import LaneSpec
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.wire import OpenLane
 from tests.harness import (
     AT_ONCE,
     cpu_only,

@@ -13,12 +13,12 @@ from atomr_accel import DeviceUnavailable, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import _registry as registry
 from atomr_accel.device._context import MEMORY_LANE
-from atomr_accel.device._record import PROGRAMS
 from atomr_accel.device._settings import _LANES
-from atomr_accel.libraries import LANES
+from atomr_accel.device.batches._record import PROGRAMS
+from atomr_accel.libraries._table import LANES
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
-from atomr_accel.libraries.dnn import _run as dnn
+from atomr_accel.libraries.dnn.graph import _run as dnn
 from atomr_accel.libraries.fft import _cache as fft
 from atomr_accel.libraries.nvrtc import _facade as nvrtc
 from atomr_accel.libraries.rng import _draws as rng

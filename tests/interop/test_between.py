@@ -88,7 +88,7 @@ async def test_copies_in_both_directions_at_once() -> None:
         arrays = [noise(3 << 20, seed) for seed in range(6)]
 
         async def copy(source: Device, target: Device, array: np.ndarray[Any, Any]) -> None:
-            from atomr_accel.device import _between
+            from atomr_accel.device.interop import _sharing as _between
 
             # By way of the host, both take pieces of both devices' staging memory.
             ref = await source.put(array)

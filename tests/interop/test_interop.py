@@ -12,9 +12,9 @@ import trio
 from hypothesis import given
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, OutOfMemory, open_device
-from atomr_accel.host import CUDA, DeviceArray, borrow
-from atomr_accel.host._interop import _borrow_capsule, _lent
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.wire import CUDA, DeviceArray, borrow
+from atomr_accel.wire._interop import _borrow_capsule, _lent
 
 from ..contract.arrays import LAYOUTS, arrays, layouts
 from ..harness import (
@@ -318,7 +318,7 @@ async def test_a_fault_in_the_middle_of_exports_and_adoptions(blow: Any) -> None
 
 
 def test_a_gpus_array_is_no_buffer_where_kernels_would_not_expect_one() -> None:
-    from atomr_accel.device._exports import begins_at
+    from atomr_accel.device.interop._exports import begins_at
 
     for pointer, dtype, element, buffer in (
         (1 << 20, "float32", True, True),

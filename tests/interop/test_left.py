@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from atomr_accel import open_device
-from atomr_accel.device import _exports
+from atomr_accel.device.interop import _exports
 
 from ..harness import cpu_only, descriptors, program, same_bits
 

@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from atomr_accel import Device, SharedBuffer
-from atomr_accel.host import shared_fd
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.wire import shared_fd
 
 from ..harness import (
     ROOT,

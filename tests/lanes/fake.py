@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from atomr_accel.host import StickyFault
 from atomr_accel.host._protocol import Fusion
-from atomr_accel.host._wire import Bunch, Failure, Fault, Frames, Message, Reply, Value
 from atomr_accel.host._worker import Lane, Way
+from atomr_accel.wire import Bunch, Failure, Fault, Frames, Message, Reply, StickyFault, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

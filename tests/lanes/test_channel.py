@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.host._channel import (
+from atomr_accel.wire._channel import (
     MOST_BYTES,
     MOST_DESCRIPTORS,
     Incoming,

@@ -15,10 +15,10 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel.host import ControlRequest, CreateSlab, MapSlab, UnmapSlabs, encoder
-from atomr_accel.host._channel import receive, send
-from atomr_accel.host._wire import Done, Preload
 from atomr_accel.lanes import HostDied, HostHandle, _spawn, _spawner, start_host
+from atomr_accel.wire import ControlRequest, CreateSlab, MapSlab, Preload, UnmapSlabs, encoder
+from atomr_accel.wire._channel import receive, send
+from atomr_accel.wire._messages import Done
 from tests.harness import descriptors, no_descriptors, program
 
 if TYPE_CHECKING:

@@ -15,19 +15,11 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.host._memory import Protect
-from atomr_accel.host._wire import (
-    Fault,
-    Frames,
-    Message,
-    Value,
-    append_frame,
-    encoder,
-    pack_exception,
-)
 from atomr_accel.lanes import Op, Port
 from atomr_accel.lanes._turns import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
+from atomr_accel.wire import Fault, Frames, Message, Protect, Value, append_frame, encoder
+from atomr_accel.wire._messages import pack_exception
 
 from ..harness import program
 

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from atomr_accel import RemoteError
-from atomr_accel.host._wire import (
-    FRAME_BYTES,
-    PAYLOAD_BYTES,
+from atomr_accel.host._worker import Lane, Way
+from atomr_accel.lanes import Op, Port
+from atomr_accel.wire import (
     Bunch,
     Failure,
     Fault,
@@ -26,14 +26,11 @@ from atomr_accel.host._wire import (
     Message,
     ProtocolViolation,
     Value,
-    Withdrawn,
     append_frame,
     encoder,
-    pack_exception,
     unpack_exception,
 )
-from atomr_accel.host._worker import Lane, Way
-from atomr_accel.lanes import Op, Port
+from atomr_accel.wire._messages import FRAME_BYTES, PAYLOAD_BYTES, Withdrawn, pack_exception
 
 from .fake import FakeDevice, FakeExecutor, FakeStream, Work
 

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 
 from atomr_accel import RemoteError, _errors
 from atomr_accel._errors import AccelError
-from atomr_accel.host._wire import (
-    Failure,
-    Frames,
-    Reply,
-    append_frame,
-    pack_exception,
-    unpack_exception,
-)
 from atomr_accel.lanes import describe_exit
+from atomr_accel.wire import Failure, Frames, Reply, append_frame, unpack_exception
+from atomr_accel.wire._messages import pack_exception
 
 plain = st.recursive(
     st.none()

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.host._wire import Failure, Fault, Message, Withdrawn
 from atomr_accel.host._worker import Lane
+from atomr_accel.wire import Failure, Fault, Message
+from atomr_accel.wire._messages import Withdrawn
 
 from .fake import SECONDS, Break, Drop, Fail, FakeDevice, Lanes, Odd, Work
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atomr_accel.libraries.blaslt import Layout
+from atomr_accel.libraries.blaslt.wire._layout import Layout
 
 from .blas_rows.common import ALPHA, BETA, op, scalar
 from .blas_rows.products import gemm, gemm_inputs, new_gemm

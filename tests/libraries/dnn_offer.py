@@ -86,10 +86,10 @@ def load_libraries() -> None:
 def offer(graphs: list[bytes], *, deterministic: bool) -> list[str]:
     """A verdict for each graph."""
     from atomr_accel import AccelError
-    from atomr_accel.libraries.dnn._graph import decode
-    from atomr_accel.libraries.dnn._lowering import load_frontend
-    from atomr_accel.libraries.dnn._own import computes
-    from atomr_accel.libraries.dnn._plans import PlanStore
+    from atomr_accel.libraries.dnn.host._lowering import load_frontend
+    from atomr_accel.libraries.dnn.host._plans import PlanStore
+    from atomr_accel.libraries.dnn.host.fallback._fallback import computes
+    from atomr_accel.libraries.dnn.wire._graph import decode
 
     properties = load_frontend().create_device_properties(json.dumps(DEVICE))
     store = PlanStore(
@@ -114,7 +114,7 @@ if __name__ == "__main__":
     pretend_driver(Path(sys.argv[1]))
     load_libraries()
     if "--workshop" in sys.argv:
-        from atomr_accel.libraries.dnn._workshop import main
+        from atomr_accel.libraries.dnn.host._plan_compiler import main
 
         main()
     else:

@@ -16,17 +16,17 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
-from atomr_accel.host import OFFSET_MASK, SLAB_SHIFT
-from atomr_accel.libraries._numbers import CUDA_TYPES
-from atomr_accel.libraries.blas import _prototypes as prototypes
-from atomr_accel.libraries.blas._prototypes import LETTERS, symbol
+from atomr_accel.libraries.blas.host import _prototypes as prototypes
+from atomr_accel.libraries.blas.host._prototypes import LETTERS, symbol
+from atomr_accel.libraries.host._numbers import CUDA_TYPES
+from atomr_accel.wire import OFFSET_MASK, SLAB_SHIFT
 
 from .fake_lapack import BATCHED, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from atomr_accel.backends.cpu._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 
@@ -584,7 +584,7 @@ class FakeCudaBlas:
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
-        from atomr_accel.libraries.blas._cuda import CudaBlas
+        from atomr_accel.libraries.blas.host._cuda import CudaBlas
 
         self._context = context
         executor: Any = CudaBlas(

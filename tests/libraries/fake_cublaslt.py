@@ -15,9 +15,9 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
-from atomr_accel.libraries._numbers import CUDA_TYPES
-from atomr_accel.libraries.blaslt import _prototypes as prototypes
-from atomr_accel.libraries.blaslt._cpu import gelu, gelu_slope, saturate
+from atomr_accel.libraries.blaslt.host import _prototypes as prototypes
+from atomr_accel.libraries.blaslt.host._cpu import gelu, gelu_slope, saturate
+from atomr_accel.libraries.host._numbers import CUDA_TYPES
 
 from .fake_cublas import FakeContext, matrix, number, op, vector
 from .fake_lapack import memory
@@ -25,7 +25,7 @@ from .fake_lapack import memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel.backends.cpu._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 
@@ -271,7 +271,7 @@ class FakeCudaBlasLt:
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
-        from atomr_accel.libraries.blaslt._cuda import CudaBlasLt
+        from atomr_accel.libraries.blaslt.host._cuda import CudaBlasLt
 
         self._executor = CudaBlasLt(
             FakeContext(context),  # type: ignore[arg-type]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.libraries.dnn._cpu import FUNCTIONS, interpret
-from atomr_accel.libraries.dnn._nodes import NODES, REDUCTIONS
-from atomr_accel.libraries.dnn._prototypes import DATA_TYPES
+from atomr_accel.libraries.dnn.host._cpu import FUNCTIONS, interpret
+from atomr_accel.libraries.dnn.host._prototypes import DATA_TYPES
+from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS
 
 from .fake_cublas import FakeContext
 from .fake_lapack import memory
@@ -25,7 +25,7 @@ from .fake_lapack import memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel.backends.cpu._context import CpuContext, CpuStream
+    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 
@@ -294,7 +294,7 @@ class FakeCudaDnn:
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
-        from atomr_accel.libraries.dnn._cuda import CudaDnn
+        from atomr_accel.libraries.dnn.host._cuda import CudaDnn
 
         # One for all lanes, as a real one is: its plans are shared.
         fake = _CONTEXTS.setdefault(id(context), FakeDnnContext(context))

@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atomr_accel import LibraryError
-from atomr_accel.libraries.dnn._cpu_rnn import CpuRnn
-from atomr_accel.libraries.dnn._cpu_routines import CpuRoutines
-from atomr_accel.libraries.dnn._graph import Tensor
-from atomr_accel.libraries.dnn._routine_messages import (
+from atomr_accel.libraries.dnn.host._cpu_rnn import CpuRnn
+from atomr_accel.libraries.dnn.host._cpu_routines import CpuRoutines
+from atomr_accel.libraries.dnn.host._routine_prototypes import (
+    CELLS,
+    DATA_LAYOUTS,
+    DATA_NUMBERS,
+    ENUMS,
+    POOLINGS,
+    ROUTINES,
+)
+from atomr_accel.libraries.dnn.wire._graph import Tensor
+from atomr_accel.libraries.dnn.wire._routine_messages import (
     Normalize,
     Pool,
     RnnBackward,
@@ -24,14 +32,6 @@ from atomr_accel.libraries.dnn._routine_messages import (
     RnnForward,
     RnnSpec,
     Softmax,
-)
-from atomr_accel.libraries.dnn._routine_prototypes import (
-    CELLS,
-    DATA_LAYOUTS,
-    DATA_NUMBERS,
-    ENUMS,
-    POOLINGS,
-    ROUTINES,
 )
 
 from .conformance import dtype_of

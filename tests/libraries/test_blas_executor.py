@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries.blas import LANE
+from atomr_accel.libraries.blas._facade import LANE
 
 from .blas_rows import OPERATIONS
 from .conformance import conform, on_cuda
@@ -34,8 +34,8 @@ class Fakes:
 
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
-    from atomr_accel.libraries import _cuda_kernels
-    from atomr_accel.libraries.blas import _cuda, _cuda_handle, _fused
+    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle, _fused
+    from atomr_accel.libraries.host import _cuda_kernels
 
     def check(_call: str, answer: tuple[Any, ...]) -> Any:
         assert answer[0] == 0
@@ -152,7 +152,7 @@ async def test_products_of_views_by_pointers_touch_no_misaligned_memory(
 async def test_rows_too_far_apart_for_the_drivers_functions_go_one_by_one(
     device: Device, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atomr_accel.libraries.blas import _cuda_handle
+    from atomr_accel.libraries.blas.host import _cuda_handle
 
     rng = np.random.default_rng(5)
     a, b = rng.standard_normal((3, 5, 2)), rng.standard_normal((3, 5, 7))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import GpuRefSealed, Unsupported
-from atomr_accel.libraries.blaslt import Layout
+from atomr_accel.libraries.blaslt.wire._layout import Layout
 
 from .conformance import MARKS, dtype_of
 from .test_blas_arguments import DTYPES, Refs

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
-    from atomr_accel.libraries.blaslt import _cuda
+    from atomr_accel.libraries.blaslt.host import _cuda
 
     def checked(_call: str, answer: tuple[Any, ...]) -> Any:
         assert answer[0] == 0
@@ -75,8 +75,8 @@ async def test_fp8_the_other_way_round_is_refused_with_a_hint(device: Device) ->
 async def test_fp4_is_packed_and_its_scales_are_tiled(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from atomr_accel.libraries import _cuda_kernels
-    from atomr_accel.libraries.blaslt import _cuda
+    from atomr_accel.libraries.blaslt.host import _cuda
+    from atomr_accel.libraries.host import _cuda_kernels
 
     members = {
         "pack": "unsigned char* target; const unsigned char* source; u64 count",

@@ -10,7 +10,7 @@ import pytest
 
 from atomr_accel import open_device
 from atomr_accel.libraries.blas._facade import LANE
-from atomr_accel.libraries.dnn._graph import Builder, Graph, encode
+from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, encode
 
 from ..harness import program
 from . import attention_rows, dnn_rows, fake_cudnn
@@ -30,8 +30,8 @@ not_on_cuda = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which functions of cuBLAS are called for products."""
     pytest.importorskip("cuda.bindings.driver")
-    from atomr_accel.libraries import _cuda_kernels
-    from atomr_accel.libraries.blas import _cuda, _cuda_handle, _fused
+    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle, _fused
+    from atomr_accel.libraries.host import _cuda_kernels
 
     def check(_call: str, answer: tuple[Any, ...]) -> Any:
         assert answer[0] == 0
@@ -95,7 +95,7 @@ def test_products_have_the_workspace_that_they_have_in_graphs(
     deterministic: bool,
 ) -> None:
     """What cuBLAS chooses depends on how much there is."""
-    from atomr_accel.libraries.blas import _cuda_handle
+    from atomr_accel.libraries.blas.host import _cuda_handle
 
     library: Any = _cuda_handle.load_cublas()
     given: list[int] = []
@@ -154,8 +154,8 @@ def a_weight_gradient() -> Graph:
 def test_plans_of_cudnn(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, deterministic: bool
 ) -> None:
-    from atomr_accel.libraries._disk_cache import DiskCache
-    from atomr_accel.libraries.dnn import _plans
+    from atomr_accel.libraries.dnn.host import _plans
+    from atomr_accel.libraries.host._disk_cache import DiskCache
 
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))
     frontend = fake_cudnn.FakeFrontend()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.libraries._disk_cache import DiskCache
-from atomr_accel.libraries.nvrtc import _compiler
+from atomr_accel.libraries.host._disk_cache import DiskCache
+from atomr_accel.libraries.nvrtc.host import _compiler
 
 from ..harness import on_shared
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from atomr_accel.libraries.dnn import AttentionOptions
-from atomr_accel.libraries.dnn._attention import FlashAttention
-from atomr_accel.libraries.dnn._paged import Caches
-from atomr_accel.libraries.dnn._rnn import Recurrent
-from atomr_accel.libraries.dnn._routines import Routines
+from atomr_accel.libraries.dnn.attention._facade import FlashAttention
+from atomr_accel.libraries.dnn.attention._options import AttentionOptions
+from atomr_accel.libraries.dnn.attention._paged import Caches
+from atomr_accel.libraries.dnn.rnn._facade import Recurrent
+from atomr_accel.libraries.dnn.routines._facade import Routines
 
 from .test_docs import broken_links, run_code
 

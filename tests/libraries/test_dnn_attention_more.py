@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRefStale, Unsupported
-from atomr_accel.libraries.dnn._cpu_attention import FUNCTIONS, paper_slopes
-from atomr_accel.libraries.dnn._philox import kept
+from atomr_accel.libraries.dnn.host._cpu_attention import FUNCTIONS, paper_slopes
+from atomr_accel.libraries.dnn.host._philox import kept
 
 from ..harness import ON_CUDA, on_shared
 from .attention_rows import (
@@ -340,7 +340,7 @@ async def test_sequences_that_lie_one_after_the_other_do_not_touch(device: Any) 
 async def test_a_library_that_multiplies_by_zero_gets_clean_copies(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atomr_accel.libraries.dnn import _cpu_attention
+    from atomr_accel.libraries.dnn.host import _cpu_attention
 
     gathered = _cpu_attention._gathered
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from atomr_accel.libraries.dnn._conv import Convolutions
-from atomr_accel.libraries.dnn._nodes import NODES, REQUIRED
-from atomr_accel.libraries.dnn._norm import Normalizations
-from atomr_accel.libraries.dnn._pointwise import Activations
-from atomr_accel.libraries.dnn._user import Graphs
+from atomr_accel.libraries.dnn.graph._user_graph import Graphs
+from atomr_accel.libraries.dnn.ops._conv import Convolutions
+from atomr_accel.libraries.dnn.ops._norm import Normalizations
+from atomr_accel.libraries.dnn.ops._pointwise import Activations
+from atomr_accel.libraries.dnn.wire._nodes import NODES, REQUIRED
 
 from .test_docs import broken_links, run_code
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries._disk_cache import DiskCache
-from atomr_accel.libraries.dnn._run import LANE, PLANNER
+from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
+from atomr_accel.libraries.host._disk_cache import DiskCache
 
 from . import fake_cudnn
 from .conformance import conform, on_cuda
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
-    from atomr_accel.libraries.dnn import (
+    from atomr_accel.libraries.dnn.host import (
         _cuda,
         _cuda_routines,
         _cuda_sequences,
@@ -125,7 +125,7 @@ async def test_tuning_runs_every_candidate_and_keeps_the_fastest(
 
 
 def test_a_capture_ends_whatever_happens_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from atomr_accel.libraries.dnn import _timing
+    from atomr_accel.libraries.dnn.host import _timing
 
     ended: list[int] = []
 
@@ -182,7 +182,7 @@ async def test_a_plan_on_disk_that_cannot_be_read_is_made_again(
 async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
     device: Device, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    from atomr_accel.libraries.dnn import _lowering
+    from atomr_accel.libraries.dnn.host import _lowering
 
     x = await device.put(np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4))
     weight = await device.put(np.ones(4, np.float32))
@@ -321,7 +321,7 @@ async def test_what_cudnn_refuses_is_unsupported_with_its_reason(
 
 
 async def test_failures_have_their_status(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from atomr_accel.libraries.dnn import _lowering
+    from atomr_accel.libraries.dnn.host import _lowering
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED; Reason: a fake")
@@ -372,7 +372,7 @@ async def test_integers_are_not_given_to_cudnn(device: Device, offered: list[lis
 def test_the_plan_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     from collections import OrderedDict
 
-    from atomr_accel.libraries.dnn import _plans
+    from atomr_accel.libraries.dnn.host import _plans
 
     monkeypatch.setattr(_plans, "_MOST_PLANS", 2)
     store: Any = object.__new__(_plans.PlanStore)

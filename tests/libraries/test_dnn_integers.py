@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import Unsupported
-from atomr_accel.libraries.dnn._element_types import INTEGERS
+from atomr_accel.libraries.dnn.wire._element_types import INTEGERS
 
 from ..harness import on_shared
 from .conformance import MARKS, Array, on_cuda

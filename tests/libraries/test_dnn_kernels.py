@@ -11,28 +11,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries._device_code import C_TYPES
-from atomr_accel.libraries.dnn import (
+from atomr_accel.libraries.dnn.host._cpu import interpret
+from atomr_accel.libraries.dnn.host._rewrite import cut
+from atomr_accel.libraries.dnn.host.fallback import (
     _conv_source,
     _norm_source,
-    _own_convs,
-    _own_nodes,
-    _own_norms,
-    _own_products,
     _product_source,
 )
-from atomr_accel.libraries.dnn._cpu import interpret
-from atomr_accel.libraries.dnn._element_types import INTEGERS, LOGICAL, OF_INTEGERS
-from atomr_accel.libraries.dnn._graph import Builder, Graph, packed_strides
-from atomr_accel.libraries.dnn._node_source import (
+from atomr_accel.libraries.dnn.host.fallback import (
+    _convs as _own_convs,
+)
+from atomr_accel.libraries.dnn.host.fallback import (
+    _nodes as _own_nodes,
+)
+from atomr_accel.libraries.dnn.host.fallback import (
+    _norms as _own_norms,
+)
+from atomr_accel.libraries.dnn.host.fallback import (
+    _products as _own_products,
+)
+from atomr_accel.libraries.dnn.host.fallback._common_source import THREADS, complete
+from atomr_accel.libraries.dnn.host.fallback._fallback import launches
+from atomr_accel.libraries.dnn.host.fallback._node_source import (
     EXPRESSIONS,
     pointwise_kernel,
     reduction_kernel,
 )
-from atomr_accel.libraries.dnn._nodes import NODES, REDUCTIONS, wider
-from atomr_accel.libraries.dnn._own import launches
-from atomr_accel.libraries.dnn._own_source import THREADS, complete
-from atomr_accel.libraries.dnn._rewrite import cut
+from atomr_accel.libraries.dnn.wire._element_types import INTEGERS, LOGICAL, OF_INTEGERS
+from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, packed_strides
+from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
+from atomr_accel.libraries.host._device_code import C_TYPES
 
 from .conformance import dtype_of, eps_of
 from .host_kernels import compile_kernels, needs_compiler
@@ -447,7 +455,7 @@ def test_products(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_the_norms() -> None:
-    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     for name in (
         "forward<h16, float, float>",
@@ -460,7 +468,7 @@ def test_nvrtc_compiles_the_norms() -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("name", ["forward", "images", "filters"])
 def test_nvrtc_compiles_the_convolutions(name: str) -> None:
-    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     image, *_ = compile_cubin(complete(_conv_source.SOURCE), f"{name}<double, double>", (), (9, 0))
     assert image[:4] == b"\x7fELF"
@@ -476,7 +484,7 @@ def test_nvrtc_compiles_the_convolutions(name: str) -> None:
     ],
 )
 def test_nvrtc_compiles_the_products(types: str) -> None:
-    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     source = complete(_product_source.SOURCE)
     assert compile_cubin(source, f"multiply<{types}>", (), (9, 0))[0][:4] == b"\x7fELF"
@@ -485,7 +493,7 @@ def test_nvrtc_compiles_the_products(types: str) -> None:
 @pytest.mark.headers
 def test_nvrtc_compiles_every_node() -> None:
     """All of them in one program, because a program takes long to begin with."""
-    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     spaces: list[str] = []
     calls: list[str] = []

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 
-from atomr_accel.libraries import _options
-from atomr_accel.libraries.dnn import Dnn
-from atomr_accel.libraries.dnn._attention_options import AttentionOptions
-from atomr_accel.libraries.dnn._paged import PagedKVCache
-from atomr_accel.libraries.dnn._rnn import Rnn
+from atomr_accel.libraries.dnn._facade import Dnn
+from atomr_accel.libraries.dnn.attention._options import AttentionOptions
+from atomr_accel.libraries.dnn.attention._paged import PagedKVCache
+from atomr_accel.libraries.dnn.rnn._facade import Rnn
+from atomr_accel.libraries.wire import _options
 
 from .conformance import MARKS, dtype_of
 from .test_aliasing import ROWS, C, I, M, Row, V, put_all, row

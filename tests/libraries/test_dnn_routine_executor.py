@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries.dnn._run import LANE, PLANNER
+from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 
 from . import fake_cudnn
 from .conformance import conform, on_cuda
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRoutines:
-    from atomr_accel.libraries.dnn import (
+    from atomr_accel.libraries.dnn.host import (
         _cuda,
         _cuda_rnn,
         _cuda_routines,

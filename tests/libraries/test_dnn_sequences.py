@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries._cuda_kernels import Arguments
-from atomr_accel.libraries._device_code import C_TYPES
-from atomr_accel.libraries.dnn import _cuda_sequences
-from atomr_accel.libraries.dnn._cpu_sequences import CpuSequences
-from atomr_accel.libraries.dnn._cuda_sequences import CudaSequences
-from atomr_accel.libraries.dnn._messages import RunGraph
-from atomr_accel.libraries.dnn._routine_messages import Dropout
-from atomr_accel.libraries.dnn._sequence_messages import (
+from atomr_accel.libraries.dnn.host import _cuda_sequences
+from atomr_accel.libraries.dnn.host._cpu_sequences import CpuSequences
+from atomr_accel.libraries.dnn.host._cuda_sequences import CudaSequences
+from atomr_accel.libraries.dnn.host.fallback._source import KERNELS, SOURCE
+from atomr_accel.libraries.dnn.wire._messages import RunGraph
+from atomr_accel.libraries.dnn.wire._routine_messages import Dropout
+from atomr_accel.libraries.dnn.wire._sequence_messages import (
     NOTHING,
     Append,
     Attend,
@@ -24,7 +23,8 @@ from atomr_accel.libraries.dnn._sequence_messages import (
     Derived,
     encode_derived,
 )
-from atomr_accel.libraries.dnn._source import KERNELS, SOURCE
+from atomr_accel.libraries.host._cuda_kernels import Arguments
+from atomr_accel.libraries.host._device_code import C_TYPES
 
 from .conformance import dtype_of
 from .host_kernels import HostKernels, compile_kernels, needs_compiler
@@ -237,7 +237,7 @@ def test_dropout(both: Both, dtype: str, offset: int) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_every_kernel() -> None:
-    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     lines = []
     for name, members in instances().items():

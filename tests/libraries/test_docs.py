@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import trio
 
-from atomr_accel.libraries.blas import Blas
-from atomr_accel.libraries.blaslt import BlasLt
-from atomr_accel.libraries.fft import Fft
-from atomr_accel.libraries.nvrtc import Nvrtc
-from atomr_accel.libraries.rng import Generator, Rng
+from atomr_accel.libraries.blas._facade import Blas
+from atomr_accel.libraries.blaslt._facade import BlasLt
+from atomr_accel.libraries.fft._facade import Fft
+from atomr_accel.libraries.nvrtc._facade import Nvrtc
+from atomr_accel.libraries.rng._facade import Rng
+from atomr_accel.libraries.rng._generator import Generator
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

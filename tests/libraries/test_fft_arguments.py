@@ -11,15 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import (
-    Device,
-    GpuRefSealed,
-    GpuRefStale,
-    Unsupported,
-    open_device,
-)
+from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported, open_device
 from atomr_accel.libraries._workspaces import TOGETHER
-from atomr_accel.libraries.fft._messages import Forget, Prepare, Transform
+from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
 from atomr_accel.testing import poison
 
 from ..harness import Gate

@@ -16,13 +16,18 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries._vendor import TYPES
-from atomr_accel.libraries.fft import _plan
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
-from atomr_accel.libraries.fft._messages import Forget, Prepare, Transform
-from atomr_accel.libraries.fft._plan import Fft, Layout, Move, Place, plan
-from atomr_accel.libraries.fft._prototypes import INVERSE, PROTOTYPES, STATUS_NAMES, TRANSFORM_TYPES
-from atomr_accel.libraries.fft._source import ELEMENTS, KERNELS, move_name
+from atomr_accel.libraries.fft.host._prototypes import (
+    INVERSE,
+    PROTOTYPES,
+    STATUS_NAMES,
+    TRANSFORM_TYPES,
+)
+from atomr_accel.libraries.fft.host._source import ELEMENTS, KERNELS, move_name
+from atomr_accel.libraries.fft.wire import _plan
+from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
+from atomr_accel.libraries.fft.wire._plan import Fft, Layout, Move, Place, plan
+from atomr_accel.libraries.host._vendor import TYPES
 
 from .conformance import Array, dtype_of
 from .host_kernels import HostKernels, compile_kernels, needs_compiler
@@ -159,7 +164,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> StandIn:
-    from atomr_accel.libraries.fft import _cuda
+    from atomr_accel.libraries.fft.host import _cuda
 
     stand_in = StandIn()
     monkeypatch.setattr(_cuda, "_library", lambda: stand_in)
@@ -169,7 +174,7 @@ def library(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> StandIn:
 
 def executor(kept: list[Any] | None = None) -> Any:
     """An executor; with ``kept``, which takes what graphs need, one whose calls are captured."""
-    from atomr_accel.libraries.fft._cuda import CudaFft
+    from atomr_accel.libraries.fft.host._cuda import CudaFft
 
     def keep(*each: Any) -> None:
         assert kept is not None
@@ -263,7 +268,7 @@ def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
 def test_a_plan_whose_work_area_is_not_known_has_its_own(
     library: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atomr_accel.libraries.fft import _cuda
+    from atomr_accel.libraries.fft.host import _cuda
 
     given: list[int] = []
     freed: list[int] = []

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries._vendor import VendorLibrary
-from atomr_accel.libraries.fft._plan import Dim, Move, Place
-from atomr_accel.libraries.fft._prototypes import PROTOTYPES, STATUS_NAMES
-from atomr_accel.libraries.fft._source import (
+from atomr_accel.libraries.fft.host._prototypes import PROTOTYPES, STATUS_NAMES
+from atomr_accel.libraries.fft.host._source import (
     BY_SIZE,
     ELEMENTS,
     KERNELS,
@@ -22,6 +20,8 @@ from atomr_accel.libraries.fft._source import (
     move_name,
     roll_arguments,
 )
+from atomr_accel.libraries.fft.wire._plan import Dim, Move, Place
+from atomr_accel.libraries.host._vendor import VendorLibrary
 
 from .conformance import dtype_of
 from .host_kernels import compile_kernels, needs_compiler, with_pointers
@@ -171,7 +171,7 @@ def test_frequencies(kernels: Any, n: int) -> None:
 @pytest.mark.headers
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
-    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     names = ["frequencies", *(f"roll<{element}>" for element in BY_SIZE.values())]
     targets = ("float16x2", "bfloat16x2", "float32", "float64", "complex64", "complex128")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.fft import _plan
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
-from atomr_accel.libraries.fft._plan import (
+from atomr_accel.libraries.fft.wire import _plan
+from atomr_accel.libraries.fft.wire._plan import (
     INPUT,
     OUTPUT,
     SCRATCH,
@@ -27,7 +27,7 @@ from atomr_accel.libraries.fft._plan import (
 from .conformance import dtype_of
 
 if TYPE_CHECKING:
-    from atomr_accel.libraries.fft._messages import Spec
+    from atomr_accel.libraries.fft.wire._messages import Spec
 
 Array = np.ndarray[Any, Any]
 

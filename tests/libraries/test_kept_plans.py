@@ -17,9 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import AccelError
-from atomr_accel.libraries._numbers import Scalars
-from atomr_accel.libraries._recent import Recent
-from atomr_accel.libraries.blaslt import Layout
+from atomr_accel.libraries.blaslt.wire._layout import Layout
+from atomr_accel.libraries.host._numbers import Scalars
+from atomr_accel.libraries.wire._recent import Recent
 
 from ..harness import on_shared
 from .conformance import dtype_of

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries.nvrtc import _compiler
-from atomr_accel.libraries.nvrtc._messages import Load, Unload
 from atomr_accel.libraries.nvrtc._signature import read_signature
+from atomr_accel.libraries.nvrtc.host import _compiler
+from atomr_accel.libraries.nvrtc.wire._messages import Load, Unload
 
 from ..harness import on_shared
 
@@ -300,7 +300,7 @@ class Modules:
 
 def test_modules_are_unloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.driver")
-    from atomr_accel.libraries.nvrtc import _cuda
+    from atomr_accel.libraries.nvrtc.host import _cuda
 
     driver = Modules()
     monkeypatch.setattr(_cuda, "driver", driver)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries import overlap
-from atomr_accel.libraries._arguments import require_apart
+from atomr_accel.libraries._arguments import overlap, require_apart
 from atomr_accel.memory import GpuRef, MemoryMap
 from atomr_accel.memory._map import Slab
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 import pytest
 
 from atomr_accel import LibraryMissing
-from atomr_accel.libraries import _vendor
-from atomr_accel.libraries._vendor import TYPES, VendorLibrary
+from atomr_accel.libraries.host import _vendor
+from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary
 
 from .host_kernels import COMPILER, needs_compiler
 from .vendor_tables import TABLES, Table

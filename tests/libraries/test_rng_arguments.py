@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported
-from atomr_accel.libraries.rng._laws import KINDS
 from atomr_accel.libraries.rng._state import new_state
+from atomr_accel.libraries.rng.wire._laws import KINDS
 
 from .conformance import MARKS
 

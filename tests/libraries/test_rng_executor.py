@@ -17,11 +17,11 @@ from scipy import stats
 from scipy.stats import qmc
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries._vendor import VendorLibrary
-from atomr_accel.libraries.rng._laws import LAWS
-from atomr_accel.libraries.rng._messages import Draw, Law, Pick, Points, Table, Take
-from atomr_accel.libraries.rng._prototypes import GENERATORS, PROTOTYPES, STATUS_NAMES
-from atomr_accel.libraries.rng._source import KERNELS
+from atomr_accel.libraries.host._vendor import VendorLibrary
+from atomr_accel.libraries.rng.host._prototypes import GENERATORS, PROTOTYPES, STATUS_NAMES
+from atomr_accel.libraries.rng.host._source import KERNELS
+from atomr_accel.libraries.rng.wire._laws import LAWS
+from atomr_accel.libraries.rng.wire._messages import Draw, Law, Pick, Points, Table, Take
 
 from .conformance import Array
 from .host_kernels import HostKernels, compile_kernels, needs_compiler
@@ -95,7 +95,7 @@ class Machine:
     """The executor, and everything under it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, compiled: Any) -> None:
-        from atomr_accel.libraries.rng import _cuda
+        from atomr_accel.libraries.rng.host import _cuda
 
         self.library = HostLibrary()
         self.driver = HostDriver()
@@ -165,7 +165,7 @@ def test_a_sequence_is_curands_wherever_it_is_resumed(machine: Machine, kind: st
 def test_what_cannot_skip_draws_what_it_skips(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atomr_accel.libraries.rng import _cuda
+    from atomr_accel.libraries.rng.host import _cuda
 
     monkeypatch.setattr(_cuda, "_BURNT", 1000)
     expected = machine.reference("mtgp32", 10_000)

@@ -12,10 +12,10 @@ import pytest
 from scipy import stats
 from scipy.stats import qmc
 
-from atomr_accel.libraries._device_code import C_TYPES
-from atomr_accel.libraries.rng._laws import FLOATS, LAWS, WHOLE, digits
-from atomr_accel.libraries.rng._messages import Law
-from atomr_accel.libraries.rng._source import KERNELS, ROWS, SOURCE, parameters, type_of
+from atomr_accel.libraries.host._device_code import C_TYPES
+from atomr_accel.libraries.rng.host._source import KERNELS, ROWS, SOURCE, parameters, type_of
+from atomr_accel.libraries.rng.wire._laws import FLOATS, LAWS, WHOLE, digits
+from atomr_accel.libraries.rng.wire._messages import Law
 
 from .conformance import Array, dtype_of
 from .host_kernels import compile_kernels, needs_compiler
@@ -394,8 +394,8 @@ def test_integers_of_points(kernel: Kernels, dtype: str) -> None:
 @pytest.mark.headers
 @needs_compiler
 def test_the_words_are_curands(kernel: Kernels) -> None:
-    from atomr_accel.libraries._vendor import VendorLibrary
-    from atomr_accel.libraries.rng._prototypes import PROTOTYPES, STATUS_NAMES
+    from atomr_accel.libraries.host._vendor import VendorLibrary
+    from atomr_accel.libraries.rng.host._prototypes import PROTOTYPES, STATUS_NAMES
 
     host = {"curandCreateGeneratorHost": "ptr* int"}
     library = VendorLibrary("curand", {**PROTOTYPES, **host}, STATUS_NAMES)
@@ -414,8 +414,8 @@ def test_the_words_are_curands(kernel: Kernels) -> None:
 @needs_compiler
 @pytest.mark.parametrize("kind", ["sobol32", "scrambled_sobol32", "sobol64", "scrambled_sobol64"])
 def test_the_points_are_curands(kernel: Kernels, kind: str) -> None:
-    from atomr_accel.libraries._vendor import VendorLibrary
-    from atomr_accel.libraries.rng._prototypes import PROTOTYPES, STATUS_NAMES, VECTORS
+    from atomr_accel.libraries.host._vendor import VendorLibrary
+    from atomr_accel.libraries.rng.host._prototypes import PROTOTYPES, STATUS_NAMES, VECTORS
 
     host = {
         "curandCreateGeneratorHost": "ptr* int",
@@ -449,7 +449,7 @@ def test_the_points_are_curands(kernel: Kernels, kind: str) -> None:
 
 @pytest.mark.headers
 def test_nvrtc_compiles_every_kernel() -> None:
-    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     # All of them in one program, because each takes the compiler a while by itself.
     lines = []
@@ -470,6 +470,6 @@ def test_nvrtc_compiles_every_kernel() -> None:
     "name", ["fill<Normal<b16>>", "draw_each<Beta<h16>>", "sobol<LogNormal<double>, u64>"]
 )
 def test_nvrtc_compiles_for_older_devices(name: str) -> None:
-    from atomr_accel.libraries.nvrtc._compiler import compile_cubin
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
     assert compile_cubin(SOURCE, name, (), (8, 0))[0][:4] == b"\x7fELF"

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from atomr_accel import GpuRef
 from atomr_accel.libraries.rng._generator import Generator
-from atomr_accel.libraries.rng._laws import KINDS
 from atomr_accel.libraries.rng._state import new_state
+from atomr_accel.libraries.rng.wire._laws import KINDS
 from atomr_accel.memory._ref import Block, Epoch
 
 from .conformance import Array, dtype_of
@@ -141,7 +141,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Words]:
 
 
 def cpu_words(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Words]:
-    from atomr_accel.libraries.rng import _cpu
+    from atomr_accel.libraries.rng.host import _cpu
 
     made: list[tuple[int, np.random.Generator]] = []
     make = _cpu._generator
@@ -212,7 +212,7 @@ class Vendor:
 @pytest.fixture(scope="module")
 def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("cuda.bindings.driver")
-    from atomr_accel.libraries.rng._source import KERNELS
+    from atomr_accel.libraries.rng.host._source import KERNELS
 
     from .test_rng_kernels import INTRINSICS, instances
 
@@ -230,7 +230,7 @@ def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch, noting_kernels: Any) -> Callable[[], Words]:
-    from atomr_accel.libraries.rng import _cuda
+    from atomr_accel.libraries.rng.host import _cuda
 
     vendor = Vendor()
     burner = np.zeros(4 * _cuda._BURNT, np.uint8)

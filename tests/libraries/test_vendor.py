@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.device._core import DeviceCore
-from atomr_accel.libraries import _vendor
-from atomr_accel.libraries._vendor import TYPES, VendorLibrary, array, undone_on_error
-from atomr_accel.libraries.blaslt._messages import Heuristic, Operand, Spec
-from atomr_accel.libraries.dnn._graph import Tensor
-from atomr_accel.libraries.dnn._routine_messages import (
+from atomr_accel.libraries.blaslt.wire._messages import Heuristic, Operand, Spec
+from atomr_accel.libraries.dnn.wire._graph import Tensor
+from atomr_accel.libraries.dnn.wire._routine_messages import (
     Normalize,
     Pool,
     RnnData,
@@ -29,6 +27,8 @@ from atomr_accel.libraries.dnn._routine_messages import (
     RnnSpec,
     Softmax,
 )
+from atomr_accel.libraries.host import _vendor
+from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary, array, undone_on_error
 from atomr_accel.memory import GpuRef
 
 from ..harness import on_shared
@@ -279,8 +279,8 @@ PRODUCT: Final = Spec(
 
 
 def a_network(library: Making, message: Any) -> Callable[[], None]:
-    from atomr_accel.libraries.dnn._cuda_rnn import CudaRnn
-    from atomr_accel.libraries.dnn._cuda_routines import CudaRoutines, Descriptors
+    from atomr_accel.libraries.dnn.host._cuda_rnn import CudaRnn
+    from atomr_accel.libraries.dnn.host._cuda_routines import CudaRoutines, Descriptors
 
     descriptors = Descriptors(1)
     network = CudaRnn(descriptors, lambda address: address, SimpleNamespace(handle=0))  # type: ignore[arg-type]
@@ -301,7 +301,7 @@ def a_network(library: Making, message: Any) -> Callable[[], None]:
 
 
 def a_product(_library: Making) -> Callable[[], None]:
-    from atomr_accel.libraries.blaslt._cuda import CudaBlasLt
+    from atomr_accel.libraries.blaslt.host._cuda import CudaBlasLt
 
     context: Any = SimpleNamespace(pointer=int, compute_capability=(9, 0))
     executor = CudaBlasLt(context, SimpleNamespace(handle=0, pointer=0))  # type: ignore[arg-type]
@@ -316,14 +316,14 @@ def a_product(_library: Making) -> Callable[[], None]:
 
 
 def a_handle(_library: Making) -> Callable[[], None]:
-    from atomr_accel.libraries.blas._cuda_handle import Handle
+    from atomr_accel.libraries.blas.host._cuda_handle import Handle
 
     stream: Any = SimpleNamespace(handle=0, pointer=0, captures=True)
     return Handle(SimpleNamespace(pointer=int), stream).close  # type: ignore[arg-type]
 
 
 def a_pair_of_events(_library: Making) -> Callable[[], None]:
-    from atomr_accel.libraries.dnn import _timing
+    from atomr_accel.libraries.dnn.host import _timing
 
     with _timing._events():
         return lambda: None
@@ -350,9 +350,9 @@ def test_nothing_is_left_of_what_could_not_be_made(
 ) -> None:
     """Whichever call failed."""
     pytest.importorskip("cuda.bindings.driver")
-    from atomr_accel.libraries.blas import _cuda_handle
-    from atomr_accel.libraries.blaslt import _cuda as blaslt
-    from atomr_accel.libraries.dnn import _cuda_rnn, _cuda_routines, _timing
+    from atomr_accel.libraries.blas.host import _cuda_handle
+    from atomr_accel.libraries.blaslt.host import _cuda as blaslt
+    from atomr_accel.libraries.dnn.host import _cuda_rnn, _cuda_routines, _timing
 
     def check(call: str, answer: tuple[Any, ...]) -> Any:
         if answer[0]:

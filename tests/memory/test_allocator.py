@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from atomr_accel.host import SLAB_SHIFT
 from atomr_accel.memory import Allocator, round_size
+from atomr_accel.wire import SLAB_SHIFT
 
 MIB = 1 << 20
 

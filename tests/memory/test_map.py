@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from atomr_accel import DeviceLost, GpuRef, GpuRefSealed, GpuRefStale
-from atomr_accel.libraries import usable, writable
+from atomr_accel.libraries._arguments import usable, writable
 from atomr_accel.memory import SLICE, Allocator, Block, MemoryMap, Slab, round_size
 
 if TYPE_CHECKING:

@@ -17,10 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from atomr_accel.host._load import load
 
-from atomr_accel.backends import Backend, _registry
-from atomr_accel.backends.cpu import _context
-from atomr_accel.host import Fusion, _host, load
+from atomr_accel.backends import _registry
+from atomr_accel.backends._registry import Backend
+from atomr_accel.backends.cpu.host import _context
+from atomr_accel.host import _host
+from atomr_accel.host._protocol import Fusion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

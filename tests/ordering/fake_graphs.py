@@ -15,9 +15,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from atomr_accel.host._load import load
 
-from atomr_accel.host import _host, load
-from atomr_accel.libraries.programs import _steps
+from atomr_accel.host import _host
+from atomr_accel.libraries.programs.host import _steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 INVALID_VALUE = 1
 NOT_SUPPORTED = 801
 UPDATE_FAILURE = 910
-PROGRAMS = "atomr_accel.libraries.programs._cpu:CpuPrograms"
+PROGRAMS = "atomr_accel.libraries.programs.host._cpu:CpuPrograms"
 
 
 @dataclass(eq=False)
@@ -272,7 +273,7 @@ class Executor:
 def graphs(driver_version: int = 13000) -> Iterator[Driver]:
     """Have the CPU backend replay programs as graphs; needs ``isolation="thread"``."""
     pytest.importorskip("cuda.bindings.driver")
-    from atomr_accel.libraries.programs import _cuda, _graph
+    from atomr_accel.libraries.programs.host import _cuda, _graph
 
     fake = Driver()
     stream: Any = Stream()

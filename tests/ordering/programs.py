@@ -22,13 +22,7 @@ import numpy as np
 import trio
 import trio.testing
 
-from atomr_accel import (
-    ContextPoisoned,
-    GpuRef,
-    GpuRefSealed,
-    GpuRefStale,
-    LibraryError,
-)
+from atomr_accel import ContextPoisoned, GpuRef, GpuRefSealed, GpuRefStale, LibraryError
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import ON_CUDA, settled
@@ -37,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device
-    from atomr_accel.device._batch import Batch
-    from atomr_accel.device._record import Program
-    from atomr_accel.libraries.nvrtc import Kernel
+    from atomr_accel.device.batches._batch import Batch
+    from atomr_accel.device.batches._record import Program
+    from atomr_accel.libraries.nvrtc._facade import Kernel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

@@ -26,7 +26,7 @@ from .programs import REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, twin
 if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
-    from atomr_accel.libraries.nvrtc import Kernel
+    from atomr_accel.libraries.nvrtc._facade import Kernel
 
     from ..harness import Gate
 

@@ -17,18 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.device._context import MEMORY_LANE
-from atomr_accel.device._record import PROGRAMS
-from atomr_accel.host import Elapsed, encoder
-from atomr_accel.libraries.nvrtc import KERNELS
-from atomr_accel.libraries.nvrtc._messages import Launch
-from atomr_accel.libraries.programs import Describe, Record, Replay, Step
+from atomr_accel.device.batches._record import PROGRAMS
+from atomr_accel.libraries.nvrtc._facade import KERNELS
+from atomr_accel.libraries.nvrtc.wire._messages import Launch
+from atomr_accel.libraries.programs.wire._messages import Describe, Record, Replay, Step
 from atomr_accel.testing import kill_host
+from atomr_accel.wire import Elapsed, encoder
 
 from ..harness import on_shared, opened, program, settled
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.host import Message
+    from atomr_accel.wire import Message
 
     from ..harness import Gate
 

@@ -17,10 +17,10 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, KernelHung
-from atomr_accel.host import Fill
 from atomr_accel.host._worker import Lane
 from atomr_accel.memory import LateAddress
 from atomr_accel.testing import hang, lane_delays, poison
+from atomr_accel.wire import Fill
 
 from ..harness import ON_CUDA, on_shared, opened, program, settled
 from .programs import KINDS, Run

@@ -21,7 +21,7 @@ from .test_batches import adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.libraries.nvrtc import Kernel
+    from atomr_accel.libraries.nvrtc._facade import Kernel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -210,7 +210,7 @@ async def test_a_driver_without_conditional_nodes() -> None:
 def test_the_kernel_that_looks_at_flags_assembles() -> None:
     """Linked with a function in the place of the one that drivers have."""
     linker = pytest.importorskip("cuda.bindings.nvjitlink")
-    from atomr_accel.libraries.programs._graph import SET_CONDITIONAL
+    from atomr_accel.libraries.programs.host._graph import SET_CONDITIONAL
 
     there = """
         .version 6.0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from atomr_accel import Device
-    from atomr_accel.libraries.nvrtc import Kernel
+    from atomr_accel.libraries.nvrtc._facade import Kernel
 
 LONGEST = 200
 

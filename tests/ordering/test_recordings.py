@@ -343,13 +343,13 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
 
 
 def _programs() -> Any:
-    from atomr_accel.device._record import PROGRAMS
+    from atomr_accel.device.batches._record import PROGRAMS
 
     return PROGRAMS
 
 
 def _describe(number: int) -> Any:
-    from atomr_accel.libraries.programs import Describe
+    from atomr_accel.libraries.programs.wire._messages import Describe
 
     return Describe(number)
 

@@ -17,8 +17,8 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, KernelHung
-from atomr_accel.host._wire import Failure
 from atomr_accel.testing import kill_host
+from atomr_accel.wire import Failure
 
 from ..harness import Gate, cancelled_at, cpu_only, on_shared, opened, program, settled
 

@@ -13,12 +13,7 @@ import pytest
 import trio
 from hypothesis import given
 
-from atomr_accel import (
-    ContextPoisoned,
-    GpuRef,
-    GpuRefStale,
-    RemoteError,
-)
+from atomr_accel import ContextPoisoned, GpuRef, GpuRefStale, RemoteError
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import simulate
 

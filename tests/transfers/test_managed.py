@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
-from atomr_accel.device._managed import Advice, Attachment
+from atomr_accel.device.data._managed import Advice, Attachment
 from atomr_accel.testing import poison
 
 from ..harness import cpu_only, on_shared, opened, program, same_bits, used_by

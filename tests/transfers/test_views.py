@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atomr_accel import GpuRefSealed, GpuRefStale
-from atomr_accel.libraries import overlap
+from atomr_accel.libraries._arguments import overlap
 from atomr_accel.memory import MemoryMap
 from atomr_accel.memory._map import Slab
 from atomr_accel.memory._ref import GpuRef

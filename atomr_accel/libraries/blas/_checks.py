@@ -12,8 +12,8 @@ from ..._dtypes import DTYPES, NAMES
 from ...memory import GpuRef
 from .._arguments import require_dtype, require_rank, usable, writable
 from .._library import LaneSpec
-from .._options import LARGEST
 from .._perform import perform
+from ..wire._options import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ...memory import Block, MemoryMap
     from .._library import Submitter
     from .._perform import Prepared, Room
-    from ._messages import Scalar
+    from .wire._messages import Scalar
 
 LANE: Final = LaneSpec(
     "blas",
     {
-        "cpu": "atomr_accel.libraries.blas._cpu:CpuBlas",
-        "cuda": "atomr_accel.libraries.blas._cuda:CudaBlas",
+        "cpu": "atomr_accel.libraries.blas.host._cpu:CpuBlas",
+        "cuda": "atomr_accel.libraries.blas.host._cuda:CudaBlas",
     },
     ways=4,
 )

@@ -18,7 +18,7 @@ from ._checks import (
     operation,
     require_kind,
 )
-from ._messages import Factor
+from .wire._messages import Factor
 
 if TYPE_CHECKING:
     import numpy as np

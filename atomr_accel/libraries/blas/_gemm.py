@@ -17,28 +17,19 @@ from .._arguments import (
     usable,
     writable,
 )
-from .._broadcast import broadcast
 from .._perform import Prepared
-from .._recent import Recent
-from ._checks import (
-    LANE,
-    UINT8,
-    Number,
-    Routines,
-    Trans,
-    operation,
-    scalar,
-    scales_nothing,
-)
-from ._messages import Gemm, GemmEx, GemmList, Scalar
+from ..wire._broadcast import broadcast
+from ..wire._recent import Recent
+from ._checks import LANE, UINT8, Number, Routines, Trans, operation, scalar, scales_nothing
+from .wire._messages import Gemm, GemmEx, GemmList, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-    from ...host import Message
     from ...memory import Block, GpuRef
+    from ...wire import Message
     from .._library import Submitter
     from .._perform import Room
 

@@ -19,7 +19,7 @@ from ._checks import (
     vector,
     vector_output,
 )
-from ._messages import Scalar, Vectors
+from .wire._messages import Scalar, Vectors
 
 if TYPE_CHECKING:
     import numpy as np

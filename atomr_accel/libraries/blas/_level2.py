@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arguments import require_apart, require_dtype, require_rank, usable, writable
-from .._options import flag
 from .._perform import Prepared
+from ..wire._options import flag
 from ._checks import (
     FLOATS,
     SINGLE_OR_DOUBLE,
@@ -24,7 +24,7 @@ from ._checks import (
     vector,
     vector_output,
 )
-from ._messages import MatrixVector
+from .wire._messages import MatrixVector
 
 if TYPE_CHECKING:
     from ...memory import GpuRef

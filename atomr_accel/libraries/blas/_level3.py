@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arguments import require_apart, require_dtype, require_rank, usable
-from .._options import flag
 from .._perform import Prepared
+from ..wire._options import flag
 from ._checks import (
     REAL_OF,
     SINGLE_OR_DOUBLE,
@@ -23,7 +23,7 @@ from ._checks import (
     square,
     vector,
 )
-from ._messages import MatrixMatrix
+from .wire._messages import MatrixMatrix
 
 if TYPE_CHECKING:
     from ...memory import GpuRef

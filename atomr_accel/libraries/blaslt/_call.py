@@ -9,16 +9,16 @@ from ..._dtypes import DTYPES, NAMES
 from .._arguments import alignment, require_apart, usable, writable
 from .._perform import Prepared
 from ..blas._checks import scalar
-from ._layout import Layout
-from ._messages import Matmul, Scalar
-from ._plan import FP8, Given, Plan, Question, make_plan
+from .wire._layout import Layout
+from .wire._messages import Matmul, Scalar
+from .wire._plan import FP8, Given, Plan, Question, make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import Block, GpuRef, MemoryMap
     from .._perform import Room
-    from .._recent import Recent
+    from ..wire._recent import Recent
 
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ..._dtypes import as_dtype
 from .._arguments import require_no_race
 from .._library import LaneSpec
-from .._options import flag
 from .._perform import Prepared, perform
-from .._recent import Recent
 from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
+from ..wire._options import flag
+from ..wire._recent import Recent
 from ._call import Call, Checked
-from ._messages import Heuristic, Matmul, Tune
+from .wire._messages import Heuristic, Matmul, Tune
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
     from .._library import Submitter
     from .._perform import Room
-    from ._layout import Layout
-    from ._plan import Plan, Question
+    from .wire._layout import Layout
+    from .wire._plan import Plan, Question
 
 LANE: Final = LaneSpec(
     "blaslt",
     {
-        "cpu": "atomr_accel.libraries.blaslt._cpu:CpuBlasLt",
-        "cuda": "atomr_accel.libraries.blaslt._cuda:CudaBlasLt",
+        "cpu": "atomr_accel.libraries.blaslt.host._cpu:CpuBlasLt",
+        "cuda": "atomr_accel.libraries.blaslt.host._cuda:CudaBlasLt",
     },
     ways=4,
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import final
 
 from .._arguments import require_no_race
-from .._options import flag, whole
-from ._conv import Convolutions
-from ._norm import Normalizations
-from ._paged import Caches
-from ._pointwise import Activations
-from ._rnn import Recurrent
-from ._routines import Routines
-from ._run import DnnStatistics
-from ._user import Graphs
+from ..wire._options import flag, whole
+from .attention._paged import Caches
+from .graph._run import DnnStatistics
+from .graph._user_graph import Graphs
+from .ops._conv import Convolutions
+from .ops._norm import Normalizations
+from .ops._pointwise import Activations
+from .rnn._facade import Recurrent
+from .routines._facade import Routines
 
 
 @final

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from .._options import LARGEST, whole
-from ._messages import Spec, encode
-from ._plan import HALF, plan, result_shape, result_type
+from ..wire._options import LARGEST, whole
+from .wire._messages import Spec, encode
+from .wire._plan import HALF, plan, result_shape, result_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

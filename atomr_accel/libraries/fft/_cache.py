@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from .._library import LaneSpec
 from .._perform import Prepared, perform
 from .._workspaces import Workspaces
-from ._messages import Forget, Prepare
+from .wire._messages import Forget, Prepare
 
 if TYPE_CHECKING:
     from ...memory import Epoch
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LANE: Final = LaneSpec(
     "fft",
     {
-        "cpu": "atomr_accel.libraries.fft._cpu:CpuFft",
-        "cuda": "atomr_accel.libraries.fft._cuda:CudaFft",
+        "cpu": "atomr_accel.libraries.fft.host._cpu:CpuFft",
+        "cuda": "atomr_accel.libraries.fft.host._cuda:CudaFft",
     },
     ways=4,
 )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from .._arguments import overlap, require_shape, same_place, usable, writable
-from .._options import flag, real, whole
 from .._perform import Prepared, Room, perform
-from .._recent import Recent
+from ..wire._options import flag, real, whole
+from ..wire._recent import Recent
 from ._arguments import (
     FAMILIES,
     Call,
@@ -24,8 +24,8 @@ from ._arguments import (
     stages,
 )
 from ._cache import LANE, FftStatistics, PlanCache
-from ._messages import Frequencies, Roll, Transform
-from ._plan import HALF, MOST_DIMS
+from .wire._messages import Frequencies, Roll, Transform
+from .wire._plan import HALF, MOST_DIMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

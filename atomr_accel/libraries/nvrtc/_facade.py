@@ -17,8 +17,8 @@ from ..._errors import CompileError, Unsupported
 from ...memory import GpuRef
 from .._arguments import usable, writable
 from .._library import LaneSpec
-from ._messages import Array, Compile, Launch, Load, Scalar, Unload
 from ._signature import Parameter, read_signature
+from .wire._messages import Array, Compile, Launch, Load, Scalar, Unload
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 COMPILER: Final = LaneSpec(
     "nvrtc",
     {
-        "cpu": "atomr_accel.libraries.nvrtc._cpu:CpuCompiler",
-        "cuda": "atomr_accel.libraries.nvrtc._cuda:CudaCompiler",
+        "cpu": "atomr_accel.libraries.nvrtc.host._cpu:CpuCompiler",
+        "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaCompiler",
     },
     hangs=False,
 )
 KERNELS: Final = LaneSpec(
     "kernels",
     {
-        "cpu": "atomr_accel.libraries.nvrtc._cpu:CpuKernels",
-        "cuda": "atomr_accel.libraries.nvrtc._cuda:CudaKernels",
+        "cpu": "atomr_accel.libraries.nvrtc.host._cpu:CpuKernels",
+        "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaKernels",
     },
 )
 

@@ -12,8 +12,8 @@ from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from ...memory import as_shape
 from .._arguments import require_shape, writable
-from .._options import real
-from ._laws import FLOATS, WHOLE, Kind, bounds
+from ..wire._options import real
+from .wire._laws import FLOATS, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:
     from ...memory import GpuRef, MemoryMap

@@ -14,8 +14,8 @@ from .._arguments import alignment, usable
 from .._library import LaneSpec
 from .._perform import Prepared, perform
 from ._arguments import Size, check_out, dtype_of, shape_of
-from ._laws import BLOCK, LAWS
-from ._messages import Draw, Law, Points, Table
+from .wire._laws import BLOCK, LAWS
+from .wire._messages import Draw, Law, Points, Table
 
 if TYPE_CHECKING:
     from ...memory import Block, GpuRef
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 LANE: Final = LaneSpec(
     "rng",
     {
-        "cpu": "atomr_accel.libraries.rng._cpu:CpuRng",
-        "cuda": "atomr_accel.libraries.rng._cuda:CudaRng",
+        "cpu": "atomr_accel.libraries.rng.host._cpu:CpuRng",
+        "cuda": "atomr_accel.libraries.rng.host._cuda:CudaRng",
     },
 )
 

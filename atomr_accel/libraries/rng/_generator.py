@@ -12,8 +12,8 @@ from ..._dtypes import DTYPES, NAMES
 from ..._errors import GpuRefStale, Unsupported
 from ...memory import GpuRef
 from .._arguments import require_apart, usable
-from .._options import flag, real
 from .._perform import Prepared, perform
+from ..wire._options import flag, real
 from ._arguments import (
     Size,
     above_zero,
@@ -29,10 +29,10 @@ from ._arguments import (
     shape_parameter,
 )
 from ._draws import LANE, Drawing, Entries, law_of
-from ._laws import integer_law
-from ._messages import Pick, Take
-from ._prototypes import MOST_DIMENSIONS
 from ._state import GeneratorStatistics, State, new_state
+from .wire._laws import MOST_DIMENSIONS
+from .wire._laws import integer_law
+from .wire._messages import Pick, Take
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

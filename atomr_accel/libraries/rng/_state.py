@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._laws import BLOCK, KINDS
+from .wire._laws import BLOCK, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ._laws import Kind
+    from .wire._laws import Kind
 
 
 @dataclass(frozen=True, slots=True)

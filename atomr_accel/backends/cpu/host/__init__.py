@@ -1,0 +1,1 @@
+"""The CPU's context and memory, inside a host."""

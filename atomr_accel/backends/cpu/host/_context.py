@@ -1,0 +1,229 @@
+"""The CPU as a device: memory in shared files, ops on the lane's thread.
+
+It gives the same promises as a GPU: sealed memory is read-only by mapping, memory
+outlives its process, and a simulated sticky fault ends the context for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import time
+from typing import Any, Final, final
+
+import numpy as np
+
+from ...._errors import DeviceUnavailable, OutOfMemory, Unsupported
+from ....wire import (
+    OFFSET_MASK,
+    SLAB_SHIFT,
+    DeviceInfo,
+    StickyFault,
+    StreamPlan,
+    map_file,
+    numpy_at,
+    shared_fd,
+)
+
+_Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def physical_memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@final
+class CpuStream:
+    """Work is done when it is queued, so there is never anything to wait for."""
+
+    def __init__(self, context: CpuContext) -> None:
+        self._context = context
+
+    def mark(self) -> None:
+        """Nothing is ever in flight."""
+
+    def finished(self, token: object) -> bool:
+        """True; never asked, because ``mark`` gives no tokens."""
+        return token is None
+
+    def wait(self, token: object) -> None:
+        """Nothing to wait for."""
+
+    def release(self, token: object) -> None:
+        """Nothing to release."""
+
+    def signal(self) -> int:
+        """Never asked, because ``mark`` gives no tokens."""
+        raise AssertionError("the CPU has nothing in flight")
+
+    def timestamp(self, event: int) -> None:
+        """Note the time."""
+        self._context.events[event] = time.perf_counter()
+
+    def follow(self, other: object) -> None:
+        """What the other lane has launched is done."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@final
+class CpuContext:
+    """The CPU backend's half in the host."""
+
+    def __init__(self, index: int, plan: StreamPlan) -> None:
+        del plan  # there are no streams to plan
+        if index != 0:
+            raise DeviceUnavailable(
+                f"the CPU backend has one device, 0; there is no device {index}"
+            )
+        self._slabs: dict[int, _Bytes] = {}
+        self._writable: dict[int, tuple[_Bytes, int]] = {}
+        self._fds: dict[int, int] = {}
+        self._fault: StickyFault | None = None
+        self.events: dict[int, float] = {}
+        self.info: Final = DeviceInfo(
+            name=platform.processor() or platform.machine(),
+            backend="cpu",
+            index=index,
+            total_memory=physical_memory(),
+        )
+
+    def open_lane(self, name: str) -> CpuStream:
+        """Prepare this thread: like a GPU it computes infinities and NaNs without a word."""
+        del name
+        np.seterr(all="ignore")
+        return CpuStream(self)
+
+    def elapsed(self, start: int, end: int) -> float:
+        """Milliseconds between two timestamps."""
+        return (self.events[end] - self.events[start]) * 1e3
+
+    def forget_event(self, event: int) -> None:
+        """Forget a timestamp."""
+        self.events.pop(event, None)
+
+    def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
+        """Map memory shared with the program."""
+        if slab not in self._slabs:
+            self._slabs[slab] = _map(fd, nbytes)
+
+    def map_pointer(self, slab: int, pointer: int, nbytes: int) -> None:
+        """Give memory of this process, which others own, an address."""
+        self._slabs[slab] = numpy_at(pointer, (nbytes,), np.dtype(np.uint8), owner=None)
+
+    def create_managed(self, slab: int, nbytes: int) -> None:
+        """Refuse: there is nothing to move."""
+        del slab, nbytes
+        raise Unsupported(
+            "the CPU backend has no managed memory; use empty, zeros or put, which are the same "
+            "where there is one memory only"
+        )
+
+    def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
+        """Make a shared file; the system gives it pages as they are touched."""
+        # The system promises more than it has, and ends who believes it.
+        room = physical_memory() - sum(map(len, self._slabs.values()))
+        if nbytes > room:
+            raise OutOfMemory(
+                f"no room for a slab of {nbytes} bytes: {room} are left", requested=nbytes
+            )
+        try:
+            fd = shared_fd(nbytes, f"atomr-slab-{slab}")
+            try:
+                self.map_slab(slab, fd, nbytes, sealed=sealed)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            raise OutOfMemory(
+                f"no room for a slab of {nbytes} bytes: {error}", requested=nbytes
+            ) from error
+        return fd
+
+    def map_slab(self, slab: int, fd: int, nbytes: int, *, sealed: bool) -> None:
+        """Map a slab, without write permission if it is sealed."""
+        view = _map(fd, nbytes, writable=not sealed)
+        if sealed:
+            self._fds[slab] = os.dup(fd)
+        self._slabs[slab] = view
+
+    def unmap_slab(self, slab: int) -> None:
+        """Forget a slab, if it is here; the mapping ends with the last view."""
+        self._slabs.pop(slab, None)
+        if slab in self._fds:
+            os.close(self._fds.pop(slab))
+
+    def unprotect(self, slab: int) -> None:
+        """Map a sealed slab a second time, writable."""
+        view, count = self._writable.get(slab, (None, 0))
+        if view is None:
+            view = _map(self._fds[slab], len(self._slabs[slab]))
+        self._writable[slab] = (view, count + 1)
+
+    def protect(self, slab: int) -> None:
+        """Drop the writable mapping when its last user is done."""
+        view, count = self._writable.pop(slab)
+        if count > 1:
+            self._writable[slab] = (view, count - 1)
+
+    def bytes_at(self, address: int, nbytes: int, *, unsealing: bool = False) -> _Bytes:
+        """The bytes of a buffer; read-only if it is sealed, except for ``unsealing``."""
+        slab, offset = address >> SLAB_SHIFT, address & OFFSET_MASK
+        if unsealing and slab in self._writable:
+            return self._writable[slab][0][offset : offset + nbytes]
+        return self._slabs[slab][offset : offset + nbytes]
+
+    def host_bytes(self, address: int, nbytes: int) -> _Bytes:
+        """Memory shared with the program."""
+        return self.bytes_at(address, nbytes)
+
+    def array(
+        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> np.ndarray[Any, Any]:
+        """A buffer as a NumPy array."""
+        nbytes = dtype.itemsize
+        for extent in shape:
+            nbytes *= extent
+        return self.bytes_at(address, nbytes).view(dtype).reshape(shape)
+
+    def make_current(self) -> None:
+        """Threads need no preparation here."""
+
+    def pointer(self, address: int) -> int:
+        """The pointer that an address is here."""
+        base: int = self._slabs[address >> SLAB_SHIFT].__array_interface__["data"][0]
+        return base + (address & OFFSET_MASK)
+
+    def take(self, address: int, pointer: int, nbytes: int) -> None:
+        """Copy from memory of this process."""
+        ctypes.memmove(self.pointer(address), pointer, nbytes)
+
+    def synchronize(self) -> None:
+        """Nothing is ever in flight."""
+
+    def fail(self, fault: StickyFault) -> None:
+        """Simulate a sticky fault: from now on every op reports it."""
+        self._fault = fault
+
+    def check(self) -> None:
+        """Raise the fault, if there was one."""
+        if self._fault is not None:
+            fault = self._fault
+            raise StickyFault(str(fault), status=fault.status, status_name=fault.status_name)
+
+    def close(self) -> None:
+        """Unmap everything."""
+        self._slabs.clear()
+        self._writable.clear()
+        for fd in self._fds.values():
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._fds.clear()
+
+
+def _map(fd: int, nbytes: int, *, writable: bool = True) -> _Bytes:
+    return np.frombuffer(map_file(fd, nbytes, writable=writable), dtype=np.uint8)

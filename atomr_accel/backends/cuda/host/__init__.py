@@ -1,0 +1,1 @@
+"""The CUDA context, its driver calls and its memory, inside a host."""

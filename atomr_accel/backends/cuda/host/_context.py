@@ -1,0 +1,512 @@
+"""One GPU as one host holds it: primary context, slabs, streams and events.
+
+The primary context, not one of its own, so that CuPy or PyTorch called inside the host
+share it. Memory goes through the driver's virtual memory management (``cuMemCreate`` and
+``cuMemMap``), whose allocations are descriptors that outlive the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ...._errors import DeviceUnavailable, OutOfMemory, Unsupported
+from ....wire import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StreamPlan, arrived, map_file
+from ._driver import NOT_READY, check, driver, failure, start_driver
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterator
+
+_ATTRIBUTE: Final = driver.CUdevice_attribute
+_FD_TYPE: Final = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_DISABLE_TIMING: Final = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+_BLOCKING_SYNC: Final = driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
+_NON_BLOCKING: Final = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+# CUDA 13 has dropped the suffix, with the older function.
+_prefetch_async: Final = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
+_query: Final = driver.cuEventQuery
+_record: Final = driver.cuEventRecord
+_SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
+
+
+_PAGE: Final = 4096
+"""Managed memory comes in whole pages of this."""
+
+
+def _close_address() -> int:
+    """Where the C library's ``close`` is; its one argument fits a host function's."""
+    address = ctypes.cast(ctypes.CDLL(None).close, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+Kept = tuple[object, "Callable[[], object]"]
+"""Something that is kept, and what gives it back."""
+
+
+@final
+class CudaStream:
+    """A stream and a pool of events to mark places in it.
+
+    Attributes:
+        captures: whether what is queued here goes into graphs. Libraries then work in
+            memory of their own: what they allocate in a stream makes nodes that neither
+            child graphs nor the bodies of conditional nodes may have.
+        kept: what the graph that is being captured needs while it exists, and how to give
+            that back; see ``keep``.
+    """
+
+    def __init__(self, context: CudaContext, handle: Any, *, captures: bool = False) -> None:
+        self._context = context
+        self.captures: Final = captures
+        self.kept: list[Kept] = []
+        self.handle = handle
+        self.pointer = int(self.handle)
+        self._events: list[Any] = []
+        # An event that threads may sleep for interrupts the CPU when it happens, wanted or not.
+        sleeps = _BLOCKING_SYNC if context.completion == "blocking" else 0
+        self._flags: Final = _DISABLE_TIMING | sleeps
+        self._following = self._new_event()
+
+    def keep(self, thing: object, give_back: Callable[[], object] = lambda: None) -> None:
+        """Keep what the graph that is being captured reads at each launch.
+
+        Args:
+            thing: is referred to until the graph is gone.
+            give_back: called then.
+        """
+        self.kept.append((thing, give_back))
+
+    def mark(self) -> Any:
+        """An event after all work queued so far."""
+        event = self._events.pop() if self._events else self._new_event()
+        (status,) = _record(event, self.handle)
+        if status is not _SUCCESS:
+            raise failure("cuEventRecord", status)
+        return event
+
+    def finished(self, token: Any) -> bool:
+        """Whether the event has happened (``cuEventQuery``)."""
+        (status,) = _query(token)
+        if status is _SUCCESS:
+            return True
+        if status is NOT_READY:
+            return False
+        raise failure("cuEventQuery", status)
+
+    def wait(self, token: Any) -> None:
+        """Sleep until the event has happened (``cuEventSynchronize``, without the GIL)."""
+        check("cuEventSynchronize", driver.cuEventSynchronize(token))
+
+    def release(self, token: Any) -> None:
+        """Back to the pool."""
+        self._events.append(token)
+
+    def signal(self) -> int:
+        """A pipe of which the driver closes the other end (``cuLaunchHostFunc``).
+
+        The host function is the C library's ``close`` itself: it needs no GIL, so it can
+        neither wait for Python nor hold the stream up.
+        """
+        reader, writer = os.pipe()
+        check(
+            "cuLaunchHostFunc",
+            driver.cuLaunchHostFunc(self.handle, driver.CUhostFn(_close_address()), writer),
+        )
+        return reader
+
+    def timestamp(self, event: int) -> None:
+        """Record an event that notes the time (``cuEventRecord``)."""
+        events = self._context.events
+        if event not in events:
+            events[event] = check("cuEventCreate", driver.cuEventCreate(0))
+        check("cuEventRecord", driver.cuEventRecord(events[event], self.handle))
+
+    def follow(self, other: CudaStream) -> None:
+        """Make later work here wait for what ``other`` has queued by now.
+
+        The wait takes the event's record of this moment, so one event serves all calls.
+        """
+        check("cuEventRecord", driver.cuEventRecord(self._following, other.handle))
+        check("cuStreamWaitEvent", driver.cuStreamWaitEvent(self.handle, self._following, 0))
+
+    def synchronize(self) -> None:
+        """Wait for everything on this stream."""
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle))
+
+    def close(self) -> None:
+        """Destroy the events, and the stream if no other lane uses it."""
+        for event in (*self._events, self._following):
+            check("cuEventDestroy", driver.cuEventDestroy(event))
+        if self.captures:
+            check("cuStreamDestroy", driver.cuStreamDestroy(self.handle))
+        else:
+            self._context.release_stream(self.handle)
+
+    def _new_event(self) -> Any:
+        return check("cuEventCreate", driver.cuEventCreate(self._flags))
+
+
+@contextmanager
+def _released_unless_done(allocation: Any) -> Iterator[None]:
+    """Nobody else knows of an allocation that could not be mapped."""
+    try:
+        yield
+    except BaseException:
+        driver.cuMemRelease(allocation)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    base: int
+    nbytes: int
+    allocation: Any
+
+
+@final
+class CudaContext:
+    """The CUDA backend's half in the host."""
+
+    def __init__(self, index: int, plan: StreamPlan) -> None:
+        self._plan = plan
+        self.completion: Final = plan.completion
+        self.deterministic: Final = plan.deterministic
+        self._streams: list[Any] = []
+        self._stream_users: list[int] = []
+        self._next_stream = 0
+        self._streams_lock = threading.Lock()
+        self.events: dict[int, Any] = {}
+        version = start_driver()
+        count: int = check("cuDeviceGetCount", driver.cuDeviceGetCount())
+        if not 0 <= index < count:
+            plural = "device" if count == 1 else "devices"
+            raise DeviceUnavailable(
+                f"there is no CUDA device {index}; the driver has {count} {plural}"
+            )
+        self._device = check("cuDeviceGet", driver.cuDeviceGet(index))
+        if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
+            raise DeviceUnavailable(f"CUDA device {index} has no virtual memory management")
+        self.exports = bool(
+            self._attribute(
+                _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+            )
+        )
+        self._context = check(
+            "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device)
+        )
+        self.make_current()
+        name = check("cuDeviceGetName", driver.cuDeviceGetName(256, self._device))
+        uuid = check("cuDeviceGetUuid", driver.cuDeviceGetUuid(self._device))
+        self.compute_capability = (
+            self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        )
+        self.info: Final = DeviceInfo(
+            name=name.split(b"\0")[0].decode(),
+            backend="cuda",
+            index=index,
+            total_memory=check("cuDeviceTotalMem", driver.cuDeviceTotalMem(self._device)),
+            compute_capability=self.compute_capability,
+            driver_version=version,
+            uuid=bytes(uuid.bytes).hex(),
+            exports_memory=self.exports,
+        )
+        self._slabs: dict[int, _Mapping] = {}
+        self._bases: dict[int, int] = {}
+        self._writable: dict[int, tuple[int, int]] = {}  # slab -> base, users
+        self._pinned: dict[int, mmap.mmap] = {}
+        self._managed: dict[int, int] = {}  # slab -> bytes
+        self._away: set[int] = set()  # those whose pages may be on the host
+
+    @staticmethod
+    def preload() -> None:
+        """What opening a device needs that touches none: the driver's start."""
+        start_driver()
+
+    def _attribute(self, attribute: Any) -> int:
+        value: int = check(
+            "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, self._device)
+        )
+        return value
+
+    def make_current(self) -> None:
+        """Make the context this thread's."""
+        check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
+
+    def open_lane(self, name: str) -> CudaStream:
+        """Make the context current in this thread; a stream as the plan says."""
+        self.make_current()
+        priority = self._plan.priorities.get(name, 0)
+        most = {"single": 1, "pooled": self._plan.pool}.get(self._plan.strategy)
+        with self._streams_lock:
+            if most is None or len(self._streams) < most:
+                handle = check(
+                    "cuStreamCreateWithPriority",
+                    driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority),
+                )
+                self._streams.append(handle)
+                self._stream_users.append(1)
+            else:
+                index = self._next_stream = (self._next_stream + 1) % most
+                self._stream_users[index] += 1
+                handle = self._streams[index]
+        return CudaStream(self, handle)
+
+    def capture_stream(self) -> CudaStream:
+        """A stream to capture graphs from, which no lane uses: all it is given is captured."""
+        handle = check("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
+        return CudaStream(self, handle, captures=True)
+
+    def release_stream(self, handle: Any) -> None:
+        """One lane fewer uses a stream; the last one destroys it."""
+        with self._streams_lock:
+            index = next(i for i, each in enumerate(self._streams) if each is handle)
+            self._stream_users[index] -= 1
+            if not self._stream_users[index]:
+                del self._streams[index], self._stream_users[index]
+                check("cuStreamDestroy", driver.cuStreamDestroy(handle))
+
+    def elapsed(self, start: int, end: int) -> float:
+        """Milliseconds between two timestamps (``cuEventElapsedTime``)."""
+        events = self.events
+        milliseconds: float = check(
+            "cuEventElapsedTime", driver.cuEventElapsedTime(events[start], events[end])
+        )
+        return milliseconds
+
+    def forget_event(self, event: int) -> None:
+        """Destroy the event of a timestamp (``cuEventDestroy``)."""
+        found = self.events.pop(event, None)
+        if found is not None:
+            check("cuEventDestroy", driver.cuEventDestroy(found))
+
+    def pointer(self, address: int) -> int:
+        """The device pointer of an address."""
+        return self._bases[address >> SLAB_SHIFT] + (address & OFFSET_MASK)
+
+    def writable_pointer(self, address: int) -> int:
+        """Like ``pointer``, through the second mapping where a slab is unprotected."""
+        slab = address >> SLAB_SHIFT
+        base = self._writable[slab][0] if slab in self._writable else self._bases[slab]
+        return base + (address & OFFSET_MASK)
+
+    def map_pinned(self, slab: int, fd: int, nbytes: int) -> None:
+        """Map shared memory and page-lock it (``cuMemHostRegister``)."""
+        if slab in self._pinned:
+            return
+        memory = map_file(fd, nbytes)
+        base = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+        check("cuMemHostRegister", driver.cuMemHostRegister(base, nbytes, flags))
+        self._pinned[slab] = memory
+        self._bases[slab] = base
+
+    def host_bytes(self, address: int, nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Memory shared with the program, for the CPU."""
+        memory = self._pinned[address >> SLAB_SHIFT]
+        return np.frombuffer(memory, np.uint8, nbytes, address & OFFSET_MASK)
+
+    def map_pointer(self, slab: int, pointer: int, nbytes: int) -> None:
+        """Give memory of this process, which others own, an address."""
+        del nbytes
+        self._bases[slab] = pointer
+
+    def create_managed(self, slab: int, nbytes: int) -> None:
+        """Allocate managed memory (``cuMemAllocManaged``), never more than the card has free.
+
+        The driver would promise more, and move pages in and out for ever. It gives pages as
+        they are touched, so they are all moved to the device here, and count as taken; and it
+        would move them away again for others, so ``create_slab`` looks for room, too.
+        """
+        if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS):
+            raise Unsupported("this device cannot share managed memory with a running host")
+        self._check_room(nbytes, "managed memory")
+        flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
+        base = int(check("cuMemAllocManaged", driver.cuMemAllocManaged(nbytes, flags)))
+        self._bases[slab] = base
+        self._managed[slab] = nbytes
+        legacy = driver.CUstream(driver.CU_STREAM_LEGACY)
+        self.prefetch(slab << SLAB_SHIFT, nbytes, legacy, on_device=True)
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(legacy))
+
+    def prefetch(self, address: int, nbytes: int, stream: Any, *, on_device: bool) -> None:
+        """Move managed memory to the device, or to the host (``cuMemPrefetchAsync``)."""
+        slab = address >> SLAB_SHIFT
+        if not on_device:
+            self.may_leave(slab)
+        location = self.location(on_device=on_device)
+        pointer = self.pointer(address)
+        check("cuMemPrefetchAsync", _prefetch_async(pointer, nbytes, location, 0, stream))
+        if on_device and nbytes > self._managed[slab] - _PAGE:
+            self._away.discard(slab)
+
+    def may_leave(self, slab: int) -> None:
+        """Managed memory may move to the host: keep room on the device for its return."""
+        self._away.add(slab)
+
+    def _check_room(self, nbytes: int, what: str) -> None:
+        free, _ = check("cuMemGetInfo", driver.cuMemGetInfo())
+        free = max(0, free - sum(self._managed[slab] for slab in self._away))
+        if nbytes > free:
+            raise OutOfMemory(
+                f"no room for {nbytes} bytes of {what}: {free} are free on the device",
+                requested=nbytes,
+                free=free,
+            )
+
+    def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
+        """Allocate (``cuMemCreate``) and map device memory; its descriptor, or -1."""
+        properties = self._properties()
+        if self._managed:  # which the driver would move to the host to make room
+            self._check_room(nbytes, "device memory beside managed memory")
+        try:
+            allocation = check("cuMemCreate", driver.cuMemCreate(nbytes, properties, 0))
+        except OutOfMemory as error:
+            raise OutOfMemory(
+                f"no room for a slab of {nbytes} bytes on the device", requested=nbytes
+            ) from error
+        with _released_unless_done(allocation):
+            fd = -1
+            if self.exports:
+                fd = int(
+                    check(
+                        "cuMemExportToShareableHandle",
+                        driver.cuMemExportToShareableHandle(allocation, _FD_TYPE, 0),
+                    )
+                )
+            try:
+                self._map(slab, allocation, nbytes, sealed=sealed)
+            except BaseException:
+                if fd >= 0:
+                    os.close(fd)
+                raise
+        return fd
+
+    def map_slab(self, slab: int, fd: int, nbytes: int, *, sealed: bool) -> None:
+        """Import a descriptor (``cuMemImportFromShareableHandle``) and map it."""
+        allocation = check(
+            "cuMemImportFromShareableHandle",
+            driver.cuMemImportFromShareableHandle(arrived(fd, "a slab", nbytes), _FD_TYPE),
+        )
+        with _released_unless_done(allocation):
+            self._map(slab, allocation, nbytes, sealed=sealed)
+
+    def unmap_slab(self, slab: int) -> None:
+        """Unmap a slab, if it is here, and release its allocation, or unlock shared memory."""
+        base = self._bases.pop(slab, None)
+        if base is None:
+            return
+        if slab in self._pinned:
+            check("cuMemHostUnregister", driver.cuMemHostUnregister(base))
+            del self._pinned[slab]
+        elif slab in self._managed:
+            del self._managed[slab]
+            self._away.discard(slab)
+            check("cuMemFree", driver.cuMemFree(base))
+        elif slab in self._slabs:  # or others own it
+            mapping = self._slabs.pop(slab)
+            self._unmap(mapping.base, mapping.nbytes)
+            check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
+
+    def unprotect(self, slab: int) -> None:
+        """Map a sealed slab a second time, writable, for as long as somebody fills it."""
+        base, users = self._writable.get(slab, (0, 0))
+        if not users:
+            mapping = self._slabs[slab]
+            base = self._map_at(mapping.allocation, mapping.nbytes, writable=True)
+        self._writable[slab] = (base, users + 1)
+
+    def protect(self, slab: int) -> None:
+        """Drop the writable mapping after its last user; the caller has synchronized."""
+        base, users = self._writable.pop(slab)
+        if users > 1:
+            self._writable[slab] = (base, users - 1)
+        else:
+            self._unmap(base, self._slabs[slab].nbytes)
+
+    def take(self, address: int, pointer: int, nbytes: int) -> None:
+        """Copy on the device, after what the legacy default stream was told to wait for."""
+        if nbytes:
+            legacy = driver.CUstream(driver.CU_STREAM_LEGACY)
+            check(
+                "cuMemcpyAsync",
+                driver.cuMemcpyAsync(self.pointer(address), pointer, nbytes, legacy),
+            )
+            check("cuStreamSynchronize", driver.cuStreamSynchronize(legacy))
+
+    def synchronize(self) -> None:
+        """Wait for all that this process has queued (``cuCtxSynchronize``)."""
+        check("cuCtxSynchronize", driver.cuCtxSynchronize())
+
+    def check(self) -> None:
+        """Raise StickyFault if the context has failed; any stream tells (``cuStreamQuery``)."""
+        (status,) = driver.cuStreamQuery(driver.CUstream(0))
+        if status is not _SUCCESS and status is not NOT_READY:
+            raise failure("cuStreamQuery", status)
+
+    def close(self) -> None:
+        """Release everything (thread isolation; a host process just ends)."""
+        self.make_current()
+        for slab in list(self._bases):
+            self.unmap_slab(slab)
+        check("cuDevicePrimaryCtxRelease", driver.cuDevicePrimaryCtxRelease(self._device))
+
+    # --- virtual memory -----------------------------------------------------------------
+
+    def location(self, *, on_device: bool = True) -> Any:
+        """Where memory may be: on this device, or on the host."""
+        types = driver.CUmemLocationType
+        location = driver.CUmemLocation()
+        location.type = (
+            types.CU_MEM_LOCATION_TYPE_DEVICE if on_device else types.CU_MEM_LOCATION_TYPE_HOST
+        )
+        location.id = int(self._device) if on_device else 0
+        return location
+
+    def _properties(self) -> Any:
+        properties = driver.CUmemAllocationProp()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location = self.location()
+        if self.exports:
+            properties.requestedHandleTypes = _FD_TYPE
+        return properties
+
+    def _map(self, slab: int, allocation: Any, nbytes: int, *, sealed: bool) -> None:
+        base = self._map_at(allocation, nbytes, writable=not sealed)
+        self._slabs[slab] = _Mapping(base, nbytes, allocation)
+        self._bases[slab] = base
+
+    def _map_at(self, allocation: Any, nbytes: int, *, writable: bool) -> int:
+        access = driver.CUmemAccessDesc()
+        access.location = self.location()
+        flags = driver.CUmemAccess_flags
+        access.flags = (
+            flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            if writable
+            else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        )
+        base = check("cuMemAddressReserve", driver.cuMemAddressReserve(nbytes, 0, 0, 0))
+        mapped = False
+        try:
+            check("cuMemMap", driver.cuMemMap(base, nbytes, 0, allocation, 0))
+            mapped = True
+            check("cuMemSetAccess", driver.cuMemSetAccess(base, nbytes, [access], 1))
+        except BaseException:
+            if mapped:
+                driver.cuMemUnmap(base, nbytes)
+            driver.cuMemAddressFree(base, nbytes)
+            raise
+        return int(base)
+
+    @staticmethod
+    def _unmap(base: int, nbytes: int) -> None:
+        check("cuMemUnmap", driver.cuMemUnmap(base, nbytes))
+        check("cuMemAddressFree", driver.cuMemAddressFree(base, nbytes))

@@ -1,0 +1,95 @@
+"""The CUDA driver API with errors as exceptions.
+
+Statuses after which every later call of the process fails too (sticky ones) become
+``StickyFault``; the host then ends. All others leave the context healthy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ...._errors import DeviceUnavailable, LibraryError, LibraryMissing, OutOfMemory
+from ....wire import StickyFault
+
+try:
+    from cuda.bindings import driver
+except ImportError as error:
+    raise LibraryMissing(
+        "the CUDA backend needs cuda-bindings; install it with: "
+        "pip install 'atomr-accel[cuda12]' (or [cuda13])",
+        library="cuda-bindings",
+    ) from error
+
+MINIMUM_DRIVER: Final = 12000
+"""CUDA 12.0: the oldest driver whose virtual memory management is used here as it is."""
+
+STICKY: Final = frozenset(
+    {
+        214,  # ECC_UNCORRECTABLE
+        220,  # NVLINK_UNCORRECTABLE
+        226,  # CONTAINED
+        700,  # ILLEGAL_ADDRESS
+        702,  # LAUNCH_TIMEOUT
+        709,  # CONTEXT_IS_DESTROYED
+        710,  # ASSERT
+        714,  # HARDWARE_STACK_ERROR
+        715,  # ILLEGAL_INSTRUCTION
+        716,  # MISALIGNED_ADDRESS
+        717,  # INVALID_ADDRESS_SPACE
+        718,  # INVALID_PC
+        719,  # LAUNCH_FAILED
+        721,  # TENSOR_MEMORY_LEAK
+    }
+)
+"""After these the process can do no more on the device (vendor documentation, CUresult)."""
+
+__all__ = ["NOT_READY", "STICKY", "check", "driver", "failure", "start_driver"]
+
+_SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
+NOT_READY: Final = driver.CUresult.CUDA_ERROR_NOT_READY
+_OUT_OF_MEMORY: Final = 2
+
+
+def failure(call: str, status: Any) -> Exception:
+    """The exception for a status that is not success."""
+    code = int(status)
+    name = getattr(status, "name", str(code))
+    text = f"{call} returned {name} ({code})"
+    if code in STICKY:
+        return StickyFault(text, status=code, status_name=name)
+    if code == _OUT_OF_MEMORY:
+        return OutOfMemory(text, requested=0)
+    return LibraryError(text, library="cuda", call=call, status=code, status_name=name)
+
+
+def check(call: str, answer: tuple[Any, ...]) -> Any:
+    """The results of a driver call: none, one, or a tuple."""
+    status, *results = answer
+    if status is not _SUCCESS and int(status) != 0:
+        raise failure(call, status)
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def start_driver() -> int:
+    """Initialise the driver; its version, such as 13000.
+
+    Raises:
+        DeviceUnavailable: there is no driver, or it is too old.
+    """
+    # cuda-bindings looks libcuda up at the first call and raises RuntimeError if it is
+    # not there; cuInit has its own statuses for a driver that does not work.
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError as error:
+        raise DeviceUnavailable(f"no CUDA driver library (libcuda.so.1): {error}") from error
+    if int(status) != 0:
+        raise DeviceUnavailable(f"the CUDA driver does not start: cuInit returned {status.name}")
+    version: int = check("cuDriverGetVersion", driver.cuDriverGetVersion())
+    if version < MINIMUM_DRIVER:
+        raise DeviceUnavailable(
+            f"the CUDA driver supports CUDA {version // 1000}.{version % 1000 // 10}, "
+            f"but CUDA {MINIMUM_DRIVER // 1000}.0 or newer is needed; update the driver"
+        )
+    return version

@@ -1,0 +1,1 @@
+"""Ops that are collected instead of awaited: batches and recordings."""

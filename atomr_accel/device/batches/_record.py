@@ -1,0 +1,535 @@
+"""Recorded programs: collected once, replayed often, on CUDA as a graph."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ..._dtypes import as_dtype
+from ..._errors import ContextPoisoned, DeviceLost, Unsupported
+from ...lanes import uninterrupted
+from ...libraries._arguments import BLOCK_ALIGNMENT, alignment, usable, writable
+from ...libraries._library import LaneSpec
+from ...libraries.nvrtc._facade import KERNELS
+from ...libraries.programs.wire._messages import (
+    Describe,
+    Forget,
+    Kind,
+    Record,
+    Replay,
+    Section,
+    Step,
+)
+from ...memory import Block, GpuRef, LateAddress, Part, as_shape, refuse_write
+from ...wire import encode
+from .._core import Shape
+from ._batch import Collector, Submitted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from ...lanes import Op
+    from ...libraries.nvrtc._facade import Kernel
+    from ...libraries.programs.wire._messages import Node
+    from ...memory import Kept
+    from ...wire import Message
+    from .._device import Device
+
+PROGRAMS: Final = LaneSpec(
+    "programs",
+    {
+        "cpu": "atomr_accel.libraries.programs.host._cpu:CpuPrograms",
+        "cuda": "atomr_accel.libraries.programs.host._cuda:CudaPrograms",
+    },
+)
+
+_ALIGNMENT: Final = 16
+"""No call of a library depends on more bytes than these in where a buffer begins."""
+
+_numbers: Final = itertools.count(1)
+_COLLECTED: Final = Submitted()
+
+_Op = tuple[str, str, "Message"]
+"""An op as it was collected: its executor, its name, its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Another program as a part of this one, on these buffers."""
+
+    program: Program
+    arguments: dict[Block, GpuRef]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What is executed if, or as long as, a flag is set."""
+
+    kind: Kind
+    flag: GpuRef
+    nodes: list[_Op | _Call | _Choice] = field(default_factory=list)
+    written: set[Block] = field(default_factory=set)
+
+
+@final
+@uninterrupted
+class Program(Collector):
+    """Collects ops inside ``async with device.record() as program:``, to be replayed.
+
+    Recording executes nothing: the refs that calls return have content once the program
+    was replayed. ``replay`` may use other buffers in the place of those it was recorded
+    with. A program owns the buffers it has made; they stay valid for as long as it does.
+
+    After a rebuild a program makes itself anew, with the same refs for its results, if
+    the buffers it reads are sealed or replaced; otherwise ``replay`` raises
+    ``GpuRefStale``.
+
+    Random numbers that are drawn in a recording are the same in every replay.
+    """
+
+    def __init__(self, device: Device, inputs: tuple[GpuRef, ...]) -> None:
+        super().__init__(device)
+        self._number = next(_numbers)
+        self._inputs = inputs
+        self._prepare: list[_Op] = []
+        self._nodes: list[_Op | _Call | _Choice] = []
+        self._choices: list[_Choice] = []  # whose blocks are open, innermost last
+        self._called: dict[Program, None] = {}  # directly or not, in order
+        self._twins: dict[GpuRef, GpuRef] = {}
+        self._bound: dict[Block, GpuRef] = {}
+        self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
+        self._inside: dict[Block, tuple[Block, int]] = {}  # stand-ins that are parts of others
+        self._pads: dict[Block, int] = {}  # how far behind a stand-in what it stands for begins
+        self._particular = False  # whether anything was checked that depends on where it begins
+        self._made: dict[Block, int] = {}
+        self._provided = 0
+        self._written: set[Block] = set()
+        self._sent: tuple[Any, ...] | None = None
+        self._recorded: Op | None = None
+        self._kept: Kept | None = None
+        self._open = False
+        self._entered = False
+
+    async def __aenter__(self) -> Program:
+        await self._core.ready()
+        self.ports = {name: spec for name, (spec, _) in self._core.lanes.items()}
+        self._open = self._entered = True
+        for ref in self._inputs:
+            self.take(ref)
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._open = False
+        self._kernels.clear()
+        self._written.update(map(self._root, tuple(self._written)))
+        if error is None:
+            await self._prepared()
+
+    # --- collecting -----------------------------------------------------------------------
+
+    def take(self, argument: Any) -> Any:
+        """A ref as the program knows it: by a twin whose address is looked up late."""
+        if isinstance(argument, (list, tuple)):
+            return type(argument)(self.take(item) for item in argument)
+        if not isinstance(argument, GpuRef) or argument._block in self._made:
+            return argument
+        twin = self._twins.get(argument)
+        if twin is None:
+            twin = self._view(argument)
+            if twin is None:
+                twin = self._stand_in(argument)
+            self._twins[argument] = twin
+        return twin
+
+    def _view(self, argument: GpuRef) -> GpuRef | None:
+        """The twin of a view of something that is taken: of the same part of its twin.
+
+        So what replaces an input on replay also replaces its views.
+        """
+        usable(argument, self.memory, "argument")
+        for stand_in in self._stand_ins.get(argument._block.base, ()):
+            start = _start(argument, self._bound[stand_in])
+            if start is not None:
+                at = start + self._pads[stand_in]
+                return argument.on_block(Part(stand_in, at) if at else stand_in)
+        return None
+
+    def _stand_in(self, argument: GpuRef) -> GpuRef:
+        block, stand_in = argument._block, self.memory.promise()
+        stand_in.sealed, stand_in.epoch = block.sealed, block.epoch
+        # A twin begins as far from where whole buffers may begin as what it stands for does, so
+        # that calls find the same alignment.
+        pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
+        others = self._stand_ins.setdefault(block.base, [])
+        for other in others[:]:
+            start = _start(self._bound[other], argument)
+            if start is not None:  # a view that was taken before it
+                others.remove(other)
+                del self._bound[other]
+                self._inside[other] = stand_in, start + pad - self._pads[other]
+        others.append(stand_in)
+        self._bound[stand_in] = argument
+        return argument.on_block(Part(stand_in, pad) if pad else stand_in)
+
+    def _root(self, block: Block) -> Block:
+        """The stand-in that a block of the program is a part of."""
+        block = block.base
+        while block in self._inside:
+            block = self._inside[block][0]
+        return block
+
+    def _adopt(self, kernel: Kernel) -> Kernel:
+        return kernel._apart()  # programs have executors of their own
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What is prepared for a program goes when the host forgets the program."""
+        del lane, name, release
+        return self.memory.promise()
+
+    def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer of the program, whose content is undefined; as ``numpy.empty``."""
+        kind, sizes = as_dtype(dtype), as_shape(shape)
+        return self.try_empty(sizes, kind, kind.itemsize * math.prod(sizes))
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
+        """A buffer of the program, whose memory comes at the end of the block."""
+        self._core.require_possible(nbytes)
+        block = self.memory.promise()
+        self._made[block] = nbytes
+        return GpuRef(block, shape, dtype, nbytes)
+
+    def submit(
+        self,
+        port: Any,
+        name: str,
+        message: Message,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> Submitted:
+        """Take an op into the program."""
+        del reads  # all that is bound is read, as far as other ops are concerned
+        self._check_open()
+        self._particular = self._particular or port.name != KERNELS.name
+        step = (port.executors[self.backend], name, message)
+        if getattr(message, "prepares", False):
+            self._prepare.append(step)
+            self._note(writes)
+        else:
+            self._add(step, writes)
+        return _COLLECTED
+
+    def when(self, flag: GpuRef) -> AbstractContextManager[None]:
+        """Record what a replay executes only if a flag is set when it comes there.
+
+        ``with program.when(flag): ...`` records what is called in its block; on CUDA it
+        becomes a conditional node. Buffers that calls in the block return have their memory
+        in any case, and new content only if the block was executed. Blocks can be nested.
+
+        Args:
+            flag: a bool or an integer of one element on the device; anything but zero is
+                set. What the program has done before decides, so a kernel can.
+
+        Raises:
+            TypeError: ``flag`` is no buffer of bool or integers.
+            ValueError: it has more than one element, or is of another device.
+            GpuRefStale: it is of an older generation, or freed.
+        """
+        return self._choose("when", flag)
+
+    def loop(self, flag: GpuRef) -> AbstractContextManager[None]:
+        """Record what a replay executes again and again, as long as a flag is set.
+
+        As ``when``; the flag is asked before each round. Something in the block has to
+        write it. A loop that never ends is an op that hangs: ``open_device``'s
+        ``op_deadline`` is for that.
+
+        Args:
+            flag: as for ``when``.
+
+        Raises:
+            TypeError, GpuRefStale: as ``when``.
+            ValueError: as ``when``; or nothing in the block writes the flag.
+            GpuRefSealed: nothing can write the flag.
+        """
+        return self._choose("loop", flag)
+
+    @contextmanager
+    def _choose(self, kind: Kind, flag: GpuRef) -> Iterator[None]:
+        self._check_open()
+        check = usable if kind == "when" else writable
+        check(flag, self.memory, "flag")
+        flag = self.take(flag)
+        if flag.dtype.kind not in "biu":
+            raise TypeError(f"a flag must be a bool or an integer, not {flag.dtype.name}")
+        if flag.size != 1:
+            raise ValueError(f"a flag must have one element, not shape {flag.shape}")
+        choice = _Choice(kind, flag)
+        self._choices.append(choice)
+        try:
+            yield
+        finally:
+            self._choices.pop()
+        if kind == "loop" and self._root(flag._block) not in map(self._root, choice.written):
+            raise ValueError("nothing in this loop writes its flag, so it would never end")
+        self._add(choice, choice.written)
+
+    def call(
+        self, program: Program, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
+    ) -> None:
+        """Record the replay of another program as a part of this one (a child graph).
+
+        The other program's results are the same refs as ever; it may go on being replayed
+        by itself.
+
+        Args:
+            program: recorded on the same device.
+            *inputs: in the place of those given to its ``device.record``, in order.
+            replace: further buffers by those they stand for, read or written.
+
+        Raises:
+            ValueError: a buffer of another shape or device, or too many inputs; a program of
+                another device.
+            TypeError: a buffer of another dtype; what is no program.
+            GpuRefStale: a buffer whose generation is over.
+            GpuRefSealed: a sealed buffer in the place of one that is written.
+            RuntimeError: the other recording has not ended.
+        """
+        self._check_open()
+        if not isinstance(program, Program):
+            raise TypeError(f"call takes a recorded program, not {type(program).__name__}")
+        if program._core is not self._core:
+            raise ValueError(
+                f"the program was recorded on {program._core.name}, not on {self._core.name}"
+            )
+        if program._open:
+            raise RuntimeError("call a program after its block, not inside it")
+        arguments = {
+            stand_in: self.take(ref) for stand_in, ref in program._bind(inputs, replace).items()
+        }
+        writes = [block for part in (program, *program._called) for block in part._made]
+        for stand_in, ref in arguments.items():
+            if stand_in in program._written:
+                writes.append(writable(ref, self.memory, "a buffer"))
+        self._particular = self._particular or program._particular
+        self._called.update(dict.fromkeys((program, *program._called)))
+        self._add(_Call(program, arguments), writes)
+
+    def _add(self, node: _Op | _Call | _Choice, writes: Iterable[Block]) -> None:
+        (self._choices[-1].nodes if self._choices else self._nodes).append(node)
+        self._note(writes)
+
+    def _note(self, writes: Iterable[Block]) -> None:
+        writes = tuple(writes)
+        self._written.update(writes)
+        for choice in self._choices:
+            choice.written.update(writes)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            self._check_entered()
+            raise RuntimeError("this recording has ended; replay it, or record another")
+
+    def _check_entered(self) -> None:
+        if not self._entered:
+            raise RuntimeError(
+                "this recording has not begun: enter it, as in "
+                "`async with device.record(x) as program:`"
+            )
+
+    # --- replaying ------------------------------------------------------------------------
+
+    async def replay(self, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None) -> None:
+        """Execute the program and wait until it has finished.
+
+        Args:
+            *inputs: in the place of those given to ``device.record``, in order.
+            replace: further buffers by those they stand for, read or written.
+
+        Raises:
+            ValueError: a buffer of another shape or device, or too many inputs; a view in the
+                place of a buffer that begins at a multiple of more bytes, up to 16, unless
+                only kernels of the program's own were recorded.
+            TypeError: a buffer of another dtype.
+            GpuRefStale: a buffer whose generation is over.
+            GpuRefSealed: a sealed buffer in the place of one that is written.
+            Unsupported: a flag decides on a part of it, which the driver cannot do.
+        """
+        self._check_entered()
+        if self._open:
+            raise RuntimeError("replay a program after its block, not inside it")
+        bound = self._bind(inputs, replace)
+        parts = (self, *self._called)
+        while True:
+            port = await self._core.open_lane(PROGRAMS)
+            for part in parts:
+                await part._prepared()
+            if self._core.ports.get(PROGRAMS.name) is port and not any(
+                part._unprepared() for part in self._called
+            ):
+                break
+        # From here on nothing is awaited until both ops are submitted.
+        reads: list[Block] = []
+        writes: list[Block] = []
+        addresses: list[Any] = []
+        for stand_in, ref in bound.items():
+            written = stand_in in self._written
+            check = writable if written else usable
+            block = check(ref, self.memory, "a buffer of the program")
+            (writes if written else reads).append(block)
+            addresses.append(block.address)
+        for part in parts:
+            writes += part._made
+            addresses.append(part._provided)
+        if self._kept is None or self._kept.epoch is not self.memory.epoch:
+            message = Forget(self._number)
+            self._kept = self._core.keep(PROGRAMS.name, "program.forget", message)
+        writes.append(self._kept)  # keeps what the host does with the program in order
+        binding = (self.memory.epoch, *addresses)
+        if binding != self._sent:
+            record = Record(self._number, *self._encode(bound))
+            self._recorded = self._core.submit(port, "program.record", record, reads, writes)
+            self._sent = binding
+        record_op = self._recorded
+        assert record_op is not None
+        try:
+            await self._core.submit(
+                port, "program.replay", Replay(self._number), reads, writes
+            ).wait()
+        except (ContextPoisoned, DeviceLost):
+            raise
+        except Exception as error:
+            if record_op.error is None:
+                raise
+            # There was nothing to replay; the reason is why.
+            if self._recorded is record_op:
+                self._sent = None
+            raise record_op.error from error.__cause__
+
+    def _bind(
+        self, inputs: tuple[GpuRef, ...], replace: Mapping[GpuRef, GpuRef] | None
+    ) -> dict[Block, GpuRef]:
+        """The buffers to use for each of those that stand for one."""
+        if not inputs and not replace:
+            return self._bound
+        if len(inputs) > len(self._inputs):
+            raise ValueError(
+                f"replay got {len(inputs)} inputs, but {len(self._inputs)} were recorded"
+            )
+        bound = dict(self._bound)
+        for recorded, ref in (*zip(self._inputs, inputs, strict=False), *(replace or {}).items()):
+            twin = self._twins.get(recorded)
+            if twin is None:
+                raise ValueError(f"{recorded!r} is no buffer that this program was recorded with")
+            stand_in = self._root(twin._block)
+            if self._bound[stand_in] is not recorded:
+                raise ValueError(
+                    f"{recorded!r} is a view of {self._bound[stand_in]!r}; replace that"
+                )
+            usable(ref, self.memory, "a buffer of the program")
+            if ref.shape != recorded.shape:
+                raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
+            if ref.dtype != recorded.dtype:
+                raise TypeError(f"{ref!r} has not the dtype of {recorded!r}, which it replaces")
+            begins = min(_ALIGNMENT, alignment(recorded))
+            if self._particular and alignment(ref) % begins:
+                raise ValueError(
+                    f"{ref!r} is a view that begins {ref._block.offset} bytes into its buffer, but "
+                    f"libraries were called with one that begins at a multiple of {begins}, which "
+                    f"it replaces: copy it first"
+                )
+            bound[stand_in] = ref
+        return bound
+
+    async def dot(self) -> str:
+        """The program as a graph in the DOT language (``cuGraphDebugDotPrint``).
+
+        Raises:
+            Unsupported: before the first replay in this generation there is none.
+        """
+        port = await self._core.open_lane(PROGRAMS)
+        kept = self._kept
+        if self._sent is None or kept is None or kept.epoch is not self.memory.epoch:
+            raise Unsupported("a program has no graph before its first replay")
+        message = Describe(self._number)
+        text: str = await self._core.submit(port, "program.dot", message, (kept,)).wait()
+        return text
+
+    # --- for the host ---------------------------------------------------------------------
+
+    def _encode(self, bound: Mapping[Block, GpuRef]) -> tuple[tuple[Step, ...], tuple[Node, ...]]:
+        """What prepares the program and what is replayed, on the buffers of now."""
+        for stand_in, ref in bound.items():
+            stand_in.address = ref._block.address + -self._pads[stand_in]
+        for part, (whole, start) in reversed(self._inside.items()):
+            part.address = whole.address + start
+        prepare = [_step(op) for op in self._prepare]
+        nodes = self._encode_nodes(self._nodes, prepare)
+        return tuple(prepare), nodes
+
+    def _encode_nodes(
+        self, nodes: list[_Op | _Call | _Choice], prepare: list[Step]
+    ) -> tuple[Node, ...]:
+        encoded: list[Node] = []
+        for node in nodes:
+            if isinstance(node, _Call):
+                first, inner = node.program._encode(node.arguments)
+                prepare += first
+                encoded.append(Section("call", inner))
+            elif isinstance(node, _Choice):
+                inner = self._encode_nodes(node.nodes, prepare)
+                address, nbytes = node.flag._block.address, node.flag.nbytes
+                encoded.append(Section(node.kind, inner, address, nbytes))
+            else:
+                encoded.append(_step(node))
+        return tuple(encoded)
+
+    def _unprepared(self) -> Block | None:
+        """A buffer of the program that has no memory in the present generation."""
+        epoch = self.memory.epoch
+        return next(
+            (b for b in self._made if b.size == 0 or b.epoch is not epoch or b.sealed), None
+        )
+
+    async def _prepared(self) -> None:
+        """Have memory for the program's buffers in the present generation."""
+        while True:
+            await self._core.ready()
+            block = self._unprepared()
+            if block is None:
+                return
+            if block.sealed:
+                ref = GpuRef(block, (self._made[block],), np.dtype(np.uint8), self._made[block])
+                raise refuse_write(ref, "a result of the program")
+            if block.size:  # of a generation that is over
+                block.retire()
+            block.epoch, block.generation = self.memory.epoch, self.memory.generation
+            block.address = LateAddress(block)
+            if self.memory.provide(block, self._made[block]):
+                self._provided += 1
+            else:
+                await self._core.grow(self._made[block])
+
+
+def _start(part: GpuRef, whole: GpuRef) -> int | None:
+    """Where in ``whole`` the memory of ``part`` begins, in bytes; None if it is not inside."""
+    start = part._block.offset - whole._block.offset
+    if part._block.base is not whole._block.base or not 0 <= start <= whole.nbytes - part.nbytes:
+        return None
+    return start
+
+
+def _step(op: _Op) -> Step:
+    executor, name, message = op
+    return Step(executor, name, encode(message, name))

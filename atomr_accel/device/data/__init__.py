@@ -1,0 +1,1 @@
+"""Data on the device: methods, transfers, page-locked and managed memory."""

@@ -1,0 +1,95 @@
+"""Managed memory: buffers that move between the device and the host by themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from ..._dtypes import as_dtype
+from ..._errors import OutOfMemory, Unsupported
+from ...lanes import HostDied
+from ...libraries._arguments import writable
+from ...memory import GpuRef, Slab, as_shape
+from ...wire import CreateManaged, Message, StickyFault
+from .._context import MEMORY_LANE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .._core import DeviceCore, Shape
+
+Place = Literal["device", "host"]
+Attachment = Literal["global", "host", "single"]
+Advice = Literal[
+    "read_mostly",
+    "unset_read_mostly",
+    "prefer:device",
+    "prefer:host",
+    "unset_prefer",
+    "accessed_by:device",
+    "accessed_by:host",
+    "unset_accessed_by:device",
+    "unset_accessed_by:host",
+]
+
+_PAGE: Final = 4096
+
+
+async def make_managed(core: DeviceCore, shape: Shape, dtype: Any) -> GpuRef:
+    """See ``Device.managed``."""
+    dtype = as_dtype(dtype)
+    shape = as_shape(shape)
+    nbytes = math.prod(shape) * dtype.itemsize
+    room = max(1, -(-nbytes // _PAGE)) * _PAGE
+    trimmed = False
+    while True:
+        context = await core.ready()
+        slab = Slab(core.memory.new_slab_id(), room, -1, sealed=False)
+        try:
+            _check_limit(core, room)
+            await context.host.request(CreateManaged(slab.id, room))
+            if context is core.context:
+                return GpuRef(core.memory.add_own(slab), shape, dtype, nbytes)
+        except OutOfMemory:
+            if trimmed:
+                raise
+            await core.trim()  # what was dropped may be enough
+            trimmed = True
+        except (HostDied, StickyFault):
+            context.report_dead()
+
+
+def _check_limit(core: DeviceCore, nbytes: int) -> None:
+    limit = core.memory.limit
+    if limit is not None and core.memory.capacity + nbytes > limit:
+        found = core.memory.statistics()
+        raise OutOfMemory(
+            f"no room for {nbytes} bytes of managed memory on {core.name}: of its memory_limit "
+            f"of {limit}, {found.capacity} are taken",
+            requested=nbytes,
+            free=found.free,
+            in_use=found.used,
+            largest_free=found.largest_free,
+        )
+
+
+async def on_managed(
+    core: DeviceCore, ref: GpuRef, name: str, message: Callable[[int], Message]
+) -> None:
+    """Submit an op of managed memory, in its place among those that use the buffer."""
+    writable(ref, core.memory, "ref")
+    if core.backend == "cpu":
+        raise Unsupported("the CPU backend has no managed memory, so there is nothing to do here")
+    await core.ready()
+    block = writable(ref, core.memory, "ref")
+    if not core.memory.is_own(block):
+        raise ValueError(f"{name} takes a buffer made by device.managed, not {ref!r}")
+    op = core.submit(core.ports[MEMORY_LANE], name, message(block.address), (), (block,))
+    await op.wait()
+
+
+def one_of(value: str, kind: Any, name: str) -> str:
+    """``value``, if it is one of a ``Literal``."""
+    if value not in get_args(kind):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+    return value

@@ -1,0 +1,607 @@
+"""What a device does with data: put, get, copy, fill, free, seal."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+
+from ..._dtypes import NAMES, as_dtype
+from ..._errors import said_of
+from ...libraries._arguments import overlap, usable, writable
+from ...memory import GpuRef, MemoryScope, refuse
+from ...wire import Advise, Attach, Copy, Fill, Prefetch
+from .._context import MEMORY_LANE
+from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
+from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
+from ._transfer import (
+    SMALL,
+    Rebuilt,
+    arranged,
+    download,
+    filling,
+    in_worker,
+    refusing_writers,
+    seal,
+    upload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from .._core import DeviceCore, Shape
+    from ..interop._exports import Export
+    from ._pinned import Pinned
+
+
+class Data:
+    """The part of ``Device`` that moves data and looks after memory."""
+
+    _core: DeviceCore
+
+    @property
+    def pinned(self) -> Pinned:
+        """Page-locked arrays, which need no copy on their way to the device."""
+        return self._core.pinned
+
+    # --- to the device and back -------------------------------------------------------------
+
+    async def put(self, array: Any, *, out: GpuRef | None = None, sealed: bool = False) -> GpuRef:
+        """Copy an array to the device.
+
+        Arrays of ``device.pinned`` move at the speed of the bus. How far a long transfer
+        is, ``device.statistics().transfers`` tells.
+
+        An array of up to 512 KiB may still be on its way when ``put`` returns. It is the
+        caller's to change again, and ops that use the buffer come after it. If the device
+        fails before it has arrived, the ref is stale.
+
+        Args:
+            array: a NumPy array or what ``numpy.asarray`` takes; a copy is made where it
+                is not C-contiguous. Do not change it before ``put`` returns.
+            out: where to put it: a ref, or a view of a part of one, of the same shape and
+                dtype. Made if absent. What it holds after ``put`` was cancelled or failed
+                is undefined.
+            sealed: make the buffer read-only for good; it then survives rebuilds.
+
+        Returns:
+            ``out``, or a new ref with the array's shape and dtype.
+
+        Raises:
+            TypeError: a dtype that device memory cannot hold, such as objects, or another
+                than that of ``out``.
+            ValueError: another shape than that of ``out``; ``out`` together with
+                ``sealed``; a page-locked array whose block was left.
+            GpuRefStale, GpuRefSealed: ``out`` cannot be written.
+            OutOfMemory: no room.
+            Unsupported: sealing, where the platform cannot export device memory.
+        """
+        core = self._core
+        if out is not None:
+            if sealed:
+                raise ValueError("put(..., sealed=True) makes a buffer of its own; leave out away")
+            writable(out, core.memory, "out")
+        host = await arranged(array)
+        if out is not None:
+            _check_like(out, host.shape, host.dtype, "out", "the array")
+            await core.ready()
+            await upload(core, host, out, new=False, arrived=False)
+            return out
+        while True:
+            ref = None if sealed else core.try_empty(host.shape, host.dtype, host.nbytes)
+            if ref is None:
+                ref = await core.empty(host.shape, host.dtype, sealed=sealed)
+            try:
+                if sealed:
+                    async with filling(core, ref._block):
+                        await upload(core, host, ref, new=True)
+                else:
+                    await upload(core, host, ref, new=True, arrived=False)
+            except Rebuilt:
+                continue
+            return ref
+
+    async def get(
+        self, ref: GpuRef, out: np.ndarray[Any, Any] | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Copy a buffer from the device.
+
+        Args:
+            ref: the buffer, or a view of a part of one.
+            out: an array to fill, of the same shape and dtype. With an array of
+                ``device.pinned`` nothing is copied on the way; once under way, such a
+                transfer is followed to its end even if the caller is cancelled.
+
+        Returns:
+            ``out``, or a new array.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed.
+            ValueError: a ref of another device, ``out`` of another shape or read-only.
+            TypeError: ``out`` of another dtype.
+        """
+        core = self._core
+        usable(ref, core.memory, "ref")
+        if out is None:
+            host = np.empty(ref.shape, ref.dtype)
+        else:
+            _check_out(out, ref)
+            host = out if out.flags.c_contiguous else np.empty(ref.shape, ref.dtype)
+        await download(core, ref, host)
+        if out is None:
+            return host
+        if host is not out:
+            if host.nbytes > SMALL:
+                await in_worker(np.copyto, out, host)
+            else:
+                np.copyto(out, host)
+        return out
+
+    # --- on the device ----------------------------------------------------------------------
+
+    async def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer whose content is undefined; as ``numpy.empty``.
+
+        Args:
+            shape: its shape, one number or several.
+            dtype: any of NumPy's fixed-size numbers or bool, bfloat16, fp8 or fp4.
+
+        Returns:
+            A new ref, C-contiguous.
+
+        Raises:
+            ValueError: a dimension that is negative, or beyond 64 bits.
+            TypeError: a shape that is not made of whole numbers, or a dtype that device memory
+                cannot hold, such as objects.
+            OutOfMemory: no room.
+        """
+        return await self._core.empty(shape, dtype)
+
+    async def zeros(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer of zeros; as ``numpy.zeros``. Arguments and errors are those of ``empty``."""
+        return await self.full(shape, 0, dtype)
+
+    async def full(self, shape: Shape, fill_value: Any, dtype: Any = None) -> GpuRef:
+        """A buffer with one value everywhere; as ``numpy.full``.
+
+        Args:
+            shape: its shape.
+            fill_value: a number, as for ``fill``.
+            dtype: its dtype; by default that of ``numpy.array(fill_value)``.
+
+        Returns:
+            A new ref.
+
+        Raises:
+            ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
+                ``fill_value`` as for ``fill``.
+            TypeError: a dtype that device memory cannot hold; ``fill_value`` as for ``fill``.
+            OutOfMemory: no room.
+        """
+        kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
+        element = _element(fill_value, kind)
+        while True:
+            ref = await self._core.empty(shape, kind)
+            if not ref.is_stale:
+                await self._fill(ref, element)
+                return ref
+
+    async def fill(self, ref: GpuRef, value: Any) -> GpuRef:
+        """Set every element of a buffer, or of a view of it, to one value.
+
+        Args:
+            ref: the buffer.
+            value: a number, which becomes the buffer's dtype as in ``numpy.ndarray.fill``:
+                integers lose what comes after the point, floats what they cannot hold.
+
+        Returns:
+            ``ref``.
+
+        Raises:
+            OverflowError: ``value`` is out of the range of the buffer's integers.
+            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device.
+            TypeError: ``value`` is no number, or a complex one for a real buffer.
+            GpuRefStale, GpuRefSealed: the buffer cannot be written.
+        """
+        writable(ref, self._core.memory, "ref")
+        element = _element(value, ref.dtype)
+        await self._core.ready()
+        writable(ref, self._core.memory, "ref")
+        await self._fill(ref, element)
+        return ref
+
+    async def _fill(self, ref: GpuRef, element: bytes) -> None:
+        core = self._core
+        message = Fill(ref._block.address, ref.nbytes, element)
+        await core.submit(core.ports[MEMORY_LANE], "fill", message, (), (ref._block,)).wait()
+
+    async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
+        """Copy a buffer, on the device or from another device to this one.
+
+        Between GPUs that can reach each other nothing goes through the host.
+
+        Args:
+            src: what to copy, on this device or another one.
+            dst: where to, on this device: same shape and dtype, no memory in common. Made
+                if absent.
+
+        Returns:
+            ``dst``, or a new buffer.
+
+        Raises:
+            ValueError: other shapes, common memory, ``dst`` of another device.
+            TypeError: other dtypes.
+            GpuRefStale, GpuRefSealed: ``src`` cannot be read, or ``dst`` not written.
+            OutOfMemory: no room.
+        """
+        core = self._core
+        if lives_elsewhere(core, src):
+            usable(src, src._block.memory, "src")
+            if dst is not None:
+                _check_pair(src, dst, core)
+            src = await copy_here(core, src)
+            if dst is None:
+                return src
+        usable(src, core.memory, "src")
+        target = dst
+        if dst is not None:
+            _check_pair(src, dst, core)
+        while True:
+            if dst is None:
+                target = core.try_empty(src.shape, src.dtype, src.nbytes)
+                if target is None:
+                    target = await core.empty(src.shape, src.dtype)
+            assert target is not None
+            source = usable(src, core.memory, "src")
+            if core.ports:
+                break
+            await core.ready()
+            if dst is not None:
+                _check_pair(src, dst, core)
+        message = Copy(target._block.address, source.address, src.nbytes)
+        port = core.ports[MEMORY_LANE]
+        await core.submit(port, "copy", message, (source,), (target._block,)).wait()
+        return target
+
+    # --- managed memory ------------------------------------------------------------------------
+
+    async def managed(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+        """A buffer of managed memory, which moves between the device and the host by itself.
+
+        It is used like any other. It begins on the device and never takes more than that has
+        free, room for what has moved to the host included. It cannot be exported or shared,
+        and is given back by ``free``, or after the last ref is gone as soon as memory is short.
+
+        Args:
+            shape: its shape.
+            dtype: its dtype.
+
+        Returns:
+            A new ref, whose content is undefined.
+
+        Raises:
+            ValueError: a negative dimension.
+            TypeError: a dtype that device memory cannot hold.
+            OutOfMemory: the device has less free.
+            Unsupported: there is no managed memory here, as on the CPU backend.
+        """
+        return await make_managed(self._core, shape, dtype)
+
+    async def prefetch(self, ref: GpuRef, to: Place = "device") -> None:
+        """Move managed memory to where it is needed next (``cuMemPrefetchAsync``).
+
+        Args:
+            ref: a buffer made by ``managed``, or a view of it.
+            to: ``"device"`` or ``"host"``.
+
+        Raises:
+            ValueError: another place, or a buffer of another kind.
+            GpuRefStale: of an older generation, or freed.
+            Unsupported: there is no managed memory here.
+        """
+        on_device = one_of(to, Place, "to") == "device"
+        await on_managed(
+            self._core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device)
+        )
+
+    async def advise(self, ref: GpuRef, advice: Advice) -> None:
+        """Tell how managed memory is going to be used (``cuMemAdvise``).
+
+        Args:
+            ref: a buffer made by ``managed``, or a view of it.
+            advice: ``"read_mostly"``; ``"prefer:device"`` or ``"prefer:host"``, where it is
+                best kept; ``"accessed_by:device"`` or ``"accessed_by:host"``, who should
+                reach it without moving it; ``"unset_"`` before it takes it back.
+
+        Raises:
+            ValueError: other advice, or a buffer of another kind.
+            GpuRefStale: of an older generation, or freed.
+            Unsupported: there is no managed memory here.
+        """
+        one_of(advice, Advice, "advice")
+        await on_managed(self._core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
+
+    async def attach(self, ref: GpuRef, to: Attachment) -> None:
+        """Say who accesses managed memory (``cuStreamAttachMemAsync``).
+
+        Args:
+            ref: a buffer made by ``managed``.
+            to: ``"global"``: any stream; ``"host"``: only the CPU; ``"single"``: only the
+                stream on which data moves.
+
+        Raises:
+            ValueError: anything else, or a buffer of another kind.
+            GpuRefStale: of an older generation, or freed.
+            Unsupported: there is no managed memory here.
+        """
+        one_of(to, Attachment, "to")
+        await on_managed(self._core, ref, "attach", lambda at: Attach(at, to))
+
+    # --- the program's own libraries ---------------------------------------------------------
+
+    async def export(self, ref: GpuRef) -> Export:
+        """A buffer as an array in this process, without a copy, for other libraries.
+
+        Fetching is never implicit, so an export is asked for: the object that comes back
+        speaks DLPack, and the CUDA array interface on CUDA (``torch.as_tensor(export,
+        device="cuda")``, ``cupy.asarray(export)``) or NumPy's array interface on the CPU
+        backend (``numpy.asarray(export)``, ``export.numpy()``). On CUDA this process then
+        has a CUDA context of its own, beside the host's.
+
+        Ops that write the buffer and were called before are waited for. From then on order
+        is the program's business: wait for our ops before reading there, and synchronize
+        those libraries before calling our ops. A sealed buffer is read-only there too.
+
+        What was made of an export keeps the memory alive, also over ``free``, a rebuild,
+        and the device itself; what is made later is refused with ``GpuRefStale``.
+
+        Args:
+            ref: the buffer, or a view of a part of one.
+
+        Returns:
+            What those libraries take, with the shape and dtype of ``ref``.
+
+        Raises:
+            GpuRefStale: the ref is of an older generation, or freed.
+            Unsupported: the platform cannot export device memory, or the buffer is managed
+                or adopted memory.
+            LibraryError: the program's own CUDA context refuses, perhaps because the
+                program has broken it.
+        """
+        return await self._core.exports.export(ref)
+
+    async def adopt(self, array: Any) -> GpuRef:
+        """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy, or of a shared buffer.
+
+        Hand the array over: whether the buffer shares its memory depends. It does where the
+        array is itself a view of an exported buffer (the ref is then one of that buffer),
+        and under ``isolation="thread"``. Otherwise it is copied, on a GPU without going
+        through the host. Memory that is shared that way cannot be exported.
+
+        Args:
+            array: an object that speaks DLPack, the CUDA array interface or NumPy's, or what
+                ``share`` gave, here or in another process.
+
+        Returns:
+            A ref with the array's shape and dtype.
+
+        Raises:
+            TypeError: no such array, or one of NumPy with a dtype that buffers cannot have.
+            ValueError: it is in memory that the device cannot read, or a shared buffer whose
+                descriptor is too small or may be made so by others.
+            Unsupported: another library's array with such a dtype.
+            OutOfMemory: no room for the copy.
+        """
+        if isinstance(array, SharedBuffer):
+            return await open_shared(self._core, array)
+        return await self._core.exports.adopt(array, self.put)
+
+    async def share(self, ref: GpuRef) -> SharedBuffer:
+        """A buffer for other processes, to be sent to them as a descriptor.
+
+        There ``await device.adopt(shared)`` makes a ref of it: of the same memory if the
+        buffer is sealed, so that many processes use one copy of a model's weights, and of a
+        copy otherwise, with what it holds now.
+
+        The descriptor is of this buffer only: it moves to memory of its own when it is first
+        shared, all of it if ``ref`` is a view, and a buffer that is not sealed is copied
+        there. On the CPU backend whoever has the descriptor can neither write to it nor
+        change its size. A GPU's driver knows no such thing: there he can write to the buffer.
+
+        Args:
+            ref: the buffer, or a view of a part of one.
+
+        Returns:
+            A descriptor and what is to be sent beside it. Close it, or use it as a context
+            manager, once it is sent.
+
+        Raises:
+            GpuRefStale: the ref is of an older generation, or freed.
+            OutOfMemory: no room for the buffer in memory of its own.
+            Unsupported: the platform cannot export device memory, or the buffer is managed
+                or adopted memory.
+        """
+        return await share(self._core, ref)
+
+    async def salvage(self, ref: GpuRef) -> np.ndarray[Any, Any]:
+        """Fetch what a fault has left in a stale buffer. Do not trust it.
+
+        The memory of stale refs stays until it is needed, and this reads it on purpose: ops
+        that were in flight may have written a part of their results, and whatever failed may
+        have written anywhere. It is for looking into what happened, and for data that can
+        be checked. Of a buffer that is not stale it is ``get``.
+
+        Args:
+            ref: the buffer, or a view of a part of one.
+
+        Returns:
+            A new array.
+
+        Raises:
+            GpuRefStale: the buffer was freed, or its memory is in use by others.
+            Unsupported: the platform cannot export device memory.
+        """
+        return await salvage(self._core, ref)
+
+    # --- lifetime ---------------------------------------------------------------------------
+
+    async def free(self, ref: GpuRef) -> None:
+        """Give a buffer back now; its memory is reused after its last op.
+
+        Dropping the last ref does the same. Every view of the buffer is refused from now on.
+
+        Args:
+            ref: the buffer, or any view of it.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed before.
+            ValueError: a ref of another device.
+        """
+        core = self._core
+        usable(ref, core.memory, "ref")
+        await core.ready()
+        core.memory.free(usable(ref, core.memory, "ref"))
+        if core.memory.unmapped:
+            await core.unmap()
+
+    async def trim(self) -> None:
+        """Give memory that no buffer uses back to the device, for other programs.
+
+        That happens by itself when memory is short.
+        """
+        await self._core.trim()
+
+    def scope(self) -> AbstractAsyncContextManager[MemoryScope]:
+        """Free what is made inside: ``async with device.scope() as scope:``.
+
+        Leaving the block frees every buffer that this task, and tasks started inside,
+        have made there, results of ops included, even if refs to them are still held.
+        ``scope.keep(ref)`` exempts one. Dropped refs are freed earlier, as ever.
+        """
+        return self._scope()
+
+    @asynccontextmanager
+    async def _scope(self) -> AsyncIterator[MemoryScope]:
+        scope = MemoryScope(self._core.memory)
+        await trio.lowlevel.checkpoint()
+        scope.open()
+        try:
+            yield scope
+        finally:
+            scope.close()
+        await trio.lowlevel.checkpoint()
+
+    async def seal(self, ref: GpuRef) -> GpuRef:
+        """Make a buffer read-only for good, so that it survives rebuilds.
+
+        Read-only is a matter of the mapping: on CUDA the hardware faults a kernel that
+        writes there. The content moves to another place; the ref stays valid, and all
+        views of the buffer are sealed with it. Writers are refused from the call on; if
+        it is cancelled or fails, the buffer can be written again. A sealed buffer can be
+        sealed again, which does nothing.
+
+        Args:
+            ref: the buffer, or any view of it.
+
+        Returns:
+            ``ref``.
+
+        Raises:
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the second copy that sealing needs.
+            Unsupported: the platform cannot export device memory.
+        """
+        core = self._core
+        block = usable(ref, core.memory, "ref").base
+        with refusing_writers(core, block):
+            await core.ready()
+            usable(ref, core.memory, "ref")
+            if block.epoch is not core.memory.sealed_epoch:
+                await seal(core, ref)
+        return ref
+
+    async def unseal(self, ref: GpuRef) -> GpuRef:
+        """A new buffer, which can be written, with the content of a sealed one.
+
+        The sealed one stays as it is: others may rely on it.
+
+        Args:
+            ref: a sealed buffer, or a view of a part of one.
+
+        Returns:
+            A new ref of the same shape and dtype.
+
+        Raises:
+            ValueError: the buffer is not sealed.
+            GpuRefStale: it was freed.
+            OutOfMemory: no room for the copy.
+        """
+        usable(ref, self._core.memory, "ref")
+        if not ref.sealed:
+            raise ValueError(f"ref is not sealed: {ref!r}; device.copy makes a copy of any buffer")
+        return await self.copy(ref)
+
+    async def _upload(self, array: np.ndarray[Any, Any], ref: GpuRef) -> None:
+        """Put into a buffer that a batch has made."""
+        try:
+            await upload(self._core, await arranged(array), ref, new=True)
+        except Rebuilt:
+            raise refuse(ref, self._core.memory, "ref") from None
+
+
+def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
+    """A number as the bytes of an element; see ``Data.fill``."""
+    scalar = np.asarray(value)
+    if scalar.ndim:
+        raise ValueError(f"the value must be a scalar, not of shape {scalar.shape}")
+    if scalar.dtype is dtype:
+        return scalar.tobytes()
+    number: Any = value if isinstance(value, int) else scalar[()]
+    kind = scalar.dtype.kind
+    if kind not in "biufc" and scalar.dtype not in NAMES and not isinstance(value, int):
+        raise TypeError(f"the value must be a number, not {value!r}")
+    if kind == "c" and dtype.kind != "c":
+        raise TypeError(f"the value is complex, {value!r}, but the buffer has dtype {dtype.name}")
+    if dtype.kind in "iu":
+        number, info = int(number), np.iinfo(dtype)  # which refuses NaN and infinity
+        if not info.min <= number <= info.max:
+            raise OverflowError(
+                f"{value!r} is out of bounds for {dtype.name}, which goes from {info.min} to "
+                f"{info.max}"
+            )
+    elif dtype.isbuiltin != 1:
+        number = float(number)
+    element = np.empty((), dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        element[()] = number
+    return element.tobytes()
+
+
+def _check_like(
+    ref: GpuRef, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, other: str
+) -> None:
+    if ref.shape != shape:
+        raise ValueError(f"{name} has shape {ref.shape}, but {other} has shape {shape}")
+    if ref.dtype is not dtype:
+        raise TypeError(f"{name} has dtype {ref.dtype.name}, but {other} has dtype {dtype.name}")
+
+
+def _check_pair(src: GpuRef, dst: GpuRef, core: DeviceCore) -> None:
+    writable(dst, core.memory, "dst")
+    _check_like(dst, src.shape, src.dtype, "dst", "src")
+    if overlap(src, dst):
+        raise ValueError("dst shares memory with src, which the copy would overwrite")
+
+
+def _check_out(out: object, ref: GpuRef) -> None:
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy.ndarray, not {said_of(out)}")
+    if out.shape != ref.shape:
+        raise ValueError(f"out has shape {out.shape}, but the buffer has shape {ref.shape}")
+    if out.dtype != ref.dtype:
+        raise TypeError(f"out has dtype {out.dtype}, but the buffer has dtype {ref.dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")

@@ -1,0 +1,180 @@
+"""``device.pinned``: page-locked arrays, which need no copy on their way to the device."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import numpy as np
+import trio
+from sortedcontainers import SortedDict
+
+from ..._dtypes import as_dtype
+from ...lanes import HostDied, PinnedPool, uninterrupted
+from ...memory import as_shape, round_size
+from ...wire import MapPinned, StickyFault, UnmapSlabs
+from .._core import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ...lanes import HostHandle, Piece, PinnedStatistics
+    from .._core import DeviceCore
+
+Oversize = Literal["refuse", "exceed"]
+
+
+@final
+@uninterrupted
+class Pinned:
+    """A bounded pool of page-locked memory, shared between the program and the host.
+
+    ``put`` from such an array, and ``get`` into it, move at the speed of the bus. It lives
+    in the program, so its content survives every fault.
+    """
+
+    def __init__(self, core: DeviceCore, limit: int) -> None:
+        self._core = core
+        self._pool = PinnedPool(limit, core.memory.new_slab_id)
+        self._pieces: SortedDict[int, Piece] = SortedDict()
+
+    def array(
+        self, shape: Shape, dtype: Any = np.float64, *, oversize: Oversize = "refuse"
+    ) -> AbstractAsyncContextManager[np.ndarray[Any, Any]]:
+        """A page-locked NumPy array for the length of an ``async with`` block.
+
+        Where the pool is used up, entering the block waits in line for memory. What the
+        array holds at first is undefined. Once the block is left, ``put`` and ``get``
+        refuse it as long as it is page-locked. Whoever still holds it, or a view of it,
+        does no harm: its memory is another's only after the last of them is gone. Until
+        then it is page-locked for nothing, or becomes ordinary memory where the pool needs
+        the room, which takes as long as page-locking other memory.
+
+        Args:
+            shape: its shape.
+            dtype: its dtype.
+            oversize: what to do with more than the pool may ever have: ``"refuse"`` it, or
+                ``"exceed"`` the limit, with memory that is given back with the array.
+
+        Returns:
+            A context manager that gives the array, C-contiguous.
+
+        Raises:
+            ValueError: more than the pool's limit.
+            TypeError: a dtype that device memory cannot hold.
+            AccelError: the device could not page-lock that much memory.
+        """
+        dtype = as_dtype(dtype)
+        shape = as_shape(shape)
+        if oversize not in ("refuse", "exceed"):
+            raise ValueError(f"oversize must be 'refuse' or 'exceed', not {oversize!r}")
+        nbytes = math.prod(shape) * dtype.itemsize
+        beyond = round_size(nbytes) > self._pool.limit
+        if beyond and oversize == "refuse":
+            raise ValueError(
+                f"{nbytes} bytes are more than the {self._pool.limit} that page-locked arrays of "
+                f"{self._core.name} may take together; open it with a larger pinned_limit, or ask "
+                f"for oversize='exceed'"
+            )
+        return self._array(shape, dtype, nbytes, beyond=beyond)
+
+    @asynccontextmanager
+    async def _array(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, *, beyond: bool
+    ) -> AsyncIterator[np.ndarray[Any, Any]]:
+        if beyond:
+            piece = self._pool.acquire_beyond(nbytes)
+        else:
+            piece = await self._pool.acquire(nbytes)
+        self._pieces[piece.address] = piece
+        try:
+            await self.mapped(piece.address)
+            yield piece.array(shape, dtype)
+        finally:
+            del self._pieces[piece.address]
+            piece.release()
+        if self._pool.unmapped:
+            await self._unmap()
+
+    async def trim(self) -> None:
+        """Give the memory that no array uses back to the system."""
+        self._pool.trim()
+        await self._unmap()
+
+    def statistics(self) -> PinnedStatistics:
+        """A snapshot of the pool."""
+        return self._pool.statistics()
+
+    # --- for transfers -------------------------------------------------------------------
+
+    def find(self, data: np.ndarray[Any, Any]) -> int | None:
+        """The address of page-locked data; None for ordinary memory.
+
+        Raises:
+            ValueError: it lies in memory that was given back.
+        """
+        if not self._pool.has_any:
+            return None
+        address = self._pool.address_of(data.__array_interface__["data"][0])
+        if address is None:
+            return None
+        piece = self._piece_at(address)
+        if piece is None or address + data.nbytes > piece.address + piece.size:
+            raise ValueError(
+                "the array lies in page-locked memory that was given back: "
+                "its 'async with device.pinned.array(...)' block was left"
+            )
+        return address
+
+    def piece_at(self, address: int) -> Piece:
+        """The piece in which an address that ``find`` gave lies."""
+        piece = self._piece_at(address)
+        if piece is None:
+            raise ValueError("a page-locked array was given back while it was on its way")
+        return piece
+
+    async def mapped(self, address: int) -> HostHandle:
+        """Have the present host map the memory there, if it has not; the host.
+
+        There is no wait after the host is known to have it, so it is still the present one.
+        """
+        while True:
+            context = self._core.context
+            piece = self.piece_at(address)
+            if context is not None and piece.arena.host is context.host:
+                return context.host
+            context = await self._core.ready()
+            arena = piece.arena
+            try:
+                await context.host.request(MapPinned(arena.id, arena.nbytes), arena.fd)
+            except (HostDied, StickyFault):
+                context.report_dead()
+            else:
+                arena.host = context.host
+
+    def close(self) -> None:
+        """The device is closed; arrays that are still held keep their memory."""
+        self._pool.close()
+
+    def _piece_at(self, address: int) -> Piece | None:
+        at = self._pieces.bisect_right(address) - 1
+        if at < 0:
+            return None
+        piece: Piece = self._pieces.peekitem(at)[1]
+        return piece if address < piece.address + piece.size else None
+
+    async def _unmap(self) -> None:
+        context = await self._core.ready()
+        unmapped = self._pool.unmapped
+        while unmapped:
+            number, host = unmapped.pop()
+            if host is context.host:
+                try:
+                    await context.host.request(UnmapSlabs([number]))
+                except (HostDied, StickyFault):
+                    context.report_dead()
+                    return
+                except trio.Cancelled:
+                    unmapped.append((number, host))
+                    raise

@@ -1,0 +1,512 @@
+"""Moving arrays between the program and the device.
+
+Ordinary memory goes through staging memory, in chunks where it is large (see ``_bulk``).
+Arrays of ``device.pinned`` are on the bus themselves.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import numpy as np
+import trio
+
+from ..._dtypes import as_dtype
+from ..._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said_of
+from ...lanes import HostDied
+from ...libraries._arguments import usable, writable
+from ...memory import Hold, refuse
+from ...wire import Copy, Protect, Unprotect
+from .._context import MEMORY_LANE
+from .._core import taken_down
+from ._bulk import COPIERS, Bulk, chunk_size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from ...lanes import Bytes, HostHandle, Op, Piece
+    from ...memory import Block, GpuRef
+    from .._context import Context
+    from .._core import DeviceCore
+
+SMALL: Final = 1 << 19
+"""Copies up to this many bytes (some 50 us) are done in the trio thread."""
+
+_DIRECT_CHUNK: Final = 32 << 20
+"""Bytes of a page-locked array that one op moves: a cancelled caller waits for no more."""
+
+_DIRECT_DEPTH: Final = 4
+_BACKLOG: Final = 64
+"""Ops that the memory lane may have before ``put`` waits for its own to be answered."""
+
+_ENDED: Final = (ContextPoisoned, HostDied, DeviceLost)
+"""How ops end with their context."""
+
+_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("atomr_accel copiers")
+_T = TypeVar("_T")
+
+
+class Rebuilt(Exception):
+    """The context was rebuilt before anything was lost: start over."""
+
+
+@final
+class Transfer:
+    """A long transfer that is under way."""
+
+    __slots__ = ("done", "name", "nbytes")
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.done = 0
+
+    def add(self, length: int) -> None:
+        """So many bytes more have arrived."""
+        self.done += length
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStatistics:
+    """How far a long transfer is.
+
+    Attributes:
+        name: ``"put"`` or ``"get"``.
+        nbytes: how many bytes it moves in all.
+        done: how many of them have arrived.
+    """
+
+    name: str
+    nbytes: int
+    done: int
+
+
+def as_host_array(array: Any) -> np.ndarray[Any, Any]:
+    """What ``put`` will send: C-contiguous, native byte order, a dtype devices have.
+
+    Raises:
+        TypeError: objects, strings and the like.
+    """
+    if isinstance(array, CoroutineType):
+        raise TypeError(f"array must be an array, not {said_of(array)}")
+    host = np.asarray(array)
+    if host.dtype.byteorder not in "=|" and not host.dtype.isnative:
+        host = host.astype(host.dtype.newbyteorder("="))
+    dtype = as_dtype(host.dtype)
+    return np.asarray(host, dtype=dtype, order="C")
+
+
+async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
+    """Do something that takes long with memory in a worker thread, to its end."""
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(COPIERS)
+        _limiter.set(limiter)
+    return await trio.to_thread.run_sync(partial(function, *args), limiter=limiter)
+
+
+async def arranged(array: Any) -> np.ndarray[Any, Any]:
+    """``as_host_array``; in a thread if it has much to copy. A checkpoint only then."""
+    long = isinstance(array, np.ndarray) and array.nbytes > SMALL
+    if not long or (array.flags.c_contiguous and array.dtype.isnative):
+        return as_host_array(array)
+    return await in_worker(as_host_array, array)
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+    """The data of a C-contiguous array."""
+    return np.asarray(array).reshape(-1).view(np.uint8)  # a matrix would stay 2-d
+
+
+# --- one way and the other -----------------------------------------------------------
+
+
+async def upload(
+    core: DeviceCore,
+    host: np.ndarray[Any, Any],
+    ref: GpuRef,
+    *,
+    new: bool,
+    arrived: bool = True,
+) -> None:
+    """Copy an array into a buffer.
+
+    Args:
+        core: the device.
+        host: the array, C-contiguous.
+        ref: the buffer.
+        new: nobody has it yet, so if it becomes stale it is nobody's loss.
+        arrived: wait until it is there; otherwise, if it is small, until it is sent.
+
+    Raises:
+        Rebuilt: a new buffer became stale before anything had arrived.
+        GpuRefStale, GpuRefSealed: the buffer became so before anything had arrived.
+    """
+    data = bytes_of(host)
+    block = ref._block
+
+    def check() -> None:
+        if not new:
+            writable(ref, core.memory, "out")
+        elif block.epoch is not core.memory.epoch:
+            raise Rebuilt
+
+    address = core.pinned.find(data)
+    if len(data) <= SMALL:
+        piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
+        np.copyto(piece.view(len(data)), data)
+        await send(core, piece, ref, 0, len(data), check, arrived=arrived)
+        return
+    with _observed(core, "put", len(data)) as transfer:
+        if address is not None:
+            await _upload_directly(core, address, ref, check, transfer)
+            return
+
+        def submit(piece: Piece, start: int, length: int) -> Op | None:
+            check()
+            if core.context is None:
+                return None
+            message = Copy(ref._block.address + start, piece.address, length)
+            return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref._block,))
+
+        await Bulk(core, data, submit, upload=True, progress=transfer.add).run()
+
+
+async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
+    """Copy a buffer into an array, which is C-contiguous.
+
+    Raises:
+        GpuRefStale: the buffer became stale before anything had arrived.
+        DeviceLost: there is no device any more, whose staging memory it would take.
+    """
+    if core.context is None:
+        await core.ready()
+        usable(ref, core.memory, "ref")
+    data = bytes_of(host)
+    address = core.pinned.find(data)
+    if len(data) <= SMALL:
+        piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
+        await receive(core, piece, ref, 0, len(data))
+        np.copyto(data, piece.view(len(data)))
+        piece.release()
+        return
+    with _observed(core, "get", len(data)) as transfer:
+        if address is not None:
+            await _download_directly(core, address, ref, transfer)
+            return
+
+        def submit(piece: Piece, start: int, length: int) -> Op | None:
+            block = usable(ref, core.memory, "ref")
+            if core.context is None:  # sealed buffers are good without one, too
+                return None
+            message = Copy(piece.address, ref._block.address + start, length)
+            return core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
+
+        await Bulk(core, data, submit, upload=False, progress=transfer.add).run()
+
+
+async def send(
+    core: DeviceCore,
+    piece: Piece,
+    ref: GpuRef,
+    start: int,
+    length: int,
+    check: Callable[[], None],
+    *,
+    arrived: bool = True,
+) -> None:
+    """Send what a piece holds, and give it back."""
+    try:
+        check()
+        while (context := core.context) is None:
+            await core.ready()
+            check()
+        message = Copy(ref._block.address + start, piece.address, length)
+        port = core.ports[MEMORY_LANE]
+        op = core.submit(port, "put", message, (), (ref._block,))
+    except BaseException:
+        piece.release()
+        raise
+    if not arrived and port.load <= _BACKLOG:
+        after(core, context.host, op, piece.release, expected=context)
+        await trio.lowlevel.checkpoint()
+        return
+    try:
+        await op.wait()
+    except BaseException:
+        after(core, context.host, op, piece.release)
+        raise
+    piece.release()
+
+
+async def receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, length: int) -> None:
+    """Fill a piece, which stays the caller's unless this raises."""
+    try:
+        block = usable(ref, core.memory, "ref")
+        while (context := core.context) is None:  # sealed buffers are good without one, too
+            await core.ready()
+            block = usable(ref, core.memory, "ref")
+        message = Copy(piece.address, ref._block.address + start, length)
+        op = core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
+    except BaseException:
+        piece.release()
+        raise
+    try:
+        await op.wait()
+    except BaseException:
+        after(core, context.host, op, piece.release)
+        raise
+
+
+def after(
+    core: DeviceCore,
+    host: HostHandle,
+    op: Op,
+    callback: Callable[[], None],
+    *,
+    expected: Context | None = None,
+) -> None:
+    """Call back once nothing touches the memory of ``op`` any more.
+
+    A host that is being killed may still be moving data when its ops are answered.
+
+    Args:
+        core: the device.
+        host: the host that has the op.
+        op: the op.
+        callback: what to call.
+        expected: the context, where nobody waits for the op: what fails it, if not a fault,
+            is one, since a buffer would be left that does not hold what it should.
+    """
+
+    def answered() -> None:
+        if isinstance(op.error, _ENDED):
+            core.quarantine(host, callback)
+            return
+        callback()
+        if op.error is not None and expected is not None:
+            expected.fail(op)
+
+    op.when_answered(answered)
+
+
+async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) -> None:
+    """Call ``move(start, length)`` for all chunks of a transfer, several at a time.
+
+    There are twice as many as threads that copy: while one half copies, the other half is
+    on the bus. What needs no more than one copy and one op has a faster way: ``Bulk``.
+    """
+    size = chunk_size(nbytes)
+    starts = iter(range(0, nbytes, size))
+    failures: list[Exception] = []
+
+    async def mover() -> None:
+        for start in starts:
+            try:
+                await move(start, min(size, nbytes - start))
+            except (AccelError, Rebuilt) as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(2 * COPIERS, -(-nbytes // size))):
+            nursery.start_soon(mover)
+    if failures:
+        # What was in flight tells more than what came after it.
+        raise min(failures, key=lambda error: not isinstance(error, ContextPoisoned))
+
+
+@contextmanager
+def _observed(core: DeviceCore, name: str, nbytes: int) -> Iterator[Transfer]:
+    """Show how far a transfer is, and make a fault fail it as a whole."""
+    transfer = Transfer(name, nbytes)
+    core.transfers.add(transfer)
+    generation = core.memory.generation
+    try:
+        yield transfer
+    except (GpuRefStale, Rebuilt):
+        # It was in flight all the time, if perhaps none of its pieces was.
+        fault = core.last_fault
+        if transfer.done and fault is not None and core.memory.generation > generation:
+            raise taken_down(name, fault) from fault
+        raise
+    finally:
+        core.transfers.discard(transfer)
+
+
+# --- page-locked arrays ----------------------------------------------------------------
+
+
+async def _upload_directly(
+    core: DeviceCore, address: int, ref: GpuRef, check: Callable[[], None], transfer: Transfer
+) -> None:
+    def submit(start: int, length: int) -> Op:
+        check()
+        message = Copy(ref._block.address + start, address + start, length)
+        return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref._block,))
+
+    await _directly(core, address, submit, transfer)
+
+
+async def _download_directly(
+    core: DeviceCore, address: int, ref: GpuRef, transfer: Transfer
+) -> None:
+    def submit(start: int, length: int) -> Op:
+        block = usable(ref, core.memory, "ref")
+        message = Copy(address + start, ref._block.address + start, length)
+        return core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
+
+    ops: list[tuple[HostHandle, Op]] = []
+    try:
+        await _directly(core, address, submit, transfer, ops)
+    except BaseException:
+        # The array is the caller's, who may do with it what he likes once this returns:
+        # nothing may write to it then, neither this host nor one that is being killed.
+        with trio.CancelScope(shield=True):
+            for host, op in ops:
+                try:
+                    await op.wait()
+                except (ContextPoisoned, HostDied, DeviceLost):
+                    await host.close(dying=True)
+                except AccelError:
+                    pass  # what is raised came before it
+        raise
+
+
+async def _directly(
+    core: DeviceCore,
+    address: int,
+    submit: Callable[[int, int], Op],
+    transfer: Transfer,
+    ops: list[tuple[HostHandle, Op]] | None = None,
+) -> None:
+    """Move a page-locked array by ops that are a few at a time in flight."""
+    ops = [] if ops is None else ops
+    lengths: list[int] = []
+    for start in range(0, transfer.nbytes, _DIRECT_CHUNK):
+        length = min(_DIRECT_CHUNK, transfer.nbytes - start)
+        host = await core.pinned.mapped(address)
+        piece = core.pinned.piece_at(address)
+        op = submit(start, length)
+        piece.hold()
+        after(core, host, op, piece.drop)
+        ops.append((host, op))
+        lengths.append(length)
+        if len(ops) == _DIRECT_DEPTH:
+            await _first(ops, lengths, transfer)
+    while ops:
+        await _first(ops, lengths, transfer)
+
+
+async def _first(ops: list[tuple[HostHandle, Op]], lengths: list[int], transfer: Transfer) -> None:
+    await ops[0][1].wait()
+    ops.pop(0)
+    transfer.done += lengths.pop(0)
+
+
+# --- sealing ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
+    """Let the memory lane write a new block; if it lies in a sealed slab, seal it after.
+
+    Raises:
+        Rebuilt: the block became stale before anything was sent.
+        OutOfMemory: the slab cannot be mapped a second time.
+    """
+    if not block.sealed:
+        yield
+        return
+    context = core.context
+    if context is None or core.memory.epoch is not block.epoch:
+        raise Rebuilt
+    slab = core.memory.slab_of(block).id
+    port = core.ports[MEMORY_LANE]
+    # All of these write the block, so none overtakes another, whatever happens.
+    unprotected = core.submit(port, "unprotect", Unprotect(slab), (), (block,))
+    protected: Op | None = None
+    try:
+        await unprotected.wait()  # what is copied to a slab without it may fault the device
+        if core.context is not context:
+            raise Rebuilt
+        yield
+        if core.memory.epoch is not block.epoch:
+            raise Rebuilt
+        protected = core.submit(port, "protect", Protect(slab), (), (block,))
+        await protected.wait()
+        core.memory.seal(block)
+    except BaseException:
+        unprotected.when_answered(partial(_unfilled, core, context, block, unprotected, protected))
+        raise
+
+
+def _unfilled(
+    core: DeviceCore, context: Context, block: Block, unprotected: Op, protected: Op | None
+) -> None:
+    """Protect a slab of which a block was not filled, and keep the block until that is done.
+
+    Sealed slabs stay where they are over a rebuild: a host that has not ended yet could still
+    write to the block through its second mapping, whoever has it then.
+    """
+    release = Hold(block).release
+    if protected is None and unprotected.error is None and core.context is context:
+        port = core.ports[MEMORY_LANE]
+        slab = core.memory.slab_of(block).id
+        protected = core.submit(port, "protect", Protect(slab), (), (block,))
+    if protected is not None:
+        after(core, context.host, protected, release)
+    elif unprotected.error is None or isinstance(unprotected.error, _ENDED):
+        core.quarantine(context.host, release)
+    else:
+        release()
+
+
+@contextmanager
+def refusing_writers(core: DeviceCore, block: Block) -> Iterator[None]:
+    """Refuse whoever would write a block that is to be sealed, until all who seal it are done.
+
+    What was called before comes before; what is called from now on comes after.
+    """
+    core.being_sealed[block] += 1
+    block.sealed = True
+    try:
+        yield
+    finally:
+        core.being_sealed[block] -= 1
+        if not core.being_sealed[block]:
+            del core.being_sealed[block]
+            block.sealed = block.epoch is core.memory.sealed_epoch
+
+
+async def seal(core: DeviceCore, ref: GpuRef) -> None:
+    """Move a block into a sealed slab; its handles and all views of it stay the same."""
+    # One at a time: two that seal the same buffer would undo each other's work.
+    async with core.sealing:
+        source = usable(ref, core.memory, "ref").base
+        if source.epoch is core.memory.sealed_epoch:
+            return
+        if source.holds:
+            await core.exports.sweep()
+            usable(ref, core.memory, "ref")
+            if source.holds:
+                raise ValueError(
+                    "ref is exported: sealing moves the content, and the arrays made of it would "
+                    "be left behind; let go of them first, or seal before exporting"
+                )
+        target = (await core.empty(source.size, np.uint8, sealed=True))._block
+        usable(ref, core.memory, "ref")
+        try:
+            async with filling(core, target):
+                message = Copy(target.address, source.address, source.size)
+                port = core.ports[MEMORY_LANE]
+                await core.submit(port, "seal", message, (source,), (target,)).wait()
+            usable(ref, core.memory, "ref")  # not freed meanwhile
+        except Rebuilt:
+            raise refuse(ref, core.memory, "ref") from None
+        core.memory.rebind(source, target)

@@ -1,0 +1,1 @@
+"""Buffers that others see: the program's other libraries, other devices, other processes."""

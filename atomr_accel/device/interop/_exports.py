@@ -1,0 +1,514 @@
+"""Buffers in the program's own process, for NumPy, CuPy, PyTorch and JAX there.
+
+A buffer is a piece of a descriptor, which this process can map as well as the host can:
+into its memory on the CPU backend, into the device's primary context on CUDA, where those
+libraries live. The vendor's driver is loaded here for that, when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import numpy as np
+import trio
+
+from ..._errors import LibraryError, Unsupported, said_of
+from ...lanes import HostDied, uninterrupted
+from ...libraries._arguments import BLOCK_ALIGNMENT, usable
+from ...memory import Block, GpuRef, Hold, Part, Slab
+from ...wire import (
+    CPU,
+    CUDA,
+    ON_GPU,
+    ON_HOST,
+    SLAB_SHIFT,
+    Borrowed,
+    Copy,
+    DeviceArray,
+    MapPointer,
+    NotForNumpy,
+    StickyFault,
+    StreamPlan,
+    borrow,
+    contiguous,
+    device_type,
+    lend,
+    numpy_at,
+)
+from .._context import MEMORY_LANE
+from ..data._transfer import as_host_array, in_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...host._protocol import HostContext
+    from .._core import DeviceCore
+
+_T = TypeVar("_T")
+
+_left: Final[deque[_View]] = deque()
+"""Views that have outlived their device and of which an array is gone. Whoever looks next, in
+whichever thread, takes them out and sees to them."""
+
+
+@final
+class _Lease:
+    """What an exported array keeps alive: the buffer's memory, and its mapping here."""
+
+    __slots__ = ("__weakref__", "_hold", "block", "slab", "view")
+
+    def __init__(self, view: _View, slab: int, block: Block) -> None:
+        self.view: Final = view
+        self.slab: Final = slab
+        self.block: Final = block.base
+        self._hold = Hold(block)
+        view.leases.add(self)
+
+    def __del__(self) -> None:
+        if self.view.closed:
+            self.view.left.append(self.view)
+
+
+@final
+class _View:
+    """What this process has mapped of one device, for as long as arrays of it are held.
+
+    All that calls the driver is called in worker threads, one at a time; whose trio run
+    they belong to does not matter, so that a view may outlive the run it was made in.
+
+    Attributes:
+        mapped: the slabs, and where they begin.
+        leases: what exported arrays keep alive.
+        closed: whether the device is closed, and nothing is mapped any more.
+    """
+
+    def __init__(self, context: str, index: int) -> None:
+        self._context = context
+        self._index = index
+        self._host: HostContext | None = None
+        self._lock = threading.Lock()
+        self.mapped: dict[int, int] = {}
+        self.leases: weakref.WeakSet[_Lease] = weakref.WeakSet()
+        self.left: Final = _left
+        self.closed = False
+
+    @property
+    def opened(self) -> bool:
+        """Whether the device is open here."""
+        return self._host is not None
+
+    def unused(self) -> list[int]:
+        """The slabs in which nothing is exported."""
+        leased = {lease.slab for lease in list(self.leases)}
+        return [slab for slab in list(self.mapped) if slab not in leased]
+
+    def map(self, slab: Slab, fd: int) -> None:
+        """Map a slab, if it is not mapped yet."""
+        with self._lock:
+            if slab.id not in self.mapped:
+                host = self._current()
+                host.map_slab(slab.id, fd, slab.nbytes, sealed=slab.sealed)
+                self.mapped[slab.id] = host.pointer(slab.id << SLAB_SHIFT)
+
+    def unmap(self, slabs: list[int]) -> None:
+        """Unmap slabs; the last one of a closed device lets go of that."""
+        with self._lock:
+            gone = [slab for slab in slabs if self.mapped.pop(slab, None) is not None]
+            host = self._current()
+            # What used the arrays that are gone may still be queued.
+            host.synchronize()
+            for slab in gone:
+                host.unmap_slab(slab)
+            if self.closed and not self.mapped:
+                self._host = None
+                host.close()
+
+    def take(self, address: int, borrowed: Borrowed) -> None:
+        """Copy an array of this process to a buffer."""
+        with self._lock:
+            host = self._current()
+        if borrowed.stream is not None:
+            host.synchronize()
+        host.take(address, borrowed.pointer, borrowed.nbytes)
+
+    def synchronize(self) -> None:
+        """Wait for all that this process has queued."""
+        with self._lock:
+            host = self._current()
+        host.synchronize()
+
+    def _current(self) -> HostContext:
+        if self._host is None:
+            self._host = resolve_name(self._context)(self._index, StreamPlan())
+        self._host.make_current()
+        return self._host
+
+
+class Export:
+    """A buffer as an array in this process. Made by ``device.export``.
+
+    Every time it is asked for the array it first looks whether the ref is still good, and
+    raises ``GpuRefStale`` if not. Arrays made before that keep their memory.
+
+    Attributes:
+        ref: the buffer.
+        shape: as in NumPy.
+        dtype: as in NumPy.
+        nbytes: size in bytes.
+        sealed: whether the memory is read-only.
+    """
+
+    def __init__(self, ref: GpuRef, pointer: int, lease: _Lease) -> None:
+        self.ref: Final = ref
+        self.shape: Final = ref.shape
+        self.dtype: Final = ref.dtype
+        self.nbytes: Final = ref.nbytes
+        self.sealed: Final = ref.sealed
+        self._memory = ref._block.memory
+        self._pointer = pointer
+        self._lease = lease
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.ref!r}>"
+
+    def __len__(self) -> int:
+        return len(self.ref)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The buffer's memory as a NumPy array, read-only if it is sealed.
+
+        Raises:
+            Unsupported: it is a GPU's memory.
+        """
+        raise Unsupported(
+            "this export is in a GPU's memory, which NumPy cannot see; "
+            "fetch the buffer: host = await device.get(ref)"
+        )
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        raise NotImplementedError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        usable(self.ref, self._memory, "the exported ref")
+
+
+@final
+class HostExport(Export):
+    """An export of the CPU backend.
+
+    It speaks NumPy's array interface, DLPack and, from Python 3.12 on, the buffer protocol.
+    """
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The buffer's memory as a NumPy array, read-only if it is sealed."""
+        self._check()
+        return numpy_at(
+            self._pointer, self.shape, self.dtype, owner=self._lease, read_only=self.sealed
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.numpy()
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            if copy is False:
+                raise ValueError(f"a {array.dtype} buffer is no {np.dtype(dtype)} without a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if self.dtype.isbuiltin != 1:  # NumPy's type strings have no word for it
+            raise AttributeError("use numpy.asarray")
+        interface: dict[str, Any] = self.numpy().__array_interface__
+        return interface
+
+    def __buffer__(self, _flags: int) -> memoryview:
+        try:
+            return self.numpy().data
+        except ValueError as error:
+            raise BufferError(str(error)) from error
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU, 0
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        self._check()
+        if stream is not None or dl_device not in (None, (CPU, 0)) or copy:
+            raise BufferError("this array is on the CPU, and can be shared but not copied")
+        return lend(
+            self._pointer,
+            self.shape,
+            self.dtype,
+            (CPU, 0),
+            owner=self._lease,
+            read_only=self.sealed,
+            max_version=max_version,
+        )
+
+
+@final
+class DeviceExport(NotForNumpy, Export):
+    """An export of the CUDA backend.
+
+    It speaks DLPack and the CUDA array interface: ``torch.as_tensor(export, device="cuda")``,
+    ``cupy.asarray(export)``, ``jax.dlpack.from_dlpack(export)``.
+    """
+
+    def _array(self) -> DeviceArray:
+        self._check()
+        return DeviceArray(
+            self._pointer,
+            self.shape,
+            self.dtype,
+            device=int(self.ref.device.rpartition(":")[2]),
+            sealed=self.sealed,
+            owner=self._lease,
+        )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._array().__cuda_array_interface__
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array().__dlpack_device__()
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        return self._array().__dlpack__(
+            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
+
+
+def begins_at(borrowed: Borrowed, multiple: int) -> bool:
+    """Whether an array can be a buffer where it is, as far as kernels care where one begins.
+
+    Libraries take whole buffers for well aligned, and a GPU faults where an element is not.
+    """
+    return borrowed.device_type == CPU or not borrowed.pointer % multiple
+
+
+@final
+@uninterrupted
+class Exports:
+    """The buffers of one device that this process has mapped."""
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self._view = _View(core.backend_description.context, core.index)
+
+    # --- out ---------------------------------------------------------------------------------
+
+    async def export(self, ref: GpuRef) -> Export:
+        """See ``Device.export``."""
+        core = self._core
+        usable(ref, core.memory, "ref")
+        await self.sweep()
+        while True:
+            while core.context is None:
+                await core.ready()
+            # An op that does nothing, in its place after those that write the buffer.
+            block = usable(ref, core.memory, "ref")
+            message = Copy(block.address, block.address, 0)
+            await core.submit(core.ports[MEMORY_LANE], "export", message, (block,), ()).wait()
+            block = usable(ref, core.memory, "ref")
+            slab = core.memory.slab_of(block)
+            base = self._view.mapped.get(slab.id)
+            if base is not None:
+                kind = HostExport if core.backend == "cpu" else DeviceExport
+                lease = _Lease(self._view, slab.id, block)
+                return kind(ref, base + block.address - (slab.id << SLAB_SHIFT), lease)
+            await self._map(slab)
+
+    # --- in ----------------------------------------------------------------------------------
+
+    async def adopt(self, array: Any, put: Callable[[Any], Any]) -> GpuRef:
+        """See ``Device.adopt``.
+
+        Args:
+            array: the array.
+            put: what to do with an array on the CPU that cannot be shared.
+        """
+        core = self._core
+        if isinstance(array, Export) and array.ref._block.memory is core.memory:
+            usable(array.ref, core.memory, "array")
+            await trio.lowlevel.checkpoint()
+            return array.ref
+        kind = device_type(array)
+        if kind in ON_HOST:
+            host = as_host_array(array if type(array) is np.ndarray else borrow(array).as_numpy())
+            borrowed = _of_numpy(host)
+            here = core.backend == "cpu"
+        elif kind in ON_GPU and core.backend != "cpu":
+            # Its library orders by what is current in this thread, so this comes from here.
+            borrowed = contiguous(array)
+            here = True
+        elif kind is None:
+            raise TypeError(
+                f"adopt takes an array that speaks DLPack or the CUDA array interface, not "
+                f"{said_of(array)}; device.put takes what numpy.asarray does"
+            )
+        else:
+            raise ValueError(
+                f"the array is in memory that {core.name} cannot read (DLPack's device type "
+                f"{kind}): bring it to the CPU first, as in device.adopt(array.cpu())"
+            )
+        await self.sweep()
+        if here and borrowed.nbytes:
+            ours = self._find(borrowed) if begins_at(borrowed, borrowed.dtype.itemsize) else None
+            if ours is not None:
+                return ours
+            same = borrowed.device_type == CPU or borrowed.device == core.index
+            fits = begins_at(borrowed, BLOCK_ALIGNMENT) and not borrowed.read_only
+            if core.isolation == "thread" and same and fits:
+                return await self._share(borrowed)
+        if kind in ON_HOST:
+            ref: GpuRef = await put(host)
+            return ref
+        return await self._take(borrowed)
+
+    def _find(self, borrowed: Borrowed) -> GpuRef | None:
+        """The buffer that an array is a view of, if it is a good one of this device."""
+        memory = self._core.memory
+        for lease in list(self._view.leases):
+            block = lease.block
+            base = self._view.mapped.get(lease.slab)
+            if base is None or block.epoch is None or not memory.current(block.epoch):
+                continue
+            if block.address >> SLAB_SHIFT != lease.slab:
+                continue  # it was moved to be shared
+            start = borrowed.pointer - (base + block.address - (lease.slab << SLAB_SHIFT))
+            if start >= 0 and start + borrowed.nbytes <= block.size:
+                part = Part(block, start) if start else block
+                return GpuRef(part, borrowed.shape, borrowed.dtype, borrowed.nbytes)
+        return None
+
+    async def _share(self, borrowed: Borrowed) -> GpuRef:
+        """Give memory of this process, where the host's lanes are too, an address."""
+        core = self._core
+        while True:
+            context = await core.ready()
+            slab = Slab(core.memory.new_slab_id(), borrowed.nbytes, -1, sealed=False)
+            if borrowed.device_type == CUDA:
+                await self._in_worker(self._view.synchronize)
+            try:
+                await context.host.request(MapPointer(slab.id, borrowed.pointer, slab.nbytes))
+            except (HostDied, StickyFault):
+                context.report_dead()
+                continue
+            if context is core.context:
+                block = core.memory.add_own(slab, owner=borrowed)
+                return GpuRef(block, borrowed.shape, borrowed.dtype, borrowed.nbytes)
+
+    async def _take(self, borrowed: Borrowed) -> GpuRef:
+        """Copy an array into a new buffer, on the device and from this process."""
+        core = self._core
+        while True:
+            ref = await core.empty(borrowed.shape, borrowed.dtype)
+            if borrowed.nbytes and not ref.is_stale:
+                await self._map(core.memory.slab_of(ref._block))
+                if not ref.is_stale:
+                    hold = Hold(ref._block)
+                    try:
+                        await self._in_worker(self._view.take, ref._block.address, borrowed)
+                    finally:
+                        hold.release()
+            if not ref.is_stale:
+                return ref
+
+    # --- this process's view of the device --------------------------------------------------
+
+    async def _map(self, slab: Slab) -> None:
+        if slab.fd < 0:
+            raise Unsupported(
+                "this memory has no descriptor (it is managed, adopted, or of a platform that "
+                "exports none), so it cannot be mapped into the program"
+            )
+        fd = os.dup(slab.fd)  # the map may close its own at any time
+        try:
+            await self._in_worker(self._view.map, slab, fd)
+        finally:
+            os.close(fd)
+
+    async def _in_worker(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Call a function of the view in a worker thread: the driver may take long."""
+        try:
+            return await in_worker(function, *args)
+        except StickyFault as fault:
+            raise LibraryError(
+                f"the program's own CUDA context has failed, not the device's: {fault}",
+                library="cuda",
+                call=function.__name__.strip("_"),
+                status=fault.status,
+                status_name=fault.status_name,
+            ) from fault
+
+    # --- the end -----------------------------------------------------------------------------
+
+    async def sweep(self) -> None:
+        """Reuse the memory of exports that are gone, and unmap slabs that are."""
+        views = set()
+        with suppress(IndexError):  # somebody else looks, too
+            while _left:
+                views.add(_left.popleft())
+        for view in views:
+            with suppress(LibraryError):  # the program's own context is broken
+                await self._unmap(view, view.unused())
+        memory = self._core.memory
+        unused = [slab for slab in self._view.unused() if not memory.has_slab(slab)]
+        if unused or memory.unheld:
+            await self._unmap(self._view, unused)
+            memory.unhold()
+
+    async def close(self) -> None:
+        """Unmap what no export uses; once that is all, let go of the device."""
+        self._view.closed = True
+        with suppress(LibraryError):  # the program's own context is broken: nothing can be unmapped
+            await self._unmap(self._view, self._view.unused())
+
+    async def _unmap(self, view: _View, slabs: list[int]) -> None:
+        if view.opened:
+            with trio.CancelScope(shield=True):
+                await self._in_worker(view.unmap, slabs)
+
+
+def _of_numpy(array: np.ndarray[Any, Any]) -> Borrowed:
+    """A C-contiguous array as what ``borrow`` gives: NumPy's DLPack lacks some dtypes."""
+    return Borrowed(
+        array.__array_interface__["data"][0],
+        array.shape,
+        array.dtype,
+        CPU,
+        0,
+        contiguous=True,
+        strides=None,
+        owner=array,
+        read_only=not array.flags.writeable,
+    )

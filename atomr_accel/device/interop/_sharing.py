@@ -1,0 +1,414 @@
+"""Buffers across devices, generations and processes: copied, salvaged, shared."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any, Final, cast, final
+
+import msgspec
+import numpy as np
+import trio
+
+from ..._dtypes import DTYPES
+from ..._errors import GpuRefStale, LibraryError, OutOfMemory, Unsupported
+from ...lanes import HostDied
+from ...libraries._arguments import usable
+from ...memory import Block, GpuRef, Hold, Part, Slab, refuse
+from ...wire import (
+    OFFSET_MASK,
+    SLAB_SHIFT,
+    Copy,
+    Fill,
+    MapSlab,
+    StickyFault,
+    UnmapSlabs,
+    make_read_only,
+)
+from .._context import MEMORY_LANE
+from ..data._transfer import Rebuilt, after, download, filling, in_chunks, in_worker, receive, send
+
+if TYPE_CHECKING:
+    from ...lanes import Op
+    from .._context import Context
+    from .._core import DeviceCore
+
+_DIRECT: Final = 1 << 20
+"""Less than this is copied by way of the host: mapping a slab takes longer."""
+
+
+def lives_here(core: DeviceCore, ref: object) -> bool:
+    """Whether ``ref`` is a ref of this device, good or not."""
+    return isinstance(ref, GpuRef) and ref._block.memory is core.memory
+
+
+def lives_elsewhere(core: DeviceCore, ref: object) -> bool:
+    """Whether ``ref`` is a ref of another device, good or not."""
+    return isinstance(ref, GpuRef) and ref._block.memory is not core.memory
+
+
+async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tuple[Context, int]:
+    """Have the device's host map somebody's descriptor, under a number of its own."""
+    while True:
+        context = await core.ready()
+        number = core.memory.new_slab_id()
+        try:
+            await context.host.request(MapSlab(number, nbytes, sealed), fd)
+        except (HostDied, StickyFault):
+            context.report_dead()
+            continue
+        if context is core.context:
+            return context, number
+
+
+async def unmap(core: DeviceCore, context: Context, number: int) -> None:
+    """Undo ``mapped``, whoever is cancelled, if that host is still there."""
+    if context is core.context:
+        with trio.CancelScope(shield=True):
+            try:
+                await context.host.request(UnmapSlabs([number]))
+            except (HostDied, StickyFault):
+                context.report_dead()
+
+
+# --- between devices ---------------------------------------------------------------------
+
+
+async def copy_here(core: DeviceCore, src: GpuRef) -> GpuRef:
+    """A new buffer with the content of one of another device."""
+    there = cast("DeviceCore", src._block.memory.owner)
+    usable(src, there.memory, "src")
+    while True:
+        ref = await core.empty(src.shape, src.dtype)
+        try:
+            if not (src.nbytes >= _DIRECT and await _directly(there, src, core, ref)):
+                await _by_way_of_the_host(there, src, core, ref)
+        except Rebuilt:
+            continue
+        if not ref.is_stale:
+            return ref
+
+
+async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRef) -> bool:
+    """Have the other device's host write to our memory; False where it cannot reach it."""
+    if there.backend != core.backend or ref.is_stale:
+        return False
+    block = ref._block
+    slab = core.memory.slab_of(block)
+    if slab.fd < 0:
+        return False
+    hold = Hold(block)
+    op: Op | None = None
+    try:
+        fd = os.dup(slab.fd)
+        try:
+            context, number = await mapped(there, fd, slab.nbytes, sealed=False)
+        except (LibraryError, OutOfMemory):
+            return False  # such as no path from GPU to GPU
+        finally:
+            os.close(fd)
+        try:
+            source = usable(src, there.memory, "src")
+            to = number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
+            message = Copy(to, source.address, src.nbytes)
+            op = there.submit(there.ports[MEMORY_LANE], "copy", message, (source,), ())
+            # Once begun it is followed to its end, since the mapping must stay that long.
+            with trio.CancelScope(shield=True):
+                await op.wait()
+        finally:
+            await unmap(there, context, number)
+    finally:
+        if op is None:
+            hold.release()
+        else:
+            after(there, context.host, op, hold.release)
+    return True
+
+
+async def _by_way_of_the_host(
+    there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRef
+) -> None:
+    block = ref._block
+
+    def check() -> None:
+        if block.epoch is not core.memory.epoch:
+            raise Rebuilt
+
+    async def move(start: int, length: int) -> None:
+        # Who needs two pieces takes them in the same order as everybody, so that no two wait
+        # for each other.
+        first, second = sorted((there, core), key=id)
+        pieces = {first: await first.staging.acquire(length)}
+        try:
+            pieces[second] = await second.staging.acquire(length)
+        except BaseException:
+            pieces[first].release()
+            raise
+        try:
+            await receive(there, pieces[there], src, start, length)
+        except BaseException:
+            pieces[core].release()
+            raise
+        try:
+            await in_worker(np.copyto, pieces[core].view(length), pieces[there].view(length))
+        except BaseException:
+            pieces[core].release()
+            raise
+        finally:
+            pieces[there].release()
+        await send(core, pieces[core], ref, start, length, check)
+
+    await in_chunks(src.nbytes, move)
+
+
+# --- from a generation that is over -------------------------------------------------------
+
+
+async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
+    """See ``Device.salvage``."""
+    if not lives_here(core, ref):
+        raise refuse(ref, core.memory, "ref")
+    block = ref._block
+    host = np.empty(ref.shape, ref.dtype)
+    if block.epoch is None:
+        raise refuse(ref, core.memory, "ref")
+    if core.memory.current(block.epoch):
+        await download(core, ref, host)
+        return host
+    if not isinstance(block.address, int):
+        raise GpuRefStale("this ref was made in a batch and never had any memory")
+    if not core.memory.has_slab(block.address >> SLAB_SHIFT):
+        raise GpuRefStale("the memory of this ref was given up for other buffers: nothing is left")
+    slab = core.memory.slab_of(block)
+    if slab.fd < 0:
+        raise Unsupported("this memory has no descriptor, so nothing of it outlives its host")
+    offset = block.address - (slab.id << SLAB_SHIFT)
+    hold = Hold(block)
+    fd = os.dup(slab.fd)
+    try:
+        for dying in list(core.dying):  # which may still write there
+            await dying.close()
+        while True:
+            context, number = await mapped(core, fd, slab.nbytes, sealed=True)
+            stand_in = Block(core.memory, number << SLAB_SHIFT | offset, 0, core.memory.epoch)
+            try:
+                await download(core, GpuRef(stand_in, ref.shape, ref.dtype, ref.nbytes), host)
+            except GpuRefStale:
+                continue  # another rebuild
+            finally:
+                await unmap(core, context, number)
+            return host
+    finally:
+        os.close(fd)
+        hold.release()
+
+
+# --- between processes ---------------------------------------------------------------------
+
+
+class _Description(msgspec.Struct, frozen=True, array_like=True):
+    backend: str
+    uuid: str
+    slab_bytes: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    sealed: bool
+
+
+@final
+class SharedBuffer:
+    """A buffer that other processes can open: a descriptor, and what is in it.
+
+    Send both over a Unix socket, ``socket.send_fds(sock, [shared.description],
+    [shared.fd])``, and make the same of them there, ``SharedBuffer(fd, description)``, for
+    ``device.adopt``. The descriptor is of this buffer's memory only. On the CPU backend
+    nobody can write to it; a GPU's driver lets whoever has it map it as he likes.
+
+    Attributes:
+        fd: the descriptor; closed with ``close``, or with this object.
+        description: bytes to send along.
+
+    Raises:
+        ValueError: the description is none.
+    """
+
+    def __init__(self, fd: int, description: bytes, *, block: Block | None = None) -> None:
+        self.fd = -1  # until it is known to be ours: a constructor that raises takes nothing
+        self._block = block
+        self.description: Final = description
+        self._content = _decoded(description)
+        self.fd = fd
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The buffer's shape."""
+        return self._content.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The buffer's dtype."""
+        return DTYPES[self._content.dtype]
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the buffer is read-only, and shared for good rather than copied."""
+        return self._content.sealed
+
+    def close(self) -> None:
+        """Close the descriptor; whoever has adopted the buffer keeps it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self._block = None
+
+    def __enter__(self) -> SharedBuffer:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _decoded(description: bytes) -> _Description:
+    """A description of a buffer that lies in its slab: it comes from somewhere else."""
+    try:
+        content = msgspec.msgpack.decode(description, type=_Description)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"this describes no shared buffer: {error}") from None
+    dtype = DTYPES.get(content.dtype)
+    if dtype is None:
+        raise ValueError(f"this describes no shared buffer: there is no dtype {content.dtype!r}")
+    nbytes = math.prod(content.shape) * dtype.itemsize
+    inside = 0 <= content.offset <= content.offset + nbytes <= content.slab_bytes <= OFFSET_MASK
+    if min(content.shape, default=0) < 0 or not inside:
+        raise ValueError(
+            f"this describes no shared buffer: {dtype.name}{list(content.shape)} at "
+            f"{content.offset} does not lie in {content.slab_bytes} bytes"
+        )
+    return content
+
+
+async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
+    """See ``Device.share``."""
+    usable(ref, core.memory, "ref")
+    await core.tidy()
+    sealed = ref._block.epoch is core.memory.sealed_epoch  # not only about to be
+    if sealed:
+        block = await _move_alone(core, ref)
+        offset = ref._block.offset
+    else:
+        block = await _copy_alone(core, ref)
+        offset = 0
+    slab = core.memory.slab_of(block)
+    if core.backend == "cpu":
+        make_read_only(slab.fd)
+    assert core.info is not None
+    content = _Description(
+        core.backend,
+        core.info.uuid,
+        slab.nbytes,
+        offset,
+        ref.shape,
+        ref.dtype.name,
+        sealed,
+    )
+    return SharedBuffer(os.dup(slab.fd), msgspec.msgpack.encode(content), block=block)
+
+
+async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
+    """See to it that a sealed block has a slab of its own; its handles stay the same.
+
+    Whoever gets the descriptor of a slab has all that is in it.
+    """
+    async with core.sealing:
+        while True:
+            block = usable(ref, core.memory, "ref").base
+            if core.memory.is_own(block):
+                return block
+            target = await core.empty_own(block.nbytes)
+            try:
+                await _fill_alone(core, target, usable(ref, core.memory, "ref").base, "share")
+            except Rebuilt:
+                continue  # what is sealed is still there
+            usable(ref, core.memory, "ref")  # not freed meanwhile
+            core.memory.rebind(block, target)
+
+
+async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
+    """A copy of a buffer in a slab of its own."""
+    slab = core.memory.slab_of(usable(ref, core.memory, "ref"))
+    if slab.fd < 0:
+        raise Unsupported("this memory has no descriptor, so no other process can open it")
+    target = await core.empty_own(ref.nbytes)
+    source = usable(ref, core.memory, "ref")
+    try:
+        await _fill_alone(core, target, source, "share")
+    except Rebuilt:
+        raise refuse(ref, core.memory, "ref") from None
+    usable(ref, core.memory, "ref")
+    return target
+
+
+async def _fill_alone(core: DeviceCore, target: Block, source: Block, name: str) -> None:
+    """Copy to a block that is all of its slab, and leave nothing of others behind it."""
+    nbytes = target.nbytes
+    async with filling(core, target):
+        port = core.ports[MEMORY_LANE]
+        rest = Fill(target.address + nbytes, target.size - nbytes, b"\0")
+        filled = core.submit(port, name, rest, (), (target,))
+        message = Copy(target.address, source.address, nbytes)
+        await core.submit(port, name, message, (source,), (target,)).wait()
+        await filled.wait()
+
+
+async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
+    """A buffer of what another process shares: the same memory if it is sealed, or a copy."""
+    content = shared._content
+    if content.backend != core.backend:
+        raise ValueError(
+            f"the shared buffer belongs to backend {content.backend!r}, but {core.name} does not"
+        )
+    if shared.fd < 0:
+        raise ValueError("the shared buffer was closed")
+    await core.tidy()
+    dtype = DTYPES[content.dtype]
+    nbytes = math.prod(content.shape) * dtype.itemsize
+    fd = os.dup(shared.fd)
+    try:
+        while True:
+            try:
+                context, number = await mapped(core, fd, content.slab_bytes, sealed=True)
+            except LibraryError as error:
+                if core.info is None or content.uuid == core.info.uuid:
+                    raise
+                raise Unsupported(
+                    f"the shared buffer is on another GPU, whose memory {core.name} cannot reach"
+                ) from error
+            if content.sealed:
+                slab = Slab(number, content.slab_bytes, fd, sealed=True)
+                fd = -1  # the map's from now on
+                block = Part(core.memory.add_own(slab), content.offset)
+                return GpuRef(block, content.shape, dtype, nbytes)
+            try:
+                source = Block(
+                    core.memory,
+                    number << SLAB_SHIFT | content.offset,
+                    0,
+                    core.memory.epoch,
+                )
+                ref = await core.empty(content.shape, dtype)
+                if context is core.context:
+                    message = Copy(ref._block.address, source.address, nbytes)
+                    port = core.ports[MEMORY_LANE]
+                    op = core.submit(port, "adopt", message, (source,), (ref._block,))
+                    with trio.CancelScope(shield=True):  # as long as the mapping is needed
+                        await op.wait()
+                    return ref
+            finally:
+                await unmap(core, context, number)
+    finally:
+        if fd >= 0:
+            os.close(fd)

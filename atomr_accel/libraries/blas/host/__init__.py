@@ -1,0 +1,1 @@
+"""cuBLAS: executors, inside a host."""

@@ -1,0 +1,53 @@
+"""Batched factorizations on the CPU: LAPACK for one matrix after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ..wire._messages import Factor
+
+if TYPE_CHECKING:
+    from ....backends.cpu.host._context import CpuContext
+
+_INT32 = DTYPES["int32"]
+
+
+def factor(context: CpuContext, message: Factor) -> None:
+    """Execute a ``Factor`` message."""
+    from scipy.linalg import get_lapack_funcs
+
+    dtype = DTYPES[message.dtype]
+    batch, m, n, nrhs = message.batch, message.m, message.n, message.nrhs
+    a = context.array(message.a, (batch, m, n), dtype)
+    routine: Any = get_lapack_funcs(message.routine, dtype=dtype)
+    solved = {"getrs": (n, nrhs), "gels": (n, nrhs)}.get(message.routine, (m, n))
+    c = context.array(message.c, (batch, *solved), dtype)
+    info = np.zeros(batch, _INT32)
+    if message.routine == "getrf":
+        piv = context.array(message.pivots, (batch, n), _INT32)
+        for i in range(batch if n else 0):
+            c[i], piv[i], info[i] = routine(a[i])
+    elif message.routine == "getrs":
+        piv = context.array(message.pivots, (batch, n), _INT32)
+        b = context.array(message.b, (batch, n, nrhs), dtype)
+        for i in range(batch if n and nrhs else 0):
+            c[i] = routine(a[i], piv[i], b[i], trans=message.trans)[0]
+    elif message.routine == "getri":
+        piv = context.array(message.pivots, (batch, n), _INT32)
+        for i in range(batch if n else 0):
+            c[i], info[i] = routine(a[i], piv[i])
+    elif message.routine == "geqrf":
+        tau = context.array(message.tau, (batch, min(m, n)), dtype)
+        for i in range(batch if tau.size else 0):
+            c[i], tau[i] = routine(a[i])[:2]
+    else:
+        b = context.array(message.b, (batch, m, nrhs), dtype)
+        for i in range(batch if n and nrhs else 0):
+            _, x, info[i] = routine(a[i], b[i])
+            c[i] = x[:n]
+    if message.info:
+        result: Any = context.array(message.info, (batch,), _INT32)
+        result[...] = info

@@ -1,0 +1,363 @@
+"""BLAS on CUDA: cuBLAS on one lane; matrix products.
+
+cuBLAS is column-major, where a row-major array is its own transpose. So products change
+the places of their operands, not their layout: ``c.T = op(b).T @ op(a).T``.
+"""
+
+from __future__ import annotations
+
+import math
+from ctypes import c_void_p
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ...host._numbers import CUDA_TYPES
+from ...wire._recent import Recent
+from ..wire._messages import Gemm, GemmEx, GemmList
+from ._cuda_factor import CudaFactorizations
+from ._cuda_handle import Handle, load_cublas
+from ._cuda_routines import CudaRoutines
+from ._fused import FusedGemm
+from ._prototypes import COMPUTE_TYPES, COMPUTES, GEMM_DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+
+_LAUNCH_BOUND: Final = 1 << 26
+_SHALLOW: Final = 512
+"""Products of at most this m * n * k and k take less time on the device than launching the
+two kernels of a split-K product (at 256 cubed 14.4 us against 9.7 us for one kernel)."""
+
+_COMPUTED: Final = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+}
+"""The type of alpha and beta of plain products."""
+
+_MOST_PRODUCTS: Final = 1000
+
+_NARROW: Final = ("float16", "bfloat16", "int8")
+
+_SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
+"""The type of alpha and beta, by the beginning of the compute type."""
+
+
+class _Product(NamedTuple):
+    """A product with everything converted for the call but its addresses.
+
+    Attributes:
+        a, b, c: where those go.
+        calls: what to try, one after the other, until one succeeds.
+        function: which function they call.
+    """
+
+    a: c_void_p
+    b: c_void_p
+    c: c_void_p
+    calls: tuple[Callable[[], int], ...]
+    function: str
+
+
+@final
+class CudaBlas:
+    """Executes BLAS messages."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._handle: Final = Handle(context, stream)
+        self._pointer: Final = context.pointer
+        self._products: Recent[tuple[Any, ...], _Product] = Recent(_MOST_PRODUCTS)
+        self._fused: Final = FusedGemm(
+            context, stream, load_cublas(), self._handle.value, self._scalar
+        )
+        self.fusions: Final = {Gemm: self._fused.fusion}
+        self.handlers: Final[dict[type, Callable[[Any], None]]] = {
+            Gemm: self._gemm,
+            GemmEx: self._gemm_strided,
+            GemmList: self._gemm_list,
+            **CudaRoutines(self._handle).handlers,
+            **CudaFactorizations(self._handle).handlers,
+        }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library."""
+        load_cublas()
+
+    def close(self) -> None:
+        """Destroy the handles."""
+        self._fused.close()
+        self._handle.close()
+
+    def _gemm(self, message: Gemm) -> None:
+        m, n, k, dtype = message.m, message.n, message.k, message.dtype
+        if not m or not n:
+            return
+        if not k:
+            self._handle.scale(self._pointer(message.c), m * n, 1, dtype, message.beta)
+            return
+        key = (m, n, k, dtype, message.trans_a, message.trans_b, message.alpha, message.beta)
+        product = self._products.get(key)
+        if product is None:
+            handles = [self._handle.value]
+            if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
+                handles.insert(0, self._handle.small)  # the other one where that does not do
+            product = self._keep(key, message, dtype, COMPUTE_TYPES[dtype], handles)
+        self._run(product, message)
+
+    def _gemm_strided(self, message: GemmEx) -> None:
+        m, n, k, batch = message.m, message.n, message.k, message.batch
+        if not m or not n or 0 in batch:
+            return
+        if not k:
+            count = math.prod(batch)
+            c = self._pointer(message.c)
+            self._handle.scale(c, count * m * n, 1, message.dtype_c, message.beta)
+            return
+        if len(batch) > 1:
+            self._gemm_by_pointers(message)
+            return
+        key = (
+            *(m, n, k, batch, message.strides_a, message.strides_b),
+            *(message.dtype, message.dtype_c, message.compute),
+            *(message.trans_a, message.trans_b, message.alpha, message.beta),
+        )
+        product = self._products.get(key)
+        if product is None:
+            handles = [self._handle.value]
+            compute = COMPUTES[message.compute]
+            product = self._keep(key, message, message.dtype_c, compute, handles)
+        self._run(product, message)
+
+    def _keep(
+        self,
+        key: tuple[Any, ...],
+        message: Gemm | GemmEx,
+        dtype_c: str,
+        compute: int,
+        handles: list[int | None],
+    ) -> _Product:
+        """Convert the arguments of a product, to be tried with one handle after the other."""
+        m, n, k = message.m, message.n, message.k
+        a, b, c = (c_void_p() for _ in range(3))
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[dtype_c]
+        row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
+        steps: tuple[tuple[int, ...], ...] = ((), (), ())
+        end: tuple[int, ...] = (compute, GEMM_DEFAULT)
+        function, alpha, beta = "cublasGemmEx_64", *self._scalars(message)
+        if isinstance(message, GemmEx):
+            function = "cublasGemmStridedBatchedEx_64"
+            steps = (message.strides_a or (0,), message.strides_b or (0,), (m * n,))
+            end = (math.prod(message.batch), *end)
+        arguments = (
+            *(message.trans_b, message.trans_a, n, m, k),
+            alpha,
+            *(b, a_type, row_b, *steps[1]),
+            *(a, a_type, row_a, *steps[0]),
+            beta,
+            *(c, c_type, n, *steps[2]),
+            *end,
+        )
+        calls = [self._handle.prepare(function, handle, *arguments) for handle in handles]
+        return self._products.keep(key, _Product(a, b, c, tuple(calls), function))
+
+    def _run(self, product: _Product, message: Gemm | GemmEx) -> None:
+        pointer = self._pointer
+        product.a.value = pointer(message.a)
+        product.b.value = pointer(message.b)
+        product.c.value = pointer(message.c)
+        status = 0
+        for call in product.calls:
+            status = call()
+            if not status:
+                return
+        raise self._handle.error(product.function, status)
+
+    def _gemm_by_pointers(self, message: GemmEx) -> None:
+        """Products of which no single step leads from one to the next."""
+        pointer, batch, itemsize = self._pointer, message.batch, DTYPES[message.dtype].itemsize
+        m, n, k, count = message.m, message.n, message.k, math.prod(batch)
+        itemsize_c = DTYPES[message.dtype_c].itemsize
+        pointers = np.concatenate(
+            [
+                _places(pointer(message.b), batch, message.strides_b, itemsize),
+                _places(pointer(message.a), batch, message.strides_a, itemsize),
+                _places(pointer(message.c), (count,), (m * n,), itemsize_c),
+            ]
+        )
+        sizes = (message.trans_b, message.trans_a, n, m, k)
+        row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
+        self._batched(message, sizes, (row_b, row_a, n), pointers, count)
+
+    def _gemm_list(self, message: GemmList) -> None:
+        handle, pointer = self._handle, self._pointer
+        places = []
+        for a, b, c, (m, n, k) in zip(message.a, message.b, message.c, message.shapes, strict=True):
+            if m and n and k:
+                places.append((pointer(b), pointer(a), pointer(c), (m, n, k)))
+            elif m and n:
+                handle.scale(pointer(c), m * n, 1, message.dtype_c, message.beta)
+        if not places:
+            return
+        pointers = np.array([place[:3] for place in places], np.uint64).T.ravel()
+        shapes = [place[3] for place in places]
+        m, n, k = shapes[0]
+        if all(shape == shapes[0] for shape in shapes):
+            row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
+            sizes = (message.trans_b, message.trans_a, n, m, k)
+            self._batched(message, sizes, (row_b, row_a, n), pointers, len(places))
+        else:
+            self._grouped(message, shapes, pointers)
+
+    def _batched(
+        self,
+        message: GemmEx | GemmList,
+        sizes: tuple[int, int, int, int, int],
+        rows: tuple[int, int, int],
+        pointers: np.ndarray[Any, Any],
+        count: int,
+    ) -> None:
+        """Products whose matrices are given by pointers: those of b, of a, of c."""
+        shapes = [(sizes[3], sizes[2], sizes[4])]
+        if _are_askew(message, shapes, pointers):
+            self._one_by_one(message, shapes * count, pointers)
+            return
+        alpha, beta = self._scalars(message)
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        table = self._pointer(message.pointers)
+        self._handle.upload(table, pointers)
+        step = 8 * count
+        self._handle.call(
+            "cublasGemmBatchedEx_64",
+            *sizes,
+            alpha,
+            *(table, a_type, rows[0]),
+            *(table + step, a_type, rows[1]),
+            beta,
+            *(table + 2 * step, c_type, rows[2]),
+            *(count, COMPUTES[message.compute], GEMM_DEFAULT),
+        )
+
+    def _grouped(
+        self,
+        message: GemmList,
+        shapes: list[tuple[int, int, int]],
+        pointers: np.ndarray[Any, Any],
+    ) -> None:
+        """Products of different shapes; equal ones in a row make a group."""
+        if _are_askew(message, shapes, pointers):
+            self._one_by_one(message, shapes, pointers)
+            return
+        groups: list[tuple[int, int, int]] = []
+        members: list[int] = []
+        for shape in shapes:
+            if groups and groups[-1] == shape:
+                members[-1] += 1
+            else:
+                groups.append(shape)
+                members.append(1)
+        m, n, k = np.array(groups, np.int64).T.copy()
+        number = len(groups)
+        scalars = DTYPES[_scalar_type(message.compute, message.dtype)]
+        host = [
+            np.full(number, message.trans_b, np.int32),
+            np.full(number, message.trans_a, np.int32),
+            n,
+            m,
+            k,
+            np.full(number, message.alpha, scalars),
+            k if message.trans_b else n,
+            m if message.trans_a else k,
+            np.full(number, message.beta, scalars),
+            np.array(members, np.int64),
+        ]
+        self._handle.keep(host)
+        op_b, op_a, columns, rows, depth, alpha, row_b, row_a, beta, sizes = (
+            array.ctypes.data for array in host
+        )
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        table = self._pointer(message.pointers)
+        self._handle.upload(table, pointers)
+        step = 8 * len(shapes)
+        self._handle.call(
+            "cublasGemmGroupedBatchedEx_64",
+            *(op_b, op_a, columns, rows, depth),
+            alpha,
+            *(table, a_type, row_b),
+            *(table + step, a_type, row_a),
+            beta,
+            *(table + 2 * step, c_type, columns),
+            *(number, sizes, COMPUTES[message.compute]),
+        )
+
+    def _one_by_one(
+        self,
+        message: GemmEx | GemmList,
+        shapes: list[tuple[int, int, int]],
+        pointers: np.ndarray[Any, Any],
+    ) -> None:
+        """Products that the library does not take together."""
+        alpha, beta = self._scalars(message)
+        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        places = pointers.reshape(3, len(shapes)).T.tolist()
+        for (m, n, k), (b, a, c) in zip(shapes, places, strict=True):
+            self._handle.call(
+                "cublasGemmEx_64",
+                *(message.trans_b, message.trans_a, n, m, k),
+                alpha,
+                *(b, a_type, k if message.trans_b else n),
+                *(a, a_type, m if message.trans_a else k),
+                beta,
+                *(c, c_type, n),
+                *(COMPUTES[message.compute], GEMM_DEFAULT),
+            )
+
+    def _scalar(self, dtype: str, value: float) -> Any:
+        """A pointer to a scalar of a plain product."""
+        return self._handle.scalar(_COMPUTED[dtype], value)
+
+    def _scalars(self, message: Gemm | GemmEx | GemmList) -> tuple[Any, Any]:
+        if isinstance(message, Gemm):
+            kind = _COMPUTED[message.dtype]
+        else:
+            kind = _scalar_type(message.compute, message.dtype)
+        handle = self._handle
+        return handle.scalar(kind, message.alpha), handle.scalar(kind, message.beta)
+
+
+def _scalar_type(compute: str, dtype: str) -> str:
+    return dtype if dtype.startswith("complex") else _SCALARS[compute[:3]]
+
+
+def _are_askew(
+    message: GemmEx | GemmList,
+    shapes: list[tuple[int, int, int]],
+    pointers: np.ndarray[Any, Any],
+) -> bool:
+    """Whether pointers are not aligned as products by pointers need them.
+
+    The library does not look, and a misaligned access would be the end of the context. Where
+    it may use tensor cores it wants 16 bytes if k is a multiple of 8, and 8 if it is one of 4.
+    """
+    if message.dtype not in _NARROW and "FAST" not in message.compute:
+        return False
+    k = np.array([k for _, _, k in shapes], np.uint64)
+    wanted = np.where(k % 8 == 0, 16, np.where(k % 4 == 0, 8, 1)).astype(np.uint64)
+    return bool((pointers.reshape(3, -1) % wanted).any())
+
+
+def _places(
+    pointer: int, batch: tuple[int, ...], steps: tuple[int, ...], itemsize: int
+) -> np.ndarray[Any, Any]:
+    """The pointers of matrices at constant steps along each dimension of a batch."""
+    at = np.full(batch, pointer, np.uint64)
+    for axis, (size, step) in enumerate(zip(batch, steps, strict=True)):
+        shape = [1] * len(batch)
+        shape[axis] = size
+        at += (np.arange(size, dtype=np.uint64) * np.uint64(step * itemsize)).reshape(shape)
+    return at.ravel()

@@ -1,0 +1,1 @@
+"""cuBLAS: what both sides of the wall know."""

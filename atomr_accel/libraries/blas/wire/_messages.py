@@ -1,0 +1,224 @@
+"""What the BLAS lane executes.
+
+Arrays are row-major. ``trans`` is 0, 1 or 2: as it is, transposed, conjugate transposed.
+Addresses that an op does not use are 0.
+"""
+
+from __future__ import annotations
+
+from ....wire import Message
+
+Scalar = float | tuple[float, float]
+"""A number; complex ones as their two parts."""
+
+
+class Gemm(Message, frozen=True):
+    """``c = alpha * op(a) @ op(b) + beta * c``, all row-major and contiguous.
+
+    Attributes:
+        a, b, c: addresses.
+        m, n, k: op(a) is (m, k), op(b) is (k, n), c is (m, n).
+        dtype: name of the element type of all three; a real floating one.
+        trans_a, trans_b: whether op transposes.
+        alpha, beta: scalars; with beta 0, c is not read.
+    """
+
+    a: int
+    b: int
+    c: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    trans_a: int
+    trans_b: int
+    alpha: float
+    beta: float
+
+
+class GemmEx(Message, frozen=True):
+    """``Gemm`` over batches, of any types.
+
+    Attributes:
+        batch: the batch's shape; c is contiguous over it.
+        strides_a, strides_b: elements from one matrix to the next along each dimension
+            of ``batch``; 0 repeats the matrix.
+        dtype: element type of a and b.
+        dtype_c: element type of c.
+        compute: how to compute, as the vendor calls it without ``CUBLAS_COMPUTE_``.
+        pointers: room for three pointers for each product, where one stride is not enough.
+    """
+
+    a: int
+    b: int
+    c: int
+    m: int
+    n: int
+    k: int
+    batch: tuple[int, ...]
+    strides_a: tuple[int, ...]
+    strides_b: tuple[int, ...]
+    dtype: str
+    dtype_c: str
+    compute: str
+    trans_a: int
+    trans_b: int
+    alpha: Scalar
+    beta: Scalar
+    pointers: int
+
+
+class GemmList(Message, frozen=True):
+    """Products of matrices that lie anywhere.
+
+    Attributes:
+        a, b, c: an address for each product.
+        shapes: (m, n, k) of each product.
+        pointers: room for three pointers for each product.
+    """
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    c: tuple[int, ...]
+    shapes: tuple[tuple[int, int, int], ...]
+    dtype: str
+    dtype_c: str
+    compute: str
+    trans_a: int
+    trans_b: int
+    alpha: Scalar
+    beta: Scalar
+    pointers: int
+
+
+class Vectors(Message, frozen=True):
+    """A routine of level 1.
+
+    Attributes:
+        routine: its name, such as ``"axpy"``.
+        dtype: element type.
+        n: how many elements.
+        x, y: addresses of the first element in memory.
+        incx, incy: elements from one to the next; negative ones go from the last to the first.
+        result: where a scalar result goes.
+        scalars: the routine's scalars, in its order.
+    """
+
+    routine: str
+    dtype: str
+    n: int
+    x: int
+    incx: int
+    y: int = 0
+    incy: int = 1
+    result: int = 0
+    scalars: tuple[Scalar, ...] = ()
+
+
+class MatrixVector(Message, frozen=True):
+    """A routine of level 2.
+
+    Attributes:
+        routine: its name, such as ``"gemv"``.
+        dtype: element type.
+        m, n: the shape of the matrix.
+        a: its address.
+        x, incx, y, incy: as in ``Vectors``. Triangular routines read x and write y.
+        alpha, beta: scalars; with beta 0, what is written is not read.
+        trans: see above.
+        lower: whether the lower triangle holds the data.
+        unit: whether the diagonal is taken as ones.
+        kl, ku: sub- and superdiagonals of a band.
+        clear: fill the output with zeros first.
+        scratch: room for a copy of the band.
+    """
+
+    routine: str
+    dtype: str
+    m: int
+    n: int
+    a: int
+    x: int
+    incx: int
+    y: int
+    incy: int
+    alpha: Scalar
+    beta: Scalar
+    trans: int = 0
+    lower: bool = False
+    unit: bool = False
+    kl: int = 0
+    ku: int = 0
+    clear: bool = False
+    scratch: int = 0
+
+
+class MatrixMatrix(Message, frozen=True):
+    """A routine of level 3.
+
+    Attributes:
+        routine: its name, such as ``"syrk"``.
+        dtype: element type.
+        m, n: the shape of c.
+        k: the inner dimension, where there is one.
+        a, b, c: addresses; c is what is written. ``dgmm`` has its vector in b.
+        alpha, beta: scalars; with beta 0, what is written is not read.
+        right: whether the special matrix stands on the right.
+        lower, unit: as in ``MatrixVector``.
+        trans_a, trans_b: see above.
+        incx: the increment of ``dgmm``'s vector.
+        clear: fill c with zeros first.
+    """
+
+    routine: str
+    dtype: str
+    m: int
+    n: int
+    k: int
+    a: int
+    b: int
+    c: int
+    alpha: Scalar
+    beta: Scalar
+    right: bool = False
+    lower: bool = False
+    unit: bool = False
+    trans_a: int = 0
+    trans_b: int = 0
+    incx: int = 1
+    clear: bool = False
+
+
+class Factor(Message, frozen=True):
+    """A batched factorization or solve.
+
+    Attributes:
+        routine: its name, such as ``"getrf"``.
+        dtype: element type.
+        batch: how many matrices.
+        m, n: the shape of each.
+        nrhs: right-hand sides.
+        a: the matrices, or their factors.
+        pivots: int32, one-based on the device and zero-based in memory.
+        b: right-hand sides, or whatever else the routine reads.
+        c: the result.
+        tau: the scalars of the reflectors.
+        info: int32 for each matrix: what LAPACK says.
+        trans: 0, 1 or 2.
+        scratch: three pieces of memory for column-major copies and pointers.
+    """
+
+    routine: str
+    dtype: str
+    batch: int
+    m: int
+    n: int
+    nrhs: int = 0
+    a: int = 0
+    pivots: int = 0
+    b: int = 0
+    c: int = 0
+    tau: int = 0
+    info: int = 0
+    trans: int = 0
+    scratch: tuple[int, ...] = ()

@@ -1,0 +1,1 @@
+"""cuBLASLt: executors, inside a host."""

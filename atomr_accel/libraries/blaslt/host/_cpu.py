@@ -1,0 +1,198 @@
+"""BLASLt on the CPU, with NumPy and ml_dtypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ...wire._recent import Recent
+from ..wire._messages import EPILOGUES, Epilogue, Heuristic, Matmul, Operand, Spec, Tune
+from ..wire._plan import BLOCK, mask_width
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ..wire._messages import Scalar
+
+Array = np.ndarray[Any, Any]
+
+_ALGORITHM: Final = b"numpy"
+_MOST_SPECS: Final = 512
+_SLOPE: Final = float(np.sqrt(2 / np.pi))
+_CUBIC: Final = 0.044715
+_UINT8: Final = DTYPES["uint8"]
+_FLOAT32: Final = DTYPES["float32"]
+_finfo: Final[Callable[..., Any]] = ml_dtypes.finfo
+
+
+@final
+class CpuBlasLt:
+    """Executes BLASLt messages. Narrow types are computed in float32."""
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        del stream
+        self._context: Final = context
+        self._specs: Recent[bytes, Spec] = Recent(_MOST_SPECS)
+        self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
+        self.handlers: Final = {
+            Heuristic: self._heuristic,
+            Matmul: self._matmul,
+            Tune: self._tune,
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _heuristic(self, message: Heuristic) -> list[tuple[bytes, int]]:
+        self._context.check()
+        return [(_ALGORITHM, 0)] * min(2, message.most)
+
+    def _tune(self, message: Tune) -> int:
+        self._matmul(message.product)
+        return 0
+
+    def _matmul(self, message: Matmul) -> None:
+        context = self._context
+        context.check()
+        spec = self._specs.get(message.spec)
+        if spec is None:
+            spec = self._specs.keep(message.spec, self._decode(message.spec))
+        epilogue = EPILOGUES[spec.epilogue]
+        m, n, batch = spec.m, spec.n, spec.batch
+        if message.zeros:
+            context.bytes_at(message.a, message.zeros)[:] = 0
+        wide = _wide(spec)
+        a = self._input(message.a, spec.a, spec.op_a, batch, wide)
+        b = self._input(message.b, spec.b, spec.op_b, batch, wide)
+        a, b, factor = self._scaled(spec, message, a, b)
+        value = wide.type(_number(message.alpha)) * ((a @ b) * factor)
+        beta = _number(message.beta)
+        if beta != 0:
+            c = self._matrices(message.c, spec.c, batch)
+            value = value + wide.type(beta) * c.astype(wide)
+        if epilogue.bias:
+            value = value + self._bias(spec, message, n)[:, None, :].astype(wide)
+        value = self._after(spec, epilogue, message, value)
+        if epilogue.bias_gradient:
+            sums = {"bgrada": a.sum(-1), "bgradb": b.sum(-2)}.get(spec.epilogue)
+            gradient = value.sum(-2) if sums is None else sums
+            where = (batch, m if epilogue.bias_gradient == "m" else n)
+            kind = DTYPES[spec.bias_dtype]
+            context.array(message.bias, where, kind)[...] = gradient.astype(kind)
+        if message.amax:
+            largest = np.abs(value).max(initial=0)
+            context.array(message.amax, (), _FLOAT32)[...] = largest
+        if message.scale_d:
+            value = value * context.array(message.scale_d, (), _FLOAT32)
+        if m and n and batch:
+            d = self._matrices(message.d, spec.d, batch)
+            d[...] = saturate(value, d.dtype)
+
+    def _matrices(self, address: int, operand: Operand, batch: int) -> Array:
+        """The matrices of an operand, as a view."""
+        dtype = DTYPES[operand.dtype]
+        shape = (batch, operand.rows, operand.columns)
+        if 0 in shape:
+            return np.zeros(shape, dtype)
+        last = (batch - 1) * operand.step + (operand.rows - 1) * operand.ld
+        memory = self._context.bytes_at(address, (last + operand.columns) * dtype.itemsize)
+        strides = [step * dtype.itemsize for step in (operand.step, operand.ld, 1)]
+        return np.ndarray(shape, dtype, memory, strides=strides)
+
+    def _input(
+        self, address: int, operand: Operand, op: int, batch: int, wide: np.dtype[Any]
+    ) -> Array:
+        array = self._matrices(address, operand, batch).astype(wide)
+        if not op:
+            return array
+        return np.swapaxes(array.conj() if op == 2 else array, -1, -2)
+
+    def _scaled(self, spec: Spec, message: Matmul, a: Array, b: Array) -> tuple[Array, Array, Any]:
+        """The operands with their scales, and what is left to multiply the product by."""
+        context = self._context
+        if spec.scaling == "blocks":
+            shape = (spec.m, spec.k // BLOCK), (spec.n, spec.k // BLOCK)
+            e4m3 = DTYPES["float8_e4m3fn"]
+            scales_a = context.array(message.scale_a, shape[0], e4m3).astype(np.float32)
+            scales_b = context.array(message.scale_b, shape[1], e4m3).astype(np.float32)
+            return a * scales_a.repeat(BLOCK, -1), b * scales_b.repeat(BLOCK, -1).T, 1
+        factor: Any = np.float32(1)
+        lengths = (spec.m, spec.n) if spec.scaling == "rows" else (1, 1)
+        for address, length, axis in (
+            (message.scale_a, lengths[0], (-1, 1)),
+            (message.scale_b, lengths[1], (1, -1)),
+        ):
+            if address:
+                factor = factor * context.array(address, (length,), _FLOAT32).reshape(axis)
+        return a, b, factor if spec.scaling else 1
+
+    def _bias(self, spec: Spec, message: Matmul, n: int) -> Array:
+        kind = DTYPES[spec.bias_dtype]
+        count = spec.batch if spec.bias_step else 1
+        return self._context.array(message.bias, (count, n), kind)
+
+    def _after(self, spec: Spec, epilogue: Epilogue, message: Matmul, value: Array) -> Array:
+        """Activations, and what they keep or take back."""
+        name, n = spec.epilogue, spec.n
+        lead = value.shape[:-1]
+        if epilogue.mask:
+            aux = self._context.array(message.aux, (*lead, mask_width(n)), _UINT8)
+            if epilogue.makes_aux:
+                bits = np.packbits(value > 0, axis=-1, bitorder="little")
+                aux[..., : bits.shape[-1]] = bits
+        elif epilogue.makes_aux or epilogue.takes_aux:
+            kind = DTYPES[spec.c.dtype]
+            aux = self._context.array(message.aux, (*lead, spec.aux_ld), kind)[..., :n]
+            if epilogue.makes_aux:
+                aux[...] = value.astype(kind)
+        if name.startswith("relu"):
+            return np.fmax(value, 0)
+        if name.startswith("gelu"):
+            return gelu(value)
+        if name.startswith("drelu"):
+            bits = np.unpackbits(aux, axis=-1, count=n, bitorder="little")
+            return np.where(bits, value, 0)
+        if name.startswith("dgelu"):
+            return value * gelu_slope(aux.astype(value.dtype))
+        return value
+
+
+def gelu(x: Array) -> Array:
+    """GELU by its tanh approximation, as the vendor computes it."""
+    result: Array = 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x**3)))
+    return result
+
+
+def gelu_slope(x: Array) -> Array:
+    """The derivative of ``gelu``."""
+    t = np.tanh(_SLOPE * (x + _CUBIC * x**3))
+    result: Array = 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * _SLOPE * (1 + 3 * _CUBIC * x**2)
+    return result
+
+
+def saturate(value: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert; fp8 and int8 take their largest number for what is beyond it."""
+    if dtype.name.startswith("float8"):
+        most = float(_finfo(dtype).max)
+        return np.clip(value, -most, most).astype(dtype)
+    if dtype.name == "int8":
+        return np.clip(np.rint(value), -128, 127).astype(dtype)
+    return value.astype(dtype)
+
+
+def _wide(spec: Spec) -> np.dtype[Any]:
+    """The type to compute in."""
+    if spec.scale_type in ("float64", "complex64", "complex128", "int32"):
+        return DTYPES[spec.scale_type]
+    if spec.a.dtype == "int8":  # whose sums float32 does not hold
+        return DTYPES["float64"]
+    return _FLOAT32
+
+
+def _number(value: Scalar) -> Any:
+    return complex(*value) if isinstance(value, (tuple, list)) else value

@@ -1,0 +1,464 @@
+"""BLASLt on CUDA: one cuBLASLt handle on one lane.
+
+cuBLASLt is column-major, where a row-major array is its own transpose: the operands change
+places, and what it calls a row of d is a column of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import struct
+from ctypes import byref, c_int, c_int8, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import msgspec
+
+from ...._dtypes import DTYPES
+from ...._errors import Unsupported
+from ....backends.cuda.host._driver import check, driver
+from ...host._numbers import CUDA_TYPES, Scalars
+from ...host._vendor import VendorLibrary, array, undone_on_error
+from ...wire._recent import Recent
+from ..wire._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
+from ..wire._plan import BLOCK, E2M1, FP8, block_scale_bytes
+from ._prototypes import (
+    ALGORITHM_BYTES,
+    ENUMS,
+    NOT_SUPPORTED,
+    PROTOTYPES,
+    RESULT_BYTES,
+    STATUS_NAME,
+    attribute,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ...host._cuda_kernels import Kernels
+
+_MOST_PLANS: Final = 512
+_ROUNDS: Final = 5
+_ROUND_MILLISECONDS: Final = 2.0
+_MOST_RUNS: Final = 20
+"""How to time candidates: in turns, because clocks change while a device gets warm, and for
+so long in each turn. Each one's median counts."""
+
+_EVENT_DEFAULT: Final = 0
+_SOMEWHERE: Final = 1 << 12
+"""An address for what is only asked about, not read: algorithms depend on its alignment."""
+
+_KERNELS: Final = r"""
+typedef unsigned long long u64;
+
+// fp4, one number to a byte, to two numbers to a byte, the first one low.
+__global__ void pack(unsigned char* target, const unsigned char* source, u64 count) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step)
+    target[at] = (source[2 * at] & 15) | (source[2 * at + 1] << 4);
+}
+
+// Scales of (rows, columns) to tiles of 128 x 4, padded with zeros; count is that of tiles'
+// elements. In a tile of 512 bytes row r and column c are at r % 32 * 16 + r / 32 * 4 + c.
+__global__ void tile(unsigned char* target, const unsigned char* source, u64 count, u64 rows,
+                     u64 columns) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  const u64 across = (columns + 3) / 4;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
+    const u64 tile = at / 512, inside = at % 512;
+    const u64 row = tile / across * 128 + inside / 16 + inside % 16 / 4 * 32;
+    const u64 column = tile % across * 4 + inside % 4;
+    target[at] = row < rows && column < columns ? source[row * columns + column] : 0;
+  }
+}
+"""
+
+
+@cache
+def load_cublaslt() -> VendorLibrary:
+    """The library, loaded once."""
+    return VendorLibrary("cublasLt", PROTOTYPES, STATUS_NAME)
+
+
+class _Prepared(NamedTuple):
+    """A product as the library knows it."""
+
+    spec: Spec
+    description: int
+    a: int
+    b: int
+    c: int
+    d: int
+    preference: int
+    algorithms: dict[int, list[tuple[bytes, int]]]
+    """The best ones by how much workspace they may have."""
+    made: ExitStack
+    """Destroys all of it."""
+
+
+@final
+class CudaBlasLt:
+    """Executes BLASLt messages."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._library: Final = load_cublaslt()
+        self._context: Final = context
+        self._pointer: Final = context.pointer
+        self._stream: Final = stream
+        self._run: Final = self._library.functions["cublasLtMatmul"]
+        self._set: Final = self._library.functions["cublasLtMatmulDescSetAttribute"]
+        self._plans: Recent[bytes, _Prepared] = Recent(_MOST_PLANS, lambda plan: plan.made.close())
+        self._scalar: Final = Scalars().pointer
+        self._kernels: Kernels | None = None
+        self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
+        handle = c_void_p()
+        self._library.call("cublasLtCreate", byref(handle))
+        self._handle: Final = handle.value
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            Heuristic: self._heuristic,
+            Matmul: self._matmul,
+            Tune: self._tune,
+        }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library."""
+        load_cublaslt()
+
+    def close(self) -> None:
+        """Destroy the handle and what was prepared with it."""
+        self._plans.clear()
+        if self._kernels is not None:
+            self._kernels.close()
+        self._library.call("cublasLtDestroy", self._handle)
+
+    # --- messages -------------------------------------------------------------------------
+
+    def _heuristic(self, message: Heuristic) -> list[tuple[bytes, int]]:
+        return self._algorithms(self._plan(message.spec), message.workspace, message.most)
+
+    def _matmul(self, message: Matmul) -> None:
+        plan = self._plan(message.spec)
+        spec = plan.spec
+        if not spec.m or not spec.n or not spec.batch:
+            self._clear_sums(spec, message)
+            return
+        self._arrange(spec, message)
+        algorithm = message.algorithm
+        if not algorithm:
+            algorithm = self._algorithms(plan, message.workspace_bytes, 1)[0][0]
+        status = self._launch(plan, message, algorithm)
+        if status:
+            raise self._error("cublasLtMatmul", status)
+
+    def _tune(self, message: Tune) -> int:
+        product = message.product
+        plan = self._plan(product.spec)
+        spec = plan.spec
+        if not spec.m or not spec.n or not spec.batch:
+            return 0
+        self._arrange(spec, product)
+        algorithms = [algorithm for algorithm, _ in message.candidates]
+        good = [i for i, each in enumerate(algorithms) if not self._launch(plan, product, each)]
+        times: dict[int, list[float]] = {i: [] for i in good}
+        events: list[Any] = []
+        try:
+            events.extend(
+                check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)
+            )
+            for _ in range(_ROUNDS if len(good) > 1 else 0):
+                for i in good:
+                    time = self._time(events, plan, product, algorithms[i], 1)
+                    runs = min(_MOST_RUNS, int(_ROUND_MILLISECONDS / max(time, 1e-3)))
+                    if runs > 1:
+                        time = self._time(events, plan, product, algorithms[i], runs)
+                    times[i].append(time)
+        finally:
+            for event in events:
+                check("cuEventDestroy", driver.cuEventDestroy(event))
+        return min(good, key=lambda i: statistics.median(times[i] or [0.0]), default=0)
+
+    def _time(
+        self, events: list[Any], plan: _Prepared, message: Matmul, algorithm: bytes, runs: int
+    ) -> float:
+        """Milliseconds that a product takes."""
+        stream = self._stream.handle
+        check("cuEventRecord", driver.cuEventRecord(events[0], stream))
+        for _ in range(runs):
+            self._launch(plan, message, algorithm)
+        check("cuEventRecord", driver.cuEventRecord(events[1], stream))
+        check("cuEventSynchronize", driver.cuEventSynchronize(events[1]))
+        time: float = check("cuEventElapsedTime", driver.cuEventElapsedTime(*events))
+        return time / runs
+
+    def _launch(self, plan: _Prepared, message: Matmul, algorithm: bytes) -> int:
+        """Queue a product; its status."""
+        spec, pointer = plan.spec, self._pointer
+        for name, address in self._pointers(spec, message):
+            self._attribute(plan.description, name, c_void_p(address))
+        d = pointer(message.d)
+        # Without one nothing is read there; but where the types differ it cannot be d.
+        unread = d if spec.c.dtype == spec.d.dtype else 0
+        c = pointer(message.c) if message.c else unread
+        return self._run(
+            self._handle,
+            plan.description,
+            self._scalar(spec.scale_type, message.alpha),
+            pointer(message.packed_b or message.b),
+            plan.b,
+            pointer(message.packed_a or message.a),
+            plan.a,
+            self._scalar(spec.scale_type, message.beta),
+            c,
+            plan.c,
+            d,
+            plan.d,
+            algorithm,
+            pointer(message.workspace) if message.workspace else 0,
+            message.workspace_bytes,
+            self._stream.pointer,
+        )
+
+    def _pointers(self, spec: Spec, message: Matmul) -> list[tuple[str, int]]:
+        """The attributes that change with every call."""
+        pointer = self._pointer
+        scale_a, scale_b = message.scale_a, message.scale_b
+        found = [
+            ("BIAS_POINTER", message.bias),
+            ("EPILOGUE_AUX_POINTER", message.aux),
+            ("A_SCALE_POINTER", scale_b),
+            ("B_SCALE_POINTER", scale_a),
+            ("D_SCALE_POINTER", message.scale_d),
+            ("AMAX_D_POINTER", message.amax),
+        ]
+        pointers = [(name, pointer(address)) for name, address in found if address]
+        if spec.scaling == "blocks":
+            tiles = pointer(message.packed_scales)
+            places = {
+                "B_SCALE_POINTER": tiles,
+                "A_SCALE_POINTER": tiles + block_scale_bytes(spec.m, spec.k),
+            }
+            return [(name, places.get(name, address)) for name, address in pointers]
+        return pointers
+
+    def _clear_sums(self, spec: Spec, message: Matmul) -> None:
+        """What an empty product still writes: sums, and the largest of nothing."""
+        epilogue = EPILOGUES[spec.epilogue]
+        if epilogue.bias_gradient:
+            count = (spec.m if epilogue.bias_gradient == "m" else spec.n) * spec.batch
+            self._fill(message.bias, count * DTYPES[spec.bias_dtype].itemsize)
+        if message.amax:
+            self._fill(message.amax, 4)
+
+    def _arrange(self, spec: Spec, message: Matmul) -> None:
+        """Zeros that stand for nothing, and fp4 as the library wants it."""
+        if message.zeros:
+            self._fill(message.a, message.zeros)
+        if spec.a.dtype != E2M1:
+            return
+        kernels = self._own_kernels()
+        for target, source, rows in (
+            (message.packed_a, message.a, spec.m),
+            (message.packed_b, message.b, spec.n),
+        ):
+            kernels.run("pack", self._pointer(target), self._pointer(source), rows * spec.k // 2)
+        tiles = self._pointer(message.packed_scales)
+        for source, rows in ((message.scale_a, spec.m), (message.scale_b, spec.n)):
+            count = block_scale_bytes(rows, spec.k)
+            kernels.run("tile", tiles, self._pointer(source), count, rows, spec.k // BLOCK)
+            tiles += count
+
+    def _own_kernels(self) -> _Launcher:
+        from ...host._cuda_kernels import Kernels  # needs NVRTC, which others do not
+
+        if self._kernels is None:
+            self._kernels = Kernels(self._context, self._stream, _KERNELS)
+        return _Launcher(self._kernels)
+
+    def _fill(self, address: int, nbytes: int) -> None:
+        if nbytes:
+            check(
+                "cuMemsetD8Async",
+                driver.cuMemsetD8Async(self._pointer(address), 0, nbytes, self._stream.handle),
+            )
+
+    # --- preparing ------------------------------------------------------------------------
+
+    def _plan(self, encoded: bytes) -> _Prepared:
+        plan = self._plans.get(encoded)
+        if plan is None:
+            plan = self._plans.keep(encoded, self._prepare(self._decode(encoded)))
+        return plan
+
+    def _prepare(self, spec: Spec) -> _Prepared:
+        self._require_device(spec)
+        with undone_on_error() as made:
+            compute = ENUMS[f"CUBLAS_COMPUTE_{spec.compute}"]
+            kinds = compute, CUDA_TYPES[spec.scale_type]
+            description = self._create(made, "MatmulDesc", *kinds)
+            self._describe(description, spec)
+            preference = self._create(made, "MatmulPreference")
+            for side, operand in zip("BACD", (spec.a, spec.b, spec.c, spec.d), strict=True):
+                self._prefer(preference, f"MIN_ALIGNMENT_{side}_BYTES", c_uint32(operand.alignment))
+            operands = (spec.a, spec.b, spec.c, spec.d)
+            a, b, c, d = [self._layout(made, each, spec.batch) for each in operands]
+        return _Prepared(spec, description, a, b, c, d, preference, {}, made)
+
+    def _create(self, made: ExitStack, kind: str, *values: int) -> int:
+        """A descriptor of the library, which ``made`` destroys."""
+        created = c_void_p()
+        self._library.call(f"cublasLt{kind}Create", byref(created), *values)
+        made.callback(self._library.call, f"cublasLt{kind}Destroy", created.value)
+        return created.value or 0
+
+    def _describe(self, description: int, spec: Spec) -> None:
+        """Set a description to what a product is."""
+        epilogue = EPILOGUES[spec.epilogue]
+        vendor = ENUMS[f"CUBLASLT_EPILOGUE_{epilogue.vendor}"]
+        values: list[tuple[str, Any]] = [
+            ("TRANSA", c_int32(spec.op_b)),
+            ("TRANSB", c_int32(spec.op_a)),
+            ("EPILOGUE", c_uint32(vendor)),
+        ]
+        if epilogue.bias or epilogue.bias_gradient:
+            values.append(("BIAS_POINTER", c_void_p(_SOMEWHERE + spec.bias_alignment)))
+            values.append(("BIAS_DATA_TYPE", c_int32(CUDA_TYPES[spec.bias_dtype])))
+            if spec.batch > 1:
+                values.append(("BIAS_BATCH_STRIDE", c_int64(spec.bias_step)))
+        if spec.aux_ld:
+            values.append(("EPILOGUE_AUX_POINTER", c_void_p(_SOMEWHERE + spec.aux_alignment)))
+            values.append(("EPILOGUE_AUX_LD", c_int64(spec.aux_ld)))
+            if spec.batch > 1:
+                step = c_int64(spec.aux_ld * spec.m)
+                values.append(("EPILOGUE_AUX_BATCH_STRIDE", step))
+            if spec.d.dtype in FP8 and not epilogue.mask:
+                values.append(("EPILOGUE_AUX_DATA_TYPE", c_int32(CUDA_TYPES[spec.c.dtype])))
+        for side, wanted in (("A", spec.scale_b), ("B", spec.scale_a), ("D", spec.scale_d)):
+            if wanted:
+                values.append((f"{side}_SCALE_POINTER", c_void_p(_SOMEWHERE)))
+        if spec.scaling:
+            mode = {"rows": "OUTER_VEC_32F", "blocks": "VEC16_UE4M3"}.get(spec.scaling)
+            if mode:
+                number = ENUMS[f"CUBLASLT_MATMUL_MATRIX_SCALE_{mode}"]
+                values += [(f"{side}_SCALE_MODE", c_int32(number)) for side in "AB"]
+        if spec.amax:
+            values.append(("AMAX_D_POINTER", c_void_p(_SOMEWHERE)))
+        if spec.fast:
+            values.append(("FAST_ACCUM", c_int8(1)))
+        for name, value in values:
+            self._attribute(description, name, value)
+
+    def _require_device(self, spec: Spec) -> None:
+        """Say why where the library would only say that it cannot."""
+        capability = self._context.compute_capability
+        narrow = spec.a.dtype
+        if narrow == E2M1 and capability < (10, 0):
+            raise Unsupported(f"fp4 needs compute capability 10.0; this device has {capability}")
+        if narrow in FP8:
+            if capability < (8, 9):
+                raise Unsupported(f"fp8 needs compute capability 8.9; this device has {capability}")
+            if capability < (10, 0) and (spec.op_a, spec.op_b) != (0, 1):
+                raise Unsupported(
+                    "before compute capability 10.0 fp8 is multiplied as a @ b.T only: store b "
+                    "as (n, k) and give trans_a=False, trans_b=True"
+                )
+
+    def _layout(self, made: ExitStack, operand: Operand, batch: int) -> int:
+        kind = CUDA_TYPES[operand.dtype]
+        sizes = max(1, operand.columns), max(1, operand.rows), operand.ld
+        layout = self._create(made, "MatrixLayout", kind, *sizes)
+        if batch > 1:
+            for name, value in (
+                ("BATCH_COUNT", array("int", (batch,))),
+                ("STRIDED_BATCH_OFFSET", c_int64(operand.step)),
+            ):
+                number = ENUMS[f"CUBLASLT_MATRIX_LAYOUT_{name}"]
+                size = ctypes.sizeof(value)
+                self._library.call(
+                    "cublasLtMatrixLayoutSetAttribute", layout, number, byref(value), size
+                )
+        return layout
+
+    def _algorithms(self, plan: _Prepared, workspace: int, most: int) -> list[tuple[bytes, int]]:
+        """The best algorithms, as the library guesses; at least one."""
+        spec = plan.spec
+        if not spec.m or not spec.n or not spec.batch:
+            return [(b"none", 0)]
+        known = plan.algorithms.get(workspace, [])
+        if len(known) >= most:
+            return known[:most]
+        self._prefer(plan.preference, "MAX_WORKSPACE_BYTES", c_uint64(workspace))
+        results = ctypes.create_string_buffer(most * RESULT_BYTES)
+        found = c_int()
+        status = self._library.functions["cublasLtMatmulAlgoGetHeuristic"](
+            self._handle,
+            plan.description,
+            plan.b,
+            plan.a,
+            plan.c,
+            plan.d,
+            plan.preference,
+            most,
+            results,
+            byref(found),
+        )
+        if status and status != NOT_SUPPORTED:
+            raise self._error("cublasLtMatmulAlgoGetHeuristic", status)
+        algorithms = []
+        for i in range(0 if status else found.value):
+            result = results.raw[i * RESULT_BYTES : (i + 1) * RESULT_BYTES]
+            nbytes, state = struct.unpack_from("Qi", result, ALGORITHM_BYTES)
+            if not state:
+                algorithms.append((result[:ALGORITHM_BYTES], nbytes))
+        if not algorithms:
+            raise Unsupported(f"cuBLASLt has no algorithm on this device for {_describe(spec)}")
+        plan.algorithms[workspace] = algorithms
+        return algorithms
+
+    def _attribute(self, description: int, name: str, value: Any) -> None:
+        status = self._set(description, attribute(name), byref(value), ctypes.sizeof(value))
+        if status:
+            raise self._error(f"cublasLtMatmulDescSetAttribute({name})", status)
+
+    def _prefer(self, preference: int, name: str, value: Any) -> None:
+        self._library.call(
+            "cublasLtMatmulPreferenceSetAttribute",
+            preference,
+            ENUMS[f"CUBLASLT_MATMUL_PREF_{name}"],
+            byref(value),
+            ctypes.sizeof(value),
+        )
+
+    def _error(self, call: str, status: int) -> Exception:
+        error = self._library.error(call, status)
+        if status == NOT_SUPPORTED:
+            return Unsupported(f"{error}: not with these types and options on this device")
+        return error
+
+
+@final
+class _Launcher:
+    """Kernels with their arguments written out."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def run(self, name: str, target: int, source: int, *sizes: int) -> None:
+        """Launch with a thread for each of the first size."""
+        from ...host._cuda_kernels import Arguments
+
+        arguments = Arguments(struct.pack(f"QQ{len(sizes)}Q", target, source, *sizes))
+        self._kernels.launch(self._kernels.function(name), sizes[0], arguments)
+
+
+def _describe(spec: Spec) -> str:
+    epilogue = f", epilogue {spec.epilogue}" if spec.epilogue else ""
+    scales = f", scales by {spec.scaling}" if spec.scaling else ""
+    return (
+        f"{spec.batch} x ({spec.m}, {spec.k}) @ ({spec.k}, {spec.n}), {spec.a.dtype} and "
+        f"{spec.b.dtype} to {spec.d.dtype}, ops {spec.op_a} and {spec.op_b}, compute type "
+        f"{spec.compute}{epilogue}{scales}"
+    )

@@ -1,0 +1,1 @@
+"""cuBLASLt: what both sides of the wall know."""

@@ -1,0 +1,193 @@
+"""What the BLASLt lane executes.
+
+A product is described once, by a ``Spec`` that is sent as bytes: the lane keeps
+what it has prepared for it under those bytes, and decodes them only the first time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from ....wire import Message
+
+Scalar = float | tuple[float, float]
+"""A number; complex ones as their two parts."""
+
+
+class Operand(msgspec.Struct, frozen=True, array_like=True):
+    """How a matrix lies in memory: rows of ``columns`` elements, ``ld`` apart.
+
+    Attributes:
+        rows, columns: as stored, before any transposition.
+        ld: elements from one row to the next.
+        step: elements from one matrix of the batch to the next; 0 repeats it.
+        dtype: element type.
+        alignment: bytes that every address of it is a multiple of.
+    """
+
+    rows: int
+    columns: int
+    ld: int
+    step: int
+    dtype: str
+    alignment: int = 256
+
+
+class Spec(msgspec.Struct, frozen=True, array_like=True):
+    """A product without its addresses: ``d = epilogue(alpha * op(a) @ op(b) + beta * c)``.
+
+    Attributes:
+        m, n, k: op(a) is (m, k), op(b) is (k, n).
+        batch: how many products.
+        a, b, c, d: how the matrices lie in memory.
+        op_a, op_b: 0, 1 or 2: as it is, transposed, conjugate transposed.
+        compute: compute type, as the vendor calls it without ``CUBLAS_COMPUTE_``.
+        scale_type: dtype of alpha and beta.
+        epilogue: its name; the empty string for none.
+        bias_dtype: dtype of the bias or its gradient.
+        bias_step: elements from one bias of the batch to the next.
+        aux_ld: elements (of a bit mask: bits) from one row of aux to the next.
+        bias_alignment, aux_alignment: bytes that their addresses are multiples of.
+        scaling: how a and b are scaled: ``""``, ``"tensor"``, ``"rows"`` or ``"blocks"``.
+        scale_a, scale_b, scale_d: whether a, b and d have scales.
+        amax: whether the largest magnitude of the result is wanted.
+        fast: whether fp8 products may accumulate less precisely.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    a: Operand
+    b: Operand
+    c: Operand
+    d: Operand
+    op_a: int
+    op_b: int
+    compute: str
+    scale_type: str
+    epilogue: str
+    bias_dtype: str
+    bias_step: int
+    aux_ld: int
+    bias_alignment: int
+    aux_alignment: int
+    scaling: str
+    scale_a: bool
+    scale_b: bool
+    scale_d: bool
+    amax: bool
+    fast: bool
+
+
+class Heuristic(Message, frozen=True):
+    """Ask which algorithms suit a product.
+
+    Attributes:
+        spec: an encoded ``Spec``.
+        workspace: the most bytes an algorithm may want.
+        most: how many to return; answered by (algorithm, bytes of workspace) each.
+    """
+
+    returns: ClassVar[Any] = list[tuple[bytes, int]]
+
+    spec: bytes
+    workspace: int
+    most: int
+
+
+class Matmul(Message, frozen=True):
+    """Run a product.
+
+    Attributes:
+        spec: an encoded ``Spec``.
+        algorithm: what ``Heuristic`` returned; empty to take the best.
+        a, b, c, d: addresses; d may be c.
+        bias: address of the bias, or of where its gradient goes.
+        aux: address of what the epilogue keeps, or takes back.
+        scale_a, scale_b, scale_d: addresses of scales, or 0.
+        amax: address of where the largest magnitude goes, or 0.
+        workspace, workspace_bytes: memory for the algorithm.
+        packed_a, packed_b, packed_scales: memory for what must be rearranged.
+        zeros: bytes to clear at ``a`` first, which then stands for empty operands.
+        alpha, beta: scalars; with beta 0, c is not read.
+    """
+
+    spec: bytes
+    algorithm: bytes
+    a: int
+    b: int
+    c: int
+    d: int
+    bias: int
+    aux: int
+    scale_a: int
+    scale_b: int
+    scale_d: int
+    amax: int
+    workspace: int
+    workspace_bytes: int
+    packed_a: int
+    packed_b: int
+    packed_scales: int
+    zeros: int
+    alpha: Scalar
+    beta: Scalar
+
+
+class Tune(Message, frozen=True):
+    """Time algorithms on a product; answered by the fastest one's position.
+
+    Attributes:
+        product: what to run, with outputs that nobody needs.
+        candidates: what ``Heuristic`` returned.
+    """
+
+    returns: ClassVar[Any] = int
+
+    product: Matmul
+    candidates: tuple[tuple[bytes, int], ...]
+
+
+class Epilogue(msgspec.Struct, frozen=True):
+    """What happens to a product before it is stored.
+
+    Attributes:
+        vendor: the vendor's name of it, in its column-major view.
+        bias: a bias is added.
+        makes_aux: what the backward pass needs is stored.
+        takes_aux: that is read.
+        bias_gradient: a bias gradient is computed, of length ``"n"`` or ``"m"``.
+        mask: aux is a mask of bits.
+    """
+
+    vendor: str
+    bias: bool = False
+    makes_aux: bool = False
+    takes_aux: bool = False
+    bias_gradient: str = ""
+    mask: bool = False
+
+
+EPILOGUES = {
+    "": Epilogue("DEFAULT"),
+    "bias": Epilogue("BIAS", bias=True),
+    "relu": Epilogue("RELU"),
+    "relu_bias": Epilogue("RELU_BIAS", bias=True),
+    "relu_aux": Epilogue("RELU_AUX", makes_aux=True, mask=True),
+    "relu_aux_bias": Epilogue("RELU_AUX_BIAS", bias=True, makes_aux=True, mask=True),
+    "drelu": Epilogue("DRELU", takes_aux=True, mask=True),
+    "drelu_bgrad": Epilogue("DRELU_BGRAD", takes_aux=True, mask=True, bias_gradient="n"),
+    "gelu": Epilogue("GELU"),
+    "gelu_bias": Epilogue("GELU_BIAS", bias=True),
+    "gelu_aux": Epilogue("GELU_AUX", makes_aux=True),
+    "gelu_aux_bias": Epilogue("GELU_AUX_BIAS", bias=True, makes_aux=True),
+    "dgelu": Epilogue("DGELU", takes_aux=True),
+    "dgelu_bgrad": Epilogue("DGELU_BGRAD", takes_aux=True, bias_gradient="n"),
+    # In the vendor's column-major view a and b change places.
+    "bgrada": Epilogue("BGRADB", bias_gradient="m"),
+    "bgradb": Epilogue("BGRADA", bias_gradient="n"),
+}
+"""The epilogues by name."""

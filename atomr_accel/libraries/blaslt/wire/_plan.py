@@ -1,0 +1,573 @@
+"""What a product looks like: shapes, dtypes and the rules they must keep. No buffers here."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ...._dtypes import DTYPES
+from ...._errors import Unsupported
+from ....wire import encode
+from ...wire._broadcast import broadcast
+from ._layout import Layout
+from ._messages import EPILOGUES, Epilogue, Operand, Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+E4M3: Final = "float8_e4m3fn"
+E5M2: Final = "float8_e5m2"
+E2M1: Final = "float4_e2m1fn"
+FP8: Final = (E4M3, E5M2)
+
+BLOCK: Final = 16
+"""Elements that share a scale, where scales come in blocks."""
+
+_LINE: Final = 16
+"""fp8 and fp4 want rows that are multiples of so many bytes."""
+
+_ALIGNED: Final = 256
+"""What every buffer is aligned to."""
+
+_MOST_PRODUCTS: Final = 2**31 - 1
+
+_F32: Final = ("32F", "32F_PEDANTIC")
+_FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
+_F64: Final = ("64F", "64F_PEDANTIC")
+
+
+class Kind(NamedTuple):
+    """A combination of dtypes that can be multiplied.
+
+    Attributes:
+        computes: compute types, the default one first.
+        scale: dtype of alpha and beta.
+        bias: dtype of a bias; None where there can be none.
+        c: dtypes that what is added may have, the default one first.
+    """
+
+    computes: tuple[str, ...]
+    scale: str
+    bias: str | None
+    c: tuple[str, ...]
+
+
+def _kinds() -> dict[tuple[str, str, str], Kind]:
+    kinds = {
+        ("float16", "float16", "float16"): Kind(
+            (*_F32, "16F", "16F_PEDANTIC"), "float32", "float16", ("float16",)
+        ),
+        ("bfloat16", "bfloat16", "bfloat16"): Kind(_F32, "float32", "bfloat16", ("bfloat16",)),
+        ("int8", "int8", "int32"): Kind(("32I", "32I_PEDANTIC"), "int32", None, ("int32",)),
+        ("int8", "int8", "int8"): Kind(("32I", "32I_PEDANTIC"), "float32", "float32", ("int8",)),
+    }
+    for half in ("float16", "bfloat16"):
+        kinds[half, half, "float32"] = Kind(_F32, "float32", "float32", ("float32",))
+        kinds[E2M1, E2M1, half] = Kind(("32F",), "float32", half, (half,))
+    kinds[E2M1, E2M1, "float32"] = Kind(("32F",), "float32", "bfloat16", ("float32",))
+    for name, computes in (
+        ("float32", _FAST),
+        ("complex64", _FAST),
+        ("float64", _F64),
+        ("complex128", _F64),
+    ):
+        kinds[name, name, name] = Kind(computes, name, name, (name,))
+    for a, b in ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)):
+        kinds[a, b, "bfloat16"] = Kind(("32F",), "float32", "bfloat16", ("bfloat16",))
+        kinds[a, b, "float16"] = Kind(("32F",), "float32", "float16", ("float16",))
+        kinds[a, b, "float32"] = Kind(("32F",), "float32", "bfloat16", ("float32",))
+        for narrow in (E4M3,) if a == b else FP8:
+            kinds[a, b, narrow] = Kind(("32F",), "float32", None, ("bfloat16", "float16"))
+    return kinds
+
+
+KINDS: Final = _kinds()
+"""By dtypes of a, b and the result. A narrow result's bias has the dtype of c."""
+
+_DEFAULT_RESULT: Final = {"int8": "int32", E4M3: "bfloat16", E5M2: "bfloat16", E2M1: "bfloat16"}
+_PLAIN_EPILOGUES: Final = ("", "bias")
+
+
+class Given(NamedTuple):
+    """A buffer as an argument: what planning may know of it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    alignment: int = 256
+    """What its address is a multiple of: views begin anywhere."""
+
+    @property
+    def size(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+
+class Question(NamedTuple):
+    """All of a call that does not depend on what the buffers hold; plans are kept by it."""
+
+    a: Given
+    b: Given
+    c: Given | None
+    out: Given | None
+    bias: Given | None
+    aux: Given | None
+    scale_a: Given | None
+    scale_b: Given | None
+    scale_out: Given | None
+    layout_a: Layout | None
+    layout_b: Layout | None
+    layout_out: Layout | None
+    trans_a: int
+    trans_b: int
+    dtype: np.dtype[Any] | None
+    compute_type: str | None
+    epilogue: str
+    fast: bool
+    amax: bool
+
+
+class Plan(NamedTuple):
+    """How a call is carried out.
+
+    Attributes:
+        spec: the product.
+        encoded: the same as the lane gets it.
+        shape: shape of the result.
+        aux_shape, aux_dtype: of what the epilogue keeps.
+        gradient_shape: of a bias gradient.
+        offset_a, offset_b, offset_d: bytes before the matrices.
+        zeros: bytes of zeros that stand for a and b, which are empty.
+        packed: bytes of scratch memory for a, for b and for their scales.
+    """
+
+    spec: Spec
+    encoded: bytes
+    epilogue: Epilogue
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    bias_dtype: str
+    aux_shape: tuple[int, ...]
+    aux_dtype: np.dtype[Any]
+    gradient_shape: tuple[int, ...]
+    offset_a: int
+    offset_b: int
+    offset_d: int
+    zeros: int
+    packed: tuple[int, int, int]
+
+
+class _View(NamedTuple):
+    """A buffer read as matrices: leading dimensions, then row-major rows and columns."""
+
+    lead: tuple[int, ...]
+    rows: int
+    columns: int
+    ld: int
+    step: int | None
+    offset: int
+    op: int
+
+
+def make_plan(question: Question) -> Plan:
+    """Plan a call.
+
+    Raises:
+        ValueError: shapes, layouts or options that do not fit.
+        TypeError: dtypes that do not fit.
+        Unsupported: batches that one stride cannot describe, and epilogues that the
+            vendor does not have for these dtypes.
+    """
+    a, b = question.a, question.b
+    epilogue = EPILOGUES.get(question.epilogue)
+    if epilogue is None:
+        raise ValueError(
+            f"epilogue {question.epilogue!r} is none of {', '.join(filter(None, EPILOGUES))}"
+        )
+    dtype, kind = _kind(question)
+    compute = kind.computes[0] if question.compute_type is None else question.compute_type
+    if compute not in kind.computes:
+        raise ValueError(
+            f"compute_type {compute!r} is none of those for {a.dtype} and {b.dtype} to {dtype}: "
+            f"{', '.join(kind.computes)}"
+        )
+    view_a = _view(a, question.layout_a, question.trans_a, "a")
+    view_b = _view(b, question.layout_b, question.trans_b, "b")
+    m, k = (view_a.columns, view_a.rows) if view_a.op else (view_a.rows, view_a.columns)
+    k_b, n = (view_b.columns, view_b.rows) if view_b.op else (view_b.rows, view_b.columns)
+    if k != k_b:
+        raise ValueError(
+            f"the inner dimensions differ: op(a) is {(m, k)} (a has shape {a.shape}, "
+            f"trans_a={question.trans_a}), op(b) is {(k_b, n)} (b has shape {b.shape}, "
+            f"trans_b={question.trans_b})"
+        )
+    batch = broadcast(
+        (*view_a.lead, view_a.rows, view_a.columns),
+        (*view_b.lead, view_b.rows, view_b.columns),
+        view_a.step,
+        view_b.step,
+    )
+    shape = (*batch.shape, m, n)
+    sizes, steps_a, steps_b = batch.sizes, batch.steps_a, batch.steps_b
+    tall = not any(steps_b) and not view_a.op and batch.shape == view_a.lead
+    contiguous = question.layout_a is None and question.layout_out is None
+    rows_before = m
+    shared = question.bias is None or question.bias.shape == (n,)
+    if sizes and tall and contiguous and shared:
+        # One b for all of a: its matrices are the rows of one tall matrix.
+        m *= batch.products
+        sizes = steps_a = steps_b = ()
+        view_a = view_a._replace(rows=m)
+    if len(sizes) > 1:
+        raise Unsupported(
+            f"the leading dimensions of a {a.shape} and b {b.shape} need more than one step; "
+            f"device.blas.matmul takes them"
+        )
+    count = math.prod(sizes)
+    if count > _MOST_PRODUCTS:
+        raise ValueError(
+            f"a has shape {a.shape} and b {b.shape}: {count} products are more than 2**31 - 1, "
+            f"which is what the library can count"
+        )
+    lead = batch.shape
+    offset_d, ld_d, step_d = _output_layout(question, m, n, count, shape)
+    _check_narrow(question, view_a, view_b, k, n)
+    _require_aligned(question)
+    bias_dtype = _bias_dtype(question, kind, epilogue)
+    bias_step = _bias_step(question, n, batch.shape, count)
+    c_dtype = _c_dtype(question, kind, bias_dtype, shape)
+    aux_shape, aux_ld = _aux(question, epilogue, c_dtype, (*lead, rows_before), n)
+    gradient = {"m": (*lead, rows_before), "n": (*(lead if sizes else ()), n), "": ()}
+    if epilogue.bias_gradient:
+        bias_step = n if epilogue.bias_gradient == "n" else m
+    scaling, packed = _scaling(question, m, n, k, count)
+    operand_a = _operand(view_a, steps_a, a)
+    operand_b = _operand(view_b, steps_b, b)
+    zeros = 0
+    op_a, op_b = view_a.op, view_b.op
+    if not k and m and n and count:
+        k, op_a, op_b = 16, 0, 1
+        operand_a = Operand(m, k, k, 0, a.dtype)
+        operand_b = Operand(n, k, k, 0, b.dtype)
+        zeros = max(m, n) * k * DTYPES[a.dtype].itemsize
+    scale = "float16" if compute.startswith("16F") else kind.scale
+    spec = Spec(
+        m=m,
+        n=n,
+        k=k,
+        batch=count,
+        a=operand_a,
+        b=operand_b,
+        c=Operand(m, n, ld_d, step_d, c_dtype, _alignment(question.c or question.out, offset_d)),
+        d=Operand(m, n, ld_d, step_d, dtype, _alignment(question.out, offset_d)),
+        op_a=op_a,
+        op_b=op_b,
+        compute=compute,
+        scale_type=scale,
+        epilogue=question.epilogue,
+        bias_dtype=bias_dtype,
+        bias_step=bias_step,
+        aux_ld=aux_ld,
+        bias_alignment=_alignment(question.bias),
+        aux_alignment=_alignment(question.aux),
+        scaling=scaling,
+        scale_a=question.scale_a is not None,
+        scale_b=question.scale_b is not None,
+        scale_d=question.scale_out is not None,
+        amax=question.amax,
+        fast=question.fast,
+    )
+    return Plan(
+        spec=spec,
+        encoded=encode(spec, "blaslt.matmul"),
+        epilogue=epilogue,
+        shape=shape,
+        dtype=DTYPES[dtype],
+        bias_dtype=bias_dtype,
+        aux_shape=aux_shape,
+        aux_dtype=DTYPES["uint8" if epilogue.mask else c_dtype],
+        gradient_shape=gradient[epilogue.bias_gradient],
+        offset_a=view_a.offset * DTYPES[a.dtype].itemsize,
+        offset_b=view_b.offset * DTYPES[b.dtype].itemsize,
+        offset_d=offset_d,
+        zeros=zeros,
+        packed=packed,
+    )
+
+
+def mask_width(n: int) -> int:
+    """Bytes of a row of bits: the vendor wants multiples of 128 bits."""
+    return -(-n // 128) * 16
+
+
+def aux_width(n: int) -> int:
+    """Elements of a row that an epilogue keeps: the vendor wants multiples of eight."""
+    return -(-n // 8) * 8
+
+
+def _kind(question: Question) -> tuple[str, Kind]:
+    """The dtype of the result, and what goes with these dtypes."""
+    a, b = question.a.dtype, question.b.dtype
+    outputs = [out for left, right, out in KINDS if (left, right) == (a, b)]
+    if not outputs:
+        pairs = dict.fromkeys(f"{left} and {right}" for left, right, _ in KINDS)
+        raise TypeError(f"matmul does not take {a} and {b}; it takes {', '.join(pairs)}")
+    if question.dtype is not None:
+        wanted: str = question.dtype.name
+    elif question.out is not None:
+        wanted = question.out.dtype
+    else:
+        wanted = _DEFAULT_RESULT.get(a, a)
+    if wanted not in outputs:
+        raise TypeError(f"matmul of {a} and {b} gives {', '.join(outputs)}, not {wanted}")
+    if question.out is not None and question.out.dtype != wanted:
+        raise TypeError(f"out has dtype {question.out.dtype}, but the result has {wanted}")
+    return wanted, KINDS[a, b, wanted]
+
+
+def _view(given: Given, layout: Layout | None, trans: int, name: str) -> _View:
+    if layout is None:
+        if len(given.shape) < 2:
+            raise ValueError(f"{name} must have at least 2 dimensions, not shape {given.shape}")
+        rows, columns = given.shape[-2:]
+        return _View(given.shape[:-2], rows, columns, max(1, columns), None, 0, trans)
+    _require_room(given, layout, name)
+    op = trans
+    if layout.order == "col":
+        # The rows of a column-major matrix are the columns of a row-major one.
+        if trans == 2:
+            raise ValueError(f"order 'col' and trans_{name}='C' cannot go together")
+        op = 1 - trans
+    lead: tuple[int, ...] = () if layout.batch is None else (layout.batch,)
+    return _View(lead, layout.lines, layout.line, layout.leading, layout.step, layout.offset, op)
+
+
+def _require_room(given: Given, layout: Layout, name: str) -> None:
+    if layout.extent > given.size:
+        raise ValueError(
+            f"layout_{name} needs {layout.extent} elements, but {name} has {given.size} "
+            f"(shape {given.shape}): {layout}"
+        )
+
+
+def _output_layout(
+    question: Question, m: int, n: int, count: int, shape: tuple[int, ...]
+) -> tuple[int, int, int]:
+    """Offset in bytes, leading dimension and step of the result."""
+    layout = question.layout_out
+    if layout is None:
+        if question.out is not None and question.out.shape != shape:
+            raise ValueError(
+                f"out has shape {question.out.shape}, but the result has shape {shape}"
+            )
+        return 0, max(1, n), m * n
+    if question.out is None:
+        raise ValueError("layout_out says where in out the result goes, but there is no out")
+    _require_room(question.out, layout, "out")
+    if layout.order != "row":
+        raise ValueError("layout_out must have order 'row'; swap and transpose a and b instead")
+    if question.c is not None:
+        raise ValueError("layout_out and c cannot go together; let out hold what is added")
+    if (layout.rows, layout.columns) != (m, n) or (layout.batch or 1) != count:
+        raise ValueError(
+            f"layout_out is {layout.batch or 1} times {(layout.rows, layout.columns)}, "
+            f"but the result has shape {shape}"
+        )
+    if count > 1 and layout.step < layout.matrix_size:
+        raise ValueError(
+            f"layout_out has matrices of {layout.matrix_size} elements {layout.step} apart: "
+            f"they overlap"
+        )
+    return layout.offset * DTYPES[question.out.dtype].itemsize, layout.leading, layout.step
+
+
+def _alignment(given: Given | None, offset: int = 0) -> int:
+    """What an address in a buffer is a multiple of; one that is made is well aligned."""
+    return math.gcd(_ALIGNED if given is None else given.alignment, offset)
+
+
+def _require_aligned(question: Question) -> None:
+    """What epilogues read is read 16 bytes at a time, which the library does not check."""
+    for name in ("bias", "aux"):
+        given: Given | None = getattr(question, name)
+        if given is not None and given.alignment % _LINE:
+            raise ValueError(
+                f"{name} is a view that begins at a multiple of {given.alignment} bytes only; "
+                f"it needs {_LINE}: copy it first"
+            )
+
+
+def _operand(view: _View, steps: tuple[int, ...], given: Given) -> Operand:
+    return Operand(
+        view.rows,
+        view.columns,
+        view.ld,
+        steps[0] if steps else 0,
+        given.dtype,
+        _alignment(given, view.offset * DTYPES[given.dtype].itemsize),
+    )
+
+
+def _check_narrow(question: Question, view_a: _View, view_b: _View, k: int, n: int) -> None:
+    """What int8, fp8 and fp4 ask of sizes."""
+    narrow = question.a.dtype
+    if narrow == "int8":
+        multiple, what = 4, "int8 needs leading dimensions of a multiple of 4"
+    elif narrow in (*FP8, E2M1):
+        multiple = _LINE * (2 if narrow == E2M1 else 1)
+        what = f"{narrow} needs inner dimensions and rows of a multiple of {multiple}"
+        if k % multiple or n % _LINE:
+            raise ValueError(f"{what}: k is {k}, n is {n} (n needs a multiple of {_LINE})")
+    else:
+        return
+    for name, view, given in (("a", view_a, question.a), ("b", view_b, question.b)):
+        if (view.ld % multiple or view.offset % multiple) and given.size:
+            raise ValueError(
+                f"{what} elements: {name} has shape {given.shape}, rows {view.ld} elements "
+                f"apart from {view.offset} on"
+            )
+        if given.alignment % min(multiple, _LINE) and given.size:
+            raise ValueError(
+                f"{name} is a view that begins at a multiple of {given.alignment} bytes only; "
+                f"{narrow} needs {min(multiple, _LINE)}"
+            )
+
+
+def _bias_dtype(question: Question, kind: Kind, epilogue: Epilogue) -> str:
+    bias = question.bias
+    if epilogue.bias and bias is None:
+        raise ValueError(f"epilogue {question.epilogue!r} adds a bias, but there is no bias")
+    if bias is not None and not epilogue.bias:
+        raise ValueError(f"epilogue {question.epilogue!r} adds no bias, but there is one")
+    if kind.scale not in ("float32", "float16") and question.epilogue not in _PLAIN_EPILOGUES:
+        raise Unsupported(
+            f"epilogue {question.epilogue!r} is not available for {question.a.dtype}; "
+            f"float32, float16, bfloat16 and fp8 have it"
+        )
+    if kind.bias is None and question.a.dtype == "int8" and question.epilogue:
+        raise Unsupported(f"epilogue {question.epilogue!r} is not available for an int32 result")
+    expected = (kind.bias,) if kind.bias is not None else kind.c
+    if bias is None:
+        if epilogue.bias_gradient:
+            return kind.c[0]
+        return ""
+    if bias.dtype not in expected:
+        raise TypeError(f"bias has dtype {bias.dtype}, but it must be {' or '.join(expected)}")
+    return bias.dtype
+
+
+def _bias_step(question: Question, n: int, lead: tuple[int, ...], count: int) -> int:
+    bias = question.bias
+    if bias is None or bias.shape == (n,):
+        return 0
+    if bias.shape == (*lead, n):
+        return n if count > 1 else 0
+    also = f" or {(*lead, n)}" if lead else ""
+    raise ValueError(f"bias has shape {bias.shape}, but the result has {n} columns: {(n,)}{also}")
+
+
+def _aux(
+    question: Question, epilogue: Epilogue, kept: str, lead: tuple[int, ...], n: int
+) -> tuple[tuple[int, ...], int]:
+    """Shape and leading dimension of what an epilogue keeps or takes back."""
+    aux = question.aux
+    if not (epilogue.makes_aux or epilogue.takes_aux):
+        if aux is not None:
+            raise ValueError(f"epilogue {question.epilogue!r} has no aux, but there is one")
+        return (), 0
+    if epilogue.mask:
+        width, kept = mask_width(n), "uint8"
+    else:
+        width = aux_width(n)
+    shape = (*lead, width)
+    if epilogue.takes_aux and aux is None:
+        made_by = "relu" if epilogue.mask else "gelu"
+        raise ValueError(
+            f"epilogue {question.epilogue!r} needs the aux that {made_by}_aux or "
+            f"{made_by}_aux_bias made"
+        )
+    if aux is not None and aux.shape != shape:
+        raise ValueError(f"aux has shape {aux.shape}, but it must be {shape}")
+    if aux is not None and aux.dtype != kept:
+        raise TypeError(f"aux has dtype {aux.dtype}, but it must be {kept}")
+    return shape, width * 8 if epilogue.mask else width
+
+
+def _scaling(
+    question: Question, m: int, n: int, k: int, count: int
+) -> tuple[str, tuple[int, int, int]]:
+    """How a and b are scaled, and the scratch memory that takes."""
+    a, b = question.scale_a, question.scale_b
+    narrow = question.a.dtype
+    if narrow == E2M1:
+        return "blocks", _block_scaling(question, m, n, k, count)
+    unpacked = (0, 0, 0)
+    for name, given in (("scale_a", a), ("scale_b", b), ("scale_out", question.scale_out)):
+        if given is None:
+            continue
+        if narrow not in FP8:
+            raise ValueError(f"{name} is for fp8 and fp4, but a has dtype {narrow}")
+        if given.dtype != "float32":
+            raise TypeError(f"{name} has dtype {given.dtype}, but scales are float32")
+    out = question.scale_out
+    result = _kind(question)[0]
+    if out is not None and (out.size != 1 or result not in FP8):
+        raise ValueError(
+            f"scale_out scales an fp8 result by one number, but it has shape {out.shape} and "
+            f"the result {result}"
+        )
+    if question.amax and result not in FP8:
+        raise ValueError(f"amax is for fp8 results, but the result has dtype {result}")
+    if a is None and b is None:
+        return "", unpacked
+    if all(given is None or given.size == 1 for given in (a, b)):
+        return "tensor", unpacked
+    if (
+        a is not None
+        and b is not None
+        and a.shape in ((m,), (m, 1))
+        and b.shape in ((n,), (1, n))
+        and count == 1
+    ):
+        return "rows", unpacked
+    raise ValueError(
+        f"scale_a has shape {a.shape if a else None} and scale_b {b.shape if b else None}: both "
+        f"must be one number, or {(m,)} and {(n,)} without a batch"
+    )
+
+
+def _block_scaling(question: Question, m: int, n: int, k: int, count: int) -> tuple[int, int, int]:
+    """fp4: a scale for each block of 16 elements along k."""
+    if count != 1 or question.trans_a or not question.trans_b:
+        raise Unsupported("fp4 is multiplied as a @ b.T, without a batch: trans_b=True")
+    if question.layout_a is not None or question.layout_b is not None:
+        raise Unsupported("fp4 takes whole buffers, no layouts")
+    for name, given, rows in (("scale_a", question.scale_a, m), ("scale_b", question.scale_b, n)):
+        shape = (rows, k // BLOCK)
+        if given is None or given.shape != shape:
+            raise ValueError(
+                f"{name} must have shape {shape}, a scale for each {BLOCK} elements, "
+                f"not {given.shape if given else None}"
+            )
+        if given.dtype != E4M3:
+            raise TypeError(f"{name} has dtype {given.dtype}, but block scales are {E4M3}")
+    if question.scale_out is not None or question.amax:
+        raise ValueError("scale_out and amax are for fp8 results")
+    return m * k // 2, n * k // 2, block_scale_bytes(m, k) + block_scale_bytes(n, k)
+
+
+def block_scale_bytes(rows: int, k: int) -> int:
+    """Bytes of block scales as the vendor has them: tiles of 128 rows and four columns."""
+    return -(-rows // 128) * 128 * -(-(k // BLOCK) // 4) * 4
+
+
+def _c_dtype(question: Question, kind: Kind, bias_dtype: str, shape: tuple[int, ...]) -> str:
+    c = question.c
+    if c is None:
+        return bias_dtype if len(kind.c) > 1 and bias_dtype in kind.c else kind.c[0]
+    if c.dtype not in kind.c:
+        raise TypeError(f"c has dtype {c.dtype}, but it must be {' or '.join(kind.c)}")
+    if len(kind.c) > 1 and bias_dtype and bias_dtype != c.dtype:
+        raise TypeError(f"c has dtype {c.dtype}, but bias has {bias_dtype}; both must be the same")
+    if c.shape != shape:
+        raise ValueError(f"c has shape {c.shape}, but the result has shape {shape}")
+    return c.dtype

@@ -1,0 +1,1 @@
+"""Attention: calls, graphs, and paged caches of keys and values."""

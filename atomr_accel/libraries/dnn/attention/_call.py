@@ -1,0 +1,436 @@
+"""One call of attention: its buffers, their checks, and the messages they become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from ...._dtypes import DTYPES
+from ..._arguments import usable, writable
+from ..graph._run import Form, Output, picker
+from ..wire._messages import TuneGraph
+from ..wire._sequence_messages import (
+    Append,
+    Attend,
+    Clean,
+    Derived,
+    Grow,
+    Trial,
+    Upload,
+    encode_derived,
+)
+from ._graph import Question, attention_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ....memory import Block, GpuRef, MemoryMap
+    from ..graph._run import PlanCache
+    from ..wire._messages import RunGraph
+    from ._graph import Attention
+    from ._options import Options
+
+HALF: Final = tuple(DTYPES[name] for name in ("float16", "bfloat16"))
+FP8: Final = tuple(DTYPES[name] for name in ("float8_e4m3fn", "float8_e5m2"))
+_INT32: Final = DTYPES["int32"]
+_FLOAT32: Final = DTYPES["float32"]
+_ALIGNMENT: Final = 256
+"""Of what is made in scratch memory."""
+ROWS: Final = 64
+"""Longest sequences are rounded up to a multiple, so that there are fewer plans."""
+
+
+class Making(NamedTuple):
+    """Integers that the lane makes for a graph.
+
+    Attributes:
+        source: the name of int32 to make them from; empty for their own positions.
+        length: how many.
+        multiplier, addend: numbers.
+        differences: whether they are made from differences of neighbours.
+        data: the integers themselves, where the program has them.
+    """
+
+    source: str
+    length: int
+    multiplier: int = 1
+    addend: int = 0
+    differences: bool = False
+    data: bytes = b""
+
+
+def alike(length: int, number: int) -> Making:
+    """So many times the same number."""
+    return Making("", length, multiplier=0, addend=number)
+
+
+class Pages(NamedTuple):
+    """Where keys and values are that a graph reads without pages: sizes of pages and tables."""
+
+    page: int = 0
+    columns: int = 0
+    pages: int = 0
+
+
+_NO_PAGES: Final = Pages()
+
+
+@dataclass(frozen=True, slots=True)
+class Appending:
+    """New keys and values for a cache, before anything is read.
+
+    Attributes:
+        k, v: what is new, (batch, new, heads, size).
+        k_cache, v_cache: the caches, (pages, page, heads, size).
+        lengths: of the sequences before, int32 (batch,); None where the call uploads the
+            lengths afterwards.
+        table: pages of the sequences, int32 (batch, columns); None where the call uploads
+            it, or where page i is sequence i.
+        columns: of the table; 1 where there is none.
+        copies: pages to copy first, from and to, in all layers.
+        k_layers, v_layers: the caches of all layers, (layers, pages, page, heads, size).
+    """
+
+    k: GpuRef
+    v: GpuRef
+    k_cache: GpuRef
+    v_cache: GpuRef
+    lengths: GpuRef | None = None
+    table: GpuRef | None = None
+    columns: int = 1
+    copies: tuple[tuple[int, int], ...] = ()
+    k_layers: GpuRef | None = None
+    v_layers: GpuRef | None = None
+
+    def message(self, lengths: Any, table: Any) -> Append:
+        """What the lane executes, with addresses of the lengths and of the table."""
+        order = (self.k, self.v, self.k_cache, self.v_cache)
+        places = [*(ref._block.address for ref in order), lengths, table]
+        return Append(*places, *self.sizes())
+
+    def sizes(self) -> tuple[Any, ...]:
+        """All of the message but these addresses."""
+        pages, page = self.k_cache.shape[:2]
+        batch, new = self.k.shape[:2]
+        row = pages * page
+        widths = (self.k_cache.nbytes // row, self.v_cache.nbytes // row)
+        shift = -new if self.lengths is None else 0
+        layers: tuple[Any, ...] = (1, 0, 0)
+        if self.k_layers is not None and self.v_layers is not None:
+            first = [ref._block.address for ref in (self.k_layers, self.v_layers)]
+            layers = (self.k_layers.shape[0], *first)
+        return (batch, new, pages, page, self.columns, *widths, shift, self.copies, *layers)
+
+    def blocks(self, memory: MemoryMap) -> tuple[list[Block], list[Block]]:
+        """What is read, and what is written."""
+        reads = {
+            "k": self.k,
+            "v": self.v,
+            "cache_seqlens": self.lengths,
+            "block_table": self.table,
+        }
+        writes = {"k_cache": self.k_cache, "v_cache": self.v_cache}
+        return (
+            [usable(ref, memory, name) for name, ref in reads.items() if ref is not None],
+            [writable(ref, memory, name) for name, ref in writes.items()],
+        )
+
+
+_CLEANED: Final = {
+    False: ("k", "v"),
+    True: ("q", "k", "v", "o", "dO", "stats"),
+}
+"""What a graph multiplies by zeros where it lies behind the end of a sequence: forward, where
+that of q makes results that nobody reads, and backward."""
+
+
+@final
+class Prelude:
+    """What is done before a graph of attention runs, whatever the buffers.
+
+    Places are positions among the addresses of a call: of what it reads, of what it writes, of
+    what is made for it in scratch memory, and a 0 for what is not there.
+
+    Attributes:
+        ids: of the tensors that are made.
+        offsets: where they are in scratch memory.
+        nbytes: of scratch memory.
+    """
+
+    __slots__ = (
+        "_append",
+        "_clean",
+        "_derived",
+        "_kind",
+        "_places",
+        "_sizes",
+        "_uploads",
+        "ids",
+        "nbytes",
+        "offsets",
+    )
+
+    def __init__(self, call: Call, graph: Attention, names: list[str]) -> None:
+        """Of a call that reads and writes what ``names`` says, in this order."""
+        places = {name: at for at, name in enumerate((*names, *call.making))}
+        tensors = graph.program.graph.tensors
+        cleaned = _CLEANED[call.question.backward] if call.padded else ()
+        # A table may be for the copies alone.
+        self.ids: Final = [graph.ids.get(name, -1) for name in (*call.making, *cleaned)]
+        first = len(names) + len(call.making)
+        places[""] = first + len(cleaned)
+        offsets, end = [], 0
+        derived: list[Derived] = []
+        order: list[int] = []
+        self._clean: list[tuple[Any, ...]] = []
+        self._uploads: list[tuple[int, bytes]] = []
+        for (name, making), id_ in zip(call.making.items(), self.ids, strict=False):
+            wide = id_ >= 0 and tensors[id_].dtype == "int64"
+            offsets.append(end)
+            end += -(-making.length * (8 if wide else 4) // _ALIGNMENT) * _ALIGNMENT
+            if making.data:
+                self._uploads.append((places[name], making.data))
+                continue
+            order += (places[name], places[making.source])
+            numbers = (making.length, making.multiplier, making.addend, making.differences, wide)
+            derived.append(Derived(*numbers))
+        for at, what in enumerate(cleaned):
+            tensor = tensors[graph.ids[what]]
+            batch, heads, rows, _ = tensor.shape
+            row = tensor.strides[2]
+            # Heads lie side by side in a row, or are sequences of their own. With one row the
+            # strides of both are equal, so it is the row's length that tells.
+            groups = 1 if row >= heads * tensor.strides[1] else heads
+            nbytes = row * DTYPES[tensor.dtype].itemsize
+            ends = places["seq_len_kv" if what in ("k", "v") else "seq_len_q"]
+            table = places["table" if call.pages.page else ""]
+            sizes = (batch, groups, rows, nbytes, *call.pages)
+            self._clean.append((first + at, places[what], ends, table, sizes))
+            offsets.append(end)
+            end += -(-batch * groups * rows * nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._derived = encode_derived(derived)
+        self._places = picker(order)
+        self.offsets: Final = tuple(offsets)
+        self.nbytes: Final = end
+        appending = call.appending
+        self._append: tuple[int, ...] = ()
+        self._sizes: tuple[Any, ...] = ()
+        self._kind: type[Attend] = Attend
+        if appending is not None:
+            uploaded = appending.lengths is None
+            lengths = "seq_len_kv" if uploaded else "cache_seqlens"
+            buffers = ("new_k", "new_v", "k", "v", lengths, "table")
+            self._append = tuple(places[name] for name in buffers)
+            self._sizes = appending.sizes()
+            self._kind = Grow if uploaded else Attend
+
+    def message(self, run: RunGraph | TuneGraph, addresses: list[Any]) -> Attend:
+        """The message that makes what the graph needs, and then runs it."""
+        append = None
+        if self._append:
+            append = Append(*[addresses[at] for at in self._append], *self._sizes)
+        uploads: tuple[Upload, ...] = ()
+        if self._uploads:
+            uploads = tuple([Upload(addresses[at], data) for at, data in self._uploads])
+        clean: tuple[Clean, ...] = ()
+        if self._clean:
+            clean = tuple(
+                [Clean(*[addresses[at] for at in where], *sizes) for *where, sizes in self._clean]
+            )
+        kind = Trial if type(run) is TuneGraph else self._kind
+        return kind(uploads, append, self._derived, self._places(addresses), run, clean)
+
+
+@final
+@dataclass(slots=True)
+class Call:
+    """A call that was checked.
+
+    Attributes:
+        question: which graph it needs.
+        inputs: buffers that the graph reads, by the names of its tensors.
+        outputs: shapes of what it writes, likewise.
+        out_names: what to call those in errors that are not called ``out``.
+        making: integers that are made before, by name.
+        scalars: numbers, by name.
+        appending: what is written to a cache before.
+        padded: whether anything may lie behind the ends of sequences, infinities and NaN too.
+        pages: sizes of the pages that are copied for the graph, if they are.
+    """
+
+    question: Question
+    inputs: dict[str, GpuRef]
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    out_names: dict[str, str] = field(default_factory=dict)
+    making: dict[str, Making] = field(default_factory=dict)
+    scalars: dict[str, float] = field(default_factory=dict)
+    appending: Appending | None = None
+    padded: bool = False
+    pages: Pages = _NO_PAGES
+
+    def form(self, plans: PlanCache, names: Sequence[str]) -> Form:
+        """The call without its buffers, which come in the order of ``names``."""
+        question = self.question
+        graph = plans.program(("attention", question), lambda: attention_graph(question))
+        ids = graph.ids
+        numbers = {**graph.scalars, **{ids[name]: value for name, value in self.scalars.items()}}
+        prelude = None
+        if self.making or self.appending is not None or self.padded:
+            prelude = Prelude(self, graph, [*names, *self.outputs])
+        updates: tuple[tuple[int, str], ...] = ()
+        if self.appending is not None:
+            updates = tuple((names.index(name), f"{name}_cache") for name in "kv")
+        return Form(
+            graph.program,
+            [
+                (ids[name] if name in self.inputs else -1, label)
+                for name, label in zip(names, argument_names(names), strict=True)
+            ],
+            [
+                Output(ids[name], shape, self.out_names.get(name, "out"))
+                for name, shape in self.outputs.items()
+            ],
+            tuple(numbers[id_] for id_ in graph.program.scalars),
+            prelude,
+            updates,
+        )
+
+
+_ARGUMENTS: Final = {
+    "dO": "grad",
+    "new_k": "k",
+    "new_v": "v",
+    "o": "out",
+    "seq_len_kv": "seqlens_k",
+    "seq_len_q": "seqlens_q",
+    "stats": "lse",
+    "table": "block_table",
+}
+
+
+def argument_names(names: Sequence[str]) -> list[str]:
+    """What the caller calls the buffers that graphs know by these names."""
+    renamed = _ARGUMENTS
+    if "new_k" in names:
+        renamed = {**_ARGUMENTS, "k": "k_cache", "v": "v_cache"}
+    return [renamed.get(name, name) for name in names]
+
+
+def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:
+    """A usable ref of one of the dtypes and one of the shapes (or of any shape)."""
+    usable(ref, memory, name)
+    given = ref.dtype
+    for dtype in dtypes:  # equality, which ``in`` asks for, takes longer
+        if given is dtype:
+            break
+    else:
+        names = " or ".join(dtype.name for dtype in dtypes)
+        raise TypeError(f"{name} must be {names}, not {ref.dtype.name}")
+    if shapes and ref.shape not in shapes:
+        expected = " or ".join(map(str, shapes))
+        raise ValueError(f"{name} must have shape {expected}, not {ref.shape}")
+
+
+def require_sequences(
+    ref: Any, memory: MemoryMap, name: str, rank: int, layout: str, dtypes: Any = HALF
+) -> None:
+    """A usable ref of q, k or v: of a dtype for this kind of attention, with so many dimensions."""
+    if dtypes is HALF and getattr(ref, "dtype", None) in FP8:
+        raise TypeError(
+            f"{name} must be float16 or bfloat16, not {ref.dtype.name}, which "
+            "flash_attention_fp8 takes"
+        )
+    require(ref, memory, name, dtypes)
+    if len(ref.shape) != rank or 0 in ref.shape:
+        raise ValueError(f"{name} must have shape ({layout}) without zeros, not {ref.shape}")
+
+
+def require_like(ref: GpuRef, other: GpuRef, name: str, like: str) -> None:
+    """The same dtype."""
+    if ref.dtype is not other.dtype:
+        raise TypeError(
+            f"{name} has dtype {ref.dtype.name}, but {like} has {other.dtype.name}; they must "
+            "be the same"
+        )
+
+
+def gathered(call: Call) -> Call:
+    """Keys and values out of their pages, where several queries attend to them.
+
+    cuDNN reads whole tiles of keys, beyond the end of a sequence too. What lies there it
+    multiplies by zeros, which makes NaN of infinities and of NaN: those that whoever had the
+    page before has left. So it gets copies with zeros there. A single query is computed by
+    another kernel, which does not mind.
+    """
+    question = call.question
+    if not question.page or (question.queries == 1 and not question.ragged_q):
+        return call
+    keys = -(-question.keys // ROWS) * ROWS
+    call.padded = True
+    call.pages = Pages(question.page, question.columns, question.pages)
+    call.inputs.pop("table", None)
+    if question.ragged_q:
+        for name, size in (("offsets_k", question.size), ("offsets_v", question.value_size)):
+            width = keys * question.kv_heads * size
+            call.making[name] = Making("", question.batch + 1, multiplier=width)
+    dense = question._replace(keys=keys, ragged_k=question.ragged_q)
+    call.question = dense._replace(**_NO_PAGES._asdict())
+    return call
+
+
+def mask_of(question: Question, options: Options, *, same: bool, bounded: bool) -> Question:
+    """A question with the mask that options ask for, as simple as it can be.
+
+    Args:
+        question: sizes.
+        options: what the caller wants.
+        same: whether each sequence has as many queries as keys.
+        bounded: whether the alignment is known without lengths.
+    """
+    left, right = options.left, options.right
+    top_left = options.align == "top_left"
+    if question.queries == 1 and not top_left and right is not None:
+        right = None  # the only query is the last one, which sees everything before it
+    aligned = left is None and right is None and not question.slopes
+    if aligned or same:
+        top_left = True
+    # The vendor aligns more queries than keys only where they have lengths.
+    lengths = question.lengths or (bounded and not top_left and question.queries > question.keys)
+    return question._replace(left=left, right=right, top_left=top_left, lengths=lengths)
+
+
+def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backward: bool) -> Call:
+    """Add what options say of scores: caps, slopes, biases, sinks, dropout."""
+    question, inputs = call.question, call.inputs
+    heads = question.heads
+    if options.softcap:
+        call.scalars["softcap"] = options.softcap
+    slopes = options.alibi_slopes
+    shape: tuple[int, ...] = ()
+    if slopes is not None and not isinstance(slopes, bool):
+        require(slopes, memory, "alibi_slopes", (_FLOAT32,), (heads,), (batch, heads))
+        inputs["alibi_slopes"] = slopes
+        shape = (1 if len(slopes.shape) == 1 else batch, heads, 1, 1)
+    bias: tuple[int, ...] = ()
+    if options.bias is not None:
+        require(options.bias, memory, "bias", (DTYPES[question.dtype],))
+        bias = options.bias.shape
+        inputs["bias"] = options.bias
+    if options.sink is not None:
+        require(options.sink, memory, "sink", (_FLOAT32,), (heads,))
+        inputs["sink"] = options.sink
+    if options.dropout_p:
+        for name in ("seed", "offset"):
+            call.making[name] = alike(1, getattr(options, name))
+    call.question = question._replace(
+        softcap=bool(options.softcap),
+        slopes=shape,
+        paper=slopes is True,
+        bias=bias,
+        sink=options.sink is not None,
+        dropout=options.dropout_p,
+        backward=backward,
+        dbias=backward and bool(bias),
+        deterministic=backward and options.deterministic,
+    )
+    return call

@@ -1,0 +1,528 @@
+"""``device.dnn.kv_cache``: keys and values of growing sequences, in pages of device memory.
+
+Which pages a sequence has is known here, in the program; a call sends the tables along. So
+a page is given out and taken back without asking the device, and sequences that begin
+alike share pages until one of them writes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
+
+import numpy as np
+
+from ...._dtypes import as_dtype
+from ...._errors import OutOfMemory
+from ..._arguments import require_apart
+from ..._perform import Prepared, perform
+from ...wire._options import whole
+from ..graph._run import LANE
+from ..wire._sequence_messages import NOTHING, Clear, Grow, Upload
+from ._call import HALF, Appending, Call, Making, alike, gathered, mask_of, require, scored
+from ._facade import FlashAttention, forward
+from ._graph import Question
+from ._options import BUFFERS, AttentionOptions, checked, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ....memory import GpuRef
+    from ..._library import Submitter
+    from ..._perform import Room
+
+_INT32: Final = as_dtype("int32")
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheStatistics:
+    """What a cache holds.
+
+    Attributes:
+        sequences: that are there.
+        tokens: of all of them, in the layer that is furthest.
+        pages: that there are.
+        used: pages in use.
+        shared: pages in use by more than one sequence.
+        copied: pages that were copied since the beginning, because one that shared it wrote.
+        nbytes: of memory, whether in use or not.
+    """
+
+    sequences: int
+    tokens: int
+    pages: int
+    used: int
+    shared: int
+    copied: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence.
+
+    Attributes:
+        pages: in order.
+        lengths: in each layer.
+    """
+
+    pages: list[int]
+    lengths: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """What new rows take, before they are written.
+
+    Attributes:
+        layer: where they go.
+        new: how many for each sequence.
+        lengths: of the sequences before, in that layer.
+        pages: their pages afterwards.
+        copies: pages to copy, from and to.
+        taken: how many pages are not free afterwards.
+    """
+
+    layer: int
+    new: int
+    lengths: dict[int, int]
+    pages: dict[int, list[int]]
+    copies: list[tuple[int, int]]
+    taken: int
+
+
+@final
+class PagedKVCache:
+    """Keys and values in pages, for sequences that grow, fork and end. From ``kv_cache``.
+
+    All layers of a model share the pages' numbers, and each has its own length, so layers
+    are written one after the other. After a rebuild of the device the content is gone, and
+    calls raise ``GpuRefStale``: make a new cache then. Calls are sent at once also inside a
+    batch, and cannot be recorded, because tables change.
+
+    Attributes:
+        k, v: memory, (layers, pages, page_size, kv_heads, size).
+        page_size: rows of a page.
+    """
+
+    def __init__(self, attention: FlashAttention, k: GpuRef, v: GpuRef) -> None:
+        self.k: Final = k
+        self.v: Final = v
+        self.page_size: Final[int] = k.shape[2]
+        self._attention: Final = attention
+        self._device: Final[Submitter] = attention._device
+        self._layers: Final[int] = k.shape[0]
+        self._free: list[int] = list(reversed(range(k.shape[1])))
+        self._users: Counter[int] = Counter()
+        self._sequences: dict[int, _Sequence] = {}
+        self._next = 0
+        self._copied = 0
+
+    # --- sequences ------------------------------------------------------------------------
+
+    def new(self) -> int:
+        """Begin an empty sequence; its number."""
+        return self._add(_Sequence([], [0] * self._layers))
+
+    def fork(self, sequence: int) -> int:
+        """Begin a sequence as a copy of another one; its number.
+
+        Nothing is copied: pages are shared, and one that is written later is copied then.
+
+        Raises:
+            ValueError: there is no such sequence.
+        """
+        old = self._get(sequence)
+        self._users.update(old.pages)
+        return self._add(_Sequence(list(old.pages), list(old.lengths)))
+
+    def free(self, sequence: int) -> None:
+        """End a sequence. Pages that no other one has are free at once.
+
+        Raises:
+            ValueError: there is no such sequence.
+        """
+        self._release(self._get(sequence).pages)
+        del self._sequences[sequence]
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Forget what comes after the first ``length`` rows, in all layers.
+
+        Raises:
+            ValueError: there is no such sequence, or it is shorter.
+        """
+        found = self._get(sequence)
+        if not 0 <= whole(length, "length") <= min(found.lengths):
+            raise ValueError(
+                f"sequence {sequence} has {min(found.lengths)} rows in all layers; it cannot be "
+                f"cut to {length}"
+            )
+        keep = -(-length // self.page_size)
+        self._release(found.pages[keep:])
+        del found.pages[keep:]
+        found.lengths[:] = [length] * self._layers
+
+    def length(self, sequence: int, layer: int = 0) -> int:
+        """How many rows a sequence has in a layer.
+
+        Raises:
+            ValueError: there is no such sequence or layer.
+        """
+        return self._get(sequence).lengths[self._layer(layer)]
+
+    def pages(self, sequence: int) -> tuple[int, ...]:
+        """The pages of a sequence, in order.
+
+        Raises:
+            ValueError: there is no such sequence.
+        """
+        return tuple(self._get(sequence).pages)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._sequences
+
+    def statistics(self) -> KVCacheStatistics:
+        """A snapshot."""
+        pages = self.k.shape[1]
+        return KVCacheStatistics(
+            sequences=len(self._sequences),
+            tokens=sum(max(each.lengths) for each in self._sequences.values()),
+            pages=pages,
+            used=pages - len(self._free),
+            shared=sum(users > 1 for users in self._users.values()),
+            copied=self._copied,
+            nbytes=self.k.nbytes + self.v.nbytes,
+        )
+
+    # --- rows -----------------------------------------------------------------------------
+
+    async def append(
+        self, sequences: Sequence[int], k: GpuRef, v: GpuRef, *, layer: int = 0
+    ) -> None:
+        """Write keys and values behind those that sequences have in a layer.
+
+        Args:
+            sequences: different ones, of this cache.
+            k: shape (sequences, new, kv_heads, size), of the cache's dtype.
+            v: likewise, with the size of values.
+            layer: which one.
+
+        Raises:
+            ValueError: no such sequences or layer, shapes that do not fit.
+            TypeError: dtypes that do not fit.
+            OutOfMemory: there are not enough free pages; nothing has happened.
+            GpuRefStale: of an older generation, or freed; also the cache itself.
+        """
+
+        def prepare(room: Room) -> Prepared:
+            growth, appending = self._growing(sequences, k, v, layer)
+            table, after = self._table(growth.pages.values()), self._after(growth)
+            scratch = room.empty((after.size + table.size,), _INT32)
+            lengths, rows = scratch._block, scratch[after.size :]._block
+            data = np.concatenate([after, table.ravel()]).tobytes()
+            append = appending.message(lengths.address, rows.address)
+            message = Grow((Upload(lengths.address, data),), append, NOTHING, (), None)
+            reads, writes = appending.blocks(self._device.memory)
+            require_apart(
+                "append",
+                [("the cache's k", self.k), ("the cache's v", self.v)],
+                [("k", k), ("v", v)],
+            )
+            if LANE.name in self._device.ports:  # it is sent now, and not after a wait
+                self._commit(growth)
+            return Prepared(message, reads, [*writes, lengths], ())
+
+        await perform(self._device, LANE, "dnn.kv_append", prepare)
+
+    async def attend(
+        self,
+        q: GpuRef,
+        sequences: Sequence[int],
+        k: GpuRef | None = None,
+        v: GpuRef | None = None,
+        *,
+        layer: int = 0,
+        out: GpuRef | None = None,
+        return_lse: bool = False,
+        **options: Unpack[AttentionOptions],
+    ) -> Any:
+        """Attention of queries to what sequences have in a layer; new rows come first.
+
+        As ``flash_attention_with_kvcache``, in one message.
+
+        Args:
+            q: shape (sequences, queries, heads, size): the last ones of each sequence.
+            sequences: different ones, of this cache.
+            k: new keys to append, as in ``append``.
+            v: new values. Both or none.
+            layer: which one.
+            out: where to put the result. Made if absent.
+            return_lse: whether to return the logarithms of the sums of exponentials.
+            **options: see ``AttentionOptions``; no ``bias`` and no dropout.
+
+        Returns:
+            Shape (sequences, queries, heads, value_size); with ``return_lse`` also float32
+            (sequences, heads, queries).
+
+        Raises:
+            ValueError, TypeError, OutOfMemory, GpuRefStale: as ``append``.
+            Unsupported: cuDNN does not have this combination.
+        """
+        chosen = checked("attend", options, without=_WITHOUT)
+        if (k is None) != (v is None):
+            raise ValueError("k and v belong together: new keys and new values")
+        memory = self._device.memory
+        growing: list[_Growth] = []
+
+        def make() -> Call:
+            require(q, memory, "q", (self.k.dtype,))
+            appending = None
+            growing.clear()
+            if k is not None and v is not None:
+                growth, appending = self._growing(sequences, k, v, layer)
+                growing.append(growth)
+            else:
+                growth = self._grown(sequences, 0, layer)
+            after = self._after(growth)
+            if after.min() < 1:
+                raise ValueError("there is a sequence without any rows to attend to")
+            call = self._call(q, self._table(growth.pages.values()), after, growth.layer)
+            call.appending = appending
+            question = scored(call, chosen, memory, batch=len(after), backward=False).question
+            question = question._replace(scale=chosen.scale(question.size))
+            call.question = mask_of(question, chosen, same=False, bounded=False)
+            shape = (*q.shape[:3], self.v.shape[-1])
+            return forward(gathered(call), shape, out, return_lse=return_lse)
+
+        def sent() -> None:
+            for growth in growing:
+                self._commit(growth)
+
+        at = self._layer(layer)
+        _, buffers = split(options)
+        given = (q, self.k[at], self.v[at], k, v, *buffers)
+        return await self._attention._attend(
+            "dnn.kv_attend", None, _ATTENDED, given, (out,), make, sent=sent
+        )
+
+    def _call(self, q: GpuRef, table: Any, after: Any, layer: int) -> Call:
+        if len(q.shape) != 4 or 0 in q.shape or q.shape[0] != len(after):
+            raise ValueError(
+                f"q must have shape ({len(after)}, queries, heads, size) without zeros, "
+                f"not {q.shape}"
+            )
+        batch, queries, heads, size = q.shape
+        k, v = self.k[layer], self.v[layer]
+        if size != k.shape[-1] or heads % k.shape[2]:
+            raise ValueError(
+                f"q has {heads} heads of size {size}, but the cache {k.shape[2]} of {k.shape[-1]}; "
+                "sizes must be the same, and heads a multiple"
+            )
+        question = Question(
+            *(q.dtype.name, batch, heads, k.shape[2], queries, table.shape[1] * self.page_size),
+            *(size, v.shape[-1]),
+            page=self.page_size,
+            pages=k.shape[0],
+            columns=table.shape[1],
+            lengths=True,
+        )
+        call = Call(question, {"q": q, "k": k, "v": v})
+        call.making["seq_len_q"] = alike(batch, queries)
+        call.making["seq_len_kv"] = Making("", batch, data=after.tobytes())
+        call.making["table"] = Making("", table.size, data=table.tobytes())
+        return call
+
+    # --- bookkeeping ----------------------------------------------------------------------
+
+    def _growing(
+        self, sequences: Sequence[int], k: GpuRef, v: GpuRef, layer: int
+    ) -> tuple[_Growth, Appending]:
+        """What new rows take, and how they are written."""
+        memory, dtype = self._device.memory, (self.k.dtype,)
+        new = k.shape[1] if len(getattr(k, "shape", ())) == 4 else 1
+        growth = self._grown(sequences, max(1, new), layer)
+        rows = (len(growth.lengths), max(1, new))
+        require(k, memory, "k", dtype, (*rows, *self.k.shape[3:]))
+        require(v, memory, "v", dtype, (*rows, *self.v.shape[3:]))
+        appending = Appending(
+            k,
+            v,
+            self.k[growth.layer],
+            self.v[growth.layer],
+            columns=_columns(growth.pages.values()),
+            copies=tuple(growth.copies),
+            k_layers=self.k,
+            v_layers=self.v,
+        )
+        return growth, appending
+
+    def _grown(self, sequences: Sequence[int], new: int, layer: int) -> _Growth:
+        """What new rows take (none, if there are none); nothing is changed yet.
+
+        Raises:
+            ValueError: no such sequences or layer.
+            OutOfMemory: there are not enough pages.
+        """
+        at = self._layer(layer)
+        found = [self._get(each) for each in sequences]
+        if not found or len(set(sequences)) != len(found):
+            raise ValueError(f"sequences must be different ones, and at least one, not {sequences}")
+        free = list(self._free)
+        pages: dict[int, list[int]] = {}
+        copies: list[tuple[int, int]] = []
+        users = Counter(self._users)
+        short = 0
+        for number, sequence in zip(sequences, found, strict=True):
+            own = pages[number] = list(sequence.pages)
+            length = sequence.lengths[at]
+            end = -(-(length + new) // self.page_size) if new else 0
+            for place in range(length // self.page_size, end):
+                shared = place < len(own) and users[own[place]] > 1
+                if place < len(own) and not shared:
+                    continue
+                if not free:
+                    short += 1
+                elif shared:
+                    users[own[place]] -= 1
+                    copies.append((own[place], free[-1]))
+                    own[place] = free.pop()
+                else:
+                    own.append(free.pop())
+        if short:
+            raise self._full(short)
+        lengths = {number: each.lengths[at] for number, each in zip(sequences, found, strict=True)}
+        return _Growth(at, new, lengths, pages, copies, len(self._free) - len(free))
+
+    def _full(self, short: int) -> OutOfMemory:
+        pages, free = self.k.shape[1], len(self._free)
+        nbytes = (self.k.nbytes + self.v.nbytes) // pages
+        return OutOfMemory(
+            f"the cache has {free} of its {pages} pages free, which is {short} too few; free or "
+            "trim sequences first",
+            requested=(short + free) * nbytes,
+            free=free * nbytes,
+            in_use=(pages - free) * nbytes,
+            largest_free=free * nbytes,
+        )
+
+    def _commit(self, growth: _Growth) -> None:
+        """What ``_grown`` has found comes into force: its message is being sent."""
+        del self._free[len(self._free) - growth.taken :]
+        for number, pages in growth.pages.items():
+            sequence = self._sequences[number]
+            self._users.update(pages)
+            self._release(sequence.pages)
+            sequence.pages = pages
+            sequence.lengths[growth.layer] += growth.new
+        self._copied += len(growth.copies)
+
+    def _table(self, pages: Iterable[list[int]]) -> Any:
+        lists = list(pages)
+        table = np.zeros((len(lists), _columns(lists)), np.int32)
+        for row, each in zip(table, lists, strict=True):
+            row[: len(each)] = each
+        return table
+
+    @staticmethod
+    def _after(growth: _Growth) -> Any:
+        """The lengths of sequences with their new rows."""
+        return np.array([*growth.lengths.values()], np.int32) + np.int32(growth.new)
+
+    def _release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._users[page] -= 1
+            if not self._users[page]:
+                del self._users[page]
+                self._free.append(page)
+
+    def _add(self, sequence: _Sequence) -> int:
+        number = self._next
+        self._next += 1
+        self._sequences[number] = sequence
+        return number
+
+    def _get(self, sequence: int) -> _Sequence:
+        found = self._sequences.get(sequence)
+        if found is None:
+            raise ValueError(f"there is no sequence {sequence!r} in this cache; it has {len(self)}")
+        return found
+
+    def _layer(self, layer: int) -> int:
+        if not 0 <= whole(layer, "layer") < self._layers:
+            raise ValueError(f"there is no layer {layer}; the cache has {self._layers}")
+        return layer
+
+
+class Caches(FlashAttention):
+    """Caches of keys and values."""
+
+    async def kv_cache(
+        self,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        size: int,
+        *,
+        value_size: int | None = None,
+        layers: int = 1,
+        dtype: Any = "bfloat16",
+    ) -> PagedKVCache:
+        """Memory for keys and values of many sequences, in pages.
+
+        Args:
+            pages: how many pages there are.
+            page_size: rows of a page; a power of two, for cuDNN.
+            kv_heads: heads of keys and values.
+            size: of a key.
+            value_size: of a value; by default that of a key.
+            layers: of the model that uses it.
+            dtype: float16 or bfloat16.
+
+        Returns:
+            An empty cache; its memory is filled with zeros.
+
+        Raises:
+            ValueError: sizes that are not positive, or no power of two.
+            TypeError: another dtype.
+            OutOfMemory: no room for it.
+        """
+        values = size if value_size is None else value_size
+        sizes = {
+            "pages": pages,
+            "page_size": page_size,
+            "kv_heads": kv_heads,
+            "size": size,
+            "value_size": values,
+            "layers": layers,
+        }
+        for name, number in sizes.items():
+            whole(number, name, 1)
+        if page_size & (page_size - 1):
+            raise ValueError(f"page_size must be a power of two, not {page_size}")
+        kind = as_dtype(dtype)
+        if kind not in HALF:
+            raise TypeError(f"dtype must be float16 or bfloat16, not {kind.name}")
+        device = self._device
+
+        async def memory(width: int) -> GpuRef:
+            def prepare(room: Room) -> Prepared:
+                ref = room.empty((layers, pages, page_size, kv_heads, width), kind)
+                return Prepared(Clear(ref._block.address, ref.nbytes), (), [ref._block], ref)
+
+            return await perform(device, LANE, "dnn.kv_cache", prepare)  # type: ignore[no-any-return]
+
+        return PagedKVCache(self, await memory(size), await memory(values))
+
+
+_ATTENDED: Final = ("q", "k", "v", "new_k", "new_v", *BUFFERS)
+_WITHOUT: Final = ("bias", "dropout_p", "seed", "offset", "deterministic")
+
+
+def _columns(pages: Iterable[list[int]]) -> int:
+    """Columns of a table: a power of two, so that growing needs few plans."""
+    most = max(1, *(len(each) for each in pages), 1)
+    return 1 << (most - 1).bit_length()

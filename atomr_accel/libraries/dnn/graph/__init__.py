@@ -1,0 +1,1 @@
+"""Graphs as users build them, and how a graph is run."""

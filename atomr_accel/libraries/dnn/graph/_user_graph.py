@@ -1,0 +1,451 @@
+"""Graphs of users' own: ``device.dnn.graph()``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+from ..._arguments import require_no_race, usable
+from ...wire._options import flag, real
+from ..wire._element_types import FLOATS, INTEGERS, fitting
+from ..wire._graph import Builder, Symbol, strides_of
+from ..wire._nodes import NODES
+from ._layout import physical
+from ._run import Facade, Form, Output, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ....memory import GpuRef, MemoryMap
+    from ..wire._graph import Tensor
+
+
+@final
+class Node:
+    """A tensor of a graph that is being made.
+
+    Numbers and nodes can be added, subtracted, multiplied and divided with the usual
+    operators; ``@`` is the matrix product.
+
+    Attributes:
+        graph: the graph.
+        shape: dimensions, (batch, channels, ...) for images whatever their layout.
+        dtype: name of the dtype that it has as an output, if none is given.
+    """
+
+    __slots__ = ("graph", "symbol")
+
+    def __init__(self, graph: Graph, symbol: Symbol) -> None:
+        self.graph = graph
+        self.symbol = symbol
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        return self.symbol.shape
+
+    @property
+    def dtype(self) -> str:
+        """The name of its dtype."""
+        return self.symbol.dtype
+
+    def __add__(self, other: Node | float) -> Node:
+        return self.graph.node("add", a=self, b=other)  # type: ignore[return-value]
+
+    def __sub__(self, other: Node | float) -> Node:
+        return self.graph.node("sub", a=self, b=other)  # type: ignore[return-value]
+
+    def __mul__(self, other: Node | float) -> Node:
+        return self.graph.node("mul", a=self, b=other)  # type: ignore[return-value]
+
+    def __truediv__(self, other: Node | float) -> Node:
+        return self.graph.node("div", a=self, b=other)  # type: ignore[return-value]
+
+    def __matmul__(self, other: Node) -> Node:
+        return self.graph.node("matmul", A=self, B=other)  # type: ignore[return-value]
+
+    def __neg__(self) -> Node:
+        return self.graph.node("neg", input=self)  # type: ignore[return-value]
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"<Node {self.dtype} {self.shape}>"
+
+
+@final
+class Graph:
+    """A graph of a user's own; made by ``device.dnn.graph()``.
+
+    Every operation of the table in the documentation is a method: inputs in their order,
+    attributes by name. Some are there under shorter names, too: ``conv`` is ``conv_fprop``.
+
+        graph = device.dnn.graph()
+        x = graph.tensor((8, 64, 56, 56), "bfloat16", channels_last=True, name="x")
+        w = graph.tensor((64, 64, 3, 3), "bfloat16", channels_last=True, name="w")
+        y = graph.relu(graph.conv(x, w, padding=1) * 0.5)
+        graph.output(y)
+        plan = await graph.build()
+        result = await plan(x=images, w=filters)
+
+    What is between inputs and outputs has no memory where cuDNN fuses the graph into one
+    kernel; where it does not, the graph is run in as few parts as it takes.
+    """
+
+    def __init__(self, facade: Facade) -> None:
+        self._facade = facade
+        self._builder = Builder()
+        self._inputs: dict[str, Symbol] = {}
+        self._strided: set[str] = set()
+        self._scalars: dict[int, str | float] = {}
+        self._outputs: list[tuple[str, Symbol]] = []
+
+    def tensor(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        name: str | None = None,
+        channels_last: bool = False,
+        strides: Sequence[int] | None = None,
+    ) -> Node:
+        """A buffer that the graph reads.
+
+        Args:
+            shape: dimensions; (batch, channels, ...) for images, whatever their layout.
+            dtype: element type.
+            name: how it is called when the plan is run; by default ``"input0"`` and so on.
+            channels_last: it lies in memory as (batch, ..., channels), and so does the
+                buffer that is given for it; so do results that are made like it.
+            strides: elements from one index to the next along each dimension, for a buffer
+                of any shape that is large enough; by default there are no gaps. Results lie
+                as ``channels_last`` says, without gaps.
+
+        Raises:
+            ValueError: dimensions or strides that do not fit, a name that is taken.
+            TypeError: no dtype.
+            Unsupported: a dtype that graphs do not have.
+        """
+        called = name or f"input{len(self._inputs)}"
+        self._require_free(called, self._inputs)
+        symbol = self._builder.tensor(tuple(shape), dtype, strides, last=channels_last)
+        self._inputs[called] = symbol
+        if strides is not None:
+            self._strided.add(called)
+        return Node(self, symbol)
+
+    def scalar(self, name: str, dtype: Any = "float32", *, ndim: int = 4) -> Node:
+        """A number that is given when the plan is run.
+
+        Args:
+            name: how it is called then.
+            dtype: its type.
+            ndim: dimensions of the tensors that it is combined with.
+
+        Raises:
+            ValueError: a name that is taken.
+        """
+        symbol = self._builder.scalar(dtype, ndim)
+        if name in self._scalars.values() or name in self._inputs:
+            raise ValueError(f"there is a {name} already")
+        self._scalars[symbol.id] = name
+        return Node(self, symbol)
+
+    def conv(
+        self,
+        x: Node,
+        w: Node,
+        *,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+    ) -> Node:
+        """Cross-correlation, with arguments as ``device.dnn.conv`` takes them.
+
+        Args:
+            x: images (N, C, ...).
+            w: filters (K, C / groups, ...).
+            stride: steps of the filter.
+            padding: zeros around the images.
+            dilation: steps between the taps of a filter.
+
+        Raises:
+            ValueError: what does not fit.
+        """
+        from ._layout import paddings, steps
+
+        taps = w.shape[2:]
+        strides = steps(stride, len(taps), "stride")
+        dilations = steps(dilation, len(taps), "dilation")
+        before, after = paddings(padding, taps, strides, dilations)
+        made: Any = self.node(
+            "conv_fprop",
+            image=x,
+            weight=w,
+            pre_padding=before,
+            post_padding=after,
+            stride=strides,
+            dilation=dilations,
+        )
+        return made  # type: ignore[no-any-return]
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        row = NODES.get(op)
+        if row is None:
+            raise AttributeError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
+        names = (*row.inputs, *row.optional)
+
+        def make(*inputs: Any, **given: Any) -> Any:
+            if len(inputs) > len(names):
+                raise TypeError(f"{op} takes at most {len(names)} tensors, not {len(inputs)}")
+            return self.node(op, **dict(zip(names, inputs, strict=False)), **given)
+
+        return make
+
+    def node(self, op: str, **given: Any) -> Node | tuple[Node, ...]:
+        """Add an operation.
+
+        Args:
+            op: its name in the table of operations.
+            given: inputs and attributes by name; a number may stand for an input.
+
+        Returns:
+            Its output, or a tuple of them.
+
+        Raises:
+            ValueError, TypeError: what the operation does not take.
+            Unsupported: dtypes that it does not compute with.
+        """
+        row = NODES.get(op)
+        if row is None:
+            raise ValueError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
+        inputs = {*row.inputs, *row.optional}
+        nodes = [value for name, value in given.items() if name in inputs and type(value) is Node]
+        ndim = len(nodes[0].shape) if nodes else 4
+        dtypes = {node.dtype for node in nodes}
+        wide = "float64" if "float64" in dtypes else "float32"
+        # A whole number beside integers is one of them.
+        integer = "" if dtypes & FLOATS else next(iter(dtypes & INTEGERS), "")
+        found = self._builder.node(
+            op,
+            **{
+                name: self._operand(
+                    op, name, value, integer if isinstance(value, int) and integer else wide, ndim
+                )
+                if name in inputs
+                else value
+                for name, value in given.items()
+            },
+        )
+        made = tuple(Node(self, symbol) for symbol in found.values())
+        return made[0] if len(made) == 1 else made
+
+    def output(self, node: Node, *, name: str | None = None, dtype: Any = None) -> None:
+        """Have a tensor written to memory.
+
+        Args:
+            node: what an operation gave.
+            name: how it is called when the plan is run with a buffer for it; by default
+                ``"output0"`` and so on.
+            dtype: element type; by default that of the tensor.
+
+        Raises:
+            ValueError: it is no result of an operation, a name that is taken.
+            Unsupported: a dtype that it cannot have.
+        """
+        symbol = self._operand("output", "node", node, "", 0)
+        called = name or f"output{len(self._outputs)}"
+        self._require_free(called, dict(self._outputs))
+        for other, known in self._outputs:
+            if known.id == symbol.id:
+                raise ValueError(f"this tensor is an output already, called {other!r}")
+        # The caller gets an array without gaps, wherever the inputs have some.
+        self._builder.output(symbol, dtype, strides_of(symbol.shape, last=symbol.tensor.last))
+        self._outputs.append((called, symbol))
+
+    async def build(self, *, autotune: bool | None = None) -> Plan:
+        """Make a plan.
+
+        Args:
+            autotune: try all plans at the first run and keep the fastest; by default as
+                ``device.dnn.autotune`` says.
+
+        Returns:
+            What runs the graph.
+
+        Raises:
+            ValueError: nothing is computed, or there is no output.
+            Unsupported: cuDNN does not take one of its operations; with its reason.
+            LibraryError: cuDNN failed.
+        """
+        facade = self._facade
+        require_no_race(facade._device, autotune=bool(autotune))
+        program = Program(self._builder.finish(tf32=facade._plans.tf32))
+        tuned = facade._plans.autotune if autotune is None else flag(autotune, "autotune")
+        plan = Plan(
+            *(facade, program, self._inputs, self._scalars, self._outputs, self._strided),
+            tuned=tuned,
+        )
+        await facade._plan(program)
+        return plan
+
+    def _operand(self, op: str, name: str, value: Any, dtype: str, ndim: int) -> Any:
+        if type(value) is Node:
+            if value.graph is not self:
+                raise ValueError(f"{op}: {name} belongs to another graph")
+            return value.symbol
+        if value is None:
+            return None
+        if isinstance(value, (int, float)) and dtype:
+            number = fitting(value, dtype, f"{op}: {name}") if dtype in INTEGERS else float(value)
+            symbol = self._builder.scalar(dtype, ndim)
+            self._scalars[symbol.id] = number
+            return symbol
+        raise TypeError(f"{op}: {name} must be a tensor of the graph, not {value!r}")
+
+    def _require_free(self, name: str, taken: dict[str, Symbol]) -> None:
+        if not name.isidentifier() or name in taken or name in self._scalars.values():
+            raise ValueError(f"{name!r} is taken, or is no name")
+
+
+@final
+class Plan:
+    """A graph that can be run: ``await plan(x=..., w=...)``.
+
+    Attributes:
+        inputs: the names of what it reads.
+        outputs: the names of what it writes, in the order of results.
+        scalars: the names of its numbers.
+    """
+
+    def __init__(
+        self,
+        facade: Facade,
+        program: Program,
+        inputs: dict[str, Symbol],
+        scalars: dict[int, str | float],
+        outputs: list[tuple[str, Symbol]],
+        strided: set[str],
+        *,
+        tuned: bool,
+    ) -> None:
+        self._facade = facade
+        self._program = program
+        tensors = program.graph.tensors
+        used = program.graph.used()
+        self._reads: Final = {
+            name: symbol.id for name, symbol in inputs.items() if symbol.id in used
+        }
+        writes = {name: symbol.id for name, symbol in outputs}
+        self._numbers: Final = [scalars[id_] for id_ in program.scalars]
+        self._integers: Final = {
+            name: tensors[id_].dtype
+            for id_, name in zip(program.scalars, self._numbers, strict=True)
+            if isinstance(name, str) and tensors[id_].dtype in INTEGERS
+        }
+        self._shapes: Final = {
+            name: None if name in strided else _outside(tensors[id_])
+            for name, id_ in self._reads.items()
+        }
+        self._form: Final = Form(
+            program,
+            [(id_, name) for name, id_ in self._reads.items()],
+            [Output(id_, _outside(tensors[id_]), name) for name, id_ in writes.items()],
+        )
+        self._tuned = tuned
+        self.inputs: Final = tuple(self._reads)
+        self.outputs: Final = tuple(writes)
+        self.scalars: Final = tuple(each for each in self._numbers if isinstance(each, str))
+        self._needed: Final = frozenset((*self.inputs, *self.scalars))
+        self._known: Final = self._needed.union(self.outputs)
+
+    async def __call__(self, **given: GpuRef | float) -> Any:
+        """Run the graph.
+
+        Args:
+            given: a buffer for each input, a number for each scalar, and for outputs
+                buffers to write to, all by name.
+
+        Returns:
+            The outputs in the order in which they were named; a single one by itself.
+
+        Raises:
+            TypeError: something is missing, or not known; a dtype that does not fit.
+            ValueError: a shape that does not fit, aliasing.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for a result.
+        """
+        return await self._on(self._facade, given)
+
+    async def _on(self, facade: Facade, given: dict[str, Any]) -> Any:
+        """Run the graph by a facade: the one that made it, or its twin in a batch."""
+        known, needed = self._known, self._needed
+        if (unknown := given.keys() - known) or (missing := needed - given.keys()):
+            what = f"unknown: {', '.join(sorted(unknown))}" if unknown else ""
+            what = what or f"missing: {', '.join(sorted(missing))}"
+            raise TypeError(f"{what}; the plan takes {', '.join(sorted(known))}")
+
+        def make() -> Form:
+            self._check(facade._device.memory, given)
+            return self._form
+
+        refs = [given[name] for name in self.inputs]
+        outs = [given.get(name) for name in self.outputs]
+        numbers = tuple(
+            [self._number(each, given) if isinstance(each, str) else each for each in self._numbers]
+        )
+        return await facade._run(
+            "dnn.graph", self, refs, outs, make, numbers=numbers, tune=self._tuned
+        )
+
+    def _number(self, name: str, given: dict[str, Any]) -> float:
+        dtype = self._integers.get(name)
+        if dtype is None:
+            return real(given[name], name, finite=False)
+        return fitting(given[name], dtype, name)
+
+    def _check(self, memory: MemoryMap, given: dict[str, Any]) -> None:
+        """Hold inputs against the graph."""
+        tensors = self._program.graph.tensors
+        for name, id_ in self._reads.items():
+            ref = given[name]
+            usable(ref, memory, name)
+            if ref.dtype.name != tensors[id_].dtype:
+                raise TypeError(
+                    f"{name} has dtype {ref.dtype.name}, but the graph has {tensors[id_].dtype}"
+                )
+            shape = self._shapes[name]
+            if (ref.shape != shape) if shape is not None else ref.size < tensors[id_].extent:
+                wanted = shape or f"any shape, with at least {tensors[id_].extent} elements"
+                raise ValueError(f"{name} has shape {ref.shape}, but the graph has {wanted}")
+
+    def __repr__(self) -> str:
+        return f"<Plan ({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
+
+
+def _outside(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of the buffer of a tensor without gaps."""
+    return physical(tensor.shape, last=tensor.last and len(tensor.shape) > 1)
+
+
+class Graphs(Facade):
+    """Graphs of users' own."""
+
+    def graph(self) -> Graph:
+        """A new graph, to be filled with tensors and operations."""
+        return Graph(self)
+
+    async def run(self, plan: Plan, **given: GpuRef | float) -> Any:
+        """Run a plan; in a batch, where ``await plan(...)`` cannot be.
+
+        Args:
+            plan: what ``graph.build()`` returned.
+            given: as for the plan itself.
+
+        Returns:
+            As the plan itself.
+
+        Raises:
+            TypeError, ValueError, GpuRefStale, OutOfMemory: as the plan itself.
+        """
+        return await plan._on(self, given)

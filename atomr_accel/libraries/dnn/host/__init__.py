@@ -1,0 +1,1 @@
+"""cuDNN: executors, inside a host."""

@@ -1,0 +1,103 @@
+"""Convolutions with NumPy: a matrix product for each tap of the filter."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ..wire._nodes import Window, groups_of, window_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ..wire._graph import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+def _taps(
+    window: Window, filter_: tuple[int, ...], positions: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Each tap of a filter, and what of the padded image it meets at all positions."""
+    for tap in itertools.product(*map(range, filter_)):
+        where = tuple(
+            slice(dilation * at, dilation * at + stride * (count - 1) + 1, stride)
+            for at, count, stride, dilation in zip(
+                tap, positions, window.stride, window.dilation, strict=True
+            )
+        )
+        yield tap, where
+
+
+def _last(index: Iterable[Any]) -> Any:
+    """An index into the last dimensions."""
+    return (..., *index)
+
+
+def _grouped(array: Array, groups: int) -> Array:
+    """(N, C, ...) as (N, groups, C / groups, positions)."""
+    n, channels = array.shape[:2]
+    return array.reshape(n, groups, channels // groups, -1)
+
+
+def _padded(image: Array, window: Window) -> Array:
+    return np.pad(image, ((0, 0), (0, 0), *zip(window.before, window.after, strict=True)))
+
+
+def _by_group(weight: Array, groups: int) -> Array:
+    """(K, C / groups, ...) as (groups, K / groups, C / groups, ...)."""
+    return weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+
+
+def _conv_fprop(
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    image, weight, shape = inputs["image"], inputs["weight"], outputs["y"].shape
+    window = window_of("conv_fprop", image.ndim - 2, attributes)
+    groups = groups_of("conv_fprop", image.shape[1], weight.shape)
+    padded, by_group = _padded(image, window), _by_group(weight, groups)
+    y = _grouped(np.zeros(shape, image.dtype), groups)
+    for tap, where in _taps(window, weight.shape[2:], shape[2:]):
+        y += by_group[_last(tap)] @ _grouped(padded[_last(where)], groups)
+    return {"y": y.reshape(shape)}
+
+
+def _conv_dgrad(
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    loss, weight, shape = inputs["loss"], inputs["filter"], outputs["dx"].shape
+    window = window_of("conv_dgrad", loss.ndim - 2, attributes)
+    groups = groups_of("conv_dgrad", shape[1], weight.shape)
+    by_group, grouped = _by_group(weight, groups), _grouped(loss, groups)
+    padded = _padded(np.zeros(shape, loss.dtype), window)
+    for tap, where in _taps(window, weight.shape[2:], loss.shape[2:]):
+        part = np.swapaxes(by_group[_last(tap)], -1, -2) @ grouped
+        padded[_last(where)] += part.reshape(*shape[:2], *loss.shape[2:])
+    inside = (
+        slice(before, before + size) for before, size in zip(window.before, shape[2:], strict=True)
+    )
+    return {"dx": padded[_last(inside)]}
+
+
+def _conv_wgrad(
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Array]:
+    image, loss, shape = inputs["image"], inputs["loss"], outputs["dw"].shape
+    window = window_of("conv_wgrad", image.ndim - 2, attributes)
+    groups = groups_of("conv_wgrad", image.shape[1], shape)
+    padded, grouped = _padded(image, window), _grouped(loss, groups)
+    dw = np.zeros(shape, image.dtype)
+    by_group = _by_group(dw, groups)
+    for tap, where in _taps(window, shape[2:], loss.shape[2:]):
+        met = np.swapaxes(_grouped(padded[_last(where)], groups), -1, -2)
+        by_group[_last(tap)] = (grouped @ met).sum(0)
+    return {"dw": dw}
+
+
+FUNCTIONS: Final = {
+    "conv_fprop": _conv_fprop,
+    "conv_dgrad": _conv_dgrad,
+    "conv_wgrad": _conv_wgrad,
+}

@@ -1,0 +1,164 @@
+"""Pooling, softmax and local response normalisation with NumPy."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy import special
+
+from ...._dtypes import DTYPES
+from ..wire._routine_messages import Normalize, Pool, Softmax
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ....backends.cpu.host._context import CpuContext
+    from ..wire._graph import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+def wide(array: Array) -> Array:
+    """In the type that is computed in."""
+    return array.astype(np.float64 if array.dtype.itemsize == 8 else np.float32)
+
+
+@final
+class CpuRoutines:
+    """Executes pooling, softmax and local response normalisation."""
+
+    def __init__(self, context: CpuContext) -> None:
+        self._context: Final = context
+        self.handlers: Final[dict[type, Callable[[Any], None]]] = {
+            Pool: self._pool,
+            Softmax: self._softmax,
+            Normalize: self._normalize,
+        }
+
+    def _view(self, address: int, tensor: Tensor) -> Array:
+        dtype = DTYPES[tensor.dtype]
+        memory = self._context.bytes_at(address, tensor.extent * dtype.itemsize)
+        strides = [stride * dtype.itemsize for stride in tensor.strides]
+        return np.ndarray(tensor.shape, dtype, memory, strides=strides)
+
+    # --- pooling --------------------------------------------------------------------------
+
+    def _pool(self, message: Pool) -> None:
+        self._context.check()
+        average = message.mode != "max"
+        dims = len(message.window)
+        space = message.x_tensor.shape[2:]
+        if not message.dx:
+            x = wide(self._view(message.x, message.x_tensor))
+            windows = _windows(_padded(x, message, 0.0 if average else -np.inf), message)
+            axes = tuple(range(-dims, 0))
+            y = windows.sum(axes) / _counts(message, space) if average else windows.max(axes)
+            self._view(message.y, message.y_tensor)[...] = y.astype(DTYPES[message.y_tensor.dtype])
+            return
+        dy = wide(self._view(message.dy, message.y_tensor))
+        shape = [size + 2 * padding for size, padding in zip(space, message.padding, strict=True)]
+        gradient = np.zeros((*dy.shape[:2], *shape), dy.dtype)
+        if average:
+            share = dy / _counts(message, space)
+            for tap in _taps(message, dy.shape[2:]):
+                gradient[tap] += share
+        else:
+            x = _padded(wide(self._view(message.x, message.x_tensor)), message, -np.inf)
+            y = _windows(x, message).max(tuple(range(-dims, 0)))
+            open_ = np.ones(y.shape, bool)  # only the first of equal ones counts
+            for tap in _taps(message, dy.shape[2:]):
+                found = open_ & (x[tap] == y)
+                gradient[tap] += np.where(found, dy, 0)
+                open_ &= ~found
+        inside: tuple[Any, ...] = (
+            ...,
+            *(
+                slice(padding, padding + size)
+                for size, padding in zip(space, message.padding, strict=True)
+            ),
+        )
+        dx = self._view(message.dx, message.x_tensor)
+        dx[...] = gradient[inside].astype(dx.dtype)
+
+    # --- softmax --------------------------------------------------------------------------
+
+    def _softmax(self, message: Softmax) -> None:
+        self._context.check()
+        dtype, context = DTYPES[message.dtype], self._context
+        if not message.dx:
+            x = wide(context.array(message.x, message.shape, dtype))
+            function = special.log_softmax if message.log else special.softmax
+            y = function(x, axis=1) if x.size else x
+            context.array(message.y, message.shape, dtype)[...] = y.astype(dtype)
+            return
+        y = wide(context.array(message.y, message.shape, dtype))
+        dy = wide(context.array(message.dy, message.shape, dtype))
+        if message.log:
+            dx = dy - np.exp(y) * dy.sum(1, keepdims=True)
+        else:
+            dx = y * (dy - (y * dy).sum(1, keepdims=True))
+        context.array(message.dx, message.shape, dtype)[...] = dx.astype(dtype)
+
+    # --- local response normalisation -----------------------------------------------------
+
+    def _normalize(self, message: Normalize) -> None:
+        self._context.check()
+        x = wide(self._view(message.x, message.tensor))
+        share = message.alpha / message.size
+        base = message.k + share * _neighbours(x * x, message.size)
+        if not message.dx:
+            y = self._view(message.y, message.tensor)
+            y[...] = (x * base**-message.beta).astype(y.dtype)
+            return
+        dy = wide(self._view(message.dy, message.tensor))
+        # What a channel gave to the sums of others: the window the other way round.
+        others = _neighbours(dy * x * base ** (-message.beta - 1), message.size, mirrored=True)
+        dx = dy * base**-message.beta - 2 * share * message.beta * x * others
+        target = self._view(message.dx, message.tensor)
+        target[...] = dx.astype(target.dtype)
+
+
+def _padded(x: Array, message: Pool, value: float) -> Array:
+    around = [(0, 0), (0, 0), *((padding, padding) for padding in message.padding)]
+    return np.pad(x, around, constant_values=value)
+
+
+def _windows(x: Array, message: Pool) -> Array:
+    """All places of the window: (batch, channels, *places, *window)."""
+    axes = tuple(range(2, x.ndim))
+    windows = sliding_window_view(x, message.window, axes)
+    steps = tuple(slice(None, None, stride) for stride in message.stride)
+    return np.asarray(windows[(slice(None), slice(None), *steps)])
+
+
+def _taps(message: Pool, places: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
+    """What each element of the window sees, over all places."""
+    for offsets in itertools.product(*map(range, message.window)):
+        yield (
+            ...,
+            *(
+                slice(offset, offset + stride * (count - 1) + 1, stride)
+                for offset, stride, count in zip(offsets, message.stride, places, strict=True)
+            ),
+        )
+
+
+def _counts(message: Pool, space: tuple[int, ...]) -> Any:
+    """By what the sum of each window is divided."""
+    if message.mode == "average":
+        return np.float32(np.prod(message.window))
+    ones = _padded(np.ones((1, 1, *space), np.float32), message, 0.0)
+    return _windows(ones, message).sum(tuple(range(-len(message.window), 0)))
+
+
+def _neighbours(values: Array, size: int, *, mirrored: bool = False) -> Array:
+    """Sums over ``size`` channels around each; of an even number one more lies behind it."""
+    before = (size - 1) // 2
+    after = size - 1 - before
+    if mirrored:
+        before, after = after, before
+    around = [(0, 0), (before, after), *((0, 0) for _ in values.shape[2:])]
+    return np.asarray(sliding_window_view(np.pad(values, around), size, axis=1).sum(-1))

@@ -1,0 +1,145 @@
+"""Lengths, caches of keys and values, and dropout on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ..wire._routine_messages import Dropout
+from ..wire._sequence_messages import (
+    Append,
+    Attend,
+    Clean,
+    Clear,
+    Derived,
+    Grow,
+    Trial,
+    decode_derived,
+)
+from ._philox import kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ....backends.cpu.host._context import CpuContext
+
+Array = np.ndarray[Any, Any]
+
+_INT32: Final = DTYPES["int32"]
+_INT64: Final = DTYPES["int64"]
+
+
+@final
+class CpuSequences:
+    """Executes the messages of ``_sequence_messages``.
+
+    Args:
+        context: the device.
+        handlers: of the messages that ``Attend`` carries.
+    """
+
+    def __init__(self, context: CpuContext, handlers: Mapping[type, Callable[[Any], Any]]) -> None:
+        self._context: Final = context
+        self._others: Final = handlers
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            Attend: self._attend,
+            Grow: self._attend,
+            Trial: self._attend,
+            Clear: self._clear,
+            Dropout: self._dropout,
+        }
+
+    def _attend(self, message: Attend) -> Any:
+        self._context.check()
+        for upload in message.uploads:
+            data = np.frombuffer(upload.data, np.uint8)
+            self._context.bytes_at(upload.target, len(data))[...] = data
+        if message.append is not None:
+            self._append(message.append)
+        places = iter(message.places)
+        for derived in decode_derived(message.derived):
+            self._derive(derived, next(places), next(places))
+        for clean in message.clean:
+            self._clean(clean)
+        if message.run is None:
+            return None
+        return self._others[type(message.run)](message.run)
+
+    def _derive(self, derived: Derived, target: int, source: int) -> None:
+        count = derived.count
+        values = np.arange(count, dtype=np.int64)
+        if source:
+            read = self._context.array(source, (count + derived.differences,), _INT32)
+            values = read.astype(np.int64)
+            if derived.differences:
+                values = np.diff(values)
+        made = self._context.array(target, (count,), _INT64 if derived.wide else _INT32)
+        made[...] = values * derived.multiplier + derived.addend
+
+    def _append(self, message: Append) -> None:
+        context = self._context
+        page, pages = message.page, message.pages
+        for source, target in message.copies:
+            for base, size in (
+                (message.k_layers, message.k_bytes),
+                (message.v_layers, message.v_bytes),
+            ):
+                shape = (message.layers, pages, page * size)
+                cache = context.array(base, shape, DTYPES["uint8"])
+                cache[:, target] = cache[:, source]
+        if not message.batch or not message.new:
+            return
+        place = context.array(message.lengths, (message.batch, 1), _INT32).astype(np.int64)
+        place = place + message.shift + np.arange(message.new)
+        rows, fits = self._rows(message, place)
+        rows = rows[fits]
+        for source, cache_at, size in (
+            (message.k, message.k_cache, message.k_bytes),
+            (message.v, message.v_cache, message.v_bytes),
+        ):
+            fresh = context.array(source, (*place.shape, size), DTYPES["uint8"])
+            context.array(cache_at, (pages * page, size), DTYPES["uint8"])[rows] = fresh[fits]
+
+    def _rows(self, message: Append | Clean, place: Array) -> tuple[Array, Array]:
+        """Where rows of sequences are among those of all pages, and whether they are there."""
+        page = message.page
+        fits = (place >= 0) & (place < page * message.columns)
+        found = np.broadcast_to(np.arange(message.batch)[:, None], place.shape)
+        if message.table:
+            shape = (message.batch, message.columns)
+            table = self._context.array(message.table, shape, _INT32)
+            found = np.take_along_axis(table, np.where(fits, place // page, 0), axis=1)
+        fits &= (found >= 0) & (found < message.pages)
+        return found.astype(np.int64) * page + place % page, fits
+
+    def _clean(self, message: Clean) -> None:
+        shape = (message.batch, message.groups, message.rows, message.row_bytes)
+        lengths = self._context.array(message.lengths, (message.batch, 1, 1, 1), _INT32)
+        counts = np.arange(message.rows)[:, None] < lengths
+        if message.page:
+            place = np.broadcast_to(np.arange(message.rows), (message.batch, message.rows))
+            rows, fits = self._rows(message, place)
+            there = (message.pages * message.page, message.row_bytes)
+            pages = self._context.array(message.source, there, DTYPES["uint8"])
+            source = pages[np.where(fits, rows, 0)][:, None]
+            counts = counts & fits[:, None, :, None]
+        else:
+            source = self._context.array(message.source, shape, DTYPES["uint8"])
+        target = self._context.array(message.target, shape, DTYPES["uint8"])
+        target[...] = np.where(counts, source, 0)
+
+    def _clear(self, message: Clear) -> None:
+        self._context.check()
+        self._context.bytes_at(message.target, message.nbytes)[...] = message.byte
+
+    def _dropout(self, message: Dropout) -> None:
+        self._context.check()
+        dtype, count = DTYPES[message.dtype], message.count
+        x = self._context.array(message.x, (count,), dtype)
+        y = self._context.array(message.y, (count,), dtype)
+        keep = kept(message.seed, message.offset, count, message.p)
+        wide = DTYPES["float64" if dtype.itemsize == 8 else "float32"]
+        scaled = x.astype(wide) * wide.type(1 / (1 - message.p))
+        y[...] = np.where(keep, scaled, 0).astype(dtype)

@@ -1,0 +1,185 @@
+"""DNN on CUDA: a cuDNN handle on one lane, running plans of the vendor's frontend."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary, finalize
+
+from ....backends.cuda.host._driver import check, driver
+from ...host._cuda_kernels import preload_compiler
+from ...host._disk_cache import DiskCache
+from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
+from ._cuda_rnn import CudaRnn
+from ._cuda_routines import CudaRoutines, Descriptors
+from ._cuda_sequences import CudaSequences
+from ._lowering import load_frontend, refusals, refuse
+from ._plans import PlanStore
+from ._prototypes import load_cudnn
+from ._timing import milliseconds
+from .fallback._fallback import Own, computes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ._plans import Plan, Step
+
+_STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
+_STORES_LOCK: Final = threading.Lock()
+
+
+def _store_of(context: CudaContext) -> PlanStore:
+    """The plans of a context: every way of every lane asks for the same."""
+    with _STORES_LOCK:
+        store = _STORES.get(context)
+        if store is None:
+            info = context.info
+            files = DiskCache("dnn-plans")
+            capability = context.compute_capability
+            store = PlanStore(
+                info.name,
+                capability,
+                files,
+                computes,
+                elsewhere=_elsewhere(context),
+                deterministic=context.deterministic,
+            )
+            _STORES[context] = store
+        return store
+
+
+def _elsewhere(context: CudaContext) -> Callable[[bytes], Any] | None:
+    """Where to make plans, if not in this process: hosts import no trio, programs do."""
+    if "trio" not in sys.modules:
+        return None
+    from ._plan_compiler import Workshop
+
+    try:
+        described = load_frontend().create_device_properties(context.info.index).serialize()
+    except (AttributeError, RuntimeError):  # before cuDNN 9.8
+        return None
+    workshop = Workshop(described, context.compute_capability, deterministic=context.deterministic)
+    finalize(context, workshop.close)
+    return workshop.make
+
+
+@final
+class CudaDnn:
+    """Executes DNN messages."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._library: Final = load_cudnn()
+        self._pointer: Final = context.pointer
+        self._stream: Final = stream
+        self._store: Final = _store_of(context)
+        self._own: Final = Own(context, stream)
+        self._scratch: dict[int, int] = {}
+        handle = c_void_p()
+        self._library.call("cudnnCreate", byref(handle))
+        self._handle: Final = handle.value or 0
+        self._library.call("cudnnSetStream", self._handle, stream.pointer)
+        graphs: dict[type, Callable[[Any], Any]] = {
+            PrepareGraph: self._prepare,
+            RunGraph: self._run,
+            TuneGraph: self._tune,
+            ForgetGraph: self._forget,
+        }
+        self._descriptors: Final = Descriptors(self._handle)
+        self._sequences: Final = CudaSequences(context, stream, graphs)
+        self._rnn: Final = CudaRnn(self._descriptors, context.pointer, stream)
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            **graphs,
+            **self._sequences.handlers,
+            **CudaRoutines(self._descriptors, context.pointer).handlers,
+            **self._rnn.handlers,
+        }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library and its frontend."""
+        load_frontend()
+        preload_compiler()
+
+    def close(self) -> None:
+        """Destroy the handle, and what was made with it."""
+        self._rnn.close()
+        self._descriptors.close()
+        self._sequences.close()
+        self._library.call("cudnnDestroy", self._handle)
+        self._own.close()
+        self._free_scratch()
+
+    def _prepare(self, message: PrepareGraph) -> tuple[int, str]:
+        plan, origin = self._store.find(message.graph, self._handle, tuned=message.tuned)
+        return plan.workspace, origin
+
+    def _run(self, message: RunGraph) -> None:
+        plan, _ = self._store.find(message.graph, self._handle, tuned=message.tuned)
+        addresses, scalars, scratch = self._where(plan, message)
+        for step in plan.steps:
+            if step.made is None:
+                self._own.run(step.graph, addresses, scalars)
+            else:
+                pointers, _held = step.pointers(addresses, scalars)
+                try:
+                    step.made.execute(pointers, scratch, handle=self._handle)
+                except Exception as error:  # noqa: BLE001 (raises it, or what it means)
+                    refuse("cudnnBackendExecute", error)
+
+    def _tune(self, message: TuneGraph) -> tuple[int, str]:
+        run = message.run
+
+        def time(plan: Plan, step: Step, position: int) -> float:
+            addresses, scalars, scratch = self._where(plan, run)
+            pointers, _held = step.pointers(addresses, scalars)
+
+            def execute() -> None:
+                with refusals("cudnnBackendExecute"):
+                    step.made.execute_plan_at_index(
+                        pointers, scratch, position, handle=self._handle
+                    )
+
+            return milliseconds(self._stream.handle, execute)
+
+        try:
+            plan, origin = self._store.tune(run.graph, self._handle, time)
+        finally:
+            self._free_scratch()  # candidates may have wanted much more than the fastest does
+        return plan.workspace, origin
+
+    def _forget(self, message: ForgetGraph) -> None:
+        self._store.forget(message.graph, tuned=message.tuned)
+
+    def _where(self, plan: Plan, message: RunGraph) -> tuple[dict[int, int], dict[int, float], int]:
+        """The pointers and numbers of a run by id, and the pointer of its scratch memory."""
+        pointer = self._pointer
+        addresses = dict(zip(plan.buffers, map(pointer, message.addresses), strict=True))
+        scalars: dict[int, float] = {}
+        if plan.numbers:
+            scalars.update(zip(plan.numbers, message.scalars, strict=True))
+        if not plan.workspace:
+            return addresses, scalars, 0
+        brought = message.workspace_bytes >= plan.workspace
+        workspace = pointer(message.workspace) if brought else self._scratch_of(plan.workspace)
+        for id_, offset in plan.between.items():
+            addresses[id_] = workspace + offset
+        return addresses, scalars, workspace + plan.scratch
+
+    def _scratch_of(self, nbytes: int) -> int:
+        """Scratch memory for what did not know how much to bring: a batch, or a rebuild.
+
+        Kept while the executor lives, because a captured graph may have it.
+        """
+        size = 1 << (nbytes - 1).bit_length()
+        scratch = self._scratch.get(size)
+        if scratch is None:
+            scratch = self._scratch[size] = int(check("cuMemAlloc", driver.cuMemAlloc(size)))
+        return scratch
+
+    def _free_scratch(self) -> None:
+        for pointer in self._scratch.values():
+            check("cuMemFree", driver.cuMemFree(pointer))
+        self._scratch.clear()

@@ -1,0 +1,296 @@
+"""Graphs as the vendor's frontend (``nvidia-cudnn-frontend``) has them.
+
+Tables and one function: rows of ``NODES`` have the frontend's names, so a node is a call of
+the method that its row is named after. Needs no GPU: a graph can be lowered, and offered to
+cuDNN for a device that is only described.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from ...._errors import LibraryError, LibraryMissing, Unsupported
+from ..wire._attention_nodes import SCORES
+from ..wire._element_types import FLOATS, LOGICAL, integers_of
+from ..wire._nodes import NODES
+from . import _lowering_attention
+from ._prototypes import DATA_TYPES, library_handle, status_codes
+from ._rewrite import ELEMENTWISE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..wire._graph import Graph, Node, Tensor
+
+_MOST_CHARACTERS: Final = 2000
+_REASON: Final = re.compile(r"Reason: (.*?)(?= at: | Warning:| Error:|_*\{\"engineId|$)")
+_ECHO: Final = re.compile(r"\(\)$|\(\w*\)$|NOT_INITIALIZED == status|isSupported")
+_REFUSAL: Final = "cudnnGraphNotSupportedError"
+"""The frontend's exception for what it does not support."""
+
+_LEAST_DIMS: Final = 3
+"""Dimensions that the library wants; missing ones come first, with size 1."""
+
+_OURS: Final = frozenset({"axes", "shape"})
+"""Attributes that tell the shape of the result, which the frontend is told otherwise."""
+
+_ENUMS: Final = {"norm_forward_phase": "norm_forward_phase", "mode": "reduction_mode"}
+"""Attributes that are members of one of the frontend's enumerations."""
+
+_IMAGES: Final = frozenset({"grad", "input"})
+"""What a gradient of a normalisation reads of a layout."""
+
+_UNLIMITED: Final = frozenset(
+    {
+        *("gelu", "gelu_backward", "gelu_approx_tanh", "gelu_approx_tanh_backward"),
+        *("relu_backward", "swish", "swish_backward"),
+    }
+)
+"""Activations that give NaN where there is a limit, or a number for NaN."""
+
+SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {
+    **_lowering_attention.SPECIAL,
+}
+"""Nodes that are no plain method call: functions of the frontend, its graph, the node, and
+its inputs; they return the outputs in the order of the row."""
+
+
+@cache
+def load_frontend() -> Any:
+    """The frontend's module, made to use the cuDNN that is loaded here.
+
+    Raises:
+        LibraryMissing: it or cuDNN is not installed.
+    """
+    library = library_handle()
+    with contextlib.suppress(ImportError, RuntimeError, OSError):
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("cudart")  # which the frontend looks for by its name
+    try:
+        import cudnn
+
+        # It looks for a library by itself. Two of them would not know each other's handles.
+        cudnn._pybind_module._set_dlhandle_cudnn(library)
+    except (ImportError, OSError, AssertionError, AttributeError) as error:
+        raise LibraryMissing(
+            "the vendor's Python package cudnn (nvidia-cudnn-frontend) is not installed, or too "
+            "old or too new; pip install 'atomr-accel[cuda12]' (or [cuda13]) brings one that "
+            f"fits: {error}",
+            library="cudnn_frontend",
+        ) from error
+    return cudnn
+
+
+@contextlib.contextmanager
+def refusals(call: str) -> Iterator[None]:
+    """Turn the frontend's exceptions into ours."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (raises it, or what it means)
+        refuse(call, error)
+
+
+def refuse(call: str, error: Exception) -> NoReturn:
+    """Raise what an exception of the frontend means; the exception itself, if it has not its own.
+
+    For what is called so often that ``refusals`` would take as long as the call.
+    """
+    if not isinstance(error, RuntimeError) and type(error).__name__ != _REFUSAL:
+        raise error
+    raise _failure(call, error) from error
+
+
+def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
+    """Build a graph with the frontend.
+
+    Args:
+        frontend: its module.
+        graph: the graph.
+        options: for ``cudnn.pygraph``: a handle, or a device's description.
+
+    Returns:
+        A ``cudnn.pygraph``, validated; tensor ``id`` has the uid ``id + 1``.
+
+    Raises:
+        Unsupported: the frontend does not take it.
+    """
+    types = frontend.data_type
+    compute = _data_type(types, graph.compute)
+    require_right(graph)
+    with refusals("cudnnBackendFinalize"):
+        made = frontend.pygraph(
+            name="graph",
+            io_data_type=compute,
+            intermediate_data_type=compute,
+            compute_data_type=compute,
+            **options,
+        )
+        tensors: dict[int, Any] = {}
+        computed = {id_ for node in graph.nodes for _, id_ in node.outputs}
+        ids = graph.used()
+        missing = max(0, _LEAST_DIMS - max(len(graph.tensors[id_].shape) for id_ in ids))
+        # One that tells where others begin comes before them.
+        for id_ in sorted(ids - computed, key=lambda id_: graph.tensors[id_].ragged):
+            tensors[id_] = _input(made, types, graph, id_, tensors, missing)
+        for node in graph.nodes:
+            for (_, id_), output in _lowered(frontend, made, node, tensors, missing):
+                tensors[id_] = output
+                _describe(types, graph, id_, output, tensors, missing)
+        made.validate()
+    return made
+
+
+def require_right(graph: Graph) -> None:
+    """Refuse what the vendor takes, and computes wrongly.
+
+    Raises:
+        Unsupported: there is such a node.
+    """
+    for node in graph.nodes:
+        if reason := _wrong(graph, node):
+            raise Unsupported(f"cuDNN does not do this right: {reason}")
+
+
+def _wrong(graph: Graph, node: Node) -> str:
+    """Why not to ask for a node that the vendor takes, and computes wrongly (seen with 9.19)."""
+    if node.op.startswith("conv_") and graph.compute == "float64":
+        # The frontend hands over factors in single precision, which are read as double.
+        return "convolutions in float64"
+    if node.op == "matmul" and not graph.tf32:
+        # All of its engines do, those too that have no numerical note which says so.
+        factors = {graph.tensors[id_].dtype for _, id_ in node.inputs}
+        if "float32" in factors:
+            return "products of float32 in full precision: it rounds their factors to TF32"
+    if integers := integers_of(graph, node):
+        return f"{node.op} of {integers}: it computes in floating point"
+    tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
+    if any(tensor.dtype == "bool" and tensor.kind == "buffer" for tensor in tensors):
+        return f"{node.op} of booleans in memory: its masks are single bits, and not bytes"
+    close = node.op in ELEMENTWISE
+    if not all(tensor.whole or (tensor.dense and not close) for tensor in tensors):
+        return f"{node.op} of tensors with gaps: it reads them as if they had none"
+    if node.op in _UNLIMITED and len(graph.nodes) == 1:
+        # Together with others it saves a pass over memory, alone it is no faster than we are.
+        return f"{node.op} of infinities and NaN"
+    outputs = {name for name, _ in node.outputs}
+    if "dSink_token" in outputs and graph.tensors[dict(node.inputs)["q"]].ragged >= 0:
+        return "it sums a sink's gradient beyond the ends of ragged sequences"
+    inputs = {name for name, _ in node.inputs}
+    if node.op == "instancenorm_backward" and any(
+        graph.tensors[id_].strides[1] == 1 for name, id_ in node.inputs if name in _IMAGES
+    ):
+        return "the gradient by the scale of an instance norm whose channels are last"
+    if node.op == "sdpa" and "seq_len_q" in inputs and not inputs.isdisjoint(SCORES):
+        return "scores with a cap or with slopes where sequences have lengths or pages"
+    return ""
+
+
+def _input(
+    made: Any, types: Any, graph: Graph, id_: int, tensors: dict[int, Any], missing: int
+) -> Any:
+    tensor = graph.tensors[id_]
+    dims, strides = _padded(tensor, missing)
+    return made.tensor(
+        dim=dims,
+        stride=strides,
+        data_type=_data_type(types, tensor.dtype),
+        is_pass_by_value=tensor.kind == "scalar",
+        ragged_offset=tensors.get(tensor.ragged),
+        name=f"t{id_}",
+        uid=id_ + 1,
+    )
+
+
+def _lowered(
+    frontend: Any, made: Any, node: Node, tensors: dict[int, Any], missing: int
+) -> list[tuple[tuple[str, int], Any]]:
+    """The outputs of a node, with what they are."""
+    row = NODES[node.op]
+    inputs = {name: tensors[id_] for name, id_ in node.inputs}
+    special = SPECIAL.get(node.op)
+    if special is not None:
+        results = special(frontend, made, node, inputs)
+    else:
+        arguments: dict[str, Any] = dict.fromkeys(row.optional) | inputs
+        for name, value in node.attributes:
+            if name in _ENUMS:
+                arguments[name] = getattr(getattr(frontend, _ENUMS[name]), str(value))
+            elif name not in _OURS and value is not None:
+                arguments[name] = list(value) if isinstance(value, tuple) else value
+        if node.op in LOGICAL:
+            arguments["compute_data_type"] = frontend.data_type.BOOLEAN
+        if node.op == "gen_index":
+            arguments["compute_data_type"] = frontend.data_type.INT32
+            arguments["axis"] += missing
+        method = getattr(made, node.op, None)
+        if method is None:
+            raise Unsupported(f"cuDNN's graphs have no {node.op}")
+        results = method(**arguments)
+    if not isinstance(results, (list, tuple)):
+        results = (results,)
+    by_name = dict(zip(row.outputs, results, strict=False))
+    return [(output, by_name[output[0]]) for output in node.outputs]
+
+
+def _describe(
+    types: Any, graph: Graph, id_: int, output: Any, tensors: dict[int, Any], missing: int
+) -> None:
+    """Say what a node's output is."""
+    tensor = graph.tensors[id_]
+    dims, strides = _padded(tensor, missing)
+    output.set_dim(dims).set_stride(strides).set_uid(id_ + 1)
+    if tensor.kind == "buffer":
+        output.set_output(True).set_data_type(_data_type(types, tensor.dtype))
+        if tensor.ragged >= 0:
+            output.set_ragged_offset(tensors[tensor.ragged])
+    elif tensor.dtype not in FLOATS:
+        output.set_data_type(_data_type(types, tensor.dtype))
+    else:
+        output.set_data_type(_data_type(types, graph.compute))
+
+
+def _padded(tensor: Tensor, missing: int) -> tuple[list[int], list[int]]:
+    """Dimensions and strides with ones in front."""
+    steps = zip(tensor.shape, tensor.strides, strict=True)
+    whole = max((size * stride for size, stride in steps), default=1)
+    return [1] * missing + list(tensor.shape), [max(1, whole)] * missing + list(tensor.strides)
+
+
+def _data_type(types: Any, dtype: str) -> Any:
+    try:
+        return getattr(types, DATA_TYPES[dtype])
+    except (KeyError, AttributeError):
+        raise Unsupported(f"cuDNN has no tensors of dtype {dtype}") from None
+
+
+def _failure(call: str, error: Exception) -> Exception:
+    """What an exception of the frontend means."""
+    text = " ".join(str(error).split())
+    name = next((word for word in _words(text) if word.startswith("CUDNN_STATUS_")), "")
+    if type(error).__name__ == _REFUSAL or "NOT_SUPPORTED" in name or not name:
+        return Unsupported(f"cuDNN does not do this: {_reasons(text)}")
+    return LibraryError(
+        f"{call} returned {name}: {text}",
+        library="cudnn",
+        call=call,
+        status=status_codes().get(name, -1),
+        status_name=name,
+    )
+
+
+def _reasons(text: str) -> str:
+    """The reasons of all engines, each once; what an engine only passes on is left out."""
+    found = _REASON.findall(text)
+    if not found:
+        return text[:_MOST_CHARACTERS]
+    reasons = dict.fromkeys(reason.strip() for reason in found)
+    telling = [reason for reason in reasons if reason and not _ECHO.search(reason)]
+    return "; ".join(telling or reasons)[:_MOST_CHARACTERS]
+
+
+def _words(text: str) -> list[str]:
+    return "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split()

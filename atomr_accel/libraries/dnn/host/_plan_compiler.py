@@ -1,0 +1,188 @@
+"""Plans made in a process of their own, for hosts that are threads of the program.
+
+The vendor's frontend holds the GIL while it makes a plan, for up to seconds. A host process has
+nothing that this could stall; threads of the program's process would stall the program. There
+this process makes the plans, for the device as it is described to it: it uses no GPU. What it
+returns is what is on disk, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+from typing import IO, Any, Final, Literal, final
+
+import msgspec
+
+from ...._errors import AccelError, Unsupported
+from ..wire._graph import Graph, decode
+from ._plans import PlanStore, StoredStep
+
+_LENGTH: Final = struct.Struct("<Q")
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True):
+    """What to plan.
+
+    Attributes:
+        graph: the encoded graph.
+        device: the device, as the vendor describes it in JSON.
+        capability: its compute capability.
+        deterministic: as for ``PlanStore``.
+    """
+
+    graph: bytes
+    device: str
+    capability: tuple[int, int]
+    deterministic: bool
+
+
+class _Reply(msgspec.Struct, frozen=True, array_like=True):
+    """What came of it.
+
+    Attributes:
+        kind: a plan; none, because cuDNN refuses; or a failure.
+        steps: the plan.
+        text: what cuDNN says.
+    """
+
+    kind: Literal["plan", "refused", "failed"]
+    steps: tuple[StoredStep, ...] = ()
+    text: str = ""
+
+
+@final
+class Workshop:
+    """The process, started when it is first needed.
+
+    Args:
+        device: the device, as the vendor describes it in JSON.
+        capability: its compute capability.
+        command: what to run.
+        deterministic: as for ``PlanStore``.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        capability: tuple[int, int],
+        command: tuple[str, ...] = (),
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        self._device = device
+        self._capability = capability
+        self._deterministic = deterministic
+        self._command = command or (sys.executable, "-m", __name__)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._broken = False
+
+    def make(self, encoded: bytes) -> tuple[StoredStep, ...] | None:
+        """A plan; None where it cannot be made here, and maybe elsewhere.
+
+        Raises:
+            Unsupported: cuDNN has none.
+        """
+        if self._broken:
+            return None
+        try:
+            reply = self._ask(
+                _Request(encoded, self._device, self._capability, self._deterministic)
+            )
+        except (OSError, EOFError, msgspec.DecodeError):
+            self._broken = True
+            self.close()
+            return None
+        if reply.kind == "refused":
+            raise Unsupported(reply.text)
+        return reply.steps if reply.kind == "plan" else None
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            process.kill()
+            process.wait()
+
+    def _ask(self, request: _Request) -> _Reply:
+        process = self._process
+        if process is None:
+            process = self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        _write(process.stdin, msgspec.msgpack.encode(request))
+        return msgspec.msgpack.decode(_read(process.stdout), type=_Reply)
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(_LENGTH.pack(len(data)) + data)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes]) -> bytes:
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError("the process that makes plans has ended")
+    (length,) = _LENGTH.unpack(head)
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError("the process that makes plans has ended")
+    return data
+
+
+def serve(source: IO[bytes], target: IO[bytes], own: Any) -> None:
+    """Make plans until nobody asks any more.
+
+    Args:
+        source: where requests come from.
+        target: where replies go.
+        own: whether kernels of this package compute a graph of one node.
+    """
+    from ._lowering import load_frontend
+
+    stores: dict[tuple[str, tuple[int, int], bool], PlanStore] = {}
+    while True:
+        try:
+            request = msgspec.msgpack.decode(_read(source), type=_Request)
+        except EOFError:
+            return
+        try:
+            key = (request.device, request.capability, request.deterministic)
+            store = stores.get(key)
+            if store is None:
+                described = load_frontend().create_device_properties(request.device)
+                options = {"device_property": described}
+                store = stores[key] = PlanStore(
+                    *("", request.capability, None, own, options),
+                    deterministic=request.deterministic,
+                )
+            graph: Graph = decode(request.graph)
+            reply = _Reply("plan", store.stored(graph))
+        except Unsupported as error:
+            reply = _Reply("refused", text=str(error))
+        except (AccelError, RuntimeError) as error:
+            reply = _Reply("failed", text=str(error))
+        _write(target, msgspec.msgpack.encode(reply))
+
+
+def main() -> None:
+    """What the process runs."""
+    from .fallback._fallback import computes
+
+    # Whatever a library prints must not get between replies.
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, target, computes)
+
+
+if __name__ == "__main__":
+    main()

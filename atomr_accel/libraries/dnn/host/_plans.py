@@ -1,0 +1,404 @@
+"""Plans: what the vendor makes of a graph for a device; kept in memory and on disk.
+
+Making one takes from milliseconds to seconds, because some are compiled. On disk a plan is
+found by its graph, the device's name and the versions of cuDNN and of its frontend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+
+import msgspec
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ...._errors import AccelError, LibraryError, Unsupported
+from ..wire._graph import Graph, decode
+from ._lowering import load_frontend, lower, refusals, require_right
+from ._prototypes import version
+from ._rewrite import ELEMENTWISE, cut, flattened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...host._disk_cache import DiskCache
+
+_MOST_PLANS: Final = 4096
+"""The program says what to drop, by its ``plan_limit``; this bounds what it does not know of:
+plans of batches."""
+_MOST_CANDIDATES: Final = 16
+_SWITCH: Final = "use_deterministic_algorithm"
+_ALIGNMENT: Final = 256
+_T = TypeVar("_T")
+_MOST_WORKSPACE: Final = 1 << 30
+"""The most scratch memory that a plan may want."""
+
+
+class StoredStep(msgspec.Struct, frozen=True, array_like=True):
+    """A step of a plan on disk.
+
+    Attributes:
+        graph: the part of the graph that it computes.
+        made: as the frontend serialises it; empty for our own kernels.
+    """
+
+    graph: Graph
+    made: bytes
+
+
+class Step(NamedTuple):
+    """A part of a graph that is run at once.
+
+    Attributes:
+        graph: the part; its tensors have the ids of the whole.
+        made: the frontend's graph; None for our own kernels.
+        workspace: bytes of scratch memory that it needs.
+        buffers: ids of what it has pointers for.
+        scalars: ids and dtypes of its numbers.
+    """
+
+    graph: Graph
+    made: Any
+    workspace: int
+    buffers: tuple[int, ...]
+    scalars: tuple[tuple[int, np.dtype[Any]], ...]
+
+    def pointers(
+        self, addresses: dict[int, int], scalars: dict[int, float]
+    ) -> tuple[dict[int, int], list[np.ndarray[Any, Any]]]:
+        """What the frontend wants to be told for a run: pointers by uid.
+
+        Those of numbers are to memory of the caller's own, which comes second: lanes share
+        plans, and are threads.
+        """
+        found = {id_ + 1: addresses[id_] for id_ in self.buffers}
+        held: list[np.ndarray[Any, Any]] = []
+        for id_, dtype in self.scalars:
+            number = np.array(scalars[id_], dtype)
+            held.append(number)
+            found[id_ + 1] = number.ctypes.data
+        return found, held
+
+
+class Plan(NamedTuple):
+    """A graph that can be run.
+
+    Attributes:
+        steps: its parts, one if cuDNN takes it whole.
+        buffers: ids of what has addresses.
+        numbers: ids of what are numbers.
+        between: where in the workspace is what steps hand on, by id.
+        scratch: where in the workspace the steps' own begins.
+        workspace: bytes of scratch memory.
+    """
+
+    steps: tuple[Step, ...]
+    buffers: tuple[int, ...]
+    numbers: tuple[int, ...]
+    between: dict[int, int]
+    scratch: int
+    workspace: int
+
+
+def assemble(graph: Graph, steps: Sequence[Step]) -> Plan:
+    """A plan of steps, with places for what they hand on."""
+    given = set(graph.buffers())
+    between: dict[int, int] = {}
+    offset = 0
+    for step in steps:
+        for id_ in step.graph.buffers():
+            if id_ not in given and id_ not in between:
+                tensor = step.graph.tensors[id_]
+                between[id_] = offset
+                offset = _aligned(offset + tensor.extent * DTYPES[tensor.dtype].itemsize)
+    workspace = offset + max(step.workspace for step in steps)
+    return Plan(tuple(steps), graph.buffers(), graph.scalars(), between, offset, workspace)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+@final
+class PlanStore:
+    """The plans of one context: shared by its lanes, whose streams and handles differ.
+
+    A graph that cuDNN does not take whole is cut into parts that it takes, as few as
+    possible, with memory for what they hand on.
+
+    Args:
+        name: the device's name.
+        capability: the device's compute capability.
+        files: plans on disk; None to keep none there.
+        own: whether our own kernels compute a node that cuDNN refuses.
+        options: for the frontend's graph, in the place of a handle.
+        elsewhere: makes a plan in another process, or None if it cannot.
+        deterministic: whether plans whose results differ from run to run are out of the
+            question.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capability: tuple[int, int],
+        files: DiskCache | None,
+        own: Callable[[Graph], bool],
+        options: dict[str, Any] | None = None,
+        elsewhere: Callable[[bytes], tuple[StoredStep, ...] | None] | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        self._frontend = load_frontend()
+        self._capability = capability
+        self._options = options
+        self._own = own
+        self._elsewhere = elsewhere
+        self._files = files
+        self._deterministic = deterministic
+        self._names = (name, str(version()), str(self._frontend.__version__), deterministic)
+        self._plans: OrderedDict[tuple[bytes, bool], Plan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, encoded: bytes, handle: int, *, tuned: bool) -> tuple[Plan, str]:
+        """A plan, and where it came from: ``"memory"``, ``"disk"`` or ``"built"``.
+
+        Raises:
+            Unsupported: cuDNN has none.
+            LibraryError: it failed.
+        """
+        key = (encoded, tuned)
+        plan = self._plans.get(key)
+        if plan is not None:
+            with contextlib.suppress(KeyError):  # another lane may have dropped it just now
+                self._plans.move_to_end(key)
+            return plan, "memory"
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is not None:
+                return plan, "memory"
+            graph = decode(encoded)
+            plan, origin = self._read(key, graph, handle), "disk"
+            if plan is None and tuned:
+                # Nobody has tuned it yet: the first guess does, and nothing else is said on disk.
+                key = (encoded, False)
+                plan = self._plans.get(key) or self._read(key, graph, handle)
+            if plan is None:
+                plan, origin = self._make(encoded, graph, handle), "built"
+                self._write(key, plan)
+            self._keep(key, plan)
+            if tuned:
+                self._keep((encoded, True), plan)
+        return plan, origin
+
+    def tune(
+        self, encoded: bytes, handle: int, time: Callable[[Plan, Step, int], float]
+    ) -> tuple[Plan, str]:
+        """Keep the fastest plan for a graph.
+
+        Args:
+            encoded: the graph.
+            handle: a handle of the library.
+            time: runs a candidate for a step, by its position, and tells how long that took.
+
+        Raises:
+            Unsupported: cuDNN has none.
+        """
+        key = (encoded, True)
+        with self._lock:
+            graph = decode(encoded)
+            plan = self._read(key, graph, handle)
+            if plan is not None:
+                self._keep(key, plan)
+                return plan, "disk"
+
+            def fastest(part: Graph, made: Any) -> Step:
+                if made is not None:
+                    self._choose(graph, part, made, time)
+                return self._built(part, made)
+
+            plan = assemble(graph, self.parts(graph, handle, fastest))
+            self._write(key, plan)
+            self._keep(key, plan)
+        return plan, "built"
+
+    def stored(self, graph: Graph) -> tuple[StoredStep, ...]:
+        """A plan as it is kept on disk; it is not kept here.
+
+        Raises:
+            Unsupported: cuDNN has none.
+            LibraryError: it failed.
+        """
+        steps = self.parts(graph, 0, self._built)
+        with refusals("serialize"):
+            return _stored(steps)
+
+    def forget(self, encoded: bytes, *, tuned: bool) -> None:
+        """Drop a plan from memory."""
+        self._plans.pop((encoded, tuned), None)
+
+    # --- making ---------------------------------------------------------------------------
+
+    def parts(self, graph: Graph, handle: int, finish: Callable[[Graph, Any], _T]) -> list[_T]:
+        """The parts of a graph that cuDNN takes.
+
+        Args:
+            graph: the graph.
+            handle: a handle of the library.
+            finish: makes something of a part and its candidates, which are None for our own
+                kernels. What is refused only here, when it is built, is refused all the same.
+
+        Raises:
+            Unsupported: there is a node that it does not take by itself.
+        """
+        parts = []
+        rest = graph
+        while rest.nodes:
+            reason: AccelError | None = None
+            for count in range(len(rest.nodes), 0, -1):
+                head, tail = cut(rest, count)
+                try:
+                    part = finish(head, self.offer(head, handle))
+                except (Unsupported, LibraryError) as refusal:
+                    reason = refusal
+                    if count > 1 or not self._own(head):
+                        continue
+                    part = finish(head, None)
+                parts.append(part)
+                rest = tail
+                break
+            else:
+                assert reason is not None
+                raise reason
+        return parts
+
+    def offer(self, graph: Graph, handle: int) -> Any:
+        """A frontend graph with candidates, best guess first, of which none is built.
+
+        Raises:
+            Unsupported: there are none.
+        """
+        frontend = self._frontend
+        major, minor = self._capability
+        where = {"handle": handle} if self._options is None else self._options
+        if self._deterministic:
+            graph = _settled(graph)
+        made = lower(frontend, flattened(graph), sm_version=10 * major + minor, **where)
+        modes, notes = frontend.heur_mode, frontend.numerical_note
+        with refusals("cudnnBackendFinalize"):
+            made.build_operation_graph()
+            made.create_execution_plans([modes.A, modes.FALLBACK])
+            made.deselect_workspace_greater_than(_MOST_WORKSPACE)
+            if _precise(graph):
+                made.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
+            if self._deterministic and not _switched(graph):
+                made.deselect_numeric_notes([notes.NONDETERMINISTIC])
+            made.check_support()
+        return made
+
+    def _make(self, encoded: bytes, graph: Graph, handle: int) -> Plan:
+        """A plan, made in another process where there is one for that."""
+        stored = None if self._elsewhere is None else self._elsewhere(encoded)
+        if stored is not None:
+            # What was made for another driver, say, is made again here.
+            with contextlib.suppress(AccelError), refusals("deserialize"):
+                return assemble(graph, [self._restored(each, handle) for each in stored])
+        return assemble(graph, self.parts(graph, handle, self._built))
+
+    def _built(self, graph: Graph, made: Any) -> Step:
+        workspace = 0
+        if made is not None:
+            with refusals("cudnnBackendFinalize"):
+                made.build_plans()
+            workspace = made.get_workspace_size()
+        scalars = tuple((id_, DTYPES[graph.tensors[id_].dtype]) for id_ in graph.scalars())
+        return Step(graph, made, workspace, graph.buffers(), scalars)
+
+    def _choose(
+        self, graph: Graph, part: Graph, made: Any, time: Callable[[Plan, Step, int], float]
+    ) -> None:
+        """Make the fastest candidate the one that is run."""
+        times: dict[int, float] = {}
+        for position in range(made.get_execution_plan_count()):
+            if len(times) >= _MOST_CANDIDATES:
+                break
+            with contextlib.suppress(AccelError):  # a candidate that fails is none
+                with refusals("cudnnBackendFinalize"):
+                    made.build_plan_at_index(position)
+                step = self._built(part, made)
+                times[position] = time(assemble(graph, [step]), step, position)
+        if not times:
+            raise Unsupported("cuDNN has no plan for this graph that runs on this device")
+        with refusals("cudnnBackendFinalize"):
+            made.build_plan_at_index(min(times, key=times.__getitem__))
+
+    # --- keeping --------------------------------------------------------------------------
+
+    def _keep(self, key: tuple[bytes, bool], plan: Plan) -> None:
+        self._plans[key] = plan
+        while len(self._plans) > _MOST_PLANS:
+            self._plans.popitem(last=False)
+
+    def _question(self, key: tuple[bytes, bool]) -> bytes:
+        """What a plan on disk is the answer to."""
+        return msgspec.msgpack.encode((key, self._names))
+
+    def _write(self, key: tuple[bytes, bool], plan: Plan) -> None:
+        if self._files is None:
+            return
+        with contextlib.suppress(AccelError), refusals("serialize"):
+            steps = _stored(plan.steps)
+            self._files.put(self._question(key), msgspec.msgpack.encode(steps))
+
+    def _read(self, key: tuple[bytes, bool], graph: Graph, handle: int) -> Plan | None:
+        data = None if self._files is None else self._files.get(self._question(key))
+        if data is None:
+            return None
+        try:
+            stored = msgspec.msgpack.decode(data, type=tuple[StoredStep, ...])
+            return assemble(graph, [self._restored(each, handle) for each in stored])
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it can be built
+            return None
+
+    def _restored(self, stored: StoredStep, handle: int) -> Step:
+        step = self._built(stored.graph, None)
+        if not stored.made:
+            return step
+        require_right(stored.graph)  # it may be older than the knowledge that it is not
+        made = self._frontend.pygraph(handle=handle)
+        made.deserialize(handle, list(stored.made))  # the binding takes no bytes
+        return step._replace(made=made, workspace=made.get_workspace_size())
+
+
+def _stored(steps: Sequence[Step]) -> tuple[StoredStep, ...]:
+    return tuple(
+        StoredStep(step.graph, bytes(step.made.serialize() if step.made else b"")) for step in steps
+    )
+
+
+def _switched(graph: Graph) -> bool:
+    """Whether there are nodes with a switch of their own for being deterministic."""
+    return any(name == _SWITCH for node in graph.nodes for name, _ in node.attributes)
+
+
+def _settled(graph: Graph) -> Graph:
+    """A graph whose nodes are deterministic where they have a switch for that."""
+    nodes = tuple(
+        msgspec.structs.replace(
+            node,
+            attributes=tuple((name, name == _SWITCH or value) for name, value in node.attributes),
+        )
+        for node in graph.nodes
+    )
+    return msgspec.structs.replace(graph, nodes=nodes)
+
+
+def _precise(graph: Graph) -> bool:
+    """Whether engines that round the factors of products are out of the question."""
+    if graph.tf32 or graph.compute != "float32":
+        return False
+    return any(node.op not in ELEMENTWISE for node in graph.nodes) and all(
+        graph.tensors[id_].dtype in ("float32", "int32") for id_ in graph.buffers()
+    )

@@ -1,0 +1,158 @@
+"""Graphs rewritten into what cuDNN takes: cut into parts, and with fewer dimensions.
+
+Both leave the tensors their numbers and their memory, so the result is run with the same
+addresses. Pure functions of graphs; the CPU can interpret what they return, too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ..wire._element_types import FLOATS
+from ..wire._graph import Attribute, Graph, Node, Tensor, order_of, packed_strides, strides_of
+from ..wire._nodes import NODES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ELEMENTWISE: Final = frozenset(
+    op
+    for op, row in NODES.items()
+    if row.outputs == ("y",) and not op.startswith(("conv", "batchnorm", "gen_index"))
+)
+"""Operations that look at the position of an element only to broadcast or to reduce."""
+
+_MOST_GROUPS: Final = 4
+_MOST_COLUMNS: Final = 1024
+_LEAST_COLUMNS: Final = 64
+
+
+def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:
+    """The first ``at`` nodes, and the rest.
+
+    What the rest needs of the first becomes a buffer in both; its memory is the caller's
+    to find.
+    """
+    head, tail = graph.nodes[:at], graph.nodes[at:]
+    made = {id_ for node in head for _, id_ in node.outputs}
+    wanted = {id_ for node in tail for _, id_ in node.inputs}
+    # Products come in the dtype of their factors; the rest loses nothing on the way.
+    plain = all(node.op in ELEMENTWISE for node in head)
+    tensors = tuple(
+        _as_buffer(tensor, graph.compute if plain else "")
+        if id_ in made & wanted and tensor.kind == "virtual"
+        else tensor
+        for id_, tensor in enumerate(graph.tensors)
+    )
+    return (
+        msgspec.structs.replace(graph, tensors=tensors, nodes=head),
+        msgspec.structs.replace(graph, tensors=tensors, nodes=tail),
+    )
+
+
+def _as_buffer(tensor: Tensor, dtype: str) -> Tensor:
+    if not dtype or tensor.dtype not in FLOATS:
+        dtype = tensor.dtype
+    return msgspec.structs.replace(tensor, kind="buffer", dtype=dtype)
+
+
+def flattened(graph: Graph) -> Graph:
+    """An elementwise graph as rows and columns, which is how cuDNN fuses those.
+
+    Neighbours in memory that are broadcast and reduced together become one dimension; the
+    last of these are the channels. A graph that has other nodes, or tensors that do not
+    lie in memory alike, stays as it is.
+    """
+    ids = graph.used()
+    if any(node.op not in ELEMENTWISE for node in graph.nodes):
+        return graph
+    tensors = {id_: graph.tensors[id_] for id_ in ids if graph.tensors[id_].kind != "scalar"}
+    ndim = max(len(tensor.shape) for tensor in tensors.values())
+    if any(len(each.shape) != ndim or each.ragged >= 0 for each in tensors.values()):
+        return graph
+    whole = tuple(max(each.shape[axis] for each in tensors.values()) for axis in range(ndim))
+    largest = max(tensors.values(), key=lambda tensor: tensor.extent)
+    order = order_of(ndim, last=largest.last)
+    if not all(_lies(tensor, order) for tensor in tensors.values()):
+        return graph
+    groups = _groups(list(tensors.values()), whole, order)
+    if len(groups) > _MOST_GROUPS:
+        return graph
+    # The fastest group is the channels; the others are the batch and space.
+    places = [0, *range(2, len(groups)), 1] if len(groups) > 1 else [1]
+    shapes = {id_: _grouped(tensor.shape, groups, places) for id_, tensor in tensors.items()}
+    axes = {axis: places[at] for at, group in enumerate(groups) for axis in group}
+    if len(groups) == 1 and not any(node.op == "reduction" for node in graph.nodes):
+        shapes = {id_: _split(shape) for id_, shape in shapes.items()}
+    shapes |= dict.fromkeys(graph.scalars(), (1,) * _MOST_GROUPS)
+    return msgspec.structs.replace(
+        graph,
+        tensors=tuple(
+            msgspec.structs.replace(
+                tensor,
+                shape=shapes[id_],
+                strides=strides_of(shapes[id_], last=True),
+                last=True,
+            )
+            if id_ in shapes
+            else tensor
+            for id_, tensor in enumerate(graph.tensors)
+        ),
+        nodes=tuple(_moved(node, axes) for node in graph.nodes),
+    )
+
+
+def _split(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A single row as several, so that there is work for many processors."""
+    columns = math.gcd(shape[1], _MOST_COLUMNS)
+    if columns < _LEAST_COLUMNS:
+        return shape
+    return (shape[1] // columns, columns, 1, 1)
+
+
+def _lies(tensor: Tensor, order: Sequence[int]) -> bool:
+    """Whether a tensor has no gaps and its dimensions in an order; those of 1 lie anywhere."""
+    packed = packed_strides(tensor.shape, order)
+    steps = zip(tensor.shape, tensor.strides, packed, strict=True)
+    return all(size == 1 or have == want for size, have, want in steps)
+
+
+def _groups(
+    tensors: Sequence[Tensor], whole: tuple[int, ...], order: Sequence[int]
+) -> list[list[int]]:
+    """Dimensions, from the slowest to the fastest, that can be one."""
+    groups: list[list[int]] = []
+    kinds: list[tuple[bool, ...]] = []
+    for axis in order:
+        if whole[axis] == 1:
+            continue
+        kind = tuple(tensor.shape[axis] == 1 for tensor in tensors)
+        if groups and kinds[-1] == kind:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+            kinds.append(kind)
+    return groups or [[order[-1]]]
+
+
+def _grouped(
+    shape: tuple[int, ...], groups: Sequence[Sequence[int]], places: Sequence[int]
+) -> tuple[int, ...]:
+    sizes = [1] * _MOST_GROUPS
+    for group, place in zip(groups, places, strict=True):
+        sizes[place] = math.prod(shape[axis] for axis in group)
+    return tuple(sizes)
+
+
+def _moved(node: Node, axes: dict[int, int]) -> Node:
+    """A node with the dimensions it names in their new places."""
+    moved: list[tuple[str, Attribute]] = []
+    for name, value in node.attributes:
+        if name == "axes" and isinstance(value, tuple):
+            moved.append((name, tuple(sorted({axes[axis] for axis in value if axis in axes}))))
+        else:
+            moved.append((name, value))
+    return msgspec.structs.replace(node, attributes=tuple(moved))

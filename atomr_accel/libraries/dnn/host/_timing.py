@@ -1,0 +1,104 @@
+"""How long a plan takes on the device, without what it takes to launch it.
+
+Launching one takes longer than many a kernel runs. So several runs are captured into a CUDA
+graph, whose launch keeps the device busy by itself. What cannot be captured is launched run by
+run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from ...._errors import AccelError
+from ....backends.cuda.host._driver import check, driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_RUNS: Final = 8
+"""Runs that are timed together."""
+
+_ROUNDS: Final = 3
+"""How often; the fastest round counts."""
+
+_EVENT_DEFAULT: Final = 0
+
+
+def milliseconds(stream: Any, execute: Callable[[], None]) -> float:
+    """Time a plan.
+
+    Args:
+        stream: where it is queued; nothing else may be.
+        execute: queues one run.
+
+    Returns:
+        Milliseconds of one run, of the fastest of a few rounds.
+
+    Raises:
+        AccelError: it cannot be run.
+    """
+    execute()
+    with _round(stream, execute) as run, _events() as (start, end):
+        times: list[float] = []
+        for _ in range(_ROUNDS):
+            check("cuEventRecord", driver.cuEventRecord(start, stream))
+            run()
+            check("cuEventRecord", driver.cuEventRecord(end, stream))
+            check("cuEventSynchronize", driver.cuEventSynchronize(end))
+            times.append(check("cuEventElapsedTime", driver.cuEventElapsedTime(start, end)))
+    return min(times) / _RUNS
+
+
+@contextlib.contextmanager
+def _events() -> Iterator[tuple[Any, Any]]:
+    events: list[Any] = []
+    try:
+        events.extend(
+            check("cuEventCreate", driver.cuEventCreate(_EVENT_DEFAULT)) for _ in range(2)
+        )
+        yield events[0], events[1]
+    finally:
+        for event in events:
+            check("cuEventDestroy", driver.cuEventDestroy(event))
+
+
+@contextlib.contextmanager
+def _round(stream: Any, execute: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """What queues several runs."""
+
+    def one_by_one() -> None:
+        for _ in range(_RUNS):
+            execute()
+
+    graph = _captured(stream, one_by_one)
+    if graph is None:
+        yield one_by_one
+        return
+    try:
+        executable = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
+    finally:
+        check("cuGraphDestroy", driver.cuGraphDestroy(graph))
+    try:
+        launch = driver.cuGraphLaunch
+        yield lambda: check("cuGraphLaunch", launch(executable, stream))
+    finally:
+        check("cuGraphExecDestroy", driver.cuGraphExecDestroy(executable))
+
+
+def _captured(stream: Any, runs: Callable[[], None]) -> Any:
+    """A graph of runs; None if these cannot be captured."""
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    check("cuStreamBeginCapture", driver.cuStreamBeginCapture(stream, mode))
+    captured = False
+    try:
+        with contextlib.suppress(AccelError):
+            runs()
+            captured = True
+    finally:  # a stream that stayed in capture could run nothing any more
+        status, graph = driver.cuStreamEndCapture(stream)
+    if int(status) or not captured:
+        if not int(status):
+            check("cuGraphDestroy", driver.cuGraphDestroy(graph))
+        return None
+    return graph

@@ -1,0 +1,64 @@
+"""Convolutions by our own kernels, where cuDNN's frontend has none."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from ....host._device_code import C_TYPES
+from ...wire._nodes import wider
+from ._common_source import Launch
+from ._conv_source import SOURCE
+
+if TYPE_CHECKING:
+    from ...wire._graph import Graph, Tensor
+
+_ROLES: Final = {
+    "conv_fprop": ("forward", ("y", "image", "weight"), ("image", "weight", "y")),
+    "conv_dgrad": ("images", ("dx", "loss", "filter"), ("dx", "filter", "loss")),
+    "conv_wgrad": ("filters", ("dw", "image", "loss"), ("image", "dw", "loss")),
+}
+"""The kernel of a node, its pointers, and which of its tensors are image, filter, result."""
+
+
+def computes(graph: Graph) -> bool:
+    """Whether the kernels compute a graph of one node."""
+    (node,) = graph.nodes
+    if node.op not in _ROLES:
+        return False
+    dtypes = {graph.tensors[id_].dtype for _, id_ in (*node.inputs, *node.outputs)}
+    return dtypes == {"float64"}
+
+
+def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+    """What computes a graph for which ``computes`` is true."""
+    del scalars
+    (node,) = graph.nodes
+    kernel, pointers, roles = _ROLES[node.op]
+    ids = dict((*node.inputs, *node.outputs))
+    image, filter_, result = (graph.tensors[ids[role]] for role in roles)
+    window = dict(node.attributes)
+    groups = image.shape[1] // filter_.shape[1]
+    data = b"".join(struct.pack("<Q", addresses[ids[name]]) for name in pointers)
+    data += b"".join(map(_steps, (image, filter_, result)))
+    data += struct.pack(
+        "<5q", image.shape[0], image.shape[1], filter_.shape[0], filter_.shape[1], groups
+    )
+    for tensor in (image, filter_, result):
+        data += _three(tensor.shape[2:], 1)
+    data += _three(window["pre_padding"], 0)
+    data += _three(window["stride"], 1) + _three(window["dilation"], 1)
+    count = math.prod(graph.tensors[ids[pointers[0]]].shape)
+    types = C_TYPES[wider(image.dtype)], C_TYPES[image.dtype]
+    name = f"{kernel}<{', '.join(types)}>"
+    return [Launch(SOURCE, name, count, data + struct.pack("<q", count))]
+
+
+def _steps(tensor: Tensor) -> bytes:
+    return struct.pack("<2q", *tensor.strides[:2]) + _three(tensor.strides[2:], 0)
+
+
+def _three(values: Any, missing: int) -> bytes:
+    """Numbers for three dimensions of space; missing ones come first."""
+    return struct.pack("<3q", *[missing] * (3 - len(values)), *values)

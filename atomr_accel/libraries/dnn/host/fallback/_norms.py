@@ -1,0 +1,167 @@
+"""Normalisation by our own kernels: group norm, and what cuDNN refuses of the others."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ....host._device_code import C_TYPES
+from ...wire._nodes import wider
+from ._common_source import THREADS, Launch
+from ._norm_source import MOST_DIMS, SOURCE
+
+if TYPE_CHECKING:
+    from ...wire._graph import Graph, Node, Tensor
+
+_FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+_FORWARD: Final = frozenset({"layernorm", "rmsnorm", "instancenorm", "groupnorm", "batchnorm"})
+_STATISTICS: Final = (
+    *("mean", "inv_variance", "in_running_mean", "in_running_var"),
+    *("next_running_mean", "next_running_var"),
+)
+_BACKWARD: Final = frozenset(f"{op}_backward" for op in _FORWARD)
+_ALIKE: Final = (("scale", "bias"), ("dscale", "dbias"), _STATISTICS)
+"""What the kernels walk through with the same steps."""
+
+_FORWARD_POINTERS: Final[tuple[str, ...]] = (
+    *("y", "input", "scale", "bias", "mean", "inv_variance"),
+    *("next_running_mean", "next_running_var", "in_running_mean", "in_running_var"),
+)
+_INPUT_POINTERS: Final[tuple[str, ...]] = (
+    *("dx", "grad", "input", "scale", "mean", "inv_variance"),
+)
+_PARAMETER_POINTERS: Final[tuple[str, ...]] = (
+    *("dscale", "dbias", "grad", "input", "mean", "inv_variance"),
+)
+
+
+class Axis(NamedTuple):
+    """A dimension of a normalisation: its size, and the step it makes in each tensor."""
+
+    size: int
+    x: int
+    grad: int = 0
+    out: int = 0
+    parameter: int = 0
+    statistic: int = 0
+
+
+def computes(graph: Graph) -> bool:
+    """Whether the kernels compute a graph of one node."""
+    (node,) = graph.nodes
+    if node.op not in _FORWARD | _BACKWARD:
+        return False
+    tensors = {name: graph.tensors[id_] for name, id_ in (*node.inputs, *node.outputs)}
+    if not all(_alike([tensors[name] for name in names if name in tensors]) for names in _ALIKE):
+        return False
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    element, parameter = dtypes["input"], dtypes["scale"]
+    expected = {
+        **dict.fromkeys(("y", "grad", "dx"), element),
+        "bias": parameter,
+        **dict.fromkeys(_STATISTICS, wider(element)),
+    }
+    return set(dtypes.values()) <= _FLOATS and all(
+        dtype == expected.get(name, dtype) for name, dtype in dtypes.items()
+    )
+
+
+def _alike(tensors: list[Tensor]) -> bool:
+    """Whether tensors have the same steps, as far as these count."""
+    steps = {tuple(_step(tensor, axis) for axis in range(len(tensor.shape))) for tensor in tensors}
+    return len(steps) < 2
+
+
+def axes_of(graph: Graph, node: Node, parameter: str = "scale") -> list[tuple[Axis, bool]]:
+    """The dimensions of a normalisation, each with whether it is summed over.
+
+    For group norm the channels are two of them: groups, and channels of a group. Parameters
+    have the steps of ``parameter``.
+    """
+    tensors = {name: graph.tensors[id_] for name, id_ in (*node.inputs, *node.outputs)}
+    x, scale = tensors["input"], tensors["scale"]
+    ndim, attributes = len(x.shape), dict(node.attributes)
+    kind = node.op.removesuffix("_backward")
+    groups = int(str(attributes.get("groups", 0)))
+    others = {
+        "grad": tensors.get("grad"),
+        "out": tensors.get("y") or tensors.get("dx"),
+        "parameter": tensors[parameter],
+    }
+    statistic = tensors.get("inv_variance")
+    axes: list[tuple[Axis, bool]] = []
+    for axis in range(ndim):
+        size = x.shape[axis]
+        steps = {name: _step(tensor, axis) for name, tensor in others.items()}
+        if kind == "groupnorm" and axis == 1:
+            each = size // groups
+            wide = {name: step * each for name, step in steps.items()}
+            at = _step(statistic, axis)
+            axes.append((Axis(groups, x.strides[axis] * each, statistic=at, **wide), False))
+            axes.append((Axis(each, x.strides[axis], **steps), True))
+            continue
+        at = _step(statistic, axis)
+        summed = {
+            "batchnorm": axis != 1,
+            "instancenorm": axis > 1,
+            "groupnorm": axis > 1,
+        }.get(kind, scale.shape[axis] != 1)
+        axes.append((Axis(size, x.strides[axis], statistic=at, **steps), summed))
+    return axes
+
+
+def _step(tensor: Tensor | None, axis: int) -> int:
+    return 0 if tensor is None or tensor.shape[axis] == 1 else tensor.strides[axis]
+
+
+def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
+    """The kernels' ``Norm``: a block for each place in ``outer``, which sums over ``inner``."""
+    counts = [math.prod(axis.size for axis in axes) for axes in (outer, inner)]
+    data = struct.pack("<4q", *counts, len(outer), len(inner))
+    for axes in (outer, inner):
+        assert len(axes) <= MOST_DIMS
+        for axis in (*axes, *[Axis(1, 0)] * (MOST_DIMS - len(axes))):
+            data += struct.pack("<6q", *axis)
+    return data
+
+
+def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+    """What computes a graph for which ``computes`` is true."""
+    (node,) = graph.nodes
+    axes = axes_of(graph, node)
+    ids = dict((*node.inputs, *node.outputs))
+    tensors = {name: graph.tensors[id_] for name, id_ in ids.items()}
+    pointers = {name: addresses.get(id_, 0) for name, id_ in ids.items()}
+    kept = [axis for axis, summed in axes if not summed]
+    over = [axis for axis, summed in axes if summed]
+    element, wide = tensors["input"].dtype, wider(tensors["input"].dtype)
+    types = (element, tensors["scale"].dtype, wide)
+    if node.op in _FORWARD:
+        numbers = {name: scalars[id_] for name, id_ in node.inputs if id_ in scalars}
+        centred = not node.op.startswith("rms")
+        tail = struct.pack("<ddq", numbers["epsilon"], numbers.get("momentum", 0.0), centred)
+        return [_launch("forward", types, _FORWARD_POINTERS, pointers, kept, over, tail)]
+    made = [axis for axis, _ in axes_of(graph, node, "dscale")]
+    varying = [axis for axis in made if axis.parameter]
+    others = [axis for axis in made if not axis.parameter]
+    sums = (element, tensors["dscale"].dtype, wide)
+    return [
+        _launch("backward_input", types, _INPUT_POINTERS, pointers, kept, over),
+        _launch("backward_parameters", sums, _PARAMETER_POINTERS, pointers, varying, others),
+    ]
+
+
+def _launch(
+    kernel: str,
+    types: tuple[str, str, str],
+    names: tuple[str, ...],
+    pointers: dict[str, int],
+    outer: list[Axis],
+    inner: list[Axis],
+    tail: bytes = b"",
+) -> Launch:
+    data = b"".join(struct.pack("<Q", pointers.get(name, 0)) for name in names)
+    blocks = math.prod(axis.size for axis in outer)
+    name = f"{kernel}<{', '.join(C_TYPES[each] for each in types)}>"
+    return Launch(SOURCE, name, blocks * THREADS, data + packed(outer, inner) + tail)

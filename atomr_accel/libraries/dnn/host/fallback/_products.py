@@ -1,0 +1,73 @@
+"""Matrix products by our own kernel: in full precision, and what cuDNN refuses."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Final
+
+from ....host._device_code import C_TYPES
+from ._common_source import THREADS, Launch
+from ._product_source import MOST_BATCH_DIMS, SIDE, SOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...wire._graph import Graph, Tensor
+
+_FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+_MANY: Final = 256
+"""Large squares take fewer reads; they are taken where there are enough for all processors."""
+
+assert SIDE * SIDE == THREADS
+
+
+def computes(graph: Graph) -> bool:
+    """Whether the kernel computes a graph of one node."""
+    (node,) = graph.nodes
+    tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
+    return node.op == "matmul" and all(
+        tensor.dtype in _FLOATS and tensor.kind != "scalar" and tensor.ragged < 0
+        for tensor in tensors
+    )
+
+
+def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+    """What computes a graph for which ``computes`` is true."""
+    del scalars
+    (node,) = graph.nodes
+    ids = dict((*node.inputs, *node.outputs))
+    a, b, c = tensors = [graph.tensors[ids[name]] for name in ("A", "B", "c")]
+    *batch, m, n = c.shape
+    each, squares = _squares(batch, m, n, wide=graph.compute == "float64")
+    data = b"".join(struct.pack("<Q", addresses[ids[name]]) for name in ("c", "A", "B"))
+    data += struct.pack("<4q", m, n, a.shape[-1], len(batch))
+    for tensor in tensors:
+        data += struct.pack("<2q", *tensor.strides[-2:])
+    data += _words(batch) + b"".join(map(_batch_steps, tensors))
+    # Factors differ where one was computed by a step before.
+    types = ", ".join(C_TYPES[each] for each in (graph.compute, a.dtype, b.dtype, c.dtype))
+    name = f"multiply<{types}, {each}>"
+    return [Launch(SOURCE, name, squares * THREADS, data + struct.pack("<q", squares))]
+
+
+def _squares(batch: Sequence[int], m: int, n: int, *, wide: bool) -> tuple[int, int]:
+    """Elements of a thread in each direction, and squares of the result."""
+    counts = {
+        each: math.prod(batch) * -(-m // (SIDE * each)) * -(-n // (SIDE * each)) for each in (4, 8)
+    }
+    # Of a square that is mostly empty most work is for nothing; doubles fill the registers.
+    large = not wide and min(m, n) > 4 * SIDE and counts[8] >= _MANY
+    each = 8 if large else 4
+    return each, counts[each]
+
+
+def _batch_steps(tensor: Tensor) -> bytes:
+    """Elements from one matrix to the next; 0 where one serves all."""
+    dims = list(zip(tensor.shape, tensor.strides, strict=True))[:-2]
+    return _words([0 if size == 1 else stride for size, stride in dims])
+
+
+def _words(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{MOST_BATCH_DIMS}q", *values, *[0] * (MOST_BATCH_DIMS - len(values)))

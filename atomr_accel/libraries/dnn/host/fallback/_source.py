@@ -1,0 +1,124 @@
+"""The DNN lane's own kernels: lengths and offsets of sequences, caches, dropout."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ....host._device_code import CONVERSIONS
+
+MOST_DERIVED: Final = 10
+"""How many lists of integers one launch makes."""
+
+KERNELS: Final = (
+    r"""
+typedef unsigned u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct Derived {
+  u64 target, source;
+  i64 multiplier, addend;
+  i64 count;
+  int differences, wide;
+};
+struct Lists { Derived list["""
+    + str(MOST_DERIVED)
+    + r"""]; };
+
+// Integers from integers, several lists at once; each has room for "longest" threads.
+__global__ void derive(Lists lists, u64 longest, u64 count) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
+    const Derived& made = lists.list[at / longest];
+    const i64 index = at % longest;
+    if (index >= made.count) continue;
+    const int* source = (const int*)made.source;
+    i64 value = index;
+    if (source) value = made.differences ? source[index + 1] - source[index] : source[index];
+    value = value * made.multiplier + made.addend;
+    if (made.wide) ((i64*)made.target)[index] = value;
+    else ((int*)made.target)[index] = (int)value;
+  }
+}
+
+// New rows behind the old ones of a cache in pages; T is the piece that a thread copies, of
+// which a row has "width". What has no page, or none that exists, is not written.
+template <class T>
+__global__ void append(T* cache, const T* rows, const int* lengths, const int* table, u64 count,
+                       u64 width, u64 fresh, u64 page, u64 columns, u64 pages, i64 shift) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
+    const u64 row = at / width, sequence = row / fresh;
+    const i64 place = (i64)lengths[sequence] + shift + (i64)(row % fresh);
+    if (place < 0 || (u64)place >= page * columns) continue;
+    const i64 found = table ? table[sequence * columns + place / page] : (i64)sequence;
+    if (found < 0 || (u64)found >= pages) continue;
+    cache[((u64)found * page + place % page) * width + at % width] = rows[at];
+  }
+}
+
+// Sequences with zeros behind their ends; T is the piece that a thread copies. "groups" blocks
+// belong to a sequence, of which each row is "width" pieces. What lies behind is not even read.
+// With a table the source is in pages; rows that have none, or one that does not exist, are zeros.
+template <class T>
+__global__ void clean(T* target, const T* source, const int* lengths, const int* table, u64 count,
+                      u64 block, u64 groups, u64 width, u64 page, u64 columns, u64 pages) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
+    const u64 number = at / block, place = at - number * block;
+    const int length = lengths[number / groups];
+    bool counts = length > 0 && place < (u64)length * width;
+    u64 from = at;
+    if (table && counts) {
+      const u64 row = place / width, column = row / page;
+      const i64 found = column < columns ? table[number * columns + column] : -1;
+      counts = found >= 0 && (u64)found < pages;
+      from = ((u64)found * page + row % page) * width + place % width;
+    }
+    target[at] = counts ? source[from] : T{};
+  }
+}
+
+// --- Philox 4x32-10 (Salmon et al., 2011): the words of _philox.py ------------------------
+
+__device__ __forceinline__ uint4 random_words(u64 block, u64 key) {
+  uint4 c = uint4{(u32)block, (u32)(block >> 32), 0u, 0u};
+  u32 k0 = (u32)key, k1 = (u32)(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const u64 first = (u64)0xD2511F53u * c.x, second = (u64)0xCD9E8D57u * c.z;
+    c = uint4{(u32)(second >> 32) ^ c.y ^ k0, (u32)second, (u32)(first >> 32) ^ c.w ^ k1,
+              (u32)first};
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return c;
+}
+
+__device__ __forceinline__ float widen(float value) { return value; }
+__device__ __forceinline__ void narrow(float& target, float value) { target = value; }
+__device__ __forceinline__ double widen(double value) { return value; }
+__device__ __forceinline__ void narrow(double& target, double value) { target = value; }
+
+// A thread takes the elements that one block of four words decides on. Element i is kept if
+// word "position + i" is not below the threshold.
+template <class T, class S>
+__global__ void dropout(T* y, const T* x, u64 elements, u64 key, u64 position, u64 threshold,
+                        S scale, u64 count) {
+  const u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += step) {
+    const u64 block = position / 4 + at;
+    const uint4 drawn = random_words(block, key);
+    const u32 words[4] = {drawn.x, drawn.y, drawn.z, drawn.w};
+    for (int i = 0; i < 4; ++i) {
+      const u64 word = 4 * block + i;
+      if (word < position || word - position >= elements) continue;
+      const u64 index = word - position;
+      if (words[i] < threshold) narrow(y[index], (S)0);
+      else narrow(y[index], widen(x[index]) * scale);
+    }
+  }
+}
+"""
+)
+
+SOURCE: Final = CONVERSIONS + KERNELS

@@ -1,0 +1,1 @@
+"""Convolution, normalisation and pointwise operations as calls."""

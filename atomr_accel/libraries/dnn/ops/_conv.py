@@ -1,0 +1,407 @@
+"""Convolutions of ``device.dnn``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..._arguments import require_dtype, usable
+from ...wire._options import whole as whole_number
+from ..graph._layout import (
+    activation,
+    exact,
+    image,
+    is_last,
+    logical,
+    paddings,
+    per_channel,
+    physical,
+    require_float,
+    steps,
+)
+from ..graph._run import Facade, Form, Output, Program
+from ..wire._graph import Builder
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ....memory import GpuRef
+    from ..graph._layout import Padding, Steps
+    from ..wire._graph import Symbol
+
+
+class _Made(NamedTuple):
+    """A graph of a convolution.
+
+    Attributes:
+        program: the graph.
+        inputs: ids of what it reads, in the order of the arguments.
+        output: id of what it writes.
+        shape: the result's shape as the caller sees it.
+    """
+
+    program: Program
+    inputs: tuple[int, ...]
+    output: int
+    shape: tuple[int, ...]
+
+
+class Convolutions(Facade):
+    """Convolutions, in one to three dimensions of space."""
+
+    async def conv(
+        self,
+        x: GpuRef,
+        w: GpuRef,
+        *,
+        bias: GpuRef | None = None,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        activation: str | None = None,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Cross-correlation of images with filters, as ``torch.nn.functional.conv2d``.
+
+        Vendor operation: ``conv_fprop``, with what follows it fused where cuDNN can.
+
+        Args:
+            x: images, (N, C, ...) or with ``layout="NHWC"`` (N, ..., C), with one to three
+                dimensions of space; float16, bfloat16, float32 or float64, which cuDNN's
+                frontend does not have: kernels of this package compute it, slowly.
+            w: filters, (K, C / groups, ...) or (K, ..., C / groups), of the same dtype.
+            bias: (K,), of the same dtype, added to each channel.
+            stride: steps of the filter; a number, or one for each dimension.
+            padding: zeros around the image: a number; a number or a pair (before, after)
+                for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
+            dilation: steps between the taps of a filter.
+            groups: how many parts channels are split into.
+            activation: ``"relu"``, ``"sigmoid"``, ``"tanh"``, ``"gelu"``, ``"gelu_tanh"``,
+                ``"silu"`` or ``"swish"``, ``"elu"``, ``"softplus"``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, which is the faster one on
+                tensor cores; for other dimensions ``"NCW"``, ``"NWC"``, ``"NCDHW"``,
+                ``"NDHWC"``.
+            out: where the result goes.
+
+        Returns:
+            (N, K, ...) or (N, ..., K), of the dtype of ``x``.
+
+        Raises:
+            ValueError: shapes, options or a layout that do not fit, aliasing.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not have this combination.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
+        """
+        node = _activation(activation)
+
+        def make(last: bool) -> _Made:
+            builder = Builder()
+            image_, weight = image(builder, x, last=last), image(builder, w, last=last)
+            window = _window(w, last, stride, padding, dilation)
+            _check_groups(groups, image_.shape[1], weight.shape[1])
+            y = builder.node("conv_fprop", image=image_, weight=weight, **window)["y"]
+            ids = [image_.id, weight.id]
+            if bias is not None:
+                _check_bias(bias, x, y.shape[1])
+                shift = per_channel(builder, bias, len(x.shape), last=last)
+                y = builder.node("add", a=y, b=shift)["y"]
+                ids.append(shift.id)
+            if node is not None:
+                y = builder.node(node, input=y)["y"]
+            return self._made(builder, ids, y, x, last)
+
+        given = [(x, "x"), (w, "w")]
+        if bias is not None:
+            given.append((bias, "bias"))
+        options = (stride, padding, dilation, groups, node)
+        return await self._conv("conv", given, options, layout, out, make)
+
+    async def conv_transpose(
+        self,
+        x: GpuRef,
+        w: GpuRef,
+        *,
+        bias: GpuRef | None = None,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        output_padding: Steps = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Transposed convolution, as ``torch.nn.functional.conv_transpose2d``.
+
+        Vendor operation: ``conv_dgrad``.
+
+        Args:
+            x: images (N, C, ...), or (N, ..., C).
+            w: filters (C, K / groups, ...), or (C, ..., K / groups).
+            bias: (K,).
+            stride: steps between the images of neighbouring inputs.
+            padding: what is cut off around the result; as for ``conv``, without ``"same"``.
+            output_padding: additional size of the result at its end, less than ``stride``.
+            dilation: steps between the taps of a filter.
+            groups: how many parts channels are split into.
+            layout: as for ``conv``.
+            out: where the result goes.
+
+        Returns:
+            (N, K, ...) or (N, ..., K), where a dimension of size ``s`` becomes
+            ``(s - 1) * stride - before - after + dilation * (taps - 1) + output_padding + 1``.
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as for ``conv``.
+        """
+
+        def make(last: bool) -> _Made:
+            builder = Builder()
+            loss, weight = image(builder, x, last=last), image(builder, w, last=last)
+            window = _window(w, last, stride, padding, dilation)
+            space = len(x.shape) - 2
+            more = steps(output_padding, space, "output_padding", 0)
+            if any(extra >= step for extra, step in zip(more, window["stride"], strict=True)):
+                raise ValueError(
+                    f"output_padding must be less than stride, not {more} with stride "
+                    f"{window['stride']}: otherwise conv would not give the size of x back"
+                )
+            sizes = tuple(
+                (size - 1) * step - before - after + apart * (taps - 1) + extra + 1
+                for size, step, before, after, apart, taps, extra in zip(
+                    loss.shape[2:],
+                    window["stride"],
+                    window["pre_padding"],
+                    window["post_padding"],
+                    window["dilation"],
+                    weight.shape[2:],
+                    more,
+                    strict=True,
+                )
+            )
+            shape = (loss.shape[0], weight.shape[1] * whole_number(groups, "groups", 1), *sizes)
+            if min(shape) < 1:
+                raise ValueError(f"conv_transpose: the result would have shape {shape}")
+            y = builder.node("conv_dgrad", loss=loss, filter=weight, shape=shape, **window)["dx"]
+            ids = [loss.id, weight.id]
+            if bias is not None:
+                _check_bias(bias, x, shape[1])
+                shift = per_channel(builder, bias, len(x.shape), last=last)
+                y = builder.node("add", a=y, b=shift)["y"]
+                ids.append(shift.id)
+            return self._made(builder, ids, y, x, last)
+
+        given = [(x, "x"), (w, "w")]
+        if bias is not None:
+            given.append((bias, "bias"))
+        options = (stride, padding, output_padding, dilation, groups)
+        return await self._conv("conv_transpose", given, options, layout, out, make)
+
+    async def conv_grad_input(
+        self,
+        grad: GpuRef,
+        w: GpuRef,
+        shape: Sequence[int],
+        *,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """The gradient of ``conv`` by its images, as ``torch.nn.grad.conv2d_input``.
+
+        Vendor operation: ``conv_dgrad``.
+
+        Args:
+            grad: the gradient by the result of ``conv``.
+            w: the filters.
+            shape: the shape of the images.
+            stride: as for ``conv``.
+            padding: as for ``conv``.
+            dilation: as for ``conv``.
+            groups: as for ``conv``.
+            layout: as for ``conv``.
+            out: where the result goes.
+
+        Returns:
+            The gradient, of ``shape``.
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as for ``conv``.
+        """
+        sizes = tuple(shape)
+
+        def make(last: bool) -> _Made:
+            builder = Builder()
+            loss, weight = image(builder, grad, last=last), image(builder, w, last=last)
+            window = _window(w, last, stride, padding, dilation)
+            whole = logical(sizes, last=last)
+            _check_groups(groups, whole[1], weight.shape[1])
+            dx = builder.node("conv_dgrad", loss=loss, filter=weight, shape=whole, **window)
+            return self._made(builder, [loss.id, weight.id], dx["dx"], grad, last)
+
+        given = [(grad, "grad"), (w, "w")]
+        options = (sizes, stride, padding, dilation, groups)
+        return await self._conv("conv_grad_input", given, options, layout, out, make)
+
+    async def conv_grad_weight(
+        self,
+        x: GpuRef,
+        grad: GpuRef,
+        shape: Sequence[int],
+        *,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """The gradient of ``conv`` by its filters, as ``torch.nn.grad.conv2d_weight``.
+
+        Vendor operation: ``conv_wgrad``.
+
+        Args:
+            x: the images.
+            grad: the gradient by the result of ``conv``.
+            shape: the shape of the filters.
+            stride: as for ``conv``.
+            padding: as for ``conv``.
+            dilation: as for ``conv``.
+            groups: as for ``conv``.
+            layout: as for ``conv``.
+            out: where the result goes.
+
+        Returns:
+            The gradient, of ``shape``.
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as for ``conv``.
+        """
+        sizes = tuple(shape)
+
+        def make(last: bool) -> _Made:
+            builder = Builder()
+            image_, loss = image(builder, x, last=last), image(builder, grad, last=last)
+            window = _window(sizes, last, stride, padding, dilation)
+            whole = logical(sizes, last=last)
+            _check_groups(groups, image_.shape[1], whole[1])
+            dw = builder.node("conv_wgrad", image=image_, loss=loss, shape=whole, **window)
+            return self._made(builder, [image_.id, loss.id], dw["dw"], x, last)
+
+        given = [(x, "x"), (grad, "grad")]
+        options = (sizes, stride, padding, dilation, groups)
+        return await self._conv("conv_grad_weight", given, options, layout, out, make)
+
+    async def conv_grad_bias(
+        self, grad: GpuRef, *, layout: str | None = None, out: GpuRef | None = None
+    ) -> GpuRef:
+        """The gradient of ``conv`` by its bias: the sum over images and space.
+
+        Vendor operation: ``reduction``.
+
+        Args:
+            grad: the gradient by the result of ``conv``.
+            layout: as for ``conv``.
+            out: where the result goes.
+
+        Returns:
+            (K,), float32, or float64 for float64.
+
+        Raises:
+            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as for ``conv``.
+        """
+
+        def make(last: bool) -> _Made:
+            builder = Builder()
+            loss = image(builder, grad, last=last)
+            axes = (0, *range(2, len(grad.shape)))
+            total = builder.node("reduction", input=loss, mode="ADD", axes=axes)["y"]
+            builder.output(total, "float64" if loss.dtype == "float64" else "float32")
+            program = Program(builder.finish())
+            return _Made(program, (loss.id,), total.id, (loss.shape[1],))
+
+        return await self._conv("conv_grad_bias", [(grad, "grad")], (), layout, out, make)
+
+    def _conv(
+        self,
+        name: str,
+        given: list[tuple[GpuRef, str]],
+        options: tuple[Any, ...],
+        layout: str | None,
+        out: GpuRef | None,
+        make: Callable[[bool], _Made],
+    ) -> Awaitable[GpuRef]:
+        """Run a convolution whose graph is made when such a one was not met before."""
+        plans, device = self._plans, self._device
+
+        def form() -> Form:
+            x, first = given[0]
+            for ref, called in given:
+                usable(ref, device.memory, called)
+            for ref, called in given:
+                require_float(ref, called)
+                require_dtype(ref, x.dtype, called, first)
+            made = make(is_last(layout, len(x.shape)))
+            names = [called for _, called in given]
+            reads = zip(made.inputs, names, strict=True)
+            return Form(made.program, reads, (Output(made.output, made.shape),))
+
+        key = (name, exact(options), layout, plans.tf32)
+        refs = [ref for ref, _ in given]
+        return self._run(f"dnn.{name}", key, refs, (out,), form)
+
+    def _made(
+        self,
+        builder: Builder,
+        ids: list[int],
+        y: Symbol,
+        x: GpuRef,
+        last: bool,
+    ) -> _Made:
+        builder.output(y, x.dtype)
+        program = Program(builder.finish(tf32=self._plans.tf32))
+        return _Made(program, tuple(ids), y.id, physical(y.shape, last=last))
+
+
+_activation = activation
+
+
+def _window(
+    w: GpuRef | tuple[int, ...],
+    last: bool,
+    stride: Steps,
+    padding: Padding,
+    dilation: Steps,
+) -> dict[str, tuple[int, ...]]:
+    """The attributes of a convolution node."""
+    shape = w if isinstance(w, tuple) else w.shape
+    if not 3 <= len(shape) <= 5:
+        raise ValueError(f"filters have 3 to 5 dimensions, not shape {shape}")
+    taps = logical(shape, last=last)[2:]
+    strides = steps(stride, len(taps), "stride")
+    dilations = steps(dilation, len(taps), "dilation")
+    before, after = paddings(padding, taps, strides, dilations)
+    return {
+        "pre_padding": before,
+        "post_padding": after,
+        "stride": strides,
+        "dilation": dilations,
+    }
+
+
+def _check_groups(groups: int, channels: int, per_group: int) -> None:
+    if whole_number(groups, "groups", 1) * per_group != channels:
+        raise ValueError(
+            f"with groups={groups} and {channels} channels a filter has {channels}/{groups} "
+            f"channels, not {per_group}"
+        )
+
+
+def _check_bias(bias: GpuRef, x: GpuRef, channels: int) -> None:
+    if bias.shape != (channels,):
+        raise ValueError(f"bias has shape {bias.shape}, but there are {channels} channels")
+    require_dtype(bias, x.dtype, "bias", "x")

@@ -1,0 +1,298 @@
+"""Activations and reductions of ``device.dnn``."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ...._dtypes import DTYPES
+from ....memory import GpuRef
+from ..._arguments import require_dtype, require_shape, usable
+from ...wire._options import flag, real, whole
+from ..attention._zeros import NAN, ZERO, fill
+from ..graph._layout import exact, require_float
+from ..graph._run import Facade, Form, Output, Program
+from ..wire._graph import Builder
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+
+class Activations(Facade):
+    """Activations with their gradients, and reductions, of arrays of any shape.
+
+    What activations have in common: they take ``x``, float16, bfloat16, float32 or float64 of
+    any shape, and ``out``, where the result goes, of x's shape and dtype, made if
+    absent. They return x's shape and dtype, computed in float32, or in float64 for float64. The
+    gradients take ``grad``, the gradient by the result, of the same shape and dtype, before it.
+
+    At infinities results are limits, and NaN stays NaN; on CUDA kernels of this package compute
+    what cuDNN does otherwise. Where an activation is part of another operation, or of a graph of
+    several, cuDNN computes it, and what it makes of infinities and NaN is cuDNN's.
+
+    They raise ValueError for shapes that do not fit, an ``out`` that overlaps an argument, or a
+    view that begins at no multiple of 16 bytes; TypeError for dtypes that do not fit, or what is
+    no ref; ``GpuRefStale`` for a ref of an older generation, or freed; ``OutOfMemory`` where there
+    is no room for the result; ``Unsupported`` where neither cuDNN nor a kernel of ours does it.
+
+    Vendor operation: the pointwise mode that each names, ``CUDNN_POINTWISE_..._FWD``, and
+    ``..._BWD`` for its gradient.
+    """
+
+    async def relu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``max(x, 0)``. Mode ``RELU``; see the class."""
+        return await self._pointwise("relu", {"input": x}, out)
+
+    async def relu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``relu``; see the class."""
+        return await self._pointwise("relu_backward", {"loss": grad, "input": x}, out)
+
+    async def leaky_relu(
+        self, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
+    ) -> GpuRef:
+        """``x`` where positive, else ``negative_slope * x``.
+
+        Mode ``RELU`` with a lower slope; see the class.
+        """
+        slope = real(negative_slope, "negative_slope")
+        return await self._pointwise("relu", {"input": x}, out, negative_slope=slope)
+
+    async def leaky_relu_grad(
+        self, grad: GpuRef, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
+    ) -> GpuRef:
+        """The gradient of ``leaky_relu``; see the class."""
+        slope = real(negative_slope, "negative_slope")
+        inputs = {"loss": grad, "input": x}
+        return await self._pointwise("relu_backward", inputs, out, negative_slope=slope)
+
+    async def sigmoid(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``1 / (1 + exp(-x))``. Mode ``SIGMOID``; see the class."""
+        return await self._pointwise("sigmoid", {"input": x}, out)
+
+    async def sigmoid_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``sigmoid``; see the class."""
+        return await self._pointwise("sigmoid_backward", {"loss": grad, "input": x}, out)
+
+    async def tanh(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``tanh(x)``. Mode ``TANH``; see the class."""
+        return await self._pointwise("tanh", {"input": x}, out)
+
+    async def tanh_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``tanh``; see the class."""
+        return await self._pointwise("tanh_backward", {"loss": grad, "input": x}, out)
+
+    async def gelu(
+        self,
+        x: GpuRef,
+        *,
+        approximate: Literal["none", "tanh"] = "none",
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """``x * (1 + erf(x / sqrt(2))) / 2``, or its approximation by ``tanh``.
+
+        Mode ``GELU``, or ``GELU_APPROX_TANH``; see the class.
+        """
+        return await self._pointwise(_gelu(approximate), {"input": x}, out)
+
+    async def gelu_grad(
+        self,
+        grad: GpuRef,
+        x: GpuRef,
+        *,
+        approximate: Literal["none", "tanh"] = "none",
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """The gradient of ``gelu``; see the class."""
+        op = f"{_gelu(approximate)}_backward"
+        return await self._pointwise(op, {"loss": grad, "input": x}, out)
+
+    async def silu(self, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None) -> GpuRef:
+        """``x * sigmoid(beta * x)``, which with a ``beta`` is also called swish.
+
+        Mode ``SWISH`` with a beta; see the class.
+        """
+        return await self._pointwise("swish", {"input": x}, out, swish_beta=real(beta, "beta"))
+
+    async def silu_grad(
+        self, grad: GpuRef, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None
+    ) -> GpuRef:
+        """The gradient of ``silu``; see the class."""
+        inputs = {"loss": grad, "input": x}
+        return await self._pointwise("swish_backward", inputs, out, swish_beta=real(beta, "beta"))
+
+    async def elu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``x`` where positive, else ``exp(x) - 1``. Mode ``ELU``; see the class."""
+        return await self._pointwise("elu", {"input": x}, out)
+
+    async def elu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``elu``; see the class."""
+        return await self._pointwise("elu_backward", {"loss": grad, "input": x}, out)
+
+    async def softplus(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """``log(1 + exp(x))``. Mode ``SOFTPLUS``; see the class."""
+        return await self._pointwise("softplus", {"input": x}, out)
+
+    async def softplus_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+        """The gradient of ``softplus``; see the class."""
+        return await self._pointwise("softplus_backward", {"loss": grad, "input": x}, out)
+
+    async def reduce(
+        self,
+        x: GpuRef,
+        mode: Literal["sum", "mean", "max", "min", "absmax", "norm1", "norm2"],
+        axis: int | Sequence[int] | None = None,
+        *,
+        keepdims: bool = False,
+        out: GpuRef | None = None,
+    ) -> GpuRef:
+        """Reduce over dimensions.
+
+        Vendor operation: ``reduction``, with pointwise ones around it.
+
+        Args:
+            x: float16, bfloat16, float32 or float64, of any shape. Over no elements sums and
+                norms are 0, means NaN.
+            mode: ``"absmax"`` is the largest magnitude; ``"norm1"`` the sum of magnitudes;
+                ``"norm2"`` the root of the sum of squares.
+            axis: over which; None for all, ``()`` for none: every element by itself. On
+                CUDA they must be neighbours, or all but one run of neighbours.
+            keepdims: leave them in the result, with size 1.
+            out: where the result goes.
+
+        Returns:
+            float32, or float64 for float64.
+
+        Raises:
+            ValueError: an axis that is not there, or twice; a largest or smallest of no elements.
+            TypeError: a dtype that does not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not have this combination.
+        """
+        if mode not in _REDUCTIONS:
+            raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")
+        flag(keepdims, "keepdims")
+        device = self._device
+
+        def check() -> None:
+            usable(x, device.memory, "x")
+            require_float(x, "x")
+
+        if _is_empty(x):
+            axes = _axes(axis, x.ndim)
+            shape = _reduced(x.shape, axes, keepdims=keepdims)
+            if mode in ("max", "min", "absmax") and any(x.shape[each] == 0 for each in axes):
+                raise ValueError(f"x has shape {x.shape}; there is no {mode} of no elements")
+            dtype = DTYPES["float64" if x.dtype.name == "float64" else "float32"]
+            byte = NAN if mode == "mean" else ZERO
+            return await fill(device, "dnn.reduce", (x,), (shape, dtype), out, check, byte)
+
+        def make() -> Form:
+            check()
+            axes = _axes(axis, x.ndim)
+            wide = "float64" if x.dtype.name == "float64" else "float32"
+            before, op, after = _REDUCTIONS[mode]
+            builder = Builder()
+            if not axes:
+                # Every element by itself, of any shape: only how many there are counts.
+                source = builder.tensor((x.size,), x.dtype)
+                symbol = builder.node(_OF_ONE.get(mode, "identity"), input=source)["y"]
+                builder.output(symbol, wide)
+                outputs = (Output(symbol.id, x.shape),)
+                return Form(Program(builder.finish()), ((source.id, "x"),), outputs)
+            source = symbol = builder.tensor(x.shape, x.dtype)
+            if before == "square":
+                symbol = builder.node("mul", a=symbol, b=symbol)["y"]
+            elif before:
+                symbol = builder.node(before, input=symbol)["y"]
+            symbol = builder.node("reduction", input=symbol, mode=op, axes=axes)["y"]
+            if after == "divide":
+                number = builder.scalar(wide, x.ndim)
+                symbol = builder.node("mul", a=symbol, b=number)["y"]
+            elif after:
+                symbol = builder.node(after, input=symbol)["y"]
+            builder.output(symbol, wide)
+            shape = _reduced(x.shape, axes, keepdims=keepdims)
+            count = math.prod(x.shape[each] for each in axes)
+            numbers = (1 / count,) if mode == "mean" else ()
+            outputs = (Output(symbol.id, shape),)
+            return Form(Program(builder.finish()), ((source.id, "x"),), outputs, numbers)
+
+        key = ("reduce", mode, exact((axis, keepdims)))
+        return await self._run("dnn.reduce", key, (x,), (out,), make)  # type: ignore[no-any-return]
+
+    def _pointwise(
+        self, op: str, named: dict[str, GpuRef], out: GpuRef | None, **attributes: Any
+    ) -> Awaitable[GpuRef]:
+        device = self._device
+        x = named["input"]
+        arguments = {("grad" if name == "loss" else "x"): ref for name, ref in named.items()}
+
+        def check() -> None:
+            for name, ref in arguments.items():
+                usable(ref, device.memory, name)
+                require_dtype(ref, x.dtype, name, "x")
+                if ref.shape != x.shape:
+                    require_shape(ref, x.shape, name)
+            require_float(x, "x")
+
+        refs = tuple(named.values())
+        if _is_empty(x):
+            return fill(device, f"dnn.{op}", refs, (x.shape, x.dtype), out, check)
+
+        def make() -> Form:
+            check()
+            builder = Builder()
+            # Of any shape: only how many there are counts.
+            symbols = {name: builder.tensor((x.size,), x.dtype) for name in named}
+            y = builder.output(builder.node(op, **symbols, **attributes)["y"])
+            ids = [symbol.id for symbol in symbols.values()]
+            reads = zip(ids, arguments, strict=True)
+            return Form(Program(builder.finish()), reads, (Output(y.id, x.shape),))
+
+        key = (op, *attributes.items()) if attributes else op
+        return self._run(f"dnn.{op}", key, refs, (out,), make)
+
+
+_REDUCTIONS: dict[str, tuple[str, str, str]] = {
+    "sum": ("", "ADD", ""),
+    "mean": ("", "ADD", "divide"),
+    "max": ("", "MAX", ""),
+    "min": ("", "MIN", ""),
+    "absmax": ("", "AMAX", ""),
+    "norm1": ("abs", "ADD", ""),
+    "norm2": ("square", "ADD", "sqrt"),
+}
+"""What is done before a reduction, the reduction, and what is done to its result."""
+
+_OF_ONE: Final = {"absmax": "abs", "norm1": "abs", "norm2": "abs"}
+"""What a reduction makes of an element alone, where that is not the element."""
+
+
+def _is_empty(x: object) -> bool:
+    return isinstance(x, GpuRef) and 0 in x.shape
+
+
+def _reduced(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:
+    """What is left of a shape."""
+    return tuple(
+        1 if axis in axes else size
+        for axis, size in enumerate(shape)
+        if keepdims or axis not in axes
+    )
+
+
+def _gelu(approximate: str) -> str:
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
+    return "gelu" if approximate == "none" else "gelu_approx_tanh"
+
+
+def _axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    given = tuple(
+        whole(each, "axis") for each in (axis if isinstance(axis, (tuple, list)) else (axis,))
+    )
+    axes = tuple(sorted(each + ndim if each < 0 else each for each in given))
+    if len(set(axes)) < len(axes) or any(not 0 <= each < ndim for each in axes):
+        raise ValueError(f"axis {axis} does not fit {ndim} dimensions")
+    return axes

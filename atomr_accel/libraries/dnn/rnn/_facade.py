@@ -1,0 +1,464 @@
+"""``device.dnn.rnn``: recurrent networks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from ...._dtypes import DTYPES, as_dtype
+from ...._errors import Unsupported
+from ..._arguments import require_int32, usable
+from ..._perform import Prepared, perform
+from ...wire._options import LARGEST, flag, real, whole
+from ..graph._run import LANE, Facade
+from ..wire._routine_messages import RnnBackward, RnnData, RnnForward, RnnPack, RnnSizes, RnnSpec
+
+if TYPE_CHECKING:
+    from ....memory import GpuRef
+    from ..._library import Submitter
+    from ..._perform import Room
+
+_CELLS: Final = ("relu", "tanh", "lstm", "gru")
+_LAYOUTS: Final = ("time", "batch", "packed")
+_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
+_UINT8: Final = DTYPES["uint8"]
+_MOST_SIZES: Final = 1024
+_Sizes = tuple[int, int, int, int]
+_Known = dict[tuple[RnnSpec, RnnData | None, bool], _Sizes]
+
+
+class RnnOutput(NamedTuple):
+    """What a recurrent network gives.
+
+    Attributes:
+        y: what the last layer puts out at each step; behind the end of a sequence zeros.
+        hn: the last hidden states, (layers * directions, batch, output size).
+        cn: an LSTM's last cell states; None for others.
+        tape: what ``backward`` needs; None unless ``training``.
+    """
+
+    y: GpuRef
+    hn: GpuRef
+    cn: GpuRef | None
+    tape: RnnTape | None
+
+
+class RnnGradients(NamedTuple):
+    """The gradients of a recurrent network.
+
+    Attributes:
+        dx: by the input.
+        dh0, dc0: by the first states; dc0 is None but for an LSTM.
+        dweights: by the packed weights, packed likewise.
+    """
+
+    dx: GpuRef
+    dh0: GpuRef
+    dc0: GpuRef | None
+    dweights: GpuRef
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RnnTape:
+    """What a backward pass needs of the forward pass. Buffers must not change meanwhile."""
+
+    data: RnnData
+    sizes: _Sizes
+    seed: int
+    x: GpuRef
+    y: GpuRef
+    weights: GpuRef
+    h0: GpuRef | None
+    c0: GpuRef | None
+    hn: GpuRef
+    cn: GpuRef | None
+    reserve: GpuRef | None
+
+
+@final
+class Rnn:
+    """A recurrent network: its sizes, not its parameters. From ``device.dnn.rnn``.
+
+    Attributes:
+        spec: its sizes.
+    """
+
+    def __init__(self, device: Submitter, spec: RnnSpec, sizes: _Known) -> None:
+        self._device = device
+        self.spec: Final = spec
+        self._dtype: Final = DTYPES[spec.dtype]
+        self._sizes: Final = sizes
+
+    @property
+    def parameter_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the parameters, in PyTorch's order (``torch.nn.LSTM._flat_weights``).
+
+        For each layer and direction: the matrix for the input, that for the state, with
+        ``bias`` a vector for each, with ``proj_size`` the projection. The gates lie one below
+        the other: input, forget, cell, output for an LSTM; reset, update, new for a GRU.
+        """
+        return [shape for _, _, shape in self.spec.parameters()]
+
+    async def pack(self, parameters: Sequence[GpuRef]) -> GpuRef:
+        """Put parameters into one buffer, as the library wants them.
+
+        Vendor function: ``cudnnGetRNNWeightParams``.
+
+        Args:
+            parameters: buffers with the shapes of ``parameter_shapes``.
+
+        Returns:
+            A buffer of one dimension, for this backend and version of the library.
+
+        Raises:
+            ValueError: other shapes, or another number of them.
+            TypeError: another dtype.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+        """
+        (nbytes, *_) = await self._ask(None, training=False)
+        shapes = self.parameter_shapes
+        if len(parameters) != len(shapes):
+            raise ValueError(f"there are {len(shapes)} parameters, not {len(parameters)}")
+
+        def prepare(room: Room) -> Prepared:
+            reads = [
+                self._checked(ref, f"parameter {at}", shape)
+                for at, (ref, shape) in enumerate(zip(parameters, shapes, strict=True))
+            ]
+            weights = room.empty((nbytes // self._dtype.itemsize,), self._dtype)
+            places = tuple(block.address for block in reads)
+            block = weights._block
+            message = RnnPack(self.spec, places, block.address, nbytes, out=False)
+            return Prepared(message, reads, [block], weights)
+
+        return await perform(self._device, LANE, "dnn.rnn_pack", prepare)  # type: ignore[no-any-return]
+
+    async def unpack(self, weights: GpuRef) -> list[GpuRef]:
+        """Take the parameters out of packed weights, or their gradients.
+
+        Args:
+            weights: what ``pack`` returned, or ``dweights``.
+
+        Returns:
+            Buffers with the shapes of ``parameter_shapes``.
+
+        Raises:
+            ValueError: no packed weights of this network.
+            TypeError: another dtype.
+            GpuRefStale: of an older generation, or freed.
+        """
+        (nbytes, *_) = await self._ask(None, training=False)
+
+        def prepare(room: Room) -> Prepared:
+            source = self._checked(weights, "weights", (nbytes // self._dtype.itemsize,))
+            made = [room.empty(shape, self._dtype) for shape in self.parameter_shapes]
+            blocks = [ref._block for ref in made]
+            places = tuple(block.address for block in blocks)
+            message = RnnPack(self.spec, places, source.address, nbytes, out=True)
+            return Prepared(message, [source], blocks, made)
+
+        return await perform(self._device, LANE, "dnn.rnn_unpack", prepare)  # type: ignore[no-any-return]
+
+    async def forward(
+        self,
+        x: GpuRef,
+        weights: GpuRef,
+        h0: GpuRef | None = None,
+        c0: GpuRef | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        layout: str = "time",
+        training: bool = False,
+        seed: int = 0,
+    ) -> RnnOutput:
+        """Run the network.
+
+        Vendor function: ``cudnnRNNForward``.
+
+        Args:
+            x: shape (steps, batch, input_size); (batch, steps, input_size) with ``layout``
+                ``"batch"``; (sum of lengths, input_size) with ``"packed"``: the steps one
+                after the other, each with those sequences that last so long.
+            weights: packed parameters.
+            h0: first hidden states, (layers * directions, batch, output size); zeros if
+                absent. The output size is ``proj_size``, or else ``hidden_size``.
+            c0: an LSTM's first cell states, (layers * directions, batch, hidden_size).
+            lengths: steps of each sequence; by default all of them. Packed ones need them,
+                in descending order.
+            layout: see ``x``.
+            training: whether ``backward`` follows.
+            seed: of the dropout between layers, which there is in training only. Masks are
+                the backend's own.
+
+        Returns:
+            ``y`` in the layout of ``x``, the last states, and the tape.
+
+        Raises:
+            ValueError: shapes, lengths and a seed that do not fit.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not do this; or inside a batch, where the sizes of
+                scratch memory for these shapes are not known yet.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
+        """
+        usable(x, self._device.memory, "x")
+        flag(training, "training")
+        number = whole(seed, "seed", 0, LARGEST)
+        data = self._data(x, lengths, layout)
+        sizes = await self._ask(data, training=training)
+        spec, dtype = self.spec, self._dtype
+        lstm = spec.cell == "lstm"
+        if c0 is not None and not lstm:
+            raise ValueError(f"a network of {spec.cell} has no cell states, so it takes no c0")
+
+        def prepare(room: Room) -> Prepared:
+            reads = [self._checked(x, "x", x.shape)]
+            (nbytes, work, reserve, states) = sizes
+            reads.append(self._checked(weights, "weights", (nbytes // dtype.itemsize,)))
+            for name, ref, size in (
+                ("h0", h0, spec.output_size),
+                ("c0", c0, spec.hidden_size),
+            ):
+                if ref is not None:
+                    reads.append(self._checked(ref, name, self._state(data, size)))
+            y = room.empty((*x.shape[:-1], spec.output_size * spec.directions), dtype)
+            hn = room.empty(self._state(data, spec.output_size), dtype)
+            cn = room.empty(self._state(data, spec.hidden_size), dtype) if lstm else None
+            kept = room.empty((reserve,), _UINT8) if reserve else None
+            scratch = [room.empty((size,), _UINT8) if size else None for size in (work, states)]
+            tape = RnnTape(data, sizes, number, x, y, weights, h0, c0, hn, cn, kept)
+            message = self._message(tape, scratch, training=training)
+            writes = [ref._block for ref in (y, hn, cn, kept, *scratch) if ref is not None]
+            result = RnnOutput(y, hn, cn, tape if training else None)
+            return Prepared(message, reads, writes, result)
+
+        return await perform(self._device, LANE, "dnn.rnn", prepare)  # type: ignore[no-any-return]
+
+    async def backward(
+        self,
+        tape: RnnTape | None,
+        dy: GpuRef,
+        dhn: GpuRef | None = None,
+        dcn: GpuRef | None = None,
+    ) -> RnnGradients:
+        """The gradients of a run.
+
+        Vendor functions: ``cudnnRNNBackwardData_v8`` and ``cudnnRNNBackwardWeights_v8``.
+
+        Args:
+            tape: of a run with ``training=True``; it serves once.
+            dy: gradient by ``y``; behind the end of a sequence it is ignored.
+            dhn: gradient by the last hidden states; zeros if absent.
+            dcn: gradient by an LSTM's last cell states; zeros if absent.
+
+        Returns:
+            The gradients by inputs, first states and packed weights.
+
+        Raises:
+            ValueError: shapes that do not fit; no tape.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
+        """
+        if tape is None:
+            raise ValueError("there is no tape: the forward pass needs training=True")
+        spec, dtype = self.spec, self._dtype
+        lstm = spec.cell == "lstm"
+        if dcn is not None and not lstm:
+            raise ValueError(f"a network of {spec.cell} has no cell states, so it takes no dcn")
+
+        def prepare(room: Room) -> Prepared:
+            kept = (tape.x, tape.y, tape.weights, tape.h0, tape.c0)
+            reads = [usable(ref, self._device.memory, "tape") for ref in kept if ref is not None]
+            reads.append(self._checked(dy, "dy", tape.y.shape))
+            states = {"dhn": (dhn, spec.output_size), "dcn": (dcn, spec.hidden_size)}
+            for name, (ref, size) in states.items():
+                if ref is not None:
+                    reads.append(self._checked(ref, name, self._state(tape.data, size)))
+            dx = room.empty(tape.x.shape, dtype)
+            dh0 = room.empty(self._state(tape.data, spec.output_size), dtype)
+            dc0 = room.empty(self._state(tape.data, spec.hidden_size), dtype) if lstm else None
+            dweights = room.empty(tape.weights.shape, dtype)
+            work = room.empty((tape.sizes[1],), _UINT8) if tape.sizes[1] else None
+            message = RnnBackward(
+                self._message(tape, [work, None], training=True),
+                *map(_address, (dy, dhn, dcn, dx, dh0, dc0, dweights)),
+            )
+            made = (dx, dh0, dc0, dweights, work, tape.reserve)
+            writes = [ref._block for ref in made if ref is not None]
+            return Prepared(message, reads, writes, RnnGradients(dx, dh0, dc0, dweights))
+
+        return await perform(self._device, LANE, "dnn.rnn_backward", prepare)  # type: ignore[no-any-return]
+
+    def _message(
+        self, tape: RnnTape, scratch: list[GpuRef | None], *, training: bool
+    ) -> RnnForward:
+        return RnnForward(
+            spec=self.spec,
+            data=tape.data,
+            training=training,
+            seed=tape.seed,
+            x=_address(tape.x),
+            y=_address(tape.y),
+            weights=_address(tape.weights),
+            h0=_address(tape.h0),
+            c0=_address(tape.c0),
+            hn=_address(tape.hn),
+            cn=_address(tape.cn),
+            workspace=_address(scratch[0]),
+            reserve=_address(tape.reserve),
+            states=_address(scratch[1]),
+            sizes=tape.sizes,
+        )
+
+    async def _ask(self, data: RnnData | None, *, training: bool) -> _Sizes:
+        """How much memory is needed."""
+        key = (self.spec, data, training)
+        found = self._sizes.get(key)
+        if found is None:
+            require_int32(self._device, "a recurrent network", _counts(self.spec, data))
+            request = Prepared(RnnSizes(self.spec, data, training), (), ())
+            answer = await perform(self._device, LANE, "dnn.rnn_sizes", lambda _room: request)
+            if answer is None:
+                raise Unsupported(
+                    "in a batch there is no answer yet to how much memory a recurrent network "
+                    "needs for these shapes; call it with them once before the batch"
+                )
+            if len(self._sizes) >= _MOST_SIZES:
+                self._sizes.clear()
+            found = self._sizes[key] = tuple(answer)
+        return found
+
+    def _data(self, x: GpuRef, lengths: Sequence[int] | None, layout: str) -> RnnData:
+        if layout not in _LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
+        packed = layout == "packed"
+        rank = 2 if packed else 3
+        if len(x.shape) != rank or x.shape[-1] != self.spec.input_size or 0 in x.shape:
+            raise ValueError(
+                f"x must have {rank} dimensions, none of them 0, the last one of "
+                f"{self.spec.input_size}, not shape {x.shape}"
+            )
+        if lengths is None:
+            if packed:
+                raise ValueError("packed sequences need their lengths")
+            steps, batch = x.shape[:2] if layout == "time" else x.shape[1::-1]
+            return RnnData(layout, steps, (steps,) * batch)
+        given = tuple(whole(length, "each of lengths") for length in lengths)
+        if not given or min(given) < 1:
+            raise ValueError(f"lengths must be at least 1 each, not {lengths}")
+        if packed:
+            if list(given) != sorted(given, reverse=True) or sum(given) != x.shape[0]:
+                raise ValueError(
+                    f"lengths of packed sequences must be in descending order and sum up to the "
+                    f"{x.shape[0]} rows of x, not {lengths}"
+                )
+            return RnnData(layout, given[0], given)
+        steps, batch = x.shape[:2] if layout == "time" else x.shape[1::-1]
+        if len(given) != batch or max(given) > steps:
+            raise ValueError(
+                f"there must be {batch} lengths of at most {steps} for x of shape {x.shape}, "
+                f"not {lengths}"
+            )
+        return RnnData(layout, steps, given)
+
+    def _state(self, data: RnnData, size: int) -> tuple[int, ...]:
+        spec = self.spec
+        return (spec.layers * spec.directions, len(data.lengths), size)
+
+    def _checked(self, ref: GpuRef, name: str, shape: tuple[int, ...]) -> Any:
+        block = usable(ref, self._device.memory, name)
+        if ref.dtype is not self._dtype:
+            raise TypeError(
+                f"{name} has dtype {ref.dtype.name}, but the network has {self._dtype.name}"
+            )
+        if ref.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, not {ref.shape}")
+        return block
+
+
+class Recurrent(Facade):
+    """Recurrent networks."""
+
+    def rnn(
+        self,
+        cell: str,
+        input_size: int,
+        hidden_size: int,
+        *,
+        num_layers: int = 1,
+        bias: bool = True,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        dropout: float = 0.0,
+        dtype: Any = "float32",
+    ) -> Rnn:
+        """Describe a recurrent network, as ``torch.nn.LSTM`` and its kin do.
+
+        Args:
+            cell: ``"lstm"``, ``"gru"``, or ``"relu"`` or ``"tanh"`` for a plain one.
+            input_size: of a step's input.
+            hidden_size: of the state.
+            num_layers: how many layers, one above the other.
+            bias: whether each gate has two biases.
+            bidirectional: whether each layer also runs backwards; outputs are put together.
+            proj_size: what an LSTM's hidden state is projected to; 0 for no projection.
+            dropout: between layers, in training.
+            dtype: float16, bfloat16, float32 or float64.
+
+        Returns:
+            The network; nothing is sent to the device yet.
+
+        Raises:
+            ValueError: sizes and options that do not fit.
+            TypeError: a dtype that does not.
+        """
+        if cell not in _CELLS:
+            raise ValueError(f"cell must be one of {', '.join(_CELLS)}, not {cell!r}")
+        sizes = {
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+        }
+        for name, size in sizes.items():
+            whole(size, name, 1)
+        if not 0 <= whole(proj_size, "proj_size") < hidden_size or (proj_size and cell != "lstm"):
+            raise ValueError(
+                f"proj_size must be below hidden_size, and is for an LSTM only; not {proj_size}"
+            )
+        share = real(dropout, "dropout", least=0, below=1)
+        kind = as_dtype(dtype)
+        if kind.name not in _DTYPES:
+            raise TypeError(f"dtype must be one of {', '.join(_DTYPES)}, not {kind.name}")
+        spec = RnnSpec(
+            cell,
+            operator.index(input_size),
+            operator.index(hidden_size),
+            operator.index(proj_size),
+            operator.index(num_layers),
+            flag(bidirectional, "bidirectional"),
+            flag(bias, "bias"),
+            share if num_layers > 1 else 0.0,
+            kind.name,
+        )
+        known: _Known = self._plans.program(("rnn sizes",), dict)
+        return Rnn(self._device, spec, known)
+
+
+def _counts(spec: RnnSpec, data: RnnData | None) -> tuple[int, ...]:
+    """The numbers that cuDNN takes as ints."""
+    sizes = (spec.input_size, spec.hidden_size, spec.output_size * spec.directions)
+    if data is None:
+        return (*sizes, spec.layers)
+    batch = len(data.lengths)
+    states = spec.layers * spec.directions, batch * max(spec.output_size, spec.hidden_size)
+    return (*sizes, *states, data.steps, batch)
+
+
+def _address(ref: GpuRef | None) -> Any:
+    return 0 if ref is None else ref._block.address

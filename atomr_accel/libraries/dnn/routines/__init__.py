@@ -1,0 +1,1 @@
+"""Pooling, softmax, dropout, LRN and what else is no graph in cuDNN."""

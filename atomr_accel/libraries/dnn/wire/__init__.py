@@ -1,0 +1,1 @@
+"""cuDNN: what both sides of the wall know."""

@@ -1,0 +1,67 @@
+"""What the DNN lane executes.
+
+A graph is sent as bytes (``_graph.encode``): the lane keeps what it has prepared
+for it under those bytes, and decodes them only the first time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ....wire import Message
+
+
+class PrepareGraph(Message, frozen=True):
+    """Make a plan for a graph; answered by ``(bytes of workspace, where it came from)``.
+
+    It came from ``"memory"``, from ``"disk"``, or was ``"built"``.
+
+    Attributes:
+        graph: the encoded graph.
+        tuned: the plan that ``TuneGraph`` found fastest, if it has been asked.
+    """
+
+    returns: ClassVar[Any] = tuple[int, str]
+
+    prepares: ClassVar[bool] = True
+
+    graph: bytes
+    tuned: bool
+
+
+class RunGraph(Message, frozen=True):
+    """Run a graph, making its plan first if it is not there.
+
+    Attributes:
+        graph: the encoded graph.
+        tuned: as in ``PrepareGraph``.
+        addresses: of the graph's buffers, in the order of their ids; 0 for an empty one.
+        scalars: the graph's numbers, in the order of their ids.
+        workspace, workspace_bytes: scratch memory; a plan that needs more has its own.
+    """
+
+    graph: bytes
+    tuned: bool
+    addresses: tuple[int, ...]
+    scalars: tuple[float, ...]
+    workspace: int
+    workspace_bytes: int
+
+
+class TuneGraph(Message, frozen=True):
+    """Time all plans of a graph and keep the fastest; answered as ``PrepareGraph``.
+
+    Attributes:
+        run: what to run, with outputs that nobody needs.
+    """
+
+    returns: ClassVar[Any] = tuple[int, str]
+
+    run: RunGraph
+
+
+class ForgetGraph(Message, frozen=True):
+    """Drop a graph's plan."""
+
+    graph: bytes
+    tuned: bool

@@ -1,0 +1,158 @@
+"""What the DNN lane executes around attention: lengths, and caches of keys and values."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from ....wire import Message
+from ._messages import RunGraph, TuneGraph
+
+
+class Derived(msgspec.Struct, frozen=True, array_like=True):
+    """Integers made from others, or from their own positions: ``multiplier * source + addend``.
+
+    Attributes:
+        count: how many.
+        multiplier, addend: numbers.
+        differences: whether they are made from differences of neighbours instead.
+        wide: whether they are int64, and not int32.
+    """
+
+    count: int
+    multiplier: int
+    addend: int
+    differences: bool
+    wide: bool
+
+
+encode_derived: Final = msgspec.msgpack.Encoder().encode
+NOTHING: Final = encode_derived(())
+"""No integers to make."""
+
+_decoder: Final = msgspec.msgpack.Decoder(tuple[Derived, ...])
+
+
+@lru_cache
+def decode_derived(encoded: bytes) -> tuple[Derived, ...]:
+    """What ``encode_derived`` was given."""
+    return _decoder.decode(encoded)
+
+
+class Append(Message, frozen=True):
+    """Write new keys and values behind the old ones, in place.
+
+    Attributes:
+        k, v: addresses of what is new, (batch, new) rows.
+        k_cache, v_cache: addresses of caches, (pages, page) rows.
+        lengths: address of int32: where each sequence's first new row goes, less ``shift``.
+        table: address of each sequence's pages, int32 (batch, columns).
+        batch, new: sizes.
+        pages, page, columns: sizes.
+        k_bytes, v_bytes: of a row.
+        shift: see ``lengths``.
+        copies: pages to copy first, from and to, in each of ``layers`` caches that lie one
+            after the other.
+        layers: how many there are.
+        k_layers, v_layers: addresses of the first of them.
+    """
+
+    k: int
+    v: int
+    k_cache: int
+    v_cache: int
+    lengths: int
+    table: int
+    batch: int
+    new: int
+    pages: int
+    page: int
+    columns: int
+    k_bytes: int
+    v_bytes: int
+    shift: int = 0
+    copies: tuple[tuple[int, int], ...] = ()
+    layers: int = 1
+    k_layers: int = 0
+    v_layers: int = 0
+
+
+class Upload(msgspec.Struct, frozen=True, array_like=True):
+    """A few bytes for the device.
+
+    Attributes:
+        target: address of where they go.
+        data: the bytes.
+    """
+
+    target: int
+    data: bytes
+
+
+class Clean(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of sequences, with zeros behind their ends.
+
+    Attributes:
+        target: address of (batch, groups, rows) rows.
+        source: likewise, or with ``page`` of (pages, page) rows, for one group.
+        lengths: address of int32: how many rows of each sequence count.
+        table: address of each sequence's pages, int32 (batch, columns).
+        batch, groups, rows: sizes.
+        row_bytes: of a row.
+        page, columns, pages: sizes; zeros where sequences lie as their copies do.
+    """
+
+    target: int
+    source: int
+    lengths: int
+    table: int
+    batch: int
+    groups: int
+    rows: int
+    row_bytes: int
+    page: int = 0
+    columns: int = 0
+    pages: int = 0
+
+
+class Attend(Message, frozen=True):
+    """Run a graph of attention, after making what it reads; answered as the run is.
+
+    Attributes:
+        uploads: what comes from the program.
+        append: what to write to a cache; None for nothing.
+        derived: integers to make, encoded: the same for all calls that are alike.
+        places: addresses for each of them: where it goes, and of the int32 that it is made
+            from, 0 for positions.
+        run: the graph; None for none.
+        clean: what to copy before the graph runs, after all else.
+    """
+
+    uploads: tuple[Upload, ...]
+    append: Append | None
+    derived: bytes
+    places: tuple[int, ...]
+    run: RunGraph | TuneGraph | None
+    clean: tuple[Clean, ...] = ()
+
+
+class Grow(Attend, frozen=True):
+    """The same, for a cache whose lengths the program keeps: what it has noted must happen."""
+
+    required: ClassVar[bool] = True
+
+
+class Trial(Grow, frozen=True):
+    """The same, for a graph whose plans are timed."""
+
+    returns: ClassVar[Any] = TuneGraph.returns
+
+
+class Clear(Message, frozen=True):
+    """Fill memory with zeros, or another byte."""
+
+    target: int
+    nbytes: int
+    byte: int = 0

@@ -1,0 +1,1 @@
+"""cuFFT: executors, inside a host."""

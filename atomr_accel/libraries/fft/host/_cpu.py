@@ -1,0 +1,122 @@
+"""FFT on the CPU, with NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ..wire._messages import Forget, Frequencies, Prepare, Roll, Transform, decode
+from ..wire._plan import HALF, result_shape, result_type
+
+if TYPE_CHECKING:
+    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ..wire._messages import Spec
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+_COMPUTED_IN: Final = {
+    "float16": ("float32", "complex64"),
+    "bfloat16": ("float32", "complex64"),
+    "float32": ("float32", "complex64"),
+    "float64": ("float64", "complex128"),
+}
+"""The real and complex dtype in which a precision is computed."""
+
+
+@final
+class CpuFft:
+    """Executes FFT messages with ``numpy.fft``; half precision is computed in single."""
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        del stream
+        self._context: Final = context
+        self.handlers: Final = {
+            Transform: self._transform,
+            Prepare: self._prepare,
+            Forget: self._forget,
+            Roll: self._roll,
+            Frequencies: self._frequencies,
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _prepare(self, message: Prepare) -> int:
+        del message
+        self._context.check()
+        return 0
+
+    def _forget(self, message: Forget) -> None:
+        del message
+        self._context.check()
+
+    def _transform(self, message: Transform) -> None:
+        self._context.check()
+        spec = decode(message.spec)
+        target = self._array(message.target, result_type(spec), result_shape(spec))
+        if not target.size:
+            return
+        real, complex_ = _COMPUTED_IN[spec.precision]
+        source = self._array(message.source, spec.source, spec.shape)
+        if spec.source.endswith("x2"):
+            source = _joined(source)
+        source = source.astype(real if spec.kind == "r2c" else complex_, copy=False)
+        # Half precision sums scaled numbers, on a GPU too, because the sums overflow early.
+        first = spec.scale if spec.precision in HALF else 1.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = _compute(spec, source * first if first != 1.0 else source)
+            if spec.scale != first:
+                result *= result.dtype.type(spec.scale)
+            if target.shape != result.shape:
+                np.stack((result.real, result.imag), axis=-1, out=target, casting="unsafe")
+            else:
+                target[...] = result
+
+    def _array(self, address: int, kind: str, shape: tuple[int, ...]) -> _Array:
+        name, pair, _ = kind.partition("x2")
+        return self._context.array(address, (*shape, 2) if pair else shape, DTYPES[name])
+
+    def _roll(self, message: Roll) -> None:
+        self._context.check()
+        count = math.prod(message.shape)
+        dtype = np.dtype((np.void, message.itemsize))
+        nbytes = count * message.itemsize
+        source = self._context.bytes_at(message.source, nbytes).view(dtype)
+        target = self._context.bytes_at(message.target, nbytes).view(dtype)
+        shifts = tuple(-shift for shift in message.shifts)
+        axes = tuple(range(len(message.shape)))
+        shape = message.shape
+        target.reshape(shape)[...] = np.roll(source.reshape(shape), shifts, axes)
+
+    def _frequencies(self, message: Frequencies) -> None:
+        self._context.check()
+        n = message.n
+        count = n // 2 + 1 if message.half else n
+        index = np.arange(count)
+        if not message.half:
+            index[(n - 1) // 2 + 1 :] -= n
+        target = self._context.array(message.target, (count,), DTYPES["float64"])
+        target[...] = index * message.step
+
+
+def _compute(spec: Spec, source: _Array) -> _Array:
+    """The transform without its scale."""
+    if spec.kind == "r2c":
+        spectrum = np.fft.rfftn(source, spec.sizes, spec.axes)
+        return np.conjugate(spectrum) if spec.conjugate else spectrum
+    if spec.kind == "c2r":
+        if spec.conjugate:
+            source = np.conjugate(source)
+        return np.fft.irfftn(source, spec.sizes, spec.axes, norm="forward")
+    if spec.inverse:
+        return np.fft.ifftn(source, spec.sizes, spec.axes, norm="forward")
+    return np.fft.fftn(source, spec.sizes, spec.axes)
+
+
+def _joined(pairs: _Array) -> _Array:
+    """Complex numbers from pairs in the last axis."""
+    wide = pairs.astype(np.float32)
+    return wide.view(np.complex64)[..., 0]

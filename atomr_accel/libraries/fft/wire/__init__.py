@@ -1,0 +1,1 @@
+"""cuFFT: what both sides of the wall know."""

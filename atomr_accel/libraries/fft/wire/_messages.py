@@ -1,0 +1,126 @@
+"""What the FFT lane executes.
+
+A transform's ``Spec`` is sent as bytes: the lane keeps a plan under the plan's number,
+and decodes what it is for only where it has to make it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from ....wire import Message
+from ....wire import encode as encode_part
+
+
+class Spec(Message, frozen=True):
+    """A transform with everything but its addresses; equal ones share a plan.
+
+    An element type is the name of a dtype, or ``float16x2`` and ``bfloat16x2`` for the
+    complex numbers of half precision, which are pairs in a last axis that ``shape``
+    leaves out.
+
+    Attributes:
+        kind: complex to complex, real to complex, or complex to real.
+        inverse: the sign of the exponent is positive.
+        source: element type of the input.
+        precision: real dtype of the computation, which gives the output's type.
+        shape: the input's.
+        axes: what is transformed, each once; the last one is the real one.
+        sizes: points along each of them; the input is cropped or padded to that.
+        scale: what the sums are multiplied with.
+        conjugate: conjugate what is complex: the input of ``c2r``, the output of ``r2c``.
+        source_aligned, target_aligned: whether the buffers begin where a complex number of
+            the precision could, which cuFFT asks of real ones too.
+    """
+
+    kind: Literal["c2c", "r2c", "c2r"]
+    inverse: bool
+    source: str
+    precision: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    scale: float
+    conjugate: bool
+    source_aligned: bool = True
+    target_aligned: bool = True
+
+
+def encode(spec: Spec) -> bytes:
+    """A spec as messages carry it; equal ones give the same bytes."""
+    return encode_part(spec, "fft")
+
+
+@lru_cache
+def decode(encoded: bytes) -> Spec:
+    """The spec that ``encode`` was given."""
+    return msgspec.msgpack.decode(encoded, type=Spec)
+
+
+class Prepare(Message, frozen=True):
+    """Make a plan under a number; the result is the bytes of work area it needs.
+
+    Attributes:
+        number: its name from now on.
+        spec: what it is for, encoded.
+    """
+
+    returns: ClassVar[Any] = int
+
+    prepares: ClassVar[bool] = True
+
+    number: int
+    spec: bytes
+
+
+class Transform(Message, frozen=True):
+    """Run a plan, which is made first if it is not there.
+
+    Attributes:
+        number: the plan's.
+        spec: what the plan is for, encoded.
+        source, target: addresses.
+        workspace: address of the plan's scratch memory and, behind it, its work area.
+        work: bytes of the work area; a plan that needs more has one of its own.
+    """
+
+    number: int
+    spec: bytes
+    source: int
+    target: int
+    workspace: int
+    work: int
+
+
+class Forget(Message, frozen=True):
+    """Drop a plan."""
+
+    everywhere: ClassVar[bool] = True
+
+    number: int
+
+
+class Roll(Message, frozen=True):
+    """Copy with every axis rotated: ``target[i] = source[(i + shift) % size]``."""
+
+    source: int
+    target: int
+    itemsize: int
+    shape: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+
+class Frequencies(Message, frozen=True):
+    """Sample frequencies of ``n`` points, in units of ``step``; float64.
+
+    Attributes:
+        half: only those that are not negative, as ``rfftfreq``.
+    """
+
+    target: int
+    n: int
+    step: float
+    half: bool

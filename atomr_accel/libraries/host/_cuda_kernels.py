@@ -1,0 +1,127 @@
+"""Kernels of our own inside a library's executor: compiled when first used, on its stream."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from ..._errors import LibraryMissing
+from ...backends.cuda.host._driver import check, driver
+from ..nvrtc.host._compiler import find_cubin, load_nvrtc
+from ._vendor import undone_on_error
+
+if TYPE_CHECKING:
+    from ...backends.cuda.host._context import CudaContext, CudaStream
+
+_BUFFER_POINTER: Final = 1
+_BUFFER_SIZE: Final = 2
+_THREADS: Final = 256
+_WAVES: Final = 4
+"""Blocks beyond what is resident at once even out how fast processors are. They are whole
+waves, because a last one that is half empty takes as long as the others."""
+
+_PARALLEL: Final = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+_compiled = cache(find_cubin)
+"""By source, name and capability: ways, and devices of one kind, share what was compiled."""
+
+
+def preload_compiler() -> None:
+    """Load NVRTC, if it is installed; kernels on disk are found by its version, too."""
+    with contextlib.suppress(LibraryMissing):
+        load_nvrtc()
+
+
+@final
+class Arguments:
+    """A kernel's arguments as one block of bytes, kept to launch again with other pointers.
+
+    Args:
+        data: the arguments, laid out as the kernel declares them, pointers first.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = (ctypes.c_char * len(data)).from_buffer_copy(data)
+        self._size = ctypes.c_size_t(len(data))
+        self.pointers: Final = (ctypes.c_uint64 * (len(data) // 8)).from_buffer(self._data)
+        self._extra = (ctypes.c_void_p * 5)(
+            _BUFFER_POINTER,
+            ctypes.addressof(self._data),
+            _BUFFER_SIZE,
+            ctypes.addressof(self._size),
+            None,
+        )
+        self.address: Final = ctypes.addressof(self._extra)
+
+
+class _Function(NamedTuple):
+    """A kernel.
+
+    Attributes:
+        handle: the driver's.
+        most_blocks: with how many blocks it is launched at most.
+    """
+
+    handle: Any
+    most_blocks: int
+
+
+@final
+class Kernels:
+    """The kernels of one source, for one stream."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream, source: str) -> None:
+        self._capability = context.compute_capability
+        self._stream = stream
+        self._source = source
+        self._modules: list[Any] = []
+        self._functions: dict[str, _Function] = {}
+        device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+        self._processors: Final[int] = check(
+            "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(_PARALLEL, device)
+        )
+
+    def function(self, name: str) -> _Function:
+        """A kernel by its name expression, such as ``"move<float, double>"``."""
+        function = self._functions.get(name)
+        if function is None:
+            image, lowered, *_ = _compiled(self._source, name, (), self._capability)
+            module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
+            with undone_on_error() as made:
+                made.callback(driver.cuModuleUnload, module)
+                handle = check(
+                    "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
+                )
+                resident = check(
+                    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                    driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(handle, _THREADS, 0),
+                )
+            self._modules.append(module)
+            most = max(1, resident) * self._processors * _WAVES
+            function = self._functions[name] = _Function(handle, most)
+        return function
+
+    def launch(self, function: _Function, items: int, arguments: Arguments) -> None:
+        """Launch with a thread for each item, or with threads that take several in turn."""
+        blocks = min(-(-items // _THREADS), function.most_blocks)
+        check(
+            "cuLaunchKernel",
+            driver.cuLaunchKernel(
+                function.handle,
+                *(blocks, 1, 1),
+                *(_THREADS, 1, 1),
+                0,
+                self._stream.handle,
+                0,
+                arguments.address,
+            ),
+        )
+
+    def close(self) -> None:
+        """Unload the modules."""
+        for module in self._modules:
+            check("cuModuleUnload", driver.cuModuleUnload(module))
+        self._modules.clear()
+        self._functions.clear()

@@ -1,0 +1,229 @@
+"""Vendor libraries by ctypes: a table of prototypes becomes bound, checked functions.
+
+A library folder writes its functions as one table. Tests hold every row against the
+vendor's header and resolve every symbol, so a wrong row fails without a GPU. A number that an
+argument's type cannot hold is refused, whoever calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_uint,
+    c_uint64,
+    c_void_p,
+)
+from functools import partial, wraps
+from numbers import Real
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, final
+
+from ..._errors import LibraryError, LibraryMissing, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+TYPES: Final[dict[str, Any]] = {
+    "int": c_int,
+    "uint": c_uint,
+    "i64": c_int64,
+    "u64": c_uint64,
+    "size": c_size_t,
+    "float": c_float,
+    "double": c_double,
+    "ptr": c_void_p,  # device pointers, handles, host scalars
+    "str": c_char_p,
+    "int*": POINTER(c_int),
+    "i64*": POINTER(c_int64),
+    "size*": POINTER(c_size_t),
+    "ptr*": POINTER(c_void_p),
+}
+"""The words a prototype table may use."""
+
+_LARGEST_FLOAT: Final = 3.4028234663852886e38
+_LIMITS: Final[dict[str, tuple[float, float]]] = {
+    "int": (-(2**31), 2**31 - 1),
+    "uint": (0, 2**32 - 1),
+    "i64": (-(2**63), 2**63 - 1),
+    "u64": (0, 2**64 - 1),
+    "size": (0, 2**64 - 1),
+    "float": (-_LARGEST_FLOAT, _LARGEST_FLOAT),
+}
+"""Least and largest of each; ctypes would cut off what is beyond without a word."""
+
+Prototypes = dict[str, str]
+"""Function name to its parameter types, as words of ``TYPES``. All return a status."""
+
+
+@final
+class VendorLibrary:
+    """A loaded library whose failing calls raise.
+
+    Args:
+        name: as cuda-pathfinder knows it, such as ``"cublas"``.
+        prototypes: its functions.
+        status_name: a function of the library that names a status code, or a table of
+            names where the library has no such function.
+    """
+
+    def __init__(
+        self, name: str, prototypes: Prototypes, status_name: str | Mapping[int, str]
+    ) -> None:
+        self.name = name
+        library = _load(name)
+        namer: Callable[[int], bytes | None]
+        if isinstance(status_name, Mapping):
+            names = {status: text.encode() for status, text in status_name.items()}
+            namer = names.get
+        else:
+            namer = getattr(library, status_name)
+            namer.restype, namer.argtypes = c_char_p, [c_int]  # type: ignore[attr-defined]
+        self.functions: Final = _Functions(name, library, prototypes)
+        self._namer = namer
+
+    def call(self, function: str, *args: Any) -> None:
+        """Call a function; LibraryError unless it returns zero."""
+        status = self.functions[function](*args)
+        if status:
+            raise self.error(function, status)
+
+    def prepare(self, function: str, *args: Any) -> Callable[[], int]:
+        """A call whose arguments are converted once, which takes longer than most calls.
+
+        Args:
+            function: which one.
+            *args: all of them. A ``ctypes`` object is taken as it is, so its value may be
+                set between calls.
+
+        Returns:
+            What makes the call and returns its status.
+        """
+        words = self.functions.words(function)
+        self.functions[function]  # is there, or this raises
+        for at, (word, arg) in enumerate(zip(words, args, strict=True)):
+            _refuse_beyond(function, at, word, arg)
+        converted = [
+            TYPES[word](arg) if isinstance(arg, (Real, NoneType)) else arg
+            for word, arg in zip(words, args, strict=True)
+        ]
+        # A function of its own, without argtypes, which would have them converted again.
+        return partial(self.functions.library[function], *converted)
+
+    def error(self, function: str, status: int) -> LibraryError:
+        """The error for a status."""
+        name = (self._namer(status) or b"unknown status").decode()
+        return LibraryError(
+            f"{function} returned {name} ({status})",
+            library=self.name,
+            call=function,
+            status=status,
+            status_name=name,
+        )
+
+
+@final
+class _Functions(dict[str, "Callable[..., int]"]):
+    """The functions of a table, each bound when it is first wanted.
+
+    Tables name what the newest release has; a program that does not use a function is
+    not bothered by a release that lacks it.
+    """
+
+    def __init__(self, name: str, library: ctypes.CDLL, prototypes: Prototypes) -> None:
+        super().__init__()
+        self._name = name
+        self.library: Final = library
+        self._prototypes = prototypes
+
+    def words(self, function: str) -> list[str]:
+        """The types of a function's arguments."""
+        return self._prototypes[function].split()
+
+    def __missing__(self, function: str) -> Callable[..., int]:
+        words = self.words(function)
+        try:
+            bound = getattr(self.library, function)
+        except AttributeError:
+            raise Unsupported(
+                f"the {self._name} that is installed has no {function}; a newer release may"
+            ) from None
+        bound.restype = c_int
+        bound.argtypes = [TYPES[word] for word in words]
+        limited = tuple((at, *_LIMITS[word]) for at, word in enumerate(words) if word in _LIMITS)
+
+        @wraps(bound, assigned=())
+        def call(*args: Any) -> int:
+            for at, least, most in limited:
+                arg = args[at]
+                kind = type(arg)
+                if (kind is not int and kind is not float) or not least <= arg <= most:
+                    _refuse_beyond(function, at, words[at], arg)
+            return bound(*args)  # type: ignore[no-any-return]
+
+        self[function] = call
+        return call
+
+
+def array(word: str, values: Sequence[float]) -> Any:
+    """A C array of numbers, none of which it would cut off.
+
+    Args:
+        word: their type, as in a prototype.
+        values: the numbers.
+
+    Raises:
+        OverflowError: the type cannot hold one.
+    """
+    for at, value in enumerate(values):
+        _refuse_beyond("an array", at, word, value)
+    return (TYPES[word] * len(values))(*values)
+
+
+@contextmanager
+def undone_on_error() -> Iterator[ExitStack]:
+    """A stack for how to undo what a block makes, undone if the block fails.
+
+    If it does not, whoever keeps the stack can undo it later.
+    """
+    stack = ExitStack()
+    try:
+        yield stack
+    except BaseException:
+        with suppress(Exception):  # the block's own error tells more
+            stack.close()
+        raise
+
+
+def _refuse_beyond(where: str, at: int, word: str, arg: object) -> None:
+    """Refuse a number that ctypes would change; other arguments are its own business."""
+    if word not in _LIMITS or not isinstance(arg, Real):
+        return
+    least, most = _LIMITS[word]
+    number: Any = arg
+    if least <= number <= most or (word == "float" and not math.isfinite(number)):
+        return
+    raise OverflowError(f"{where} takes '{word}' at position {at}, which cannot hold {arg}")
+
+
+def _load(name: str) -> ctypes.CDLL:
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        return ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
+    except (ImportError, RuntimeError, OSError) as error:
+        raise LibraryMissing(
+            f"the vendor library {name} is not installed; "
+            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
+            library=name,
+        ) from error

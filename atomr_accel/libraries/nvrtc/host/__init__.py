@@ -1,0 +1,1 @@
+"""NVRTC: executors, inside a host."""

@@ -1,0 +1,1 @@
+"""NVRTC: what both sides of the wall know."""

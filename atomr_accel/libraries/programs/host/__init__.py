@@ -1,0 +1,1 @@
+"""Recordings: executors, inside a host."""

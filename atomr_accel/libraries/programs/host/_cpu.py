@@ -1,0 +1,88 @@
+"""Programs on the CPU: lists of ops, and of lists."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Final, final
+
+from ..wire._messages import Describe, Forget, Record, Replay
+from ._steps import BoundStep, Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ..wire._messages import Section
+    from ._steps import Bound
+
+
+@final
+class CpuPrograms:
+    """Executes programs one op after the other."""
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        self._context: Final = context
+        self._steps: Final = Steps(context, stream)
+        self._programs: dict[int, list[Bound]] = {}
+        self.handlers: Final = {
+            Record: self._record,
+            Replay: self._replay,
+            Forget: self._forget,
+            Describe: self._describe,
+        }
+
+    def close(self) -> None:
+        """Close the executors."""
+        self._steps.close()
+
+    def _record(self, message: Record) -> None:
+        self._context.check()
+        self._programs.pop(message.program, None)  # should this fail, nothing is replayed
+        self._steps.prepare(message.prepare, message.program)
+        self._programs[message.program] = self._steps.bind(message.nodes)
+
+    def _replay(self, message: Replay) -> None:
+        self._context.check()
+        self._execute(self._programs[message.program])
+
+    def _execute(self, nodes: list[Bound]) -> None:
+        for node in nodes:
+            if isinstance(node, BoundStep):
+                node.handler(node.message)
+                continue
+            section = node.section
+            if section.kind == "loop":
+                while self._is_set(section):
+                    self._execute(node.nodes)
+            elif section.kind == "call" or self._is_set(section):
+                self._execute(node.nodes)
+
+    def _is_set(self, section: Section) -> bool:
+        return bool(self._context.bytes_at(section.flag, section.nbytes).any())
+
+    def _forget(self, message: Forget) -> None:
+        self._programs.pop(message.program, None)  # it may never have been made
+        self._steps.forget(message.program)
+
+    def _describe(self, message: Describe) -> str:
+        numbers = itertools.count()
+        return "\n".join(
+            ["digraph program {", *_chain(self._programs[message.program], numbers), "}"]
+        )
+
+
+def _chain(nodes: list[Bound], numbers: Iterator[int]) -> Iterator[str]:
+    """Nodes of a graph, one after the other; sections are clusters of their own."""
+    before = None
+    for node in nodes:
+        number = next(numbers)
+        if isinstance(node, BoundStep):
+            yield f'  op{number} [label="{node.name}"];'
+        else:
+            yield f'  op{number} [label="{node.section.kind}" shape=diamond];'
+            yield f"  subgraph cluster{number} {{"
+            yield from (f"  {line}" for line in _chain(node.nodes, numbers))
+            yield "  }"
+        if before is not None:
+            yield f"  op{before} -> op{number};"
+        before = number

@@ -1,0 +1,138 @@
+"""Programs on CUDA: graphs, captured from the libraries' own calls."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from ....backends.cuda.host._driver import check, driver
+from ..wire._messages import Describe, Forget, Record, Replay
+from ._graph import Graphs, conditional
+from ._steps import Steps
+
+if TYPE_CHECKING:
+    from ....backends.cuda.host._context import CudaContext, CudaStream, Kept
+    from ._steps import Bound
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A graph, and what can be launched of it.
+
+    Attributes:
+        fixed: whether its parameters cannot be changed in place.
+        kept: what its launches need beside the buffers of the program.
+    """
+
+    graph: Any
+    executable: Any
+    fixed: bool
+    kept: list[Kept]
+
+
+@final
+class CudaPrograms:
+    """Captures steps into graphs and launches them."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._stream: Final = stream
+        self._captured: Final = context.capture_stream()
+        self._steps: Final = Steps(context, self._captured)
+        self._graphs: Final = Graphs(context, self._captured)
+        self._programs: dict[int, _Program] = {}
+        self.handlers: Final = {
+            Record: self._record,
+            Replay: self._replay,
+            Forget: self._forget,
+            Describe: self._describe,
+        }
+
+    def close(self) -> None:
+        """Release the graphs and close the executors."""
+        for number in list(self._programs):
+            self._forget(Forget(number))
+        self._graphs.close()
+        self._steps.close()
+        self._captured.close()
+
+    def _record(self, message: Record) -> None:
+        try:
+            self._capture(message)
+        except BaseException:
+            self._forget(Forget(message.program))  # nothing is replayed, not with other buffers
+            raise
+
+    def _capture(self, message: Record) -> None:
+        if message.prepare:
+            # Graphs are launched on another stream: those in flight come before, the next after.
+            self._captured.follow(self._stream)
+            self._steps.prepare(message.prepare, message.program)
+            self._stream.follow(self._captured)
+        nodes = self._steps.bind(message.nodes)
+        kept = self._captured.kept = []
+        try:
+            graph = self._graphs.build(nodes)
+            try:
+                self._take(message.program, graph, nodes, kept)
+            except BaseException:
+                driver.cuGraphDestroy(graph)
+                raise
+        except BaseException:
+            _give_back(kept)
+            raise
+
+    def _take(self, number: int, graph: Any, nodes: list[Bound], kept: list[Kept]) -> None:
+        """Launch a graph from now on as the program of that number."""
+        # The kernels that look at flags have their graph's own handles as arguments, which
+        # an update would put into a graph that has others.
+        fixed = conditional(nodes)
+        former = self._programs.pop(number, None)
+        executable = None
+        if former is not None:
+            if not fixed and not former.fixed:
+                # The same nodes on other buffers: change the parameters in place.
+                status, _ = driver.cuGraphExecUpdate(former.executable, graph)
+                if int(status) == 0:
+                    executable = former.executable
+            if executable is None or former.kept:
+                self._stream.synchronize()  # launches of the former graph may be under way
+            if executable is None:
+                check("cuGraphExecDestroy", driver.cuGraphExecDestroy(former.executable))
+            check("cuGraphDestroy", driver.cuGraphDestroy(former.graph))
+            _give_back(former.kept)
+        if executable is None:
+            executable = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
+        self._programs[number] = _Program(graph, executable, fixed, kept)
+
+    def _replay(self, message: Replay) -> None:
+        program = self._programs[message.program]
+        check("cuGraphLaunch", driver.cuGraphLaunch(program.executable, self._stream.handle))
+
+    def _forget(self, message: Forget) -> None:
+        program = self._programs.pop(message.program, None)
+        if program is not None:  # it could be made
+            self._stream.synchronize()
+            check("cuGraphExecDestroy", driver.cuGraphExecDestroy(program.executable))
+            check("cuGraphDestroy", driver.cuGraphDestroy(program.graph))
+            _give_back(program.kept)
+        self._steps.forget(message.program)
+
+    def _describe(self, message: Describe) -> str:
+        graph = self._programs[message.program].graph
+        fd, path = tempfile.mkstemp(suffix=".dot")
+        os.close(fd)
+        try:
+            check("cuGraphDebugDotPrint", driver.cuGraphDebugDotPrint(graph, path.encode(), 0))
+            return Path(path).read_text()
+        finally:
+            Path(path).unlink()
+
+
+def _give_back(kept: list[Kept]) -> None:
+    """Give back what no launch needs any more."""
+    while kept:
+        _, give_back = kept.pop()
+        give_back()

@@ -1,0 +1,94 @@
+"""Executing other libraries' messages on one lane, with executors of its own."""
+
+from __future__ import annotations
+
+import operator
+from functools import reduce
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+
+import msgspec
+
+from ..wire._messages import Section
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ....host._protocol import Executor
+    from ....wire import Message
+    from ..wire._messages import Node, Step
+
+
+class BoundStep(NamedTuple):
+    """A step with what executes it."""
+
+    name: str
+    handler: Callable[[Any], Any]
+    message: Any
+
+
+class BoundSection(NamedTuple):
+    """A section with what executes its nodes."""
+
+    section: Section
+    nodes: list[BoundStep | BoundSection]
+
+
+Bound: TypeAlias = BoundStep | BoundSection
+
+
+@final
+class Steps:
+    """Executors by name, all on one stream, and decoders for their messages."""
+
+    def __init__(self, context: Any, stream: Any) -> None:
+        self._context = context
+        self._stream = stream
+        self._executors: dict[str, tuple[Executor, Callable[[bytes], Any]]] = {}
+        self._users: dict[tuple[str, Message], set[int]] = {}
+
+    def prepare(self, steps: Iterable[Step], program: int) -> None:
+        """Execute steps now, those of which a program needs the effect only once."""
+        for step in steps:
+            bound = self._bind_step(step)
+            undo = getattr(bound.message, "undo", None)
+            if undo is not None:
+                self._users.setdefault((step.executor, undo()), set()).add(program)
+            bound.handler(bound.message)
+
+    def forget(self, program: int) -> None:
+        """Undo what was prepared for a program and for no other that is left."""
+        for key, users in list(self._users.items()):
+            users.discard(program)
+            if not users:
+                del self._users[key]
+                executor, message = key
+                self._executor(executor)[0].handlers[type(message)](message)
+
+    def bind(self, nodes: Iterable[Node]) -> list[Bound]:
+        """Each node with what executes it."""
+        return [
+            BoundSection(node, self.bind(node.nodes))
+            if isinstance(node, Section)
+            else self._bind_step(node)
+            for node in nodes
+        ]
+
+    def _bind_step(self, step: Step) -> BoundStep:
+        executor, decode = self._executor(step.executor)
+        message = decode(step.message)
+        return BoundStep(step.name, executor.handlers[type(message)], message)
+
+    def close(self) -> None:
+        """Close the executors."""
+        for executor, _ in self._executors.values():
+            executor.close()
+
+    def _executor(self, reference: str) -> tuple[Executor, Callable[[bytes], Any]]:
+        found = self._executors.get(reference)
+        if found is None:
+            executor: Executor = resolve_name(reference)(self._context, self._stream)
+            union = reduce(operator.or_, executor.handlers)
+            found = executor, msgspec.msgpack.Decoder(union).decode
+            self._executors[reference] = found
+        return found

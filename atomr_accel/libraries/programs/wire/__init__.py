@@ -1,0 +1,1 @@
+"""Recordings: what both sides of the wall know."""

@@ -1,0 +1,77 @@
+"""What the programs' lane executes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from ....wire import Message
+
+Kind = Literal["call", "when", "loop"]
+
+
+class Step(Message, frozen=True):
+    """One op of a program.
+
+    Attributes:
+        executor: ``module:class`` of what executes it.
+        name: the op's name, for people.
+        message: its message, encoded.
+    """
+
+    executor: str
+    name: str
+    message: bytes
+
+
+class Section(Message, frozen=True):
+    """A part of a program.
+
+    Attributes:
+        kind: ``"call"``: another program; ``"when"``: executed if the flag is set;
+            ``"loop"``: again and again, as long as it is.
+        nodes: what it executes.
+        flag: the flag's address.
+        nbytes: the flag's size; it is set unless all its bytes are zero.
+    """
+
+    kind: Kind
+    nodes: tuple[Step | Section, ...]
+    flag: int = 0
+    nbytes: int = 0
+
+
+Node: TypeAlias = Step | Section
+
+
+class Record(Message, frozen=True):
+    """Make a program, or change the buffers of one that was made of the same nodes.
+
+    Attributes:
+        program: its number.
+        prepare: steps that are executed now, such as loading a kernel.
+        nodes: what every replay executes.
+    """
+
+    program: int
+    prepare: tuple[Step, ...]
+    nodes: tuple[Step | Section, ...]
+
+
+class Replay(Message, frozen=True):
+    """Execute a program."""
+
+    program: int
+
+
+class Forget(Message, frozen=True):
+    """Release a program."""
+
+    program: int
+
+
+class Describe(Message, frozen=True):
+    """A program as a graph in the DOT language."""
+
+    returns: ClassVar[Any] = str
+
+    program: int

@@ -1,0 +1,1 @@
+"""cuRAND: executors, inside a host."""

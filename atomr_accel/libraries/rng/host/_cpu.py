@@ -1,0 +1,192 @@
+"""RNG on the CPU, with NumPy's generators and SciPy's Sobol sequences.
+
+Every draw has a generator of its own, whose counter tells where in the sequence it is: so
+what is drawn depends on seed and position alone, as on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ...._errors import Unsupported
+from ..wire._laws import KINDS, digits
+from ..wire._messages import Draw, Pick, Points, Table, Take
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ..wire._messages import Law
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+_STREAM: Final = {kind: number for number, kind in enumerate(KINDS)}
+_MASK: Final = 2**64 - 1
+_BITS: Final = 32
+
+
+@final
+class CpuRng:
+    """Executes RNG messages."""
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        del stream
+        self._context: Final = context
+        self.handlers: Final = {
+            Draw: self._draw,
+            Points: self._points,
+            Pick: self._pick,
+            Take: self._take,
+            Table: self._table,
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _draw(self, message: Draw) -> None:
+        self._context.check()
+        law, count = message.law, message.count
+        target = self._context.array(message.target, (count,), DTYPES[law.dtype])
+        rng = _generator(message.kind, message.key, message.position, message.side)
+        with np.errstate(all="ignore"):
+            target[...] = _sample(law, count, rng, self._law_table(law))
+
+    def _points(self, message: Points) -> None:
+        self._context.check()
+        law, shape = message.law, (message.count, message.dimensions)
+        target = self._context.array(message.target, shape, DTYPES[law.dtype])
+        if not target.size:
+            return
+        u = _sobol(message)
+        with np.errstate(all="ignore"):
+            target[...] = _quantile(law, u, self._law_table(law))
+
+    def _pick(self, message: Pick) -> None:
+        self._context.check()
+        target = self._context.array(message.target, (message.count,), DTYPES["int64"])
+        weights = None
+        if message.weights:
+            weights = self._context.array(message.weights, (message.items,), DTYPES["float64"])
+            weights = weights / weights.sum()
+        rng = _generator(message.kind, message.key, message.position, message.side)
+        target[...] = rng.choice(message.items, message.count, replace=False, p=weights)
+
+    def _take(self, message: Take) -> None:
+        self._context.check()
+        index = self._context.array(message.index, (message.count,), DTYPES["int64"])
+        if not len(index) or not message.nbytes:
+            return
+        context, nbytes = self._context, message.nbytes
+        rows = context.bytes_at(message.rows, (int(index.max()) + 1) * nbytes)
+        target = context.bytes_at(message.target, len(index) * nbytes)
+        target.reshape(-1, nbytes)[...] = rows.reshape(-1, nbytes)[index]
+
+    def _table(self, message: Table) -> None:
+        self._context.check()
+        data = np.frombuffer(message.data, np.uint8)
+        self._context.bytes_at(message.target, len(data))[...] = data
+
+    def _law_table(self, law: Law) -> _Array:
+        if not law.table:
+            return np.empty(0)
+        return self._context.array(law.table, (law.extent,), DTYPES["float64"])
+
+
+def _generator(kind: str, key: int, position: int, side: int) -> np.random.Generator:
+    # Every draw moves one of the two places on, so no two of a sequence have the same words.
+    counter = np.array([0, position & _MASK, side & _MASK, _STREAM[kind]], np.uint64)
+    seeds = np.array([key, 0], np.uint64)
+    return np.random.Generator(np.random.Philox(key=seeds, counter=counter))
+
+
+def _sample(law: Law, count: int, rng: np.random.Generator, table: _Array) -> _Array:
+    """Values of a distribution, in a dtype that converts to the law's."""
+    if law.name.startswith("integers"):
+        drawn = rng.integers(0, law.span or 2**64, count, np.uint64)
+        return _lifted(drawn, law)
+    if law.name == "search":
+        return _found(rng.random(count), law, table)
+    a, b = (*law.floats, 0.0, 0.0)[:2]
+    in_double: dict[str, Callable[[], _Array]] = {
+        "poisson": lambda: rng.poisson(a, count),
+        "gamma": lambda: rng.gamma(a, b, count),
+        "beta": lambda: rng.beta(a, b, count),
+        "cauchy": lambda: a + b * rng.standard_cauchy(count),
+    }
+    if law.name in in_double:
+        return in_double[law.name]()
+    kind: Any = np.float32 if DTYPES[law.dtype].itemsize < 8 else np.float64
+    if law.name == "uniform":
+        return np.asarray(kind(a) + kind(b) * _units(law.dtype, count, rng))
+    if law.name == "exponential":
+        return np.asarray(kind(a) * rng.standard_exponential(count, kind))
+    values: _Array = kind(a) + kind(b) * rng.standard_normal(count, kind)
+    return np.exp(values) if law.name == "lognormal" else values
+
+
+def _units(dtype: str, count: int, rng: np.random.Generator) -> _Array:
+    """Uniform numbers in [0, 1) that do not round up to 1 in their dtype."""
+    if dtype == "float64":
+        return rng.random(count)
+    if dtype == "float32":
+        return rng.random(count, np.float32)
+    steps = 1 << digits(dtype)
+    return rng.integers(0, steps, count).astype(np.float32) / np.float32(steps)
+
+
+def _lifted(drawn: _Array, law: Law) -> _Array:
+    """Integers from zero on as those from ``low`` on; signed ones wrap around."""
+    return (drawn + np.uint64(law.low)).astype(DTYPES[law.dtype])
+
+
+def _found(u: _Array, law: Law, table: _Array) -> _Array:
+    index = np.searchsorted(table, u, side="right")
+    return np.minimum(index, law.extent - 1) + law.low
+
+
+# --- quasi-random points ------------------------------------------------------------------
+
+
+def _sobol(message: Points) -> _Array:
+    """Points in [0, 1), of 32 bits."""
+    from scipy.stats import qmc
+
+    first, count = message.first, message.count
+    if first + count > 2**_BITS:
+        raise Unsupported(
+            f"on the CPU backend {message.kind} ends with point 2**{_BITS}, "
+            f"before point {first + count}"
+        )
+    # The first 2**32 points of the sequence of 64 bits have no others than these 32.
+    scramble = message.kind.startswith("scrambled")
+    sequence = qmc.Sobol(message.dimensions, scramble=scramble, bits=_BITS, seed=0)
+    if first:
+        sequence.fast_forward(first)
+        return sequence.random(count)
+    # The first one by itself, because SciPy warns of first draws other than powers of two.
+    start = sequence.random(1)
+    return np.concatenate((start, sequence.random(count - 1))) if count > 1 else start
+
+
+def _quantile(law: Law, u: _Array, table: _Array) -> _Array:
+    """Where a distribution function takes the values ``u``."""
+    if law.name.startswith("integers"):
+        return _lifted(np.floor(u * float(law.span or 2**64)).astype(np.uint64), law)
+    if law.name == "search":
+        return _found(u, law, table)
+    a, b = (*law.floats, 0.0)[:2]
+    if law.name == "uniform":
+        steps = 2.0 ** min(digits(law.dtype), _BITS)
+        return a + b * (np.floor(u * steps) / steps)
+    middle = u + 2.0 ** -(_BITS + 1)  # of what each point stands for: never 0 or 1
+    if law.name == "exponential":
+        return a * -np.log1p(-middle)
+    if law.name == "cauchy":
+        return a + b * np.tan(np.pi * (middle - 0.5))
+    from scipy.special import ndtri
+
+    values: _Array = a + b * ndtri(middle)
+    return np.exp(values) if law.name == "lognormal" else values

@@ -1,0 +1,1 @@
+"""cuRAND: what both sides of the wall know."""

@@ -1,0 +1,123 @@
+"""What the RNG lane executes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ....wire import Message
+
+
+class Law(Message, frozen=True):
+    """A distribution of values.
+
+    Attributes:
+        name: a row of ``_laws.LAWS``.
+        dtype: of the values, by name.
+        floats: its parameters.
+        low: the least integer, modulo 2**64.
+        span: how many integers; 0 stands for 2**64.
+        table: address of a distribution function as float64, for ``search``.
+        extent: its entries.
+    """
+
+    name: str
+    dtype: str
+    floats: tuple[float, ...]
+    low: int
+    span: int
+    table: int
+    extent: int
+
+
+class Draw(Message, frozen=True):
+    """Fill a buffer with random values.
+
+    Attributes:
+        law: of what.
+        kind: the generator.
+        ordering: of cuRAND's generators, by name.
+        key: its seed, 64 bits.
+        position: where in its sequence to begin, in words of 32 bits; a multiple of 4.
+        side: the same for what draws until it accepts, in blocks of four words.
+        target: address.
+        count: values.
+        scratch: address of memory for the words, or 0: they fit the target.
+    """
+
+    law: Law
+    kind: str
+    ordering: str
+    key: int
+    position: int
+    side: int
+    target: int
+    count: int
+    scratch: int
+
+
+class Points(Message, frozen=True):
+    """Fill a buffer with quasi-random points, one after the other.
+
+    Attributes:
+        law: of their coordinates.
+        kind: the sequence.
+        dimensions: coordinates of a point.
+        first: index of the first point.
+        target: address.
+        count: points.
+    """
+
+    law: Law
+    kind: str
+    dimensions: int
+    first: int
+    target: int
+    count: int
+
+
+class Pick(Message, frozen=True):
+    """Choose items without repeating any, as int64.
+
+    Attributes:
+        kind, key, position, side: as in ``Draw``.
+        items: how many there are.
+        count: how many to choose.
+        weights: address of their weights as float64, or 0.
+        target: address.
+        scratch: address of a float64 for each item, or 0: then there are no weights.
+    """
+
+    kind: str
+    key: int
+    position: int
+    side: int
+    items: int
+    count: int
+    weights: int
+    target: int
+    scratch: int
+
+
+class Take(Message, frozen=True):
+    """Copy rows by their index: ``target[i] = rows[index[i]]``.
+
+    Attributes:
+        rows, index, target: addresses; indices are int64.
+        count: indices.
+        nbytes: of a row.
+    """
+
+    rows: int
+    index: int
+    target: int
+    count: int
+    nbytes: int
+
+
+class Table(Message, frozen=True):
+    """Put a table of numbers where others of these messages find it."""
+
+    prepares: ClassVar[bool] = True
+
+    target: int
+    data: bytes

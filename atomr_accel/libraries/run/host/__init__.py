@@ -1,0 +1,1 @@
+"""The program's functions: executors, inside a host."""

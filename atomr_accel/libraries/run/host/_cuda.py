@@ -1,0 +1,64 @@
+"""Functions on CUDA: buffers speak DLPack and the CUDA array interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from ...._dtypes import DTYPES
+from ....backends.cuda.host._driver import check, driver
+from ....wire import ON_GPU, Borrowed, DeviceArray, contiguous, device_type
+from ._runner import Runner
+
+if TYPE_CHECKING:
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ..wire._messages import Buffer
+
+
+@final
+class CudaRunner(Runner):
+    """Executes calls in the device's primary context, which CuPy, PyTorch and JAX use too."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        super().__init__(context)
+        self._stream = stream
+
+    def array_of(self, buffer: Buffer) -> DeviceArray:
+        """The buffer's memory."""
+        return DeviceArray(
+            self._context.pointer(buffer.address),
+            buffer.shape,
+            DTYPES[buffer.dtype],
+            device=self._context.info.index,
+            sealed=buffer.sealed,
+        )
+
+    def on_device(self, thing: Any) -> bool:
+        """Whatever lies in a GPU's memory."""
+        return device_type(thing) in ON_GPU
+
+    def hold(self, thing: Any) -> Borrowed:
+        """The array as it is where it is contiguous, or a copy that is."""
+        return contiguous(thing)
+
+    def keep(self, held: Borrowed, address: int) -> None:
+        """Copy it on the device."""
+        if held.nbytes:
+            check(
+                "cuMemcpyAsync",
+                driver.cuMemcpyAsync(
+                    self._context.pointer(address), held.pointer, held.nbytes, self._stream.handle
+                ),
+            )
+            # The caller lets go of it next.
+            self._stream.synchronize()
+
+    def begin(self) -> None:
+        """Wait for the buffers: the function's streams know nothing of the lane's."""
+        self._context.make_current()
+        self._stream.synchronize()
+
+    def end(self) -> None:
+        """Wait for all of the device's streams, since the function may have used any."""
+        # It may also have changed to another device.
+        self._context.make_current()
+        check("cuCtxSynchronize", driver.cuCtxSynchronize())

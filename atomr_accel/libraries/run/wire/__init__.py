@@ -1,0 +1,1 @@
+"""The program's functions: what both sides of the wall know."""

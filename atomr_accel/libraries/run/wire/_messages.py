@@ -1,0 +1,117 @@
+"""What a lane of functions executes.
+
+What is pickled travels in the message if it is small; otherwise it has parts. ``Supply``
+brings those of a call, piece by piece in the lane's order, so they wait in the program while
+the lane is busy. ``Fetch`` gets those of a result, through shared memory and by a lane that
+never is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from ...._dtypes import DTYPES
+from ....wire import Message
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 47)]
+
+
+class Buffer(Message, frozen=True):
+    """A buffer, which the function gets as an array."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    sealed: bool
+
+
+class Left(msgspec.Struct, frozen=True, array_like=True):
+    """An array of a result that lies on the device, for ``Keep``."""
+
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
+    dtype: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(DTYPES)})$")]
+
+
+class Supply(Message, frozen=True):
+    """Take a piece of a part of what a call is given.
+
+    Attributes:
+        ticket: the call's number.
+        part: which part.
+        total: its bytes.
+        start: where the piece begins in it.
+        piece: the piece.
+    """
+
+    ticket: int
+    part: int
+    total: int
+    start: int
+    piece: memoryview
+
+
+class Initialize(Message, frozen=True):
+    """Make the lane's state; what ``Call`` with this number passes on.
+
+    Attributes:
+        state: its number, under which parts were supplied, too.
+        data: the function and its arguments, pickled; buffers are indices. Empty if this is
+            the first of the parts.
+        buffers: the buffers.
+    """
+
+    pickles: ClassVar[bool] = True
+
+    state: int
+    data: bytes
+    buffers: tuple[Buffer, ...]
+
+
+class Call(Message, frozen=True):
+    """Call a function.
+
+    The answer is ``(result, arrays, sizes)``: the result, pickled, with arrays that lie on the
+    device as indices; those arrays; and the bytes of its parts. The result is empty if it is
+    the first of the parts. Arrays and parts are kept until ``Forget``.
+
+    Attributes:
+        ticket: the call's number.
+        state: the number of the state to pass first; 0 for none.
+        data: the function and its arguments, pickled; buffers are indices. Empty if this is
+            the first of the parts.
+        buffers: the buffers.
+    """
+
+    returns: ClassVar[Any] = tuple[bytes, list[Left], list[_Size]]
+    pickles: ClassVar[bool] = True
+
+    ticket: int
+    state: int
+    data: bytes
+    buffers: tuple[Buffer, ...]
+
+
+class Keep(Message, frozen=True):
+    """Copy an array of a result into a buffer."""
+
+    ticket: int
+    index: int
+    address: int
+
+
+class Fetch(Message, frozen=True):
+    """Copy a piece of a part of a result into shared memory."""
+
+    ticket: int
+    part: int
+    start: int
+    address: int
+    nbytes: int
+
+
+class Forget(Message, frozen=True):
+    """Let go of what was supplied for a call, and of what it has left."""
+
+    ticket: int
