@@ -17,13 +17,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import current_thread, get_ident
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
+from ..libraries._op import Awaited
+from ..libraries._request import FirstTry
 from ..memory import SLICE, GpuRef, Kept, MemoryMap, Release, Slab, as_shape, least_slab
 from ..wire import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs, arrived
 from .data._bulk import COPIERS
@@ -104,6 +106,7 @@ class DeviceCore:
         dying: hosts that were killed and may not have ended yet; see ``bury``.
     """
 
+    driver: Final = Awaited
     pinned: Pinned
     exports: Exports
 
@@ -154,6 +157,7 @@ class DeviceCore:
         self._end: DeviceLost | None = None
         self._growing = trio.Lock()
         self.sealing: Final = trio.Lock()
+        self.first_try: Final = FirstTry(self)
         self.being_sealed: Final[Counter[Block]] = Counter()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
 
@@ -438,6 +442,10 @@ class DeviceCore:
         if self.dropped:
             self._release()
         return op
+
+    def collect(self, *_call: object) -> NoReturn:
+        """Ops of the device itself are awaited."""
+        raise AssertionError("ops of a device are awaited")
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """What stands for something that the host keeps for a handle of the program.

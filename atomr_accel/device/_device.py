@@ -15,6 +15,7 @@ from .._errors import CpuFallbackWarning, DeviceUnavailable
 from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
 from ..backends._registry import find_backend
 from ..lanes import uninterrupted
+from ..libraries._op import Awaited
 from ..libraries._table import CALLED, Libraries
 from ..memory import GpuRef, MemoryScope, refuse
 from ._context import Context
@@ -81,7 +82,7 @@ class DeviceStatistics:
 
 @final
 @uninterrupted
-class Device(Data, Libraries):
+class Device(Data, Libraries[Awaited]):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
     Its methods may be called from any task of the ``trio.run`` that opened it; from another

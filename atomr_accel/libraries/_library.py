@@ -12,15 +12,20 @@ Adding a library adds a folder and a line to ``_table.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import Message
+    from ._op import Awaited, Collected, Described
+    from ._request import FirstTry, Request
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,31 @@ class Submitted(Protocol):
 
 
 class Submitter(Protocol):
-    """The device as a facade sees it.
+    """The device as a facade sees it: an open one, or what collects ops in its place."""
 
-    A facade checks its arguments, makes its output and submits without awaiting anything
-    in between: a rebuild that came between would make the checks worthless. Where it has
-    to wait, for its lane or for memory, it starts over afterwards.
-    """
+    @property
+    def driver(self) -> type[Awaited] | type[Collected] | type[Described]:
+        """How ops of its facades are called."""
+
+    @property
+    def first_try(self) -> FirstTry:
+        """The driver of requests that are awaited and have not had to wait yet."""
+
+    def collect(
+        self,
+        make: Callable[..., Request[T]],
+        facade: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """Carry out a call at once; its result may get its content later.
+
+        Args:
+            make: makes the request.
+            facade: its first argument.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+        """
 
     @property
     def memory(self) -> MemoryMap:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
+from ._op import D
 from .blas._facade import Blas
 from .blaslt._facade import BlasLt
 from .dnn._facade import Dnn
@@ -26,17 +27,19 @@ CALLED: Final = (
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = ("blas", "blaslt", "dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng")
 """The names of their lanes."""
+NAMES: Final = ("blas", "blaslt", "dnn", "fft", "nvrtc", "rng")
+"""The names of the facades."""
 
 
-class Libraries:
+class Libraries(Generic[D]):
     """The library facades of a device, as attributes; ``Device`` says what each is for."""
 
-    blas: Blas
-    blaslt: BlasLt
-    dnn: Dnn
-    fft: Fft
-    nvrtc: Nvrtc
-    rng: Rng
+    blas: Blas[D]
+    blaslt: BlasLt[D]
+    dnn: Dnn[D]
+    fft: Fft[D]
+    nvrtc: Nvrtc[D]
+    rng: Rng[D]
 
     def _add_libraries(self, device: Submitter) -> None:
         self.blas = Blas(device)
@@ -45,3 +48,8 @@ class Libraries:
         self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device)
+
+    def _share_libraries(self, others: Libraries[Any], device: Submitter) -> None:
+        """The libraries of another, with what they keep, driven by ``device``."""
+        for name in NAMES:
+            setattr(self, name, getattr(others, name)._on(device))

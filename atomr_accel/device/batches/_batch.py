@@ -6,8 +6,6 @@ still runs; leaving it waits for all of them, and an error raises there.
 
 from __future__ import annotations
 
-import copy
-import inspect
 import math
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -15,24 +13,22 @@ import numpy as np
 import trio
 
 from ..._dtypes import as_dtype
-from ..._errors import ContextPoisoned, Unsupported
+from ..._errors import ContextPoisoned
 from ...lanes import uninterrupted
 from ...libraries._arguments import usable
 from ...libraries._library import LaneSpec
-from ...libraries.nvrtc._facade import COMPILER
 from ...memory import GpuRef, as_shape
 from .._core import Shape
 from ..data._transfer import SMALL, as_host_array
+from ._collector import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from types import TracebackType
 
     from ...lanes import Op, Port
-    from ...libraries.nvrtc._facade import Kernel
-    from ...memory import Block, MemoryMap
+    from ...memory import Block
     from ...wire import Message
-    from .._core import DeviceCore
     from .._device import Device
 
 
@@ -41,176 +37,6 @@ _MOST_BUNCHED: Final = 32
 
 The first bunches are smaller, each twice the last: the device begins with the block.
 """
-
-
-@final
-class Submitted:
-    """What ``submit`` gives a facade inside a batch: there is nothing to wait for yet."""
-
-    async def wait(self) -> None:
-        """Return at once; results come with the end of the batch."""
-
-
-_SUBMITTED: Final = Submitted()
-
-
-def drive(call: Coroutine[Any, Any, Any]) -> Any:
-    """Run a facade's call to its end without waiting for anything.
-
-    Facades check, allocate and submit without awaiting in between, and what they await
-    otherwise a collector answers at once. So one step runs them through.
-    """
-    try:
-        call.send(None)
-    except StopIteration as end:
-        return end.value
-    call.close()
-    raise Unsupported("this call waits for the device in between, so it cannot be in a batch")
-
-
-@uninterrupted
-class Synchronous:
-    """A facade whose methods return at once: ``batch.blas.gemm(a, b)``.
-
-    What a facade hands out to call methods of, such as a random generator, is one too.
-    Attributes are read, and set, as on the facade itself.
-    """
-
-    def __init__(self, facade: Any, submitter: Collector) -> None:
-        # A copy shares the facade's plans and state, but not the device.
-        bound = copy.copy(facade)
-        bound._device = submitter
-        vars(self).update(_facade=facade, _bound=bound)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{self!r} has no public attribute {name!r}")
-        attribute = getattr(self._bound, name)
-        if not callable(attribute):
-            return attribute
-        submitter = self._bound._device
-        take = submitter.take
-
-        @trio.lowlevel.enable_ki_protection
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if take is not None:
-                args = tuple(map(take, args))
-                kwargs = {key: take(value) for key, value in kwargs.items()}
-            result = attribute(*args, **kwargs)
-            if inspect.iscoroutine(result):
-                result = drive(result)
-            return _synchronous(result, submitter)
-
-        vars(self)[name] = call
-        return call
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._facade, name, value)
-        setattr(self._bound, name, value)
-
-    def __repr__(self) -> str:
-        return repr(self._facade)
-
-
-def _synchronous(result: Any, submitter: Collector) -> Any:
-    """What a call gives, with methods that return at once where they would be awaited."""
-    if type(result) is GpuRef:
-        return result
-    if type(result) is list:
-        return [_synchronous(item, submitter) for item in result]
-    if getattr(result, "_device", None) is submitter:
-        return Synchronous(result, submitter)
-    return result
-
-
-class Collector:
-    """The device as facades see it while a program is collected rather than awaited.
-
-    It has every library of the device as an attribute, with synchronous methods.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._core: DeviceCore = device._core
-        self.memory: MemoryMap = self._core.memory
-        self.ports: dict[str, Any] = dict(self._core.ports)
-        self._facades: dict[str, Synchronous] = {}
-        self._kernels: dict[Kernel, Kernel] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        facade = vars(self._device).get(name)
-        if name.startswith("_") or facade is None:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        made = self._facades[name] = Synchronous(facade, self)
-        setattr(self, name, made)
-        return made
-
-    def using(self, made: Any) -> Any:
-        """Something that a library has made, such as a random generator, for this program.
-
-        ``batch.using(generator).normal(size=1000)`` returns a ref at once. What it holds, such
-        as the place in a random sequence, it shares with ``made``.
-
-        Args:
-            made: by a library of this device.
-
-        Returns:
-            The same with methods that return at once.
-
-        Raises:
-            TypeError: it is nothing that a library of this device has made.
-        """
-        if getattr(made, "_device", None) is not self._core:
-            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
-        return Synchronous(made, self)
-
-    take: Callable[[Any], Any] | None = None
-    """How arguments are taken into the program, where not as they are."""
-
-    @property
-    def backend(self) -> str:
-        """The backend's name."""
-        return self._core.backend
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether results must not depend on what else is in flight, nor on time."""
-        return self._core.deterministic
-
-    async def open_lane(self, lane: LaneSpec) -> Any:
-        """Note that the lane will be needed; the note stands for its port."""
-        if lane is COMPILER:
-            raise Unsupported("compiling cannot be in a batch; compile before it")
-        return self.ports.setdefault(lane.name, lane)
-
-    def submit(
-        self,
-        port: Port | LaneSpec,
-        name: str,
-        message: Message,
-        reads: Iterable[Block] = (),
-        writes: Iterable[Block] = (),
-    ) -> Submitted:
-        """Take an op into the program."""
-        raise NotImplementedError
-
-    def keep(self, lane: str, name: str, release: Message) -> Block:
-        """What stands for something that the host keeps for a handle of the program."""
-        return self._core.keep(lane, name, release)
-
-    def launch(self, kernel: Kernel, grid: Any, block: Any, *args: Any, shared: int = 0) -> None:
-        """``kernel.launch`` as part of this program; arguments and errors are those there."""
-        twin = self._kernels.get(kernel)
-        if twin is None:
-            twin = self._kernels[kernel] = self._adopt(kernel)
-            twin._device = self
-        if self.take is not None:
-            args = tuple(map(self.take, args))
-        drive(twin.launch(grid, block, *args, shared=shared))
-
-    def _adopt(self, kernel: Kernel) -> Kernel:
-        """The kernel as this program knows it: it may be loaded here, and not elsewhere."""
-        return copy.copy(kernel)
 
 
 @final
@@ -328,7 +154,7 @@ class Batch(Collector):
         message: Message,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
-    ) -> Submitted:
+    ) -> None:
         """Submit an op now, or at the end if it needs what takes a wait."""
         self._check()
         if self._later or self._promised or isinstance(port, LaneSpec):
@@ -346,7 +172,6 @@ class Batch(Collector):
             self._ports_unsent.add(port)
             if self._unsent == self._bunch:
                 self._send()
-        return _SUBMITTED
 
     def _send(self) -> None:
         """Send the bunch; the next one is larger."""
@@ -431,12 +256,10 @@ class Batch(Collector):
     def _let_go(self) -> None:
         """Hold nothing any more: temporary buffers are free now, not when garbage is collected.
 
-        Facades refer to their batch, so they would keep each other.
+        The facades refer to their batch, so they and the batch keep each other till then.
         """
-        for name in self._facades:
-            vars(self).pop(name, None)
-        for collection in (self._facades, self._kernels, self._promised):
-            collection.clear()
+        self._kernels.clear()
+        self._promised.clear()
         self._ops, self._made, self._later = [], [], []
 
     def _spoil(self) -> None:

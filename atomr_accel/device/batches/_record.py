@@ -15,6 +15,7 @@ from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...lanes import uninterrupted
 from ...libraries._arguments import BLOCK_ALIGNMENT, alignment, usable, writable
 from ...libraries._library import LaneSpec
+from ...libraries._op import Collected
 from ...libraries.nvrtc._facade import KERNELS
 from ...libraries.programs.wire._messages import (
     Describe,
@@ -28,7 +29,7 @@ from ...libraries.programs.wire._messages import (
 from ...memory import Block, GpuRef, LateAddress, Part, as_shape, refuse_write
 from ...wire import encode
 from .._core import Shape
-from ._batch import Collector, Submitted
+from ._collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -54,7 +55,6 @@ _ALIGNMENT: Final = 16
 """No call of a library depends on more bytes than these in where a buffer begins."""
 
 _numbers: Final = itertools.count(1)
-_COLLECTED: Final = Submitted()
 
 _Op = tuple[str, str, "Message"]
 """An op as it was collected: its executor, its name, its message."""
@@ -190,8 +190,9 @@ class Program(Collector):
             block = self._inside[block][0]
         return block
 
-    def _adopt(self, kernel: Kernel) -> Kernel:
-        return kernel._apart()  # programs have executors of their own
+    def _adopt(self, kernel: Kernel[Any]) -> Kernel[Collected]:
+        twin: Kernel[Collected] = kernel._apart()._on(self)  # programs have executors of their own
+        return twin
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
         """What is prepared for a program goes when the host forgets the program."""
@@ -217,7 +218,7 @@ class Program(Collector):
         message: Message,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
-    ) -> Submitted:
+    ) -> None:
         """Take an op into the program."""
         del reads  # all that is bound is read, as far as other ops are concerned
         self._check_open()
@@ -228,7 +229,6 @@ class Program(Collector):
             self._note(writes)
         else:
             self._add(step, writes)
-        return _COLLECTED
 
     def when(self, flag: GpuRef) -> AbstractContextManager[None]:
         """Record what a replay executes only if a flag is set when it comes there.

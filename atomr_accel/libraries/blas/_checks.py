@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from ..._dtypes import DTYPES, NAMES
 from ...memory import GpuRef
 from .._arguments import require_dtype, require_rank, usable, writable
 from .._library import LaneSpec
-from .._perform import perform
+from .._op import D, Facade
+from .._request import Request
 from ..wire._options import LARGEST
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 
     from ...memory import Block, MemoryMap
     from .._library import Submitter
-    from .._perform import Prepared, Room
+    from .._request import Driver, Submission
     from .wire._messages import Scalar
+
+T = TypeVar("T")
 
 LANE: Final = LaneSpec(
     "blas",
@@ -53,14 +56,14 @@ LARGEST_INT: Final = 2**31 - 1
 """What the functions without 64-bit sizes can count to."""
 
 
-class Routines:
+class Routines(Facade[D]):
     """Base of the classes that ``device.blas`` consists of."""
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
 
-    async def _perform(self, name: str, prepare: Callable[[Room], Prepared]) -> Any:
-        return await perform(self._device, LANE, f"blas.{name}", prepare)
+    def _request(self, name: str, prepare: Callable[[Driver], Submission[T]]) -> Request[T]:
+        return Request(LANE, f"blas.{name}", prepare)
 
 
 def operation(trans: Trans, name: str) -> int:
@@ -210,7 +213,7 @@ def vector_output(
     out: GpuRef | None,
     like: GpuRef,
     n: int,
-    room: Room,
+    driver: Driver,
     memory: MemoryMap,
     *,
     off: int = 0,
@@ -222,7 +225,7 @@ def vector_output(
     if out is None:
         if off or inc != 1:
             raise ValueError(f"offset {off} and increment {inc} of {name} need an {name}")
-        out = room.empty((n,), like.dtype)
+        out = driver.output((n,), like.dtype)
     else:
         writable(out, memory, name)
         require_dtype(out, like.dtype, name, "the input")
@@ -230,11 +233,11 @@ def vector_output(
 
 
 def matrix_output(
-    out: GpuRef | None, like: GpuRef, shape: tuple[int, int], room: Room, memory: MemoryMap
+    out: GpuRef | None, like: GpuRef, shape: tuple[int, int], driver: Driver, memory: MemoryMap
 ) -> tuple[GpuRef, Block]:
     """Check the matrix that a routine writes, or make it."""
     if out is None:
-        out = room.empty(shape, like.dtype)
+        out = driver.output(shape, like.dtype)
     block = writable(out, memory, "out")
     require_dtype(out, like.dtype, "out", "the input")
     if out.shape != shape:

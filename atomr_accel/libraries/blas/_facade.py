@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from .._op import D
 from ._checks import LANE
 from ._factor import Factorizations
 from ._gemm import Products
@@ -15,7 +16,7 @@ __all__ = ["LANE", "Blas"]
 
 
 @final
-class Blas(Products, Level1, Level2, Level3, Factorizations):
+class Blas(Products[D], Level1[D], Level2[D], Level3[D], Factorizations[D]):
     """Basic linear algebra: cuBLAS on CUDA, NumPy and SciPy on the CPU.
 
     Matrix products are called as in NumPy (``matmul``) or with the options of BLAS

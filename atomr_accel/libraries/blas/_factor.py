@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._errors import Unsupported
 from .._arguments import require_apart, require_dtype, require_shape, usable, writable
-from .._perform import Prepared
+from .._op import D, op
+from .._request import Submission
 from ._checks import (
     INT32,
     LARGEST_INT,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef
-    from .._perform import Room
+    from .._request import Driver, Request
 
 _POINTERS = 3 * 8
 """Bytes of pointers for each matrix."""
@@ -39,7 +40,7 @@ class _Stack(NamedTuple):
     n: int
 
 
-class Factorizations(Routines):
+class Factorizations(Routines[D]):
     """The part of ``Blas`` for batched LU and QR.
 
     The vendor's functions are column-major and overwrite their input. ``cublas<t>geam_64``
@@ -47,9 +48,10 @@ class Factorizations(Routines):
     the arguments.
     """
 
-    async def getrf_batched(
+    @op
+    def getrf_batched(
         self, a: GpuRef, *, out: GpuRef | None = None
-    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """LU factorizations with partial pivoting: ``a = p @ l @ u``.
 
         Vendor function: ``cublas<t>getrfBatched``.
@@ -70,15 +72,15 @@ class Factorizations(Routines):
             TypeError: an unsupported dtype.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[Any]:
             block = usable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "getrf_batched")
             stack = _square_stack(a, "a")
-            lu, block_lu = self._output(out, a.shape, a.dtype, room)
+            lu, block_lu = self._output(out, a.shape, a.dtype, driver)
             require_apart("getrf_batched", [("out", lu)], [("a", a)], in_place=[("out", "a")])
-            piv = room.empty(a.shape[:-1], INT32)
-            info = room.empty(stack.lead, INT32)
-            scratch = _scratch(room, a.nbytes, _POINTERS * stack.batch)
+            piv = driver.output(a.shape[:-1], INT32)
+            info = driver.output(stack.lead, INT32)
+            scratch = _scratch(driver, a.nbytes, _POINTERS * stack.batch)
             message = Factor(
                 "getrf",
                 dtype,
@@ -92,12 +94,12 @@ class Factorizations(Routines):
                 scratch=tuple(each.address for each in scratch),
             )
             writes = (block_lu, piv._block, info._block, *scratch)
-            return Prepared(message, (block,), writes, (lu, piv, info))
+            return Submission(message, (block,), writes, (lu, piv, info))
 
-        refs: tuple[GpuRef, GpuRef, GpuRef] = await self._perform("getrf_batched", prepare)
-        return refs
+        return self._request("getrf_batched", prepare)
 
-    async def getrs_batched(
+    @op
+    def getrs_batched(
         self,
         lu: GpuRef,
         piv: GpuRef,
@@ -105,7 +107,7 @@ class Factorizations(Routines):
         *,
         out: GpuRef | None = None,
         trans: Trans = 0,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Solve ``op(a) @ x = b`` with the factors of ``getrf_batched``.
 
         Vendor function: ``cublas<t>getrsBatched``.
@@ -128,7 +130,7 @@ class Factorizations(Routines):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
             block_lu, block_piv = usable(lu, memory, "lu"), usable(piv, memory, "piv")
             block_b = usable(b, memory, "b")
@@ -137,7 +139,7 @@ class Factorizations(Routines):
             _require_pivots(piv, lu)
             require_dtype(b, lu.dtype, "b", "lu")
             nrhs = _right_hand_sides(b, lu, stack.n)
-            result, block = self._output(out, b.shape, b.dtype, room)
+            result, block = self._output(out, b.shape, b.dtype, driver)
             require_apart(
                 "getrs_batched",
                 [("out", result)],
@@ -145,7 +147,7 @@ class Factorizations(Routines):
                 in_place=[("out", "b")],
             )
             scratch = _scratch(
-                room, lu.nbytes, b.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
+                driver, lu.nbytes, b.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
             )
             message = Factor(
                 "getrs",
@@ -162,14 +164,14 @@ class Factorizations(Routines):
                 scratch=tuple(each.address for each in scratch),
             )
             reads = (block_lu, block_piv, block_b)
-            return Prepared(message, reads, (block, *scratch), result)
+            return Submission(message, reads, (block, *scratch), result)
 
-        ref: GpuRef = await self._perform("getrs_batched", prepare)
-        return ref
+        return self._request("getrs_batched", prepare)
 
-    async def getri_batched(
+    @op
+    def getri_batched(
         self, lu: GpuRef, piv: GpuRef, *, out: GpuRef | None = None
-    ) -> tuple[GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef]]:
         """Inverses, from the factors of ``getrf_batched``.
 
         Vendor function: ``cublas<t>getriBatched``. To solve systems, ``getrs_batched`` is
@@ -189,17 +191,17 @@ class Factorizations(Routines):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
             block_lu, block_piv = usable(lu, memory, "lu"), usable(piv, memory, "piv")
             dtype = require_kind(lu, SINGLE_OR_DOUBLE, "getri_batched")
             stack = _square_stack(lu, "lu")
             _require_pivots(piv, lu)
-            result, block = self._output(out, lu.shape, lu.dtype, room)
+            result, block = self._output(out, lu.shape, lu.dtype, driver)
             require_apart("getri_batched", [("out", result)], [("lu", lu), ("piv", piv)])
-            info = room.empty(stack.lead, INT32)
+            info = driver.output(stack.lead, INT32)
             scratch = _scratch(
-                room, lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
+                driver, lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
             )
             message = Factor(
                 "getri",
@@ -214,12 +216,14 @@ class Factorizations(Routines):
                 scratch=tuple(each.address for each in scratch),
             )
             writes = (block, info._block, *scratch)
-            return Prepared(message, (block_lu, block_piv), writes, (result, info))
+            return Submission(message, (block_lu, block_piv), writes, (result, info))
 
-        refs: tuple[GpuRef, GpuRef] = await self._perform("getri_batched", prepare)
-        return refs
+        return self._request("getri_batched", prepare)
 
-    async def geqrf_batched(self, a: GpuRef, *, out: GpuRef | None = None) -> tuple[GpuRef, GpuRef]:
+    @op
+    def geqrf_batched(
+        self, a: GpuRef, *, out: GpuRef | None = None
+    ) -> Request[tuple[GpuRef, GpuRef]]:
         """QR factorizations: ``a = q @ r``, with ``q`` as a product of reflectors.
 
         Vendor function: ``cublas<t>geqrfBatched``.
@@ -239,14 +243,14 @@ class Factorizations(Routines):
             TypeError: an unsupported dtype.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[Any]:
             block = usable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "geqrf_batched")
             stack = _stack(a, "a")
-            qr, block_qr = self._output(out, a.shape, a.dtype, room)
+            qr, block_qr = self._output(out, a.shape, a.dtype, driver)
             require_apart("geqrf_batched", [("out", qr)], [("a", a)], in_place=[("out", "a")])
-            tau = room.empty((*stack.lead, min(stack.m, stack.n)), a.dtype)
-            scratch = _scratch(room, a.nbytes, _POINTERS * stack.batch)
+            tau = driver.output((*stack.lead, min(stack.m, stack.n)), a.dtype)
+            scratch = _scratch(driver, a.nbytes, _POINTERS * stack.batch)
             message = Factor(
                 "geqrf",
                 dtype,
@@ -258,14 +262,14 @@ class Factorizations(Routines):
                 tau=tau._block.address,
                 scratch=tuple(each.address for each in scratch),
             )
-            return Prepared(message, (block,), (block_qr, tau._block, *scratch), (qr, tau))
+            return Submission(message, (block,), (block_qr, tau._block, *scratch), (qr, tau))
 
-        refs: tuple[GpuRef, GpuRef] = await self._perform("geqrf_batched", prepare)
-        return refs
+        return self._request("geqrf_batched", prepare)
 
-    async def gels_batched(
+    @op
+    def gels_batched(
         self, a: GpuRef, b: GpuRef, *, out: GpuRef | None = None
-    ) -> tuple[GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef]]:
         """Least squares: the ``x`` that minimizes the norm of ``b - a @ x``.
 
         Vendor function: ``cublas<t>gelsBatched``.
@@ -288,7 +292,7 @@ class Factorizations(Routines):
             Unsupported: m < n, which the vendor does not solve.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
             block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "gels_batched")
@@ -300,10 +304,10 @@ class Factorizations(Routines):
                     f"gels_batched solves overdetermined systems only; a has shape {a.shape}"
                 )
             shape = (*stack.lead, stack.n, *b.shape[len(stack.lead) + 1 :])
-            result, block = self._output(out, shape, a.dtype, room)
+            result, block = self._output(out, shape, a.dtype, driver)
             require_apart("gels_batched", [("out", result)], [("a", a), ("b", b)])
-            info = room.empty(stack.lead, INT32)
-            scratch = _scratch(room, a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
+            info = driver.output(stack.lead, INT32)
+            scratch = _scratch(driver, a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
             message = Factor(
                 "gels",
                 dtype,
@@ -318,16 +322,15 @@ class Factorizations(Routines):
                 scratch=tuple(each.address for each in scratch),
             )
             writes = (block, info._block, *scratch)
-            return Prepared(message, (block_a, block_b), writes, (result, info))
+            return Submission(message, (block_a, block_b), writes, (result, info))
 
-        refs: tuple[GpuRef, GpuRef] = await self._perform("gels_batched", prepare)
-        return refs
+        return self._request("gels_batched", prepare)
 
     def _output(
-        self, out: GpuRef | None, shape: tuple[int, ...], dtype: np.dtype[Any], room: Room
+        self, out: GpuRef | None, shape: tuple[int, ...], dtype: np.dtype[Any], driver: Driver
     ) -> tuple[GpuRef, Block]:
         if out is None:
-            out = room.empty(shape, dtype)
+            out = driver.output(shape, dtype)
         block = writable(out, self._device.memory, "out")
         require_dtype(out, dtype, "out", "the input")
         require_shape(out, shape, "out")
@@ -380,5 +383,5 @@ def _right_hand_sides(b: GpuRef, a: GpuRef, rows: int) -> int:
     )
 
 
-def _scratch(room: Room, *sizes: int) -> tuple[Block, ...]:
-    return tuple(room.empty((size,), UINT8)._block for size in sizes)
+def _scratch(driver: Driver, *sizes: int) -> tuple[Block, ...]:
+    return tuple(driver.output((size,), UINT8)._block for size in sizes)

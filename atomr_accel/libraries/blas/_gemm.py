@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,10 +16,11 @@ from .._arguments import (
     usable,
     writable,
 )
-from .._perform import Prepared
+from .._op import D, op
+from .._request import Submission
 from ..wire._broadcast import broadcast
 from ..wire._recent import Recent
-from ._checks import LANE, UINT8, Number, Routines, Trans, operation, scalar, scales_nothing
+from ._checks import UINT8, Number, Routines, Trans, operation, scalar, scales_nothing
 from .wire._messages import Gemm, GemmEx, GemmList, Scalar
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...memory import Block, GpuRef
     from ...wire import Message
     from .._library import Submitter
-    from .._perform import Room
+    from .._request import Driver, Request
 
 _F32: Final = ("32F", "32F_PEDANTIC")
 _FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
@@ -65,13 +65,26 @@ class _Plan(NamedTuple):
 
     Attributes:
         shape: the result's.
-        nbytes: its size.
         message: what to send, given the addresses of a, b and c, alpha and beta.
     """
 
     shape: tuple[int, ...]
-    nbytes: int
     message: Callable[[int, int, int, float, float], Message]
+
+
+class _Operands(NamedTuple):
+    """A product's arguments; shapes are what products take for one-dimensional ones."""
+
+    name: str
+    a: GpuRef
+    b: GpuRef
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    out: GpuRef | None
+    alpha: Number
+    beta: Number
+    op_a: int
+    op_b: int
 
 
 class _Wide(NamedTuple):
@@ -104,7 +117,7 @@ class BlasStatistics:
     plan_limit: int
 
 
-class Products(Routines):
+class Products(Routines[D]):
     """The part of ``Blas`` that multiplies matrices."""
 
     def __init__(self, device: Submitter) -> None:
@@ -117,7 +130,8 @@ class Products(Routines):
         plain = sum(plan is not _WIDE for plan in self._plans.values())
         return BlasStatistics(plain + len(self._wide_plans), _MOST_PLANS)
 
-    async def gemm(
+    @op
+    def gemm(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -129,7 +143,7 @@ class Products(Routines):
         trans_b: Trans = False,
         dtype: Any = None,
         compute_type: str | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Matrix product: ``alpha * op(a) @ op(b) + beta * out``.
 
         Vendor functions: ``cublasGemmEx_64``; for batches ``cublasGemmStridedBatchedEx_64``
@@ -158,69 +172,12 @@ class Products(Routines):
             TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
-            OutOfMemory: no room for the result.
+            OutOfMemory: no driver for the result.
         """
-        device = self._device
-        memory = device.memory
-        block_a = usable(a, memory, "a")
-        block_b = usable(b, memory, "b")
-        factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
-        scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
-        op_a = 0 if trans_a is False else operation(trans_a, "trans_a")
-        op_b = 0 if trans_b is False else operation(trans_b, "trans_b")
-        key = (a.shape, b.shape, a.dtype, b.dtype, op_a, op_b)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans.keep(key, _plan_gemm(a, b, op_a, op_b))
-        if (
-            plan is _WIDE
-            or dtype is not None
-            or compute_type is not None
-            or (out is not None and out.dtype is not a.dtype)
-        ):
-            return await self._wide(
-                "gemm",
-                a,
-                b,
-                a.shape,
-                b.shape,
-                out,
-                alpha,
-                beta,
-                op_a,
-                op_b,
-                dtype,
-                compute_type,
-            )
-        shape, nbytes, make_message = plan
-        reads: tuple[Block, ...] = (block_a, block_b)
-        if out is None:
-            if scale != 0.0:
-                raise ValueError(f"beta={beta} scales what out holds before, but there is no out")
-            out = device.try_empty(shape, a.dtype, nbytes)
-            if out is None:  # waiting for memory, or for a rebuild: then check again
-                out = await device.empty(shape, a.dtype)
-                return await self.gemm(a, b, out=out, alpha=alpha, trans_a=op_a, trans_b=op_b)
-            block_c = out._block
-        else:
-            block_c = writable(out, memory, "out")
-            require_shape(out, shape, "out")
-            base = block_c.base
-            if base is block_a.base or base is block_b.base:  # then look closer
-                require_apart("gemm", [("out", out)], [("a", a), ("b", b)])
-            if scale != 0.0:
-                reads = (block_a, block_b, block_c)
-        port = device.ports.get("blas")
-        if port is None:
-            await device.open_lane(LANE)
-            return await self.gemm(
-                a, b, out=out, alpha=alpha, beta=beta, trans_a=op_a, trans_b=op_b
-            )
-        message = make_message(block_a.address, block_b.address, block_c.address, factor, scale)
-        await device.submit(port, "blas.gemm", message, reads, (block_c,)).wait()
-        return out
+        return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type)
 
-    async def matmul(
+    @op
+    def matmul(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -228,7 +185,7 @@ class Products(Routines):
         *,
         dtype: Any = None,
         compute_type: str | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Matrix product of arrays of any rank; as ``numpy.matmul``.
 
         Vendor functions: those of ``gemm``.
@@ -248,24 +205,27 @@ class Products(Routines):
             ValueError: shapes that do not fit, an argument without dimensions, aliasing.
             TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
         """
-        memory = self._device.memory
-        usable(a, memory, "a")
-        usable(b, memory, "b")
-        shape_a, shape_b = a.shape, b.shape
-        if len(shape_a) > 1 and len(shape_b) > 1:
-            return await self.gemm(a, b, out=out, dtype=dtype, compute_type=compute_type)
-        for name, shape in (("a", shape_a), ("b", shape_b)):
-            if not shape:
-                raise ValueError(f"{name} has no dimensions; matmul needs at least one")
-        if len(shape_a) == 1:
-            shape_a = (1, *shape_a)
-        if len(shape_b) == 1:
-            shape_b = (*shape_b, 1)
-        return await self._wide(
-            "matmul", a, b, shape_a, shape_b, out, 1.0, 0.0, 0, 0, dtype, compute_type
-        )
 
-    async def gemm_batched(
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            usable(a, driver.memory, "a")
+            usable(b, driver.memory, "b")
+            shape_a, shape_b = a.shape, b.shape
+            for name, shape in (("a", shape_a), ("b", shape_b)):
+                if not shape:
+                    raise ValueError(f"{name} has no dimensions; matmul needs at least one")
+            if len(shape_a) == 1:
+                shape_a = (1, *shape_a)
+            if len(shape_b) == 1:
+                shape_b = (*shape_b, 1)
+            wide = _Operands("matmul", a, b, shape_a, shape_b, out, 1.0, 0.0, 0, 0)
+            return self._prepare_wide(driver, wide, dtype, compute_type)
+
+        if getattr(a, "ndim", 0) > 1 and getattr(b, "ndim", 0) > 1:
+            return self._gemm(a, b, out, 1.0, 0.0, 0, 0, dtype, compute_type)
+        return self._request("matmul", prepare)
+
+    @op
+    def gemm_batched(
         self,
         a: Sequence[GpuRef],
         b: Sequence[GpuRef],
@@ -277,7 +237,7 @@ class Products(Routines):
         trans_b: Trans = False,
         dtype: Any = None,
         compute_type: str | None = None,
-    ) -> list[GpuRef]:
+    ) -> Request[list[GpuRef]]:
         """Products of equally shaped matrices in buffers of their own, in one call.
 
         Vendor function: ``cublasGemmBatchedEx_64``.
@@ -301,11 +261,12 @@ class Products(Routines):
             ValueError: no matrices, unequal numbers or shapes, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return await self._list(
+        return self._list(
             "gemm_batched", a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type
         )
 
-    async def gemm_grouped_batched(
+    @op
+    def gemm_grouped_batched(
         self,
         a: Sequence[GpuRef],
         b: Sequence[GpuRef],
@@ -316,7 +277,7 @@ class Products(Routines):
         trans_a: Trans = False,
         trans_b: Trans = False,
         compute_type: str | None = None,
-    ) -> list[GpuRef]:
+    ) -> Request[list[GpuRef]]:
         """Products of matrices of any shapes, in one call.
 
         Vendor function: ``cublasGemmGroupedBatchedEx_64`` (cuBLAS 12.5); consecutive
@@ -342,88 +303,125 @@ class Products(Routines):
             TypeError: unequal or unsupported dtypes.
             Unsupported: the cuBLAS that is installed is older.
         """
-        return await self._list(
+        return self._list(
             "gemm_grouped_batched", a, b, out, alpha, beta, trans_a, trans_b, None, compute_type
         )
 
     # --- in common ------------------------------------------------------------------------
 
-    async def _wide(
+    def _gemm(
         self,
-        name: str,
         a: GpuRef,
         b: GpuRef,
-        shape_a: tuple[int, ...],
-        shape_b: tuple[int, ...],
         out: GpuRef | None,
         alpha: Number,
         beta: Number,
-        op_a: int,
-        op_b: int,
+        trans_a: Trans,
+        trans_b: Trans,
         dtype: Any,
         compute_type: str | None,
-    ) -> GpuRef:
-        asked = None if dtype is None else as_dtype(dtype)
-
-        def prepare(room: Room) -> Prepared:
-            memory = self._device.memory
-            block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
-            wanted = asked
-            if wanted is None and out is not None:
-                writable(out, memory, "out")
-                wanted = out.dtype
-            key = (
-                *(a.shape, b.shape, len(shape_a), a.dtype, b.dtype),
-                *(op_a, op_b, wanted, compute_type),
-            )
-            plan = self._wide_plans.get(key)
+    ) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            memory = driver.memory
+            block_a = usable(a, memory, "a")
+            block_b = usable(b, memory, "b")
+            factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
+            scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
+            op_a = 0 if trans_a is False else operation(trans_a, "trans_a")
+            op_b = 0 if trans_b is False else operation(trans_b, "trans_b")
+            key = (a.shape, b.shape, a.dtype, b.dtype, op_a, op_b)
+            plan = self._plans.get(key)
             if plan is None:
-                require_dtype(b, a.dtype, "b", "a")
-                plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
-                self._wide_plans.keep(key, plan)
-            _require_starts(a, b)
-            factor, scale = _factors(a, alpha, beta, plan.compute)
-            fresh = scales_nothing(scale, out)
-            result = room.empty(plan.shape, plan.dtype_c) if out is None else out
-            block = writable(result, memory, "out")
-            require_shape(result, plan.shape, "out")
-            if result.dtype is not plan.dtype_c:
-                raise TypeError(
-                    f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
-                )
-            require_apart(name, [("out", result)], [("a", a), ("b", b)])
-            writes: tuple[Block, ...] = (block,)
-            pointers = 0
-            if plan.pointer_bytes:
-                scratch = room.empty((plan.pointer_bytes,), UINT8)._block
-                pointers = scratch.address
-                writes = (block, scratch)
-            message = GemmEx(
-                block_a.address,
-                block_b.address,
-                block.address,
-                plan.m,
-                plan.n,
-                plan.k,
-                plan.batch,
-                plan.strides_a,
-                plan.strides_b,
-                NAMES[a.dtype],
-                NAMES[plan.dtype_c],
-                plan.compute,
-                plan.op_a,
-                plan.op_b,
-                factor,
-                scale,
-                pointers,
+                plan = self._plans.keep(key, _plan_gemm(a, b, op_a, op_b))
+            if (
+                plan is _WIDE
+                or dtype is not None
+                or compute_type is not None
+                or (out is not None and out.dtype is not a.dtype)
+            ):
+                wide = _Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
+                return self._prepare_wide(driver, wide, dtype, compute_type)
+            shape, make_message = plan
+            reads: tuple[Block, ...] = (block_a, block_b)
+            if out is None:
+                if scale != 0.0:
+                    raise ValueError(
+                        f"beta={beta} scales what out holds before, but there is no out"
+                    )
+                result = driver.output(shape, a.dtype)
+                block_c = result._block
+            else:
+                result, block_c = out, writable(out, memory, "out")
+                require_shape(out, shape, "out")
+                base = block_c.base
+                if base is block_a.base or base is block_b.base:  # then look closer
+                    require_apart("gemm", [("out", out)], [("a", a), ("b", b)])
+                if scale != 0.0:
+                    reads = (block_a, block_b, block_c)
+            message = make_message(block_a.address, block_b.address, block_c.address, factor, scale)
+            return Submission(message, reads, (block_c,), result)
+
+        return self._request("gemm", prepare)
+
+    def _prepare_wide(
+        self, driver: Driver, given: _Operands, dtype: Any, compute_type: str | None
+    ) -> Submission[GpuRef]:
+        memory = driver.memory
+        name, a, b, shape_a, shape_b, out, alpha, beta, op_a, op_b = given
+        block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
+        wanted = None if dtype is None else as_dtype(dtype)
+        if wanted is None and out is not None:
+            writable(out, memory, "out")
+            wanted = out.dtype
+        key = (
+            *(a.shape, b.shape, len(shape_a), a.dtype, b.dtype),
+            *(op_a, op_b, wanted, compute_type),
+        )
+        plan = self._wide_plans.get(key)
+        if plan is None:
+            require_dtype(b, a.dtype, "b", "a")
+            plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
+            self._wide_plans.keep(key, plan)
+        _require_starts(a, b)
+        factor, scale = _factors(a, alpha, beta, plan.compute)
+        fresh = scales_nothing(scale, out)
+        result = driver.output(plan.shape, plan.dtype_c) if out is None else out
+        block = writable(result, memory, "out")
+        require_shape(result, plan.shape, "out")
+        if result.dtype is not plan.dtype_c:
+            raise TypeError(
+                f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
             )
-            reads = (block_a, block_b) if fresh else (block_a, block_b, block)
-            return Prepared(message, reads, writes, result)
+        require_apart(name, [("out", result)], [("a", a), ("b", b)])
+        writes: tuple[Block, ...] = (block,)
+        pointers = 0
+        if plan.pointer_bytes:
+            scratch = driver.output((plan.pointer_bytes,), UINT8)._block
+            pointers = scratch.address
+            writes = (block, scratch)
+        message = GemmEx(
+            block_a.address,
+            block_b.address,
+            block.address,
+            plan.m,
+            plan.n,
+            plan.k,
+            plan.batch,
+            plan.strides_a,
+            plan.strides_b,
+            NAMES[a.dtype],
+            NAMES[plan.dtype_c],
+            plan.compute,
+            plan.op_a,
+            plan.op_b,
+            factor,
+            scale,
+            pointers,
+        )
+        reads = (block_a, block_b) if fresh else (block_a, block_b, block)
+        return Submission(message, reads, writes, result)
 
-        ref: GpuRef = await self._perform(name, prepare)
-        return ref
-
-    async def _list(
+    def _list(
         self,
         name: str,
         a: Sequence[GpuRef],
@@ -435,7 +433,7 @@ class Products(Routines):
         trans_b: Trans,
         dtype: Any,
         compute_type: str | None,
-    ) -> list[GpuRef]:
+    ) -> Request[list[GpuRef]]:
         for called, given in (("a", a), ("b", b), ("out", out)):
             if not isinstance(given, Sequence) and not (called == "out" and given is None):
                 raise TypeError(
@@ -447,7 +445,7 @@ class Products(Routines):
             raise ValueError(f"{name} of {len(a)} matrices a, {len(b)} matrices b{outs}")
         grouped = name == "gemm_grouped_batched"
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
             blocks = [
                 (usable(left, memory, f"a[{i}]"), usable(right, memory, f"b[{i}]"))
@@ -481,7 +479,7 @@ class Products(Routines):
             fresh = scales_nothing(scale, a[0] if out is not None else None)
             results: list[GpuRef] = []
             for i, (m, n, _) in enumerate(shapes):
-                result = room.empty((m, n), dtype_c) if out is None else out[i]
+                result = driver.output((m, n), dtype_c) if out is None else out[i]
                 writable(result, memory, f"out[{i}]")
                 require_shape(result, (m, n), f"out[{i}]")
                 require_dtype(result, dtype_c, f"out[{i}]", "the result")
@@ -494,7 +492,7 @@ class Products(Routines):
                 ]
                 require_apart(name, [(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs)
             written = [result._block for result in results]
-            pointers = room.empty((3 * _POINTER_BYTES * len(a),), UINT8)._block
+            pointers = driver.output((3 * _POINTER_BYTES * len(a),), UINT8)._block
             message = GemmList(
                 tuple(pair[0].address for pair in blocks),
                 tuple(pair[1].address for pair in blocks),
@@ -510,12 +508,11 @@ class Products(Routines):
                 pointers.address,
             )
             reads = [block for pair in blocks for block in pair]
-            return Prepared(
+            return Submission(
                 message, reads if fresh else [*reads, *written], [*written, pointers], results
             )
 
-        refs: list[GpuRef] = await self._perform(name, prepare)
-        return refs
+        return self._request(name, prepare)
 
 
 def _real(value: Number, like: GpuRef, name: str) -> Any:
@@ -529,7 +526,7 @@ def _no_message(*_numbers: float) -> Message:
     raise AssertionError("a product that needs more than a plain plan")
 
 
-_WIDE: Final = _Plan((), 0, _no_message)
+_WIDE: Final = _Plan((), _no_message)
 """Stands for the plan of products that the shortest way will not do for."""
 
 
@@ -542,7 +539,6 @@ def _plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> _Plan:
     wide = _plan_wide(a, b, a.shape, b.shape, op_a, op_b, None, None)
     if wide.pointer_bytes:
         return _WIDE
-    nbytes = math.prod(wide.shape) * a.dtype.itemsize
     m, n, k, batch, steps_a, steps_b = wide[:6]
     compute = wide.compute
 
@@ -553,7 +549,7 @@ def _plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> _Plan:
         sizes = (m, n, k, batch, steps_a, steps_b)
         return GemmEx(a, b, c, *sizes, name, name, compute, op_a, op_b, alpha, beta, 0)
 
-    return _Plan(wide.shape, nbytes, several if batch else one)
+    return _Plan(wide.shape, several if batch else one)
 
 
 def _inner(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._arguments import require_apart, require_dtype, usable, writable
-from .._perform import Prepared
+from .._op import D, op
+from .._request import Submission
 from ._checks import (
     FLOATS,
     INT64,
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import GpuRef
-    from .._perform import Room
+    from .._request import Driver, Request
 
 
-class Level1(Routines):
+class Level1(Routines[D]):
     """The part of ``Blas`` for vectors."""
 
-    async def axpy(
+    @op
+    def axpy(
         self,
         x: GpuRef,
         y: GpuRef,
@@ -42,7 +44,7 @@ class Level1(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Add a multiple of a vector to another, in place: ``y += a * x``.
 
         Vendor function: ``cublas<t>axpy_64``, ``cublasAxpyEx_64`` for 16-bit types.
@@ -66,9 +68,10 @@ class Level1(Routines):
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
         """
-        return await self._two("axpy", x, y, n, offx, incx, offy, incy, scalars={"a": a})
+        return self._two("axpy", x, y, n, offx, incx, offy, incy, scalars={"a": a})
 
-    async def copy(
+    @op
+    def copy(
         self,
         x: GpuRef,
         y: GpuRef | None = None,
@@ -78,7 +81,7 @@ class Level1(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Copy a vector: ``y[:] = x``.
 
         Vendor function: ``cublas<t>copy_64``, ``cublasCopyEx_64`` for 16-bit types.
@@ -99,9 +102,10 @@ class Level1(Routines):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes.
         """
-        return await self._two("copy", x, y, n, offx, incx, offy, incy, apart=True)
+        return self._two("copy", x, y, n, offx, incx, offy, incy, apart=True)
 
-    async def swap(
+    @op
+    def swap(
         self,
         x: GpuRef,
         y: GpuRef,
@@ -111,7 +115,7 @@ class Level1(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> tuple[GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef]]:
         """Exchange the elements of two vectors, in place.
 
         Vendor function: ``cublas<t>swap_64``, ``cublasSwapEx_64`` for 16-bit types.
@@ -132,10 +136,10 @@ class Level1(Routines):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes.
         """
-        await self._two("swap", x, y, n, offx, incx, offy, incy, apart=True, writes_x=True)
-        return x, y
+        return self._two("swap", x, y, n, offx, incx, offy, incy, apart=True, writes_x=True)
 
-    async def rot(
+    @op
+    def rot(
         self,
         x: GpuRef,
         y: GpuRef,
@@ -147,7 +151,7 @@ class Level1(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> tuple[GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef]]:
         """Rotate the points (x, y), in place: ``x, y = c*x + s*y, c*y - conj(s)*x``.
 
         Vendor function: ``cublas<t>rot_64``, ``cublasRotEx_64`` for 16-bit types.
@@ -170,24 +174,15 @@ class Level1(Routines):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes, a complex ``c``.
         """
-        await self._two(
-            "rot",
-            x,
-            y,
-            n,
-            offx,
-            incx,
-            offy,
-            incy,
-            apart=True,
-            writes_x=True,
-            scalars={"c": c, "s": s},
+        numbers = {"c": c, "s": s}
+        return self._two(
+            *("rot", x, y, n, offx, incx, offy, incy), apart=True, writes_x=True, scalars=numbers
         )
-        return x, y
 
-    async def scal(
+    @op
+    def scal(
         self, a: Number, x: GpuRef, *, n: int | None = None, offx: int = 0, incx: int = 1
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Multiply a vector by a number, in place: ``x *= a``.
 
         Vendor function: ``cublas<t>scal_64``, ``cublasScalEx_64`` for 16-bit types. NaN
@@ -208,19 +203,19 @@ class Level1(Routines):
             TypeError: an unsupported dtype.
         """
 
-        def prepare(_room: Room) -> Prepared:
+        def prepare(_driver: Driver) -> Submission[Any]:
             memory = self._device.memory
             block = writable(x, memory, "x")
             dtype = require_kind(x, FLOATS, "scal")
             count, address, step = _forward(x, n, offx, incx, block.address)
             scalars = (scalar(a, x.dtype, "a"),)
             message = Vectors("scal", dtype, count, address, step, scalars=scalars)
-            return Prepared(message, (block,), (block,), x)
+            return Submission(message, (block,), (block,), x)
 
-        ref: GpuRef = await self._perform("scal", prepare)
-        return ref
+        return self._request("scal", prepare)
 
-    async def dot(
+    @op
+    def dot(
         self,
         x: GpuRef,
         y: GpuRef,
@@ -231,7 +226,7 @@ class Level1(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Scalar product ``sum(x * y)``, without conjugation.
 
         Vendor function: ``cublas<t>dot_64``, ``cublas<t>dotu_64``, ``cublasDotEx_64``.
@@ -254,9 +249,10 @@ class Level1(Routines):
             ValueError: shapes that do not fit.
             TypeError: unequal or unsupported dtypes.
         """
-        return await self._product("dot", x, y, out, n, offx, incx, offy, incy)
+        return self._product("dot", x, y, out, n, offx, incx, offy, incy)
 
-    async def dotc(
+    @op
+    def dotc(
         self,
         x: GpuRef,
         y: GpuRef,
@@ -267,15 +263,16 @@ class Level1(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Scalar product ``sum(conj(x) * y)``; as ``numpy.vdot``.
 
         Vendor function: ``cublas<t>dotc_64``, ``cublasDotcEx_64``; for real types ``dot``.
         Arguments, result and errors are those of ``dot``.
         """
-        return await self._product("dotc", x, y, out, n, offx, incx, offy, incy)
+        return self._product("dotc", x, y, out, n, offx, incx, offy, incy)
 
-    async def nrm2(
+    @op
+    def nrm2(
         self,
         x: GpuRef,
         *,
@@ -283,7 +280,7 @@ class Level1(Routines):
         n: int | None = None,
         offx: int = 0,
         incx: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Euclidean norm, without overflow on the way.
 
         Vendor function: ``cublas<t>nrm2_64``, ``cublasNrm2Ex_64`` for 16-bit types.
@@ -302,9 +299,10 @@ class Level1(Routines):
             ValueError: offsets or increments that do not fit.
             TypeError: an unsupported dtype.
         """
-        return await self._reduce("nrm2", x, out, n, offx, incx)
+        return self._reduce("nrm2", x, out, n, offx, incx)
 
-    async def asum(
+    @op
+    def asum(
         self,
         x: GpuRef,
         *,
@@ -312,15 +310,16 @@ class Level1(Routines):
         n: int | None = None,
         offx: int = 0,
         incx: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Sum of magnitudes; a complex number counts as ``|real| + |imag|``.
 
         Vendor function: ``cublas<t>asum_64``, ``cublasAsumEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``nrm2``.
         """
-        return await self._reduce("asum", x, out, n, offx, incx)
+        return self._reduce("asum", x, out, n, offx, incx)
 
-    async def amax(
+    @op
+    def amax(
         self,
         x: GpuRef,
         *,
@@ -328,7 +327,7 @@ class Level1(Routines):
         n: int | None = None,
         offx: int = 0,
         incx: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Index of the first element of the largest magnitude.
 
         Vendor function: ``cublasI<t>amax_64``, ``cublasIamaxEx_64`` for 16-bit types. As
@@ -350,9 +349,10 @@ class Level1(Routines):
             ValueError: an empty vector, offsets or increments that do not fit.
             TypeError: an unsupported dtype.
         """
-        return await self._reduce("amax", x, out, n, offx, incx, INT64)
+        return self._reduce("amax", x, out, n, offx, incx, INT64)
 
-    async def amin(
+    @op
+    def amin(
         self,
         x: GpuRef,
         *,
@@ -360,17 +360,17 @@ class Level1(Routines):
         n: int | None = None,
         offx: int = 0,
         incx: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Index of the first element of the smallest magnitude.
 
         Vendor function: ``cublasI<t>amin_64``, ``cublasIaminEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``amax``.
         """
-        return await self._reduce("amin", x, out, n, offx, incx, INT64)
+        return self._reduce("amin", x, out, n, offx, incx, INT64)
 
     # --- in common ------------------------------------------------------------------------
 
-    async def _two(
+    def _two(
         self,
         routine: str,
         x: GpuRef,
@@ -384,16 +384,16 @@ class Level1(Routines):
         apart: bool = False,
         writes_x: bool = False,
         scalars: dict[str, Number] | None = None,
-    ) -> GpuRef:
-        """Routines that write y."""
+    ) -> Request[Any]:
+        """Routines that write y, or both; what they write is what they give."""
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
             (writable if writes_x else usable)(x, memory, "x")
             dtype = require_kind(x, FLOATS, routine)
             count = _shared_count(x, y, n, offx, incx, offy, incy)
             first = vector(x, "x", memory, n=count, off=offx, inc=incx, write=writes_x)
-            out, second = vector_output(y, x, count, room, memory, off=offy, inc=incy, name="y")
+            out, second = vector_output(y, x, count, driver, memory, off=offy, inc=incy, name="y")
             if apart or (first.address, incx) != (second.address, incy):
                 written = [("y", out), ("x", x)] if writes_x else [("y", out)]
                 require_apart(routine, written, [] if writes_x else [("x", x)])
@@ -412,12 +412,13 @@ class Level1(Routines):
                 scalars=tuple(numbers),
             )
             writes = (first.block, second.block) if writes_x else (second.block,)
-            return Prepared(message, (first.block, second.block), writes, out)
+            return Submission(
+                message, (first.block, second.block), writes, (x, out) if writes_x else out
+            )
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
-    async def _product(
+    def _product(
         self,
         routine: str,
         x: GpuRef,
@@ -428,8 +429,8 @@ class Level1(Routines):
         incx: int,
         offy: int,
         incy: int,
-    ) -> GpuRef:
-        def prepare(room: Room) -> Prepared:
+    ) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
             usable(x, memory, "x")
             usable(y, memory, "y")
@@ -438,7 +439,7 @@ class Level1(Routines):
             count = _shared_count(x, y, n, offx, incx, offy, incy)
             first = vector(x, "x", memory, n=count, off=offx, inc=incx)
             second = vector(y, "y", memory, n=count, off=offy, inc=incy)
-            result = self._scalar_output(out, x.dtype, room)
+            result = self._scalar_output(out, x.dtype, driver)
             require_apart(routine, [("out", result)], [("x", x), ("y", y)])
             message = Vectors(
                 routine,
@@ -450,12 +451,11 @@ class Level1(Routines):
                 second.inc,
                 result._block.address,
             )
-            return Prepared(message, (first.block, second.block), (result._block,), result)
+            return Submission(message, (first.block, second.block), (result._block,), result)
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
-    async def _reduce(
+    def _reduce(
         self,
         routine: str,
         x: GpuRef,
@@ -464,25 +464,24 @@ class Level1(Routines):
         offx: int,
         incx: int,
         result_dtype: np.dtype[Any] | None = None,
-    ) -> GpuRef:
-        def prepare(room: Room) -> Prepared:
+    ) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[Any]:
             block = usable(x, self._device.memory, "x")
             dtype = require_kind(x, FLOATS, routine)
             count, address, step = _forward(x, n, offx, incx, block.address)
             if result_dtype is not None and not count:
                 raise ValueError(f"{routine} of an empty vector: it has no elements to choose from")
             kind = result_dtype or REAL_OF.get(dtype, x.dtype)
-            result = self._scalar_output(out, kind, room)
+            result = self._scalar_output(out, kind, driver)
             require_apart(routine, [("out", result)], [("x", x)])
             message = Vectors(routine, dtype, count, address, step, result=result._block.address)
-            return Prepared(message, (block,), (result._block,), result)
+            return Submission(message, (block,), (result._block,), result)
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
-    def _scalar_output(self, out: GpuRef | None, dtype: np.dtype[Any], room: Room) -> GpuRef:
+    def _scalar_output(self, out: GpuRef | None, dtype: np.dtype[Any], driver: Driver) -> GpuRef:
         if out is None:
-            return room.empty((), dtype)
+            return driver.output((), dtype)
         writable(out, self._device.memory, "out")
         if out.dtype is not dtype:
             raise TypeError(f"out has dtype {out.dtype.name}, but the result has {dtype.name}")

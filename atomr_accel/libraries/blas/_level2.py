@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arguments import require_apart, require_dtype, require_rank, usable, writable
-from .._perform import Prepared
+from .._op import D, op
+from .._request import Submission
 from ..wire._options import flag
 from ._checks import (
     FLOATS,
@@ -28,13 +29,14 @@ from .wire._messages import MatrixVector
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._perform import Room
+    from .._request import Driver, Request
 
 
-class Level2(Routines):
+class Level2(Routines[D]):
     """The part of ``Blas`` for a matrix and vectors."""
 
-    async def gemv(
+    @op
+    def gemv(
         self,
         a: GpuRef,
         x: GpuRef,
@@ -47,7 +49,7 @@ class Level2(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Matrix times vector: ``alpha * op(a) @ x + beta * out``.
 
         Vendor function: ``cublas<t>gemv_64``; for 16-bit types
@@ -76,7 +78,7 @@ class Level2(Routines):
             GpuRefSealed: a sealed ref to be written.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block = usable(a, memory, "a")
             usable(x, memory, "x")
@@ -96,7 +98,9 @@ class Level2(Routines):
             scale = scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(scale, out)
             why = f"the number of rows {of}"
-            result, second = vector_output(out, a, rows, room, memory, off=offy, inc=incy, why=why)
+            result, second = vector_output(
+                out, a, rows, driver, memory, off=offy, inc=incy, why=why
+            )
             require_apart("gemv", [("out", result)], [("a", a), ("x", x)])
             message = MatrixVector(
                 "gemv",
@@ -113,12 +117,12 @@ class Level2(Routines):
                 op,
             )
             reads = (block, first.block) if fresh else (block, first.block, second.block)
-            return Prepared(message, reads, (second.block,), result)
+            return Submission(message, reads, (second.block,), result)
 
-        ref: GpuRef = await self._perform("gemv", prepare)
-        return ref
+        return self._request("gemv", prepare)
 
-    async def gbmv(
+    @op
+    def gbmv(
         self,
         m: int,
         n: int,
@@ -135,7 +139,7 @@ class Level2(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Band matrix times vector: ``alpha * op(a) @ x + beta * out``.
 
         Vendor function: ``cublas<t>gbmv_64``, after ``cublas<t>geam_64``, which brings the
@@ -166,7 +170,7 @@ class Level2(Routines):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block = usable(a, memory, "a")
             usable(x, memory, "x")
@@ -183,9 +187,11 @@ class Level2(Routines):
             scale = scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(scale, out)
             why = f"the number of rows {of}"
-            result, second = vector_output(out, a, rows, room, memory, off=offy, inc=incy, why=why)
+            result, second = vector_output(
+                out, a, rows, driver, memory, off=offy, inc=incy, why=why
+            )
             require_apart("gbmv", [("out", result)], [("a", a), ("x", x)])
-            scratch = room.empty((a.nbytes,), UINT8)._block
+            scratch = driver.output((a.nbytes,), UINT8)._block
             message = MatrixVector(
                 "gbmv",
                 dtype,
@@ -204,12 +210,12 @@ class Level2(Routines):
                 scratch=scratch.address,
             )
             reads = (block, first.block) if fresh else (block, first.block, second.block)
-            return Prepared(message, reads, (second.block, scratch), result)
+            return Submission(message, reads, (second.block, scratch), result)
 
-        ref: GpuRef = await self._perform("gbmv", prepare)
-        return ref
+        return self._request("gbmv", prepare)
 
-    async def symv(
+    @op
+    def symv(
         self,
         a: GpuRef,
         x: GpuRef,
@@ -222,7 +228,7 @@ class Level2(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Symmetric matrix times vector: ``alpha * a @ x + beta * out``.
 
         Vendor function: ``cublas<t>symv_64``.
@@ -246,9 +252,10 @@ class Level2(Routines):
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return await self._symmetric("symv", a, x, out, alpha, beta, lower, offx, incx, offy, incy)
+        return self._symmetric("symv", a, x, out, alpha, beta, lower, offx, incx, offy, incy)
 
-    async def hemv(
+    @op
+    def hemv(
         self,
         a: GpuRef,
         x: GpuRef,
@@ -261,16 +268,17 @@ class Level2(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Hermitian matrix times vector; as ``symv``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hemm_64`` with one column, because the conjugate that row-major order
         asks for is none of ``hemv``'s options.
         """
-        return await self._symmetric("hemv", a, x, out, alpha, beta, lower, offx, incx, offy, incy)
+        return self._symmetric("hemv", a, x, out, alpha, beta, lower, offx, incx, offy, incy)
 
-    async def ger(
+    @op
+    def ger(
         self,
         x: GpuRef,
         y: GpuRef,
@@ -281,7 +289,7 @@ class Level2(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Add an outer product to a matrix, in place: ``a += alpha * outer(x, y)``.
 
         Vendor function: ``cublas<t>ger_64``, ``cublas<t>geru_64`` for complex types.
@@ -304,9 +312,10 @@ class Level2(Routines):
             ValueError: shapes that do not fit, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return await self._outer("ger", x, y, a, alpha, offx, incx, offy, incy)
+        return self._outer("ger", x, y, a, alpha, offx, incx, offy, incy)
 
-    async def gerc(
+    @op
+    def gerc(
         self,
         x: GpuRef,
         y: GpuRef,
@@ -317,16 +326,17 @@ class Level2(Routines):
         incx: int = 1,
         offy: int = 0,
         incy: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """As ``ger`` with the conjugate of ``y``: ``a += alpha * outer(x, conj(y))``.
 
         Vendor function: ``cublasGemmStridedBatchedEx_64`` with an inner dimension of 1,
         because in row-major order it is the other vector that ``gerc`` would conjugate.
         Steps must be positive.
         """
-        return await self._outer("gerc", x, y, a, alpha, offx, incx, offy, incy)
+        return self._outer("gerc", x, y, a, alpha, offx, incx, offy, incy)
 
-    async def trmv(
+    @op
+    def trmv(
         self,
         a: GpuRef,
         x: GpuRef,
@@ -337,7 +347,7 @@ class Level2(Routines):
         diag: int = 0,
         offx: int = 0,
         incx: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Triangular matrix times vector: ``op(a) @ x``.
 
         Vendor function: ``cublas<t>trmv_64``; ``cublas<t>trmm_64`` for conjugates.
@@ -360,9 +370,10 @@ class Level2(Routines):
             ValueError: shapes that do not fit, aliasing with ``a``.
             TypeError: unequal or unsupported dtypes.
         """
-        return await self._triangular("trmv", a, x, out, lower, trans, diag, offx, incx)
+        return self._triangular("trmv", a, x, out, lower, trans, diag, offx, incx)
 
-    async def trsv(
+    @op
+    def trsv(
         self,
         a: GpuRef,
         x: GpuRef,
@@ -373,18 +384,18 @@ class Level2(Routines):
         diag: int = 0,
         offx: int = 0,
         incx: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Solve a triangular system ``op(a) @ out = x``.
 
         Vendor function: ``cublas<t>trsv_64``; ``cublas<t>trsm_64`` for conjugates. A
         singular matrix is not looked for: a zero on the diagonal gives infinities and
         NaNs. Arguments, result and errors are those of ``trmv``.
         """
-        return await self._triangular("trsv", a, x, out, lower, trans, diag, offx, incx)
+        return self._triangular("trsv", a, x, out, lower, trans, diag, offx, incx)
 
     # --- in common ------------------------------------------------------------------------
 
-    async def _symmetric(
+    def _symmetric(
         self,
         routine: str,
         a: GpuRef,
@@ -397,11 +408,11 @@ class Level2(Routines):
         incx: int,
         offy: int,
         incy: int,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         dtypes = SINGLE_OR_DOUBLE if routine == "symv" else SINGLE_OR_DOUBLE[2:]
         below = flag(lower, "lower")
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block = usable(a, memory, "a")
             usable(x, memory, "x")
@@ -414,7 +425,7 @@ class Level2(Routines):
             first = vector(x, "x", memory, n=n, off=offx, inc=incx, why=why)
             scale = scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(scale, out)
-            result, second = vector_output(out, a, n, room, memory, off=offy, inc=incy, why=why)
+            result, second = vector_output(out, a, n, driver, memory, off=offy, inc=incy, why=why)
             require_apart(routine, [("out", result)], [("a", a), ("x", x)])
             message = MatrixVector(
                 routine,
@@ -431,12 +442,11 @@ class Level2(Routines):
                 lower=below,
             )
             reads = (block, first.block) if fresh else (block, first.block, second.block)
-            return Prepared(message, reads, (second.block,), result)
+            return Submission(message, reads, (second.block,), result)
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
-    async def _outer(
+    def _outer(
         self,
         routine: str,
         x: GpuRef,
@@ -447,8 +457,8 @@ class Level2(Routines):
         incx: int,
         offy: int,
         incy: int,
-    ) -> GpuRef:
-        def prepare(room: Room) -> Prepared:
+    ) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             usable(x, memory, "x")
             usable(y, memory, "y")
@@ -458,7 +468,7 @@ class Level2(Routines):
                 raise ValueError(f"gerc takes positive steps only, not incx={incx}, incy={incy}")
             if a is None:
                 m, n = count_elements(x, "x", offx, incx), count_elements(y, "y", offy, incy)
-                target = room.empty((m, n), x.dtype)
+                target = driver.output((m, n), x.dtype)
             else:
                 target = a
                 require_rank(target, 2, "a")
@@ -486,12 +496,11 @@ class Level2(Routines):
                 scalar(1.0, x.dtype, "beta"),
                 clear=a is None,
             )
-            return Prepared(message, (first.block, second.block, block), (block,), target)
+            return Submission(message, (first.block, second.block, block), (block,), target)
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
-    async def _triangular(
+    def _triangular(
         self,
         routine: str,
         a: GpuRef,
@@ -502,10 +511,10 @@ class Level2(Routines):
         diag: int,
         offx: int,
         incx: int,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         below = flag(lower, "lower")
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block = usable(a, memory, "a")
             usable(x, memory, "x")
@@ -518,7 +527,7 @@ class Level2(Routines):
             why = f"the size of a (shape {a.shape})"
             first = vector(x, "x", memory, n=n, off=offx, inc=incx, why=why)
             if out is None:
-                result = room.empty((n,), a.dtype)
+                result = driver.output((n,), a.dtype)
                 second = vector(result, "out", memory, n=n, write=True)
             else:
                 result = out
@@ -542,10 +551,9 @@ class Level2(Routines):
                 below,
                 _unit(diag),
             )
-            return Prepared(message, (block, first.block), (second.block,), result)
+            return Submission(message, (block, first.block), (second.block,), result)
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
 
 def _unit(diag: int) -> bool:

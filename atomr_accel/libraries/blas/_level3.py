@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._arguments import require_apart, require_dtype, require_rank, usable
-from .._perform import Prepared
+from .._op import D, op
+from .._request import Submission
 from ..wire._options import flag
 from ._checks import (
     REAL_OF,
@@ -27,15 +28,16 @@ from .wire._messages import MatrixMatrix
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._perform import Room
+    from .._request import Driver, Request
 
 _COMPLEX = SINGLE_OR_DOUBLE[2:]
 
 
-class Level3(Routines):
+class Level3(Routines[D]):
     """The part of ``Blas`` for matrices with structure."""
 
-    async def symm(
+    @op
+    def symm(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -45,7 +47,7 @@ class Level3(Routines):
         beta: Number = 0.0,
         side: Side = 0,
         lower: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Product with a symmetric matrix: ``alpha * a @ b + beta * out``.
 
         Vendor function: ``cublas<t>symm_64``.
@@ -69,9 +71,10 @@ class Level3(Routines):
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
         """
-        return await self._one_sided("symm", a, b, out, alpha, beta, side, lower)
+        return self._one_sided("symm", a, b, out, alpha, beta, side, lower)
 
-    async def hemm(
+    @op
+    def hemm(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -81,15 +84,16 @@ class Level3(Routines):
         beta: Number = 0.0,
         side: Side = 0,
         lower: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Product with a Hermitian matrix; as ``symm``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hemm_64``.
         """
-        return await self._one_sided("hemm", a, b, out, alpha, beta, side, lower)
+        return self._one_sided("hemm", a, b, out, alpha, beta, side, lower)
 
-    async def syrk(
+    @op
+    def syrk(
         self,
         a: GpuRef,
         *,
@@ -98,7 +102,7 @@ class Level3(Routines):
         beta: Number = 0.0,
         trans: Trans = 0,
         lower: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Product with its own transpose: ``alpha * a @ a.T + beta * out``.
 
         Vendor function: ``cublas<t>syrk_64``.
@@ -121,9 +125,10 @@ class Level3(Routines):
                 ``trans="C"`` for complex types, for which there is ``herk``.
             TypeError: unequal or unsupported dtypes.
         """
-        return await self._rank_k("syrk", a, None, out, alpha, beta, trans, lower)
+        return self._rank_k("syrk", a, None, out, alpha, beta, trans, lower)
 
-    async def herk(
+    @op
+    def herk(
         self,
         a: GpuRef,
         *,
@@ -132,16 +137,17 @@ class Level3(Routines):
         beta: float = 0.0,
         trans: Trans = 0,
         lower: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Product with its own conjugate transpose: ``alpha * a @ a.conj().T + beta * out``.
 
         As ``syrk``, for complex64 and complex128, with real ``alpha`` and ``beta``;
         ``trans=2`` (``"C"``) for ``a.conj().T @ a``. The imaginary part of the diagonal
         becomes 0. Vendor function: ``cublas<t>herk_64``.
         """
-        return await self._rank_k("herk", a, None, out, alpha, beta, trans, lower)
+        return self._rank_k("herk", a, None, out, alpha, beta, trans, lower)
 
-    async def syr2k(
+    @op
+    def syr2k(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -151,15 +157,16 @@ class Level3(Routines):
         beta: Number = 0.0,
         trans: Trans = 0,
         lower: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Symmetric product of two matrices: ``alpha * (a @ b.T + b @ a.T) + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``. Vendor function:
         ``cublas<t>syr2k_64``.
         """
-        return await self._rank_k("syr2k", a, b, out, alpha, beta, trans, lower)
+        return self._rank_k("syr2k", a, b, out, alpha, beta, trans, lower)
 
-    async def her2k(
+    @op
+    def her2k(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -169,7 +176,7 @@ class Level3(Routines):
         beta: float = 0.0,
         trans: Trans = 0,
         lower: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Hermitian product of two matrices.
 
         ``alpha * a @ b.conj().T + conj(alpha) * b @ a.conj().T + beta * out``; with
@@ -177,9 +184,10 @@ class Level3(Routines):
         As ``herk`` with a second matrix ``b`` of the shape of ``a``, and complex
         ``alpha``. Vendor function: ``cublas<t>her2k_64``.
         """
-        return await self._rank_k("her2k", a, b, out, alpha, beta, trans, lower)
+        return self._rank_k("her2k", a, b, out, alpha, beta, trans, lower)
 
-    async def trmm(
+    @op
+    def trmm(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -190,7 +198,7 @@ class Level3(Routines):
         lower: bool = False,
         trans_a: Trans = 0,
         diag: int = 0,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Product with a triangular matrix: ``alpha * op(a) @ b``.
 
         Vendor function: ``cublas<t>trmm_64``.
@@ -212,9 +220,10 @@ class Level3(Routines):
             ValueError: shapes that do not fit, aliasing with ``a``.
             TypeError: unequal or unsupported dtypes.
         """
-        return await self._triangle("trmm", a, b, out, alpha, side, lower, trans_a, diag)
+        return self._triangle("trmm", a, b, out, alpha, side, lower, trans_a, diag)
 
-    async def trsm(
+    @op
+    def trsm(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -225,16 +234,17 @@ class Level3(Routines):
         lower: bool = False,
         trans_a: Trans = 0,
         diag: int = 0,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.
 
         Vendor function: ``cublas<t>trsm_64``. A singular matrix is not looked for: a zero
         on the diagonal gives infinities and NaNs. Arguments, result and errors are those
         of ``trmm``.
         """
-        return await self._triangle("trsm", a, b, out, alpha, side, lower, trans_a, diag)
+        return self._triangle("trsm", a, b, out, alpha, side, lower, trans_a, diag)
 
-    async def geam(
+    @op
+    def geam(
         self,
         a: GpuRef,
         b: GpuRef | None = None,
@@ -244,7 +254,7 @@ class Level3(Routines):
         beta: Number = 1.0,
         trans_a: Trans = 0,
         trans_b: Trans = 0,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Sum of matrices: ``alpha * op(a) + beta * op(b)``; also transposes.
 
         Vendor function: ``cublas<t>geam_64``.
@@ -268,7 +278,7 @@ class Level3(Routines):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block_a = usable(a, memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "geam")
@@ -285,7 +295,7 @@ class Level3(Routines):
                         f"op(a) is {(m, n)} (a has shape {a.shape}, trans_a={trans_a!r}), but "
                         f"b has shape {b.shape}, trans_b={trans_b!r}"
                     )
-            result, block = matrix_output(out, a, (m, n), room, memory)
+            result, block = matrix_output(out, a, (m, n), driver, memory)
             inputs = [
                 (f"{name} (transposed)" if op else name, ref)
                 for name, ref, op in (("a", a, op_a), ("b", b, op_b))
@@ -307,12 +317,12 @@ class Level3(Routines):
                 trans_a=op_a,
                 trans_b=op_b,
             )
-            return Prepared(message, (block_a, block_b), (block,), result)
+            return Submission(message, (block_a, block_b), (block,), result)
 
-        ref: GpuRef = await self._perform("geam", prepare)
-        return ref
+        return self._request("geam", prepare)
 
-    async def dgmm(
+    @op
+    def dgmm(
         self,
         a: GpuRef,
         x: GpuRef,
@@ -321,7 +331,7 @@ class Level3(Routines):
         out: GpuRef | None = None,
         offx: int = 0,
         incx: int = 1,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Product with a diagonal matrix: ``diag(x) @ a``, or ``a @ diag(x)``.
 
         Vendor function: ``cublas<t>dgmm_64``.
@@ -342,7 +352,7 @@ class Level3(Routines):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block_a = usable(a, memory, "a")
             usable(x, memory, "x")
@@ -353,7 +363,7 @@ class Level3(Routines):
             right = on_the_right(side)
             why = f"the number of {'columns' if right else 'rows'} of a (shape {a.shape})"
             diagonal = vector(x, "x", memory, n=n if right else m, off=offx, inc=incx, why=why)
-            result, block = matrix_output(out, a, (m, n), room, memory)
+            result, block = matrix_output(out, a, (m, n), driver, memory)
             require_apart("dgmm", [("out", result)], [("x", x), ("a", a)], in_place=[("out", "a")])
             message = MatrixMatrix(
                 "dgmm",
@@ -369,14 +379,13 @@ class Level3(Routines):
                 right=right,
                 incx=diagonal.inc,
             )
-            return Prepared(message, (block_a, diagonal.block), (block,), result)
+            return Submission(message, (block_a, diagonal.block), (block,), result)
 
-        ref: GpuRef = await self._perform("dgmm", prepare)
-        return ref
+        return self._request("dgmm", prepare)
 
     # --- in common ------------------------------------------------------------------------
 
-    async def _one_sided(
+    def _one_sided(
         self,
         routine: str,
         a: GpuRef,
@@ -386,11 +395,11 @@ class Level3(Routines):
         beta: Number,
         side: Side,
         lower: bool,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         dtypes = SINGLE_OR_DOUBLE if routine == "symm" else _COMPLEX
         below = flag(lower, "lower")
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
             dtype = require_kind(a, dtypes, routine)
@@ -399,7 +408,7 @@ class Level3(Routines):
             m, n = _beside(a, b, right)
             scale = scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(scale, out)
-            result, block = matrix_output(out, a, (m, n), room, memory)
+            result, block = matrix_output(out, a, (m, n), driver, memory)
             require_apart(routine, [("out", result)], [("a", a), ("b", b)])
             message = MatrixMatrix(
                 routine,
@@ -416,12 +425,11 @@ class Level3(Routines):
                 below,
             )
             reads = (block_a, block_b) if fresh else (block_a, block_b, block)
-            return Prepared(message, reads, (block,), result)
+            return Submission(message, reads, (block,), result)
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
-    async def _rank_k(
+    def _rank_k(
         self,
         routine: str,
         a: GpuRef,
@@ -431,12 +439,12 @@ class Level3(Routines):
         beta: Number,
         trans: Trans,
         lower: bool,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         hermitian = routine.startswith("her")
         dtypes = _COMPLEX if hermitian else SINGLE_OR_DOUBLE
         below = flag(lower, "lower")
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block_a = usable(a, memory, "a")
             dtype = require_kind(a, dtypes, routine)
@@ -456,7 +464,7 @@ class Level3(Routines):
             real = REAL_OF.get(dtype, a.dtype)
             scale = scalar(beta, real if hermitian else a.dtype, "beta")
             fresh = scales_nothing(scale, out)
-            result, block = matrix_output(out, a, (n, n), room, memory)
+            result, block = matrix_output(out, a, (n, n), driver, memory)
             require_apart(routine, [("out", result)], inputs)
             message = MatrixMatrix(
                 routine,
@@ -474,12 +482,11 @@ class Level3(Routines):
                 clear=out is None,
             )
             reads = tuple(each._block for _, each in inputs)
-            return Prepared(message, reads if fresh else (*reads, block), (block,), result)
+            return Submission(message, reads if fresh else (*reads, block), (block,), result)
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
-    async def _triangle(
+    def _triangle(
         self,
         routine: str,
         a: GpuRef,
@@ -490,10 +497,10 @@ class Level3(Routines):
         lower: bool,
         trans_a: Trans,
         diag: int,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         below = flag(lower, "lower")
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, routine)
@@ -502,7 +509,7 @@ class Level3(Routines):
             m, n = _beside(a, b, right)
             if diag not in (0, 1):
                 raise ValueError(f"diag must be 0 (as it is) or 1 (ones), not {diag!r}")
-            result, block = matrix_output(out, a, (m, n), room, memory)
+            result, block = matrix_output(out, a, (m, n), driver, memory)
             require_apart(routine, [("out", result)], [("a", a), ("b", b)], in_place=[("out", "b")])
             message = MatrixMatrix(
                 routine,
@@ -520,10 +527,9 @@ class Level3(Routines):
                 bool(diag),
                 operation(trans_a, "trans_a"),
             )
-            return Prepared(message, (block_a, block_b), (block,), result)
+            return Submission(message, (block_a, block_b), (block,), result)
 
-        ref: GpuRef = await self._perform(routine, prepare)
-        return ref
+        return self._request(routine, prepare)
 
 
 def _beside(a: GpuRef, b: GpuRef, right: bool) -> tuple[int, int]:

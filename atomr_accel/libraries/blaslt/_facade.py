@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ..._dtypes import as_dtype
 from .._arguments import require_no_race
 from .._library import LaneSpec
+from .._op import D, Facade
 from .._perform import Prepared, perform
 from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
@@ -60,7 +61,7 @@ class BlasLtStatistics:
 
 
 @final
-class BlasLt:
+class BlasLt(Facade[D]):
     """Matrix products that do more than multiply: cuBLASLt on CUDA, NumPy on the CPU.
 
     An algorithm is looked up once for every combination of shapes and options, and kept.

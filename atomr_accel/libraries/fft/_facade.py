@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from .._arguments import overlap, require_shape, same_place, usable, writable
+from .._op import D, Facade
 from .._perform import Prepared, Room, perform
 from ..wire._options import flag, real, whole
 from ..wire._recent import Recent
@@ -43,7 +44,7 @@ class _Rebuilt(Exception):
 
 
 @final
-class Fft:
+class Fft(Facade[D]):
     """Fourier transforms: cuFFT on CUDA, ``numpy.fft`` on the CPU.
 
     Names, arguments, shapes and results are those of ``numpy.fft``: any axes of any

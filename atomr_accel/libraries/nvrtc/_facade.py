@@ -17,6 +17,7 @@ from ..._errors import CompileError, Unsupported
 from ...memory import GpuRef
 from .._arguments import usable, writable
 from .._library import LaneSpec
+from .._op import D, Facade
 from ._signature import Parameter, read_signature
 from .wire._messages import Array, Compile, Launch, Load, Scalar, Unload
 
@@ -68,7 +69,7 @@ class NvrtcStatistics:
 
 
 @final
-class Nvrtc:
+class Nvrtc(Facade[D]):
     """The run-time compiler. Compiling has a lane of its own and delays no launch.
 
     What was compiled is kept on disk and found there by later programs and by this one after
@@ -172,7 +173,7 @@ class _Resident:
 
 
 @final
-class Kernel:
+class Kernel(Facade[D]):
     """A compiled kernel. Made by ``device.nvrtc.compile``.
 
     Attributes:

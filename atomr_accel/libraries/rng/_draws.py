@@ -12,6 +12,7 @@ from ..._dtypes import DTYPES, NAMES
 from ..._errors import GpuRefStale, Unsupported
 from .._arguments import alignment, usable
 from .._library import LaneSpec
+from .._op import D, Facade
 from .._perform import Prepared, perform
 from ._arguments import Size, check_out, dtype_of, shape_of
 from .wire._laws import BLOCK, LAWS
@@ -37,7 +38,7 @@ _FLOAT64: Final = DTYPES["float64"]
 Entries = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class Drawing:
+class Drawing(Facade[D]):
     """What generators draw with."""
 
     def __init__(self, device: Submitter, state: State) -> None:

@@ -30,8 +30,7 @@ from ._arguments import (
 )
 from ._draws import LANE, Drawing, Entries, law_of
 from ._state import GeneratorStatistics, State, new_state
-from .wire._laws import MOST_DIMENSIONS
-from .wire._laws import integer_law
+from .wire._laws import MOST_DIMENSIONS, integer_law
 from .wire._messages import Pick, Take
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import numpy as np
 from ...._dtypes import as_dtype
 from ...._errors import OutOfMemory
 from ..._arguments import require_apart
+from ..._op import D, Facade
 from ..._perform import Prepared, perform
 from ...wire._options import whole
 from ..graph._run import LANE
@@ -93,7 +94,7 @@ class _Growth:
 
 
 @final
-class PagedKVCache:
+class PagedKVCache(Facade[D]):
     """Keys and values in pages, for sequences that grow, fork and end. From ``kv_cache``.
 
     All layers of a model share the pages' numbers, and each has its own length, so layers

@@ -11,6 +11,8 @@ from ...._dtypes import DTYPES
 from ....memory import Block, GpuRef
 from ..._arguments import require_apart, usable, writable
 from ..._library import LaneSpec
+from ..._op import D
+from ..._op import Facade as BaseFacade
 from ..._perform import Prepared, perform
 from ..._workspaces import Workspaces
 from ...wire._recent import Recent
@@ -275,7 +277,7 @@ class PlanCache:
         )
 
 
-class Facade:
+class Facade(BaseFacade[D]):
     """What the parts of ``device.dnn`` have in common."""
 
     def __init__(self, device: Submitter) -> None:

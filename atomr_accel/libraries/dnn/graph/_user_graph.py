@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._arguments import require_no_race, usable
+from ..._op import D, Facade
 from ...wire._options import flag, real
 from ..wire._element_types import FLOATS, INTEGERS, fitting
 from ..wire._graph import Builder, Symbol, strides_of
@@ -309,7 +310,7 @@ class Graph:
 
 
 @final
-class Plan:
+class Plan(Facade[D]):
     """A graph that can be run: ``await plan(x=..., w=...)``.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from ...._dtypes import DTYPES, as_dtype
 from ...._errors import Unsupported
 from ..._arguments import require_int32, usable
+from ..._op import D, Facade
 from ..._perform import Prepared, perform
 from ...wire._options import LARGEST, flag, real, whole
 from ..graph._run import LANE, Facade
@@ -79,7 +80,7 @@ class RnnTape:
 
 
 @final
-class Rnn:
+class Rnn(Facade[D]):
     """A recurrent network: its sizes, not its parameters. From ``device.dnn.rnn``.
 
     Attributes:

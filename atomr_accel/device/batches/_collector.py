@@ -1,0 +1,182 @@
+"""What batches and recordings have in common: calls that are collected instead of awaited."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+
+from ..._errors import Unsupported
+from ...libraries._op import Collected
+from ...libraries._table import Libraries
+from ...libraries.nvrtc._facade import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import numpy as np
+
+    from ...lanes import Port
+    from ...libraries._library import LaneSpec
+    from ...libraries._op import Facade
+    from ...libraries._request import FirstTry, Request
+    from ...libraries.dnn.attention._paged import PagedKVCache
+    from ...libraries.dnn.graph._user_graph import Plan
+    from ...libraries.dnn.rnn._facade import Rnn
+    from ...libraries.nvrtc._facade import Argument, Dim
+    from ...libraries.rng._generator import Generator
+    from ...memory import Block, GpuRef, MemoryMap
+    from ...wire import Message
+    from .._core import DeviceCore
+    from .._device import Device
+
+T = TypeVar("T")
+
+
+class Collector(Libraries[Collected]):
+    """The device as facades see it while ops are collected rather than awaited.
+
+    It has every library of the device as an attribute, whose methods return their results at
+    once.
+    """
+
+    driver: Final = Collected
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._core: DeviceCore = device._core
+        self.memory: MemoryMap = self._core.memory
+        self.ports: dict[str, Any] = dict(self._core.ports)
+        self._kernels: dict[Kernel[Any], Kernel[Collected]] = {}
+        self._share_libraries(device, self)
+
+    @overload
+    def using(self, made: Generator[Any]) -> Generator[Collected]: ...
+    @overload
+    def using(self, made: Kernel[Any]) -> Kernel[Collected]: ...
+    @overload
+    def using(self, made: Plan[Any]) -> Plan[Collected]: ...
+    @overload
+    def using(self, made: PagedKVCache[Any]) -> PagedKVCache[Collected]: ...
+    @overload
+    def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
+    def using(self, made: Facade[Any]) -> Facade[Collected]:
+        """Something that a library has made, such as a random generator, for this program.
+
+        ``batch.using(generator).normal(size=1000)`` returns a ref at once. What it holds, such
+        as the place in a random sequence, it shares with ``made``.
+
+        Args:
+            made: by a library of this device.
+
+        Returns:
+            The same with methods that return at once.
+
+        Raises:
+            TypeError: it is nothing that a library of this device has made.
+        """
+        if getattr(made, "_device", None) is not self._core:
+            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
+        if isinstance(made, Kernel):
+            twin = self._kernels.get(made)
+            if twin is None:
+                twin = self._kernels[made] = self._adopt(made)
+            return twin
+        shared: Facade[Collected] = made._on(self)
+        return shared
+
+    take: Callable[[Any], Any] | None = None
+    """How arguments are taken into the program, where not as they are."""
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self._core.backend
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether results must not depend on what else is in flight, nor on time."""
+        return self._core.deterministic
+
+    @property
+    def first_try(self) -> FirstTry:
+        """Nothing is awaited here."""
+        raise AssertionError("a batch awaits nothing")
+
+    async def open_lane(self, _lane: LaneSpec) -> Any:
+        """Nothing is awaited here."""
+        raise AssertionError("a batch awaits nothing")
+
+    def collect(
+        self,
+        make: Callable[..., Request[T]],
+        facade: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """Carry out a call at once; its result gets its content later."""
+        take = self.take
+        if take is not None:
+            args = tuple(map(take, args))
+            kwargs = {key: take(value) for key, value in kwargs.items()}
+        return self.perform(make(facade, *args, **kwargs))
+
+    def perform(self, request: Request[T]) -> T:
+        """Take a request into the program.
+
+        Args:
+            request: made by ``device.requests``.
+
+        Returns:
+            What it gives: buffers that have their content later.
+
+        Raises:
+            Unsupported: what it gives only the device can tell.
+        """
+        lane = request.lane
+        submission = request.prepare(self)
+        if submission.finish is not None:
+            raise Unsupported(
+                f"{request.name} waits for the device's answer, so it cannot be in a batch"
+            )
+        port = self.ports.get(lane.name)
+        if port is None:
+            port = self.ports[lane.name] = lane
+        if submission.sent is not None:
+            submission.sent()
+        self.submit(port, request.name, submission.message, submission.reads, submission.writes)
+        result: Any = submission.result
+        return result  # type: ignore[no-any-return]
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """An uninitialised buffer, for a result or as scratch memory."""
+        return self.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
+        """A buffer of the program."""
+        raise NotImplementedError
+
+    def submit(
+        self,
+        port: Port | LaneSpec,
+        name: str,
+        message: Message,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> None:
+        """Take an op into the program."""
+        raise NotImplementedError
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What stands for something that the host keeps for a handle of the program."""
+        return self._core.keep(lane, name, release)
+
+    def launch(
+        self, kernel: Kernel[Any], grid: Dim, block: Dim, *args: Argument, shared: int = 0
+    ) -> None:
+        """``kernel.launch`` as part of this program; arguments and errors are those there."""
+        self.using(kernel).launch(grid, block, *args, shared=shared)
+
+    def _adopt(self, kernel: Kernel[Any]) -> Kernel[Collected]:
+        """The kernel as this program knows it: it may be loaded here, and not elsewhere."""
+        twin: Kernel[Collected] = kernel._on(self)
+        return twin

@@ -1,0 +1,102 @@
+"""Ops: methods that make requests, and how they are called.
+
+A library's facade has one method for each op, a plain function of its arguments that returns a
+``Request``. The same facade exists in three forms, told apart by their type: on a device its
+methods are awaited, in a batch or a recording they return their result at once, and
+``device.requests`` gives the requests themselves, to be sent to actors.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+
+import trio
+
+from ._request import perform
+
+if TYPE_CHECKING:
+    from ._library import Submitter
+    from ._request import Request
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Awaited:
+    """Of facades whose ops are awaited: those of a device."""
+
+
+class Collected:
+    """Of facades whose ops return their results at once: those of batches and recordings."""
+
+
+class Described:
+    """Of facades whose ops return requests, which are messages to the library's actor."""
+
+
+D = TypeVar("D", Awaited, Collected, Described)
+
+
+class Facade(Generic[D]):
+    """What has ops: a library, or what one has made, such as a generator or a kernel."""
+
+    _device: Submitter
+
+    def _on(self, device: Submitter) -> Any:
+        """The same, with all its state, driven by ``device``."""
+        facade = copy.copy(self)
+        facade._device = device
+        return facade
+
+
+class op(Generic[P, T]):  # noqa: N801 - used as a decorator
+    """Make an op of a method that returns a request."""
+
+    def __init__(self, make: Callable[Concatenate[Any, P], Request[T]]) -> None:
+        @functools.wraps(make)
+        async def awaited(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+            return await perform(facade._device, make(facade, *args, **kwargs))
+
+        @functools.wraps(make)
+        def collected(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+            return facade._device.collect(make, facade, args, kwargs)
+
+        @functools.wraps(make)
+        def described(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> Request[T]:
+            return make(facade, *args, **kwargs)
+
+        signature = inspect.signature(make)
+        result = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")
+        for function in (awaited, collected):
+            del function.__wrapped__  # type: ignore[attr-defined]
+            function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+                return_annotation=result
+            )
+        functions: tuple[Any, ...] = (awaited, collected, described)
+        self._by_driver: Final = {
+            driver: trio.lowlevel.enable_ki_protection(function)
+            for driver, function in zip((Awaited, Collected, Described), functions, strict=True)
+        }
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(
+        self, facade: None, owner: Any = None
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Awaited], owner: Any = None
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, facade: Facade[Collected], owner: Any = None) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, facade: Facade[Described], owner: Any = None) -> Callable[P, Request[T]]: ...
+    def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
+        if facade is None:
+            return self._by_driver[Awaited]  # a plain async function, for help() and docs
+        return MethodType(self._by_driver[facade._device.driver], facade)

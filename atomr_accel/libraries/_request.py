@@ -1,0 +1,200 @@
+"""Requests: what a call asks for, as a value.
+
+The methods of a library check their arguments and make a request. Who carries it out is another
+matter: it can be awaited (``perform``, here), collected in a batch or a recording
+(``device/batches``), or sent to the library's actor as a message.
+
+What a request needs is asked of its driver: memory for results, and answers to other requests
+that have to come first. Where that takes a wait, the driver waits and prepares the request again
+from its beginning, because a rebuild may have come between. So ``prepare`` may be called several
+times; what it has been given before it is given again, in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
+
+import msgspec
+
+from ..actors import Message
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..memory import Block, Epoch, GpuRef, MemoryMap
+    from ._library import LaneSpec, Submitter
+
+T = TypeVar("T")
+
+
+class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
+    """A request that is ready to be submitted, here and now.
+
+    Attributes:
+        message: what the lane executes.
+        reads: the blocks it reads.
+        writes: the blocks it writes.
+        result: what the caller gets; whatever the lane answers, if it is None.
+        finish: makes the result of the lane's answer. Such a request cannot be in a batch.
+        sent: called when it is submitted, right before.
+    """
+
+    message: Any
+    reads: Iterable[Block]
+    writes: Iterable[Block]
+    result: T | None = None
+    finish: Callable[[Any], T] | None = None
+    sent: Callable[[], None] | None = None
+
+
+class Driver(Protocol):
+    """What a request may ask for while it is prepared."""
+
+    @property
+    def memory(self) -> MemoryMap:
+        """The map of the device's memory."""
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """An uninitialised buffer, for a result or as scratch memory."""
+
+    def perform(self, request: Request[T]) -> T | None:
+        """Have another request carried out first.
+
+        Returns:
+            Its result; None where results come later, as in a batch.
+        """
+
+
+class Request(Message[T], Generic[T], frozen=True):
+    """An op that is to be executed.
+
+    Attributes:
+        lane: the lane that executes it.
+        name: what to call it, such as ``"blas.gemm"``.
+        prepare: checks that its buffers are good here and now, and makes its outputs.
+    """
+
+    lane: LaneSpec
+    name: str
+    prepare: Callable[[Driver], Submission[T]]
+
+
+class Pending(Exception):
+    """A request needs what takes a wait: memory, or the answer to another request."""
+
+    def __init__(self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any]) -> None:
+        super().__init__()
+        self.wanted = wanted
+
+
+@final
+class FirstTry:
+    """The driver of requests that find all they need: one for all of a device."""
+
+    __slots__ = ("_device", "memory")
+
+    def __init__(self, device: Submitter) -> None:
+        self._device = device
+        self.memory = device.memory
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """An uninitialised buffer, if there is room right now."""
+        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        if made is None:
+            raise Pending((shape, dtype))
+        return made
+
+    def perform(self, request: Request[T]) -> T | None:
+        """Nothing was asked for so far."""
+        raise Pending(request)
+
+
+@final
+class NextTry:
+    """The driver of a request that had to wait: it keeps what was waited for."""
+
+    __slots__ = ("_answered", "_answers", "_device", "_given", "_made", "memory")
+
+    def __init__(self, device: Submitter) -> None:
+        self._device = device
+        self.memory = device.memory
+        self._made: list[GpuRef] = []
+        self._answers: list[tuple[Epoch, Any]] = []
+        self._given = self._answered = 0
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """An uninitialised buffer; the one that was made at this point before, if it is good."""
+        if self._given < len(self._made):
+            ref = self._made[self._given]
+            known = ref.shape == shape and ref.dtype is dtype
+            if known and ref._block.epoch is self.memory.epoch:
+                self._given += 1
+                return ref
+            del self._made[self._given :]
+        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        if made is None:
+            raise Pending((shape, dtype))
+        self._made.append(made)
+        self._given += 1
+        return made
+
+    def perform(self, request: Request[T]) -> T | None:
+        """The answer; one of an older generation does not count."""
+        if self._answered < len(self._answers):
+            epoch, answer = self._answers[self._answered]
+            if epoch is self.memory.epoch:
+                self._answered += 1
+                found: T = answer
+                return found
+            del self._answers[self._answered :]
+        raise Pending(request)
+
+    async def provide(self, wanted: Any) -> None:
+        """Wait for what was missing, and begin anew."""
+        if isinstance(wanted, Request):
+            epoch = self.memory.epoch
+            answer = await perform(self._device, wanted)
+            self._answers.append((epoch, answer))
+        elif isinstance(wanted, tuple):
+            self._made.append(await self._device.empty(*wanted))
+        else:
+            await self._device.open_lane(wanted)
+        self._given = self._answered = 0
+
+
+async def perform(device: Submitter, request: Request[T]) -> T:
+    """Carry out a request: submit it, with nothing awaited since it was prepared, and wait.
+
+    Args:
+        device: where.
+        request: what.
+
+    Returns:
+        Its result.
+    """
+    driver: FirstTry | NextTry = device.first_try
+    lane = request.lane
+    while True:
+        wanted: Any
+        try:
+            submission = request.prepare(driver)
+        except Pending as pending:
+            wanted = pending.wanted
+        else:
+            port = device.ports.get(lane.name)
+            if port is not None:
+                if submission.sent is not None:
+                    submission.sent()
+                op = device.submit(
+                    port, request.name, submission.message, submission.reads, submission.writes
+                )
+                answer = await op.wait()
+                if submission.finish is not None:
+                    return submission.finish(answer)
+                return answer if submission.result is None else submission.result
+            wanted = lane
+        if not isinstance(driver, NextTry):
+            driver = NextTry(device)
+        await driver.provide(wanted)
