@@ -352,7 +352,7 @@ class FlashAttention(Facade):
     ) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
         """``flash_attention`` of fp8 numbers, with a scale for each kind of them.
 
-        Vendor function: the frontend's ``sdpa_fp8``.
+        Vendor function: the frontend's ``sdpa_fp8``, which takes two queries or more.
 
         Args:
             q: float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
@@ -411,7 +411,7 @@ class FlashAttention(Facade):
     ) -> tuple[GpuRef, ...]:
         """The gradients of ``flash_attention_fp8``, in fp8.
 
-        Vendor function: the frontend's ``sdpa_fp8_backward``.
+        Vendor function: the frontend's ``sdpa_fp8_backward``, which takes only a size of 128.
 
         Args:
             grad: gradient by the result, of q's dtype.

@@ -186,6 +186,9 @@ def _wrong(graph: Graph, node: Node) -> str:
         return "the gradient by the scale of an instance norm whose channels are last"
     if node.op == "sdpa" and "seq_len_q" in inputs and not inputs.isdisjoint(SCORES):
         return "scores with a cap or with slopes where sequences have lengths or pages"
+    if node.op == "sdpa_backward" and {"seq_len_q", "softcap"} <= inputs:
+        # It ends the process that plans it; and forward there is nothing to have a gradient of.
+        return "the gradient of a cap where sequences have lengths"
     return ""
 
 
