@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from . import _own_convs, _own_nodes, _own_norms, _own_products
+from . import _own_attention, _own_convs, _own_nodes, _own_norms, _own_products
 from ._own_source import complete
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ._graph import Graph
     from ._own_source import Launch
 
-_FAMILIES: Final = (_own_convs, _own_products, _own_norms, _own_nodes)
+_FAMILIES: Final = (_own_convs, _own_products, _own_norms, _own_attention, _own_nodes)
 
 
 def computes(graph: Graph) -> bool:
