@@ -74,7 +74,8 @@ def filled(made: Attention, graph: Graph, rng: np.random.Generator) -> dict[int,
 @needs_compiler
 def test_kernels(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
-    cases, kernels = [], {}
+    cases = []
+    kernels: dict[str, str] = {}
     for options in OPTIONS:
         for backward in (False, True):
             made = attention(**options, backward=backward)
@@ -134,8 +135,8 @@ def test_cudnn_is_asked_for_what_it_has(tmp_path: Path) -> None:
     for options in OPTIONS:
         for backward in (False, True):
             graph = attention(**options, backward=backward).program.encoded
-            own = backward or options.keys() & {"dropout", "sink"}
-            own = own or (options.keys() >= {"softcap", "lengths"})
+            own = backward or bool(options.keys() & {"dropout", "sink"})
+            own |= options.keys() >= {"softcap", "lengths"}
             op = "sdpa_backward" if backward else "sdpa"
             expected[graph] = f"takes own {op}" if own else f"takes {op}"
     assert offer(list(expected), tmp_path) == list(expected.values())

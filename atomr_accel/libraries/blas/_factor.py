@@ -112,7 +112,8 @@ class Factorizations(Routines):
 
         Args:
             lu: the factors, of shape (..., n, n).
-            piv: the exchanged rows, of shape (..., n).
+            piv: the exchanged rows, of shape (..., n), each from 0 to n - 1. On CUDA nobody
+                checks that, and others are read and written wherever they point to.
             b: right-hand sides: shape (..., n) or (..., n, nrhs), same dtype and leading
                 dimensions.
             out: where to put the solutions: a buffer shaped as ``b``, or ``b`` itself.
@@ -124,7 +125,7 @@ class Factorizations(Routines):
             ``getrf_batched``.
 
         Raises:
-            ValueError: shapes that do not fit.
+            ValueError: shapes that do not fit; on the CPU, a row that is not there.
             TypeError: unequal or unsupported dtypes.
         """
 
@@ -177,7 +178,7 @@ class Factorizations(Routines):
 
         Args:
             lu: the factors, of shape (..., n, n).
-            piv: the exchanged rows, of shape (..., n).
+            piv: the exchanged rows, as of ``getrs_batched``.
             out: where to put the inverses: shape (..., n, n), not ``lu``. Made if absent.
 
         Returns:
@@ -185,7 +186,7 @@ class Factorizations(Routines):
             singular matrix is undefined.
 
         Raises:
-            ValueError: shapes that do not fit, aliasing.
+            ValueError: shapes that do not fit, aliasing; on the CPU, a row that is not there.
             TypeError: unequal or unsupported dtypes.
         """
 

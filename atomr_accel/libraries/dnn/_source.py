@@ -37,7 +37,7 @@ typedef long long i64;
 struct Derived {
   u64 target, source;
   i64 multiplier, addend;
-  i64 count;
+  i64 count, ceiling;
   int differences, wide;
 };
 struct Lists { Derived list["""
@@ -55,6 +55,7 @@ __global__ void derive(Lists lists, u64 longest, u64 count) {
     i64 value = index;
     if (source) value = made.differences ? source[index + 1] - source[index] : source[index];
     value = value * made.multiplier + made.addend;
+    if (value > made.ceiling) value = made.ceiling;
     if (made.wide) ((i64*)made.target)[index] = value;
     else ((int*)made.target)[index] = (int)value;
   }
