@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from atomr_accel import Unsupported, open_device
+from atomr_accel.libraries.dnn.attention._graph import Question, attention_graph
 from atomr_accel.libraries.dnn.graph import _run
 from atomr_accel.libraries.dnn.host._plan_compiler import Workshop
 from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, encode
 from atomr_accel.libraries.dnn.wire._nodes import NODES
-from atomr_accel.libraries.dnn.attention._graph import Question, attention_graph
 
 from .conformance import Sample
 from .dnn_offer import DEVICE

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.dnn.host.fallback import _attention as _own_attention
-from atomr_accel.libraries.dnn.host.fallback import _attention_source
 from atomr_accel.libraries.dnn.attention._graph import Question, attention_graph
 from atomr_accel.libraries.dnn.host._cpu import interpret
-from atomr_accel.libraries.dnn.wire._graph import Graph, decode
-from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
+from atomr_accel.libraries.dnn.host.fallback import _attention as _own_attention
+from atomr_accel.libraries.dnn.host.fallback import _attention_source
 from atomr_accel.libraries.dnn.host.fallback._common_source import complete
+from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
+from atomr_accel.libraries.dnn.wire._graph import Graph, decode
 
 from .conformance import Array, dtype_of
 from .host_kernels import compile_kernels, needs_compiler

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ...host._indices import require_within
 from ..wire._routine_messages import Dropout
 from ..wire._sequence_messages import (
     Append,
@@ -18,7 +19,6 @@ from ..wire._sequence_messages import (
     Trial,
     decode_derived,
 )
-from ...host._indices import require_within
 from ._philox import kept
 
 if TYPE_CHECKING:

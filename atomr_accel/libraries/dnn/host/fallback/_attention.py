@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from ....host._device_code import C_TYPES
 from ...wire._attention_nodes import is_single
+from .._philox import threshold
 from ._attention_source import SOURCE
 from ._common_source import Launch
-from .._philox import threshold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
