@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import socket
 from collections import deque
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ _SEND_HIGH: Final = 1 << 18
 
 _MOST_BUNCHED: Final = 64
 """Ops of a frame: a lane begins when it has all of it."""
+
+_MOST_FAILED: Final = 256
+"""Ops answered at a time when their context has failed, in a fraction of a millisecond."""
 
 _WINDOW: Final = 1024
 """Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
@@ -273,15 +277,20 @@ class Port:
                 return
         self._send_soon()
 
-    def fail_all(self, make_error: Callable[[Op], Exception]) -> None:
-        """Answer everything that is in flight here with an error; nothing comes after that."""
+    def end(self) -> None:
+        """From now on nothing is sent, and nothing that comes is an answer.
+
+        What is in flight is answered by ``fail``.
+        """
         self._ended = True
         self._outbox.clear()
         self._buffer.clear()
-        for op in [op for op in self._in_flight.values() if op.port is self]:
-            op._make_error = make_error
-            self._settle(op)
-            self._wake(op)
+
+    def fail(self, op: Op, make_error: Callable[[Op], Exception]) -> None:
+        """Answer an op that is in flight here with an error; the port was told to end."""
+        op._make_error = make_error
+        self._settle(op)
+        self._wake(op)
 
     def expect_more(self) -> None:
         """A task of this lane goes on, and is likely to submit again in this turn."""
@@ -298,7 +307,10 @@ class Port:
         Only time in which nothing kept it from running counts: it starts anew whenever the
         head changes, and while the head depends on another lane's op.
         """
-        head = next((op for op in self._in_flight.values() if op.port is self and op.sent), None)
+        head = None
+        if self._count:
+            ours = (op for op in self._in_flight.values() if op.port is self and op.sent)
+            head = next(ours, None)
         if head is not self._oldest or head is None:
             self._oldest, self._oldest_since = head, now
         elif any(seq in self._in_flight for _, seq in head.dependencies):
@@ -567,6 +579,15 @@ def _value_of(op: Op, reply: Value) -> Any:
         return _decoder_of(op.message.returns)(reply.value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(f"the answer to {op.name} cannot be read: {error}") from error
+
+
+def fail_some(in_flight: dict[int, Op], make_error: Callable[[Op], Exception]) -> None:
+    """Answer the oldest of what is in flight with errors, so many as a turn of the loop has time.
+
+    Their ports were told to end.
+    """
+    for op in list(itertools.islice(in_flight.values(), _MOST_FAILED)):
+        op.port.fail(op, make_error)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from collections import deque
@@ -25,14 +26,14 @@ from atomr_accel.host._wire import (
     encoder,
     pack_exception,
 )
-from atomr_accel.lanes import Op, Port
+from atomr_accel.lanes import Gate, Op, Port, fail_some
 from atomr_accel.lanes._turns import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
 
 from ..harness import program
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
 WINDOW: Final = 1024
 
@@ -118,6 +119,16 @@ async def running(count: int = 1) -> AsyncIterator[Host]:
                 await end.aclose()
 
 
+def fail_all(
+    host: Host, error: Callable[[Op], Exception] = lambda op: RuntimeError(op.name)
+) -> None:
+    """Answer what is in flight as the end of a context does, but in one turn of the loop."""
+    for port in host.ports:
+        port.end()
+    while host.in_flight:
+        fail_some(host.in_flight, error)
+
+
 def value(seq: int, content: object) -> Value:
     return Value(seq, msgspec.Raw(encoder.encode(content)))
 
@@ -186,8 +197,7 @@ async def test_answers_to_what_was_given_up_are_ignored() -> None:
     async with running(2) as host:
         op = host.submit(0)
         await host.received(0)
-        for port in host.ports:
-            port.fail_all(lambda op: RuntimeError(op.name))
+        fail_all(host)
         await host.reply(0, [op.seq], value(5, 5))
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(RuntimeError, match="op1"):
@@ -409,12 +419,69 @@ async def test_callers_of_a_lane_that_has_ended_go_on_in_turns_too() -> None:
                 made.append(op)
                 return RuntimeError(op.name)
 
-            host.ports[0].fail_all(error)
-            assert not host.in_flight
+            fail_all(host, error)
             assert all(op.answered for op in ops)
             assert not made  # before anybody comes to see
         assert sorted(failed) == sorted(op.name for op in ops)
         assert ops[0].error is ops[0].error is not None
+
+
+@program
+async def test_a_port_that_ends_takes_no_answer_before_its_ops_have_theirs() -> None:
+    async with running() as host:
+        ops = [host.submit(0) for _ in range(1000)]
+        await host.received(0)
+        host.ports[0].end()
+        fail_some(host.in_flight, lambda op: RuntimeError(op.name))
+        failed = [op for op in ops if op.answered]
+        assert failed == ops[: len(failed)]
+        assert 0 < len(failed) <= 256
+        await host.reply(0, [op.seq for op in ops[len(failed) :]])
+        await trio.testing.wait_all_tasks_blocked()
+        assert [op for op in ops if op.answered] == failed
+        fail_all(host)
+        assert [str(op.error) for op in ops] == [op.name for op in ops]
+
+
+@program
+async def test_of_thousands_at_a_gate_some_go_on_in_a_turn() -> None:
+    gate = Gate()
+    turns: list[int] = []
+    gone = cancelled = 0
+
+    class Look(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            del timeout
+            turns.append(gone)
+
+    async def go() -> None:
+        nonlocal gone
+        await gate.wait()
+        gone += 1
+
+    async def leave(scope: trio.CancelScope) -> None:
+        nonlocal cancelled
+        with scope:
+            await gate.wait()
+        cancelled += scope.cancelled_caught
+
+    async with trio.open_nursery() as nursery:
+        scopes = [trio.CancelScope() for _ in range(10)]
+        for number in range(1000):
+            nursery.start_soon(go)
+            if number % 100 == 0:
+                nursery.start_soon(leave, scopes[number // 100])
+        await trio.testing.wait_all_tasks_blocked()
+        assert gone == 0
+        look = Look()
+        trio.lowlevel.add_instrument(look)
+        gate.open()
+        for scope in scopes[1:]:
+            scope.cancel()
+        await gate.wait()  # who comes later does not wait for those
+    trio.lowlevel.remove_instrument(look)
+    assert (gone, cancelled) == (1000, 9)
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 64
 
 
 @program
@@ -578,7 +645,6 @@ async def test_conflicting_ops_are_always_ordered(accesses: list[Any]) -> None:
                 their_reads, their_writes = touched[seq]
                 if writes & (their_reads | their_writes) or reads & their_writes:
                     assert ordered(seq, op.seq)
-        for port in host.ports:
-            port.fail_all(lambda op: RuntimeError(op.name))
+        fail_all(host)
     for block in blocks:
         assert (block.writer, block.readers) == (0, set())

@@ -33,7 +33,7 @@ from atomr_accel.host._wire import (
     unpack_exception,
 )
 from atomr_accel.host._worker import Lane, Way
-from atomr_accel.lanes import Op, Port
+from atomr_accel.lanes import Op, Port, fail_some
 
 from .fake import FakeDevice, FakeExecutor, FakeStream, Work
 
@@ -276,7 +276,9 @@ class Program:
     def close(self) -> None:
         """Answer what is left, as the context does."""
         for port in self.ports:
-            port.fail_all(lambda op: RuntimeError(op.name))
+            port.end()
+        while self.in_flight:
+            fail_some(self.in_flight, lambda op: RuntimeError(op.name))
 
     def receive(self, data: bytes) -> None:
         self.sock.incoming.append(data)
