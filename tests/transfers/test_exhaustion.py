@@ -167,10 +167,6 @@ async def until_it_works(
             return free
         del refusal
         await tidied(device)
-        if [open_files(pid) for pid in pids(device)] != before:
-            # Seen once, with all cores busy: two of an export were left for a second round. Why
-            # is not known; what is left after that is a leak.
-            await tidied(device)
         assert [open_files(pid) for pid in pids(device)] == before, free
         assert device.statistics().memory.used == 0
         assert device.pinned.statistics().used == 0
