@@ -21,6 +21,7 @@ import msgspec
 from ._channel import ProtocolError, close_all, receive, send
 from ._load import load
 from ._protocol import StickyFault
+from ._threads import start
 from ._wire import (
     BRING_DESCRIPTOR,
     ControlRequest,
@@ -198,8 +199,8 @@ class Host:
 
         thread = threading.Thread(target=run, name=f"lane {request.name}", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # no room for another thread
+            start(thread)
+        except OSError:
             sock.close()
             raise
         started.wait()

@@ -206,6 +206,20 @@ async def test_without_address_space(step: Callable[[Device], Awaitable[None]]) 
 
 
 @program
+async def test_a_lane_whose_thread_would_not_begin_is_refused() -> None:
+    """There is room for its stack, and for nothing else: the host goes on to answer."""
+    async with opened() as device:
+        await device.run(os.getpid)
+        pid = pids(device)[-1]
+        stack = resource.prlimit(pid, resource.RLIMIT_STACK)[0]
+        room = address_space(pid) + stack + (12 << 10)
+        with limited(pid, resource.RLIMIT_AS, room), pytest.raises(OSError, match="no room for"):
+            await device.run(os.getpid, lane="other")
+        assert await device.run(os.getpid, lane="other") == pid
+        assert device.generation == 1
+
+
+@program
 async def test_sealing_says_what_it_lacks() -> None:
     async with opened() as device:
         await device.put(ARRAY, sealed=True)
