@@ -651,6 +651,32 @@ class DeviceCore:
         if nbytes > OFFSET_MASK:
             raise self._out_of_memory(nbytes)
 
+    def another(self, fd: int, nbytes: int) -> int:
+        """Another descriptor of ``nbytes`` of memory, which somebody may close at any time.
+
+        Raises:
+            OutOfMemory: there is no room for one.
+        """
+        with self.room_for(nbytes):
+            return os.dup(fd)
+
+    @contextmanager
+    def room_for(self, nbytes: int) -> Iterator[None]:
+        """For what takes a descriptor or a mapping of ``nbytes`` of memory.
+
+        Raises:
+            OutOfMemory: those are short.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+            raise OutOfMemory(
+                f"no room for a descriptor or mapping of {nbytes} bytes of {self.name}: {error}",
+                requested=nbytes,
+            ) from error
+
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
         found = self.memory.statistics()
         return OutOfMemory(

@@ -161,7 +161,7 @@ async def until_it_works(
         with scarce(free):
             try:
                 await step(device)
-            except (AccelError, OSError) as error:
+            except OutOfMemory as error:  # whatever it is that is short
                 refusal = error
         if refusal is None:
             return free
