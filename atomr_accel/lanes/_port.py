@@ -49,6 +49,12 @@ _SEND_HIGH: Final = 1 << 18
 _MOST_BUNCHED: Final = 64
 """Ops of a frame: a lane begins when it has all of it."""
 
+FRAME_SECONDS: Final = 300.0
+"""A host that has begun a frame and not sent the rest after this long has broken the protocol."""
+
+_AGAIN_SECONDS: Final = 2.0
+"""If the program was stopped, so was the host: only what is still missing then will not come."""
+
 _MOST_FAILED: Final = 256
 """Ops answered at a time when their context has failed, in a fraction of a millisecond."""
 
@@ -227,6 +233,7 @@ class Port:
         self._frames = 0
         self._on_fault: Callable[[Fault, str], None]
         self._frames_in = Frames()
+        self._cut = trio.Event()
         self._oldest: Op | None = None
         self._oldest_since = 0.0
         self._ended = False
@@ -343,6 +350,7 @@ class Port:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
+                nursery.start_soon(self._see_frames_complete)
                 while not self._ended:
                     await trio.lowlevel.wait_readable(self._sock)
                     if self._failure is not None:
@@ -378,6 +386,19 @@ class Port:
             await self._full.wait()
             if self._failure is not None:
                 raise self._failure
+
+    async def _see_frames_complete(self) -> None:
+        """A frame that is never complete is a fault. Sleeps for as long as none is cut."""
+        frames = self._frames_in
+        while True:
+            await self._cut.wait()
+            self._cut = trio.Event()
+            cut = frames.cut
+            for seconds in (FRAME_SECONDS, _AGAIN_SECONDS):
+                if frames.begun and frames.cut == cut:
+                    await trio.sleep(seconds)
+            if frames.begun and frames.cut == cut:
+                self._violated(f"{frames.begun} bytes of a frame came, and not the rest of it")
 
     def wake_writer(self) -> None:
         """Have the port's task wait for room in the socket."""
@@ -472,10 +493,17 @@ class Port:
         try:
             self._take(data)
         except ProtocolViolation as violation:
-            self._ended = True
-            why = f"the host broke the protocol of lane {self.name}: {violation}"
-            suspect = next((op.name for op in self._in_flight.values() if op.port is self), "idle")
-            self._on_fault(Fault(0, errno.EPROTO, "protocol violation", why), suspect)
+            self._violated(str(violation))
+        else:
+            if self._frames_in.begun:
+                self._cut.set()
+
+    def _violated(self, why: str) -> None:
+        """The host does not speak our language: end its context."""
+        self._ended = True
+        why = f"the host broke the protocol of lane {self.name}: {why}"
+        suspect = next((op.name for op in self._in_flight.values() if op.port is self), "idle")
+        self._on_fault(Fault(0, errno.EPROTO, "protocol violation", why), suspect)
 
     def _take(self, data: bytes) -> None:
         """Hand out the answers that ``data`` completes.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = cpu_only
 
-MANY: Final = 3000
+MANY: Final = 2000
 MOST: Final = 1024
 """Ops or blocks that a step may do something with: each takes about a microsecond."""
 

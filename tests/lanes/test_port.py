@@ -26,14 +26,14 @@ from atomr_accel.host._wire import (
     encoder,
     pack_exception,
 )
-from atomr_accel.lanes import Gate, Op, Port, fail_some
+from atomr_accel.lanes import Gate, Op, Port, _port, fail_some
 from atomr_accel.lanes._turns import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
 
 from ..harness import program
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 WINDOW: Final = 1024
 
@@ -190,6 +190,54 @@ async def test_a_fault_ends_the_port_and_names_a_suspect() -> None:
     assert (fault.status, suspect) == (700, "op2")
     assert host.in_flight.keys() == {1, 2}
     await host.ends[0].aclose()
+
+
+def jumping(function: Callable[[], Awaitable[None]]) -> None:
+    """Run it where time passes as soon as nothing happens."""
+    trio.run(function, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("length", [1, 4, 9])
+def test_a_frame_that_is_never_complete_is_a_fault(length: int) -> None:
+    async def main() -> None:
+        async with running() as host:
+            ops = [host.submit(0) for _ in range(2)]
+            begun = trio.current_time()
+            whole, half = bytearray(), bytearray()
+            append_frame(whole, [ops[0].seq])
+            append_frame(half, pack_exception(ops[1].seq, ValueError("no")))
+            await host.ends[0].send_all(whole + half[:length])
+            await trio.testing.wait_all_tasks_blocked()
+            assert not host.faults
+            await trio.sleep(_port.FRAME_SECONDS + 10)
+            [(fault, suspect)] = host.faults
+            assert f"lane0: {length} bytes of a frame came, and not the rest" in fault.message
+            assert suspect == "op2"
+            assert [op.answered for op in ops] == [True, False]
+            assert trio.current_time() - begun < _port.FRAME_SECONDS + 11
+
+    jumping(main)
+
+
+def test_frames_that_come_in_pieces_are_no_fault() -> None:
+    """Neither one that takes long, nor many that are cut one after the other."""
+
+    async def main() -> None:
+        async with running() as host:
+            rest = bytearray()
+            for _ in range(20):
+                op = host.submit(0)
+                frame = bytearray()
+                append_frame(frame, [op.seq])
+                await host.ends[0].send_all(rest + frame[:2])
+                rest = frame[2:]
+                await trio.sleep(_port.FRAME_SECONDS * 0.9)
+            await host.ends[0].send_all(rest)
+            await trio.sleep(10 * _port.FRAME_SECONDS)  # an idle lane has all the time it wants
+            assert not host.faults
+            assert not host.in_flight
+
+    jumping(main)
 
 
 @program
@@ -475,9 +523,9 @@ async def test_of_thousands_at_a_gate_some_go_on_in_a_turn() -> None:
         assert gone == 0
         look = Look()
         trio.lowlevel.add_instrument(look)
-        gate.open()
         for scope in scopes[1:]:
             scope.cancel()
+        gate.open()
         await gate.wait()  # who comes later does not wait for those
     trio.lowlevel.remove_instrument(look)
     assert (gone, cancelled) == (1000, 9)
