@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
@@ -46,12 +46,22 @@ class Steps(trio.abc.Instrument):
     def __exit__(self, *_error: object) -> None:
         trio.lowlevel.remove_instrument(self)
 
-    def _look(self, *_of: Any) -> None:
+    def _look(self) -> None:
         now = self._count()
         self.most = max(self.most, abs(now - self._before))
         self._before = now
 
-    before_task_step = after_task_step = before_io_wait = after_io_wait = _look
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._look()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._look()
+
+    def before_io_wait(self, timeout: float) -> None:
+        self._look()
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._look()
 
 
 def stop(device: Device) -> int:
