@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 import trio
 
 from .._errors import AccelError, ContextPoisoned, DeviceLost, DeviceUnavailable, KernelHung
-from ..lanes import HostDied, HostHandle, Port, describe_exit, start_host, uninterrupted
+from ..lanes import (
+    Gate,
+    HostDied,
+    HostHandle,
+    Port,
+    describe_exit,
+    fail_some,
+    start_host,
+    uninterrupted,
+)
 from ..libraries._library import LaneSpec
 from ..wire import MapSlab, Open, Opened, OpenLane, Preload, Probe, StickyFault
 from ._core import Startup, taken_down
@@ -76,7 +85,7 @@ class Context:
         self._starting: str | None = None
         self._fault: ContextPoisoned | None = None
         self._dead = trio.Event()
-        self._ended = trio.Event()
+        self._ended = Gate()
         self._nursery: trio.Nursery
 
     @trio.lowlevel.enable_ki_protection
@@ -116,11 +125,16 @@ class Context:
             # wait for that, and touches nothing that this one can still write to.
             self.host.kill()
             self._core.dying.append(self.host)
-            fault = self._fault
-            for port in [*self._ports.values()]:  # an answer may close a lane
-                port.fail_all(lambda op: fault or _not_finished(op))
+            self._core.shut(self)
+            for port in self._ports.values():
+                port.end()
+            # Also what no fault has answered: the program's other tasks get their turns, however
+            # much it is. No later context begins before that, so no op of it waits for these.
+            while self._core.in_flight:
+                fail_some(self._core.in_flight, self._not_finished)
+                await trio.lowlevel.cancel_shielded_checkpoint()
             self._core.forget(self)
-            self._ended.set()
+            self._ended.open()
 
     async def _standby(self) -> HostHandle | None:
         """The host that is kept warm, if there is one and it answers."""
@@ -375,6 +389,13 @@ class Context:
         self._poison(0, type(error).__name__, f"{op.name} failed: {error}", op.name)
         self.report_dead()
 
+    def _not_finished(self, op: Op) -> Exception:
+        """The error for an op that was in flight at the end."""
+        if self._fault is not None:
+            return taken_down(op.name, self._fault)
+        # No fault ends the context: the device's block was left.
+        return DeviceLost(f"{op.name} did not finish: the device's 'async with' block was left")
+
     async def wait_ended(self) -> None:
         """Wait until the context is over, once it was reported dead."""
         await self._ended.wait()
@@ -387,11 +408,6 @@ class Context:
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
-
-
-def _not_finished(op: Op) -> DeviceLost:
-    """For what is in flight where no fault ends the context: the device's block was left."""
-    return DeviceLost(f"{op.name} did not finish: the device's 'async with' block was left")
 
 
 def _is_echo(error: Exception) -> bool:

@@ -23,7 +23,7 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
-from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
+from ..lanes import STAGING_BYTES, Gate, HostDied, Op, PinnedPool, Port, fail_some, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
@@ -152,8 +152,8 @@ class DeviceCore:
         self._sequence = 0
         self._context: Context | None = None
         self._failing: Context | None = None
-        self._opened = trio.Event()
-        self._bumped = trio.Event()
+        self._opened = Gate()
+        self._bumped = Gate()
         self._end: DeviceLost | None = None
         self._growing = trio.Lock()
         self.sealing: Final = trio.Lock()
@@ -213,39 +213,49 @@ class DeviceCore:
         self._context = context
         self.ports = ports
         self.info = info
-        self._opened.set()
+        self._opened.open()
 
     def detach(self, fault: ContextPoisoned) -> None:
         """Close the gate: the context has failed.
 
         The generation moves first, so nothing that runs from here on can take a buffer of
-        the dead context for a good one. Then everything in flight gets its answer.
+        the dead context for a good one. Then everything in flight gets its answer, which may
+        take some turns of the loop; its ports take no other answers any more.
         """
-        if self._context is None:
+        context = self._context
+        if context is None:
             return
-        self._failing, self._context = self._context, None
-        ports, self.ports = self.ports, {}
-        self._opened = trio.Event()
         self.faults += 1
         self.last_fault = fault
         generation = self.memory.bump()
-        self._bumped.set()
-        self._bumped = trio.Event()
+        self.shut(context)
+        self._bumped.open()
+        self._bumped = Gate()
         for watcher in self._watchers:
             with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
                 watcher.send_nowait(generation)
-        for port in ports.values():
-            port.fail_all(lambda op: taken_down(op.name, fault))
+        self._answer_some(context, lambda op: taken_down(op.name, fault))
 
-    def forget(self, context: Context) -> None:
-        """A context is over, with or without a fault."""
-        if self._failing is context:
-            self._failing = None
+    def _answer_some(self, context: Context, make_error: Callable[[Op], Exception]) -> None:
+        if self._failing is context and self.in_flight:
+            fail_some(self.in_flight, make_error)
+            again = partial(self._answer_some, context, make_error)
+            trio.lowlevel.current_trio_token().run_sync_soon(again)
+
+    def shut(self, context: Context) -> None:
+        """Nothing is submitted to a context any more that is ending, with or without a fault."""
         if self._context is context:
-            self._context = None
+            self._failing, self._context = context, None
+            for port in self.ports.values():
+                port.end()
             self.ports = {}
             if self._end is None:
-                self._opened = trio.Event()
+                self._opened = Gate()
+
+    def forget(self, context: Context) -> None:
+        """A context is over, and everything that was in flight is answered."""
+        if self._failing is context:
+            self._failing = None
 
     def lose(self, _name: str, cause: BaseException) -> BaseException:
         """Give the device up for good; the error that says so."""
@@ -262,7 +272,7 @@ class DeviceCore:
             self._end = DeviceLost(f"{self.name} is lost: {why}; the last failure: {_told(cause)}")
             self._end.__cause__ = cause
             self.memory.over = "is lost"
-            self._opened.set()
+            self._opened.open()
         return self._end
 
     async def verdict(self) -> None:
@@ -274,16 +284,11 @@ class DeviceCore:
             await context.wait_ended()
 
     def close(self) -> None:
-        """The block of ``open_device`` is left: answer whoever still waits, free memory."""
+        """The block of ``open_device`` is left: let go whoever waits for a context, free memory."""
         if self._end is None:
             self.memory.over = "is closed: its 'async with' block was left"
             self._end = DeviceLost(f"{self.name} {self.memory.over}")
-        self._context = None
-        ports, self.ports = self.ports, {}
-        end = self._end
-        for port in ports.values():
-            port.fail_all(lambda _op: DeviceLost(str(end)))
-        self._opened.set()
+        self._opened.open()
         for watcher in list(self._watchers):
             watcher.close()
         self.memory.bump()
@@ -645,6 +650,32 @@ class DeviceCore:
         """
         if nbytes > OFFSET_MASK:
             raise self._out_of_memory(nbytes)
+
+    def another(self, fd: int, nbytes: int) -> int:
+        """Another descriptor of ``nbytes`` of memory, which somebody may close at any time.
+
+        Raises:
+            OutOfMemory: there is no room for one.
+        """
+        with self.room_for(nbytes):
+            return os.dup(fd)
+
+    @contextmanager
+    def room_for(self, nbytes: int) -> Iterator[None]:
+        """For what takes a descriptor or a mapping of ``nbytes`` of memory.
+
+        Raises:
+            OutOfMemory: those are short.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+            raise OutOfMemory(
+                f"no room for a descriptor or mapping of {nbytes} bytes of {self.name}: {error}",
+                requested=nbytes,
+            ) from error
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
         found = self.memory.statistics()

@@ -32,6 +32,7 @@ from ..libraries.run.wire._pickling import TakesLong, TooMuch, dumps, loads
 from ..memory import Block, GpuRef
 from ..wire import CloseLane
 from .data._bulk import Bulk
+from .data._transfer import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -324,9 +325,7 @@ class Functions:
         return await self._in_thread(partial(_Packed, function, args, quick=False))
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
-        return await trio.to_thread.run_sync(
-            function, limiter=self._threads, abandon_on_cancel=True
-        )
+        return await in_thread(function, self._threads, abandon=True)
 
     async def _keep(
         self, port: Port, epoch: Epoch, name: str, ticket: int, index: int, array: Left

@@ -38,6 +38,7 @@ from ..wire import (
 )
 from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._messages import BRING_DESCRIPTOR, Done, pack_exception
+from ._threads import start
 from ._worker import Lane, Way
 
 if TYPE_CHECKING:
@@ -196,8 +197,8 @@ class Host:
 
         thread = threading.Thread(target=run, name=f"lane {request.name}", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # no room for another thread
+            start(thread)
+        except OSError:
             sock.close()
             raise
         started.wait()

@@ -2,13 +2,15 @@
 
 from ._interrupts import uninterrupted
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
-from ._port import LaneStatistics, Op, Port
+from ._port import LaneStatistics, Op, Port, fail_some
 from ._spawn import HostDied, HostHandle, Isolation, describe_exit, start_host
+from ._turns import Gate
 
 __all__ = [
     "CHUNK",
     "STAGING_BYTES",
     "Bytes",
+    "Gate",
     "HostDied",
     "HostHandle",
     "Isolation",
@@ -19,6 +21,7 @@ __all__ = [
     "PinnedStatistics",
     "Port",
     "describe_exit",
+    "fail_some",
     "start_host",
     "uninterrupted",
 ]

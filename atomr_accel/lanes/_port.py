@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import socket
 from collections import deque
 from dataclasses import dataclass
@@ -47,6 +48,15 @@ _SEND_HIGH: Final = 1 << 18
 
 _MOST_BUNCHED: Final = 64
 """Ops of a frame: a lane begins when it has all of it."""
+
+FRAME_SECONDS: Final = 300.0
+"""A host that has begun a frame and not sent the rest after this long has broken the protocol."""
+
+_AGAIN_SECONDS: Final = 2.0
+"""If the program was stopped, so was the host: only what is still missing then will not come."""
+
+_MOST_FAILED: Final = 256
+"""Ops answered at a time when their context has failed, in a fraction of a millisecond."""
 
 _WINDOW: Final = 1024
 """Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
@@ -223,6 +233,7 @@ class Port:
         self._frames = 0
         self._on_fault: Callable[[Fault, str], None]
         self._frames_in = Frames()
+        self._cut = trio.Event()
         self._oldest: Op | None = None
         self._oldest_since = 0.0
         self._ended = False
@@ -273,15 +284,20 @@ class Port:
                 return
         self._send_soon()
 
-    def fail_all(self, make_error: Callable[[Op], Exception]) -> None:
-        """Answer everything that is in flight here with an error; nothing comes after that."""
+    def end(self) -> None:
+        """From now on nothing is sent, and nothing that comes is an answer.
+
+        What is in flight is answered by ``fail``.
+        """
         self._ended = True
         self._outbox.clear()
         self._buffer.clear()
-        for op in [op for op in self._in_flight.values() if op.port is self]:
-            op._make_error = make_error
-            self._settle(op)
-            self._wake(op)
+
+    def fail(self, op: Op, make_error: Callable[[Op], Exception]) -> None:
+        """Answer an op that is in flight here with an error; the port was told to end."""
+        op._make_error = make_error
+        self._settle(op)
+        self._wake(op)
 
     def expect_more(self) -> None:
         """A task of this lane goes on, and is likely to submit again in this turn."""
@@ -298,7 +314,10 @@ class Port:
         Only time in which nothing kept it from running counts: it starts anew whenever the
         head changes, and while the head depends on another lane's op.
         """
-        head = next((op for op in self._in_flight.values() if op.port is self and op.sent), None)
+        head = None
+        if self._count:
+            ours = (op for op in self._in_flight.values() if op.port is self and op.sent)
+            head = next(ours, None)
         if head is not self._oldest or head is None:
             self._oldest, self._oldest_since = head, now
         elif any(seq in self._in_flight for _, seq in head.dependencies):
@@ -331,6 +350,7 @@ class Port:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
+                nursery.start_soon(self._see_frames_complete)
                 while not self._ended:
                     await trio.lowlevel.wait_readable(self._sock)
                     if self._failure is not None:
@@ -366,6 +386,19 @@ class Port:
             await self._full.wait()
             if self._failure is not None:
                 raise self._failure
+
+    async def _see_frames_complete(self) -> None:
+        """A frame that is never complete is a fault. Sleeps for as long as none is cut."""
+        frames = self._frames_in
+        while True:
+            await self._cut.wait()
+            self._cut = trio.Event()
+            cut = frames.cut
+            for seconds in (FRAME_SECONDS, _AGAIN_SECONDS):
+                if frames.begun and frames.cut == cut:
+                    await trio.sleep(seconds)
+            if frames.begun and frames.cut == cut:
+                self._violated(f"{frames.begun} bytes of a frame came, and not the rest of it")
 
     def wake_writer(self) -> None:
         """Have the port's task wait for room in the socket."""
@@ -460,10 +493,17 @@ class Port:
         try:
             self._take(data)
         except ProtocolViolation as violation:
-            self._ended = True
-            why = f"the host broke the protocol of lane {self.name}: {violation}"
-            suspect = next((op.name for op in self._in_flight.values() if op.port is self), "idle")
-            self._on_fault(Fault(0, errno.EPROTO, "protocol violation", why), suspect)
+            self._violated(str(violation))
+        else:
+            if self._frames_in.begun:
+                self._cut.set()
+
+    def _violated(self, why: str) -> None:
+        """The host does not speak our language: end its context."""
+        self._ended = True
+        why = f"the host broke the protocol of lane {self.name}: {why}"
+        suspect = next((op.name for op in self._in_flight.values() if op.port is self), "idle")
+        self._on_fault(Fault(0, errno.EPROTO, "protocol violation", why), suspect)
 
     def _take(self, data: bytes) -> None:
         """Hand out the answers that ``data`` completes.
@@ -567,6 +607,15 @@ def _value_of(op: Op, reply: Value) -> Any:
         return _decoder_of(op.message.returns)(reply.value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(f"the answer to {op.name} cannot be read: {error}") from error
+
+
+def fail_some(in_flight: dict[int, Op], make_error: Callable[[Op], Exception]) -> None:
+    """Answer the oldest of what is in flight with errors, so many as a turn of the loop has time.
+
+    Their ports were told to end.
+    """
+    for op in list(itertools.islice(in_flight.values(), _MOST_FAILED)):
+        op.port.fail(op, make_error)
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import math
 import os
@@ -18,6 +17,7 @@ import trio
 
 from .._errors import AccelError
 from ..host._host import Host
+from ..host._threads import start
 from ..wire import (
     FETCH_DESCRIPTOR,
     ControlReply,
@@ -386,10 +386,10 @@ def _start_thread(ours: socket.socket, theirs: socket.socket) -> HostHandle:
 
     thread = threading.Thread(target=serve, name="accelerator host", daemon=True)
     try:
-        thread.start()
-    except RuntimeError as error:
+        start(thread)
+    except OSError:
         theirs.close()
-        raise OSError(errno.EAGAIN, str(error)) from error
+        raise
     return HostHandle(ours, thread=thread, ended=ended)
 
 
@@ -403,7 +403,7 @@ def _watched(pid: int) -> trio.Event:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         _tell(token, ended)
 
-    threading.Thread(target=watch, name=f"end of host {pid}", daemon=True).start()
+    start(threading.Thread(target=watch, name=f"end of host {pid}", daemon=True))
     return ended
 
 

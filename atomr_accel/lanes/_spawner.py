@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final, final
 import outcome
 import trio
 
+from ..host._threads import start
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -67,10 +69,7 @@ class Spawner:
         with self._starting:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="host spawner", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise OSError(errno.EAGAIN, str(error)) from error
+                start(thread)
                 self._thread = thread
 
     def _run(self) -> None:

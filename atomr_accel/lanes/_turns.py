@@ -111,5 +111,35 @@ class Turns(trio.abc.Instrument):
         self._remove_if_idle()
 
 
+@final
+@uninterrupted
+class Gate:
+    """An event that may let thousands go on: a turn of the loop begins only some of them.
+
+    Who goes on looks again at what it has waited for, since that may have changed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._open = False
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def open(self) -> None:
+        """Let all go on that wait, and whoever comes later."""
+        self._open = True
+        self._let_some_go_on()
+
+    async def wait(self) -> None:
+        """Wait until it is open."""
+        if self._open:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._lot.park()
+
+    def _let_some_go_on(self) -> None:
+        self._lot.unpark(count=_MOST_WOKEN)
+        if self._lot:
+            trio.lowlevel.current_trio_token().run_sync_soon(self._let_some_go_on)
+
+
 def _nothing() -> None:
     """Keeps the loop from sleeping: there are tasks to wake in its next turn."""

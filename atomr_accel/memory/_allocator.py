@@ -10,6 +10,7 @@ neither a bin nor a fitting hole, or when the bins have grown large.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import chain
 from typing import Final, final
 
 from sortedcontainers import SortedList
@@ -139,8 +140,10 @@ class Allocator:
         """The share of free memory that lies outside the largest hole of its slab."""
         self._coalesce()
         largest: dict[int, int] = {}
-        for nbytes, address in (*self._holes, self._largest):  # the largest come last
-            largest[address >> SLAB_SHIFT] = nbytes
+        for nbytes, address in chain([self._largest], reversed(self._holes)):
+            largest.setdefault(address >> SLAB_SHIFT, nbytes)
+            if len(largest) == len(self._slabs):  # there may be very many holes
+                break
         return 1 - sum(largest.values()) / self.free_bytes if self.free_bytes else 0.0
 
     def _set_capacity(self, nbytes: int) -> None:

@@ -29,6 +29,9 @@ _GROWTH_SHARE: Final = 64
 SLICE: Final = 256
 """Dropped blocks that are released at a time, which takes a fraction of a millisecond."""
 
+_COUNTED: Final = 8 * SLICE
+"""Dropped blocks that are released to be counted as free: a snapshot is taken without a wait."""
+
 _LIMIT_SHARE: Final = 16
 """A slab that requests share takes no more than 1/16 of a limit, so that others find room, too."""
 
@@ -69,7 +72,7 @@ class MemoryStatistics:
 
     Attributes:
         capacity: all slabs together: what the device has given to this program.
-        used: in use by live refs and ops in flight, sealed included.
+        used: in use by live refs and ops in flight, sealed included, and by ``dropped``.
         free: capacity less used.
         sealed: in use by sealed refs.
         largest_free: the largest plain buffer that fits without a new slab.
@@ -78,6 +81,9 @@ class MemoryStatistics:
         fragmentation: the share of plain free memory that lies outside the largest free
             piece of its slab; 0.0 where each slab's free memory is in one piece.
         limit: what capacity may be at most; None without a ``memory_limit``.
+        dropped: how many buffers that nobody holds any more count as used still. Of thousands
+            that are dropped at once, some are freed whenever memory is asked for or counted,
+            and all before there is none left.
     """
 
     capacity: int
@@ -89,6 +95,7 @@ class MemoryStatistics:
     stale: int
     fragmentation: float
     limit: int | None
+    dropped: int
 
 
 @final
@@ -225,10 +232,10 @@ class MemoryMap:
                 self._stale.remove(pool)
                 self._give_up(pool)
 
-    def collect(self, most: int | None = None) -> None:
+    def collect(self, most: int) -> None:
         """Release the blocks whose last ref was dropped, the first ``most`` of them."""
         dropped, release = self.dropped, self.release
-        for _ in range(len(dropped) if most is None else min(most, len(dropped))):
+        for _ in range(min(most, len(dropped))):
             release(*dropped.popleft())
 
     def unhold(self) -> None:
@@ -323,7 +330,7 @@ class MemoryMap:
 
     def trim(self) -> list[int]:
         """Give up what no usable ref needs; returns the slabs that the host must unmap."""
-        self.collect()
+        self.collect(len(self.dropped))
         for pool in self._stale:
             self._give_up(pool)
         self._stale.clear()
@@ -346,7 +353,7 @@ class MemoryMap:
 
     def statistics(self) -> MemoryStatistics:
         """A snapshot of where the memory is."""
-        self.collect()
+        self.collect(_COUNTED)
         plain, sealed = self._plain, self._sealed
         stale = sum(pool.in_use for pool in self._stale)
         capacity = self.capacity
@@ -363,6 +370,7 @@ class MemoryMap:
             stale=stale,
             fragmentation=plain.fragmentation,
             limit=self.limit,
+            dropped=len(self.dropped),
         )
 
     def _give_up(self, pool: Allocator) -> None:

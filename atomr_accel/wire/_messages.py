@@ -231,15 +231,19 @@ class Frames:
 
     Args:
         most: bytes that a frame may take.
+
+    Attributes:
+        cut: how many frames have come in pieces; tells one that is not complete from another.
     """
 
-    __slots__ = ("_most", "_rest", "_wanted")
+    __slots__ = ("_most", "_rest", "_wanted", "cut")
 
     def __init__(self, most: int = FRAME_BYTES) -> None:
         self._most = most
         # A frame that is not complete is collected in one place: each byte is copied once.
         self._rest = bytearray()
         self._wanted = HEADER
+        self.cut = 0
 
     @property
     def begun(self) -> int:
@@ -275,6 +279,7 @@ class Frames:
             self._wanted = HEADER
         if at < end:
             self._rest += view[at:]
+            self.cut += 1
 
 
 # --- errors ------------------------------------------------------------------------------

@@ -264,3 +264,16 @@ def test_the_seals_of_shared_files() -> None:
         mmap.mmap(fd, 4096)[0] = 1
     finally:
         os.close(fd)
+
+
+@program
+async def test_a_descriptor_that_is_none_is_not_a_lack_of_memory() -> None:
+    async with opened() as device:
+        ref = await device.put(np.ones(3), sealed=True)
+        with await device.share(ref) as shared:
+            fd = os.dup(shared.fd)
+            broken = SharedBuffer(fd, shared.description)
+            os.close(fd)
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                await device.adopt(broken)
+            broken.fd = -1

@@ -107,6 +107,20 @@ def test_a_host_that_does_not_answer_is_killed(peer: Peer) -> None:
     Jumping().run(main)
 
 
+@pytest.mark.parametrize("half", [b"\x09", b"\x09\0\0\0\0\0\0\0", b"\x09\0\0\0\0\0\0\0half"])
+def test_half_an_answer_is_none(half: bytes, peer: Peer) -> None:
+    async def main() -> None:
+        begun = trio.current_time()
+        peer.sock.send(half)
+        with pytest.raises(HostDied, match="was killed, because it did not answer Preload"):
+            await peer.host.request(Preload([]))
+        bound = _spawn.ANSWER_SECONDS + _spawn.GRACE_SECONDS
+        assert trio.current_time() - begun == pytest.approx(bound)
+        assert peer.process.kills == 1
+
+    Jumping().run(main)
+
+
 def test_who_is_cancelled_need_not_wait_long(peer: Peer) -> None:
     async def main() -> None:
         with trio.move_on_after(1) as scope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from collections import deque
@@ -15,7 +16,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.lanes import Op, Port
+from atomr_accel.lanes import Gate, Op, Port, _port, fail_some
 from atomr_accel.lanes._turns import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
 from atomr_accel.wire import Fault, Frames, Message, Protect, Value, append_frame, encoder
@@ -24,7 +25,7 @@ from atomr_accel.wire._messages import pack_exception
 from ..harness import program
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 WINDOW: Final = 1024
 
@@ -110,6 +111,16 @@ async def running(count: int = 1) -> AsyncIterator[Host]:
                 await end.aclose()
 
 
+def fail_all(
+    host: Host, error: Callable[[Op], Exception] = lambda op: RuntimeError(op.name)
+) -> None:
+    """Answer what is in flight as the end of a context does, but in one turn of the loop."""
+    for port in host.ports:
+        port.end()
+    while host.in_flight:
+        fail_some(host.in_flight, error)
+
+
 def value(seq: int, content: object) -> Value:
     return Value(seq, msgspec.Raw(encoder.encode(content)))
 
@@ -173,13 +184,60 @@ async def test_a_fault_ends_the_port_and_names_a_suspect() -> None:
     await host.ends[0].aclose()
 
 
+def jumping(function: Callable[[], Awaitable[None]]) -> None:
+    """Run it where time passes as soon as nothing happens."""
+    trio.run(function, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("length", [1, 4, 9])
+def test_a_frame_that_is_never_complete_is_a_fault(length: int) -> None:
+    async def main() -> None:
+        async with running() as host:
+            ops = [host.submit(0) for _ in range(2)]
+            begun = trio.current_time()
+            whole, half = bytearray(), bytearray()
+            append_frame(whole, [ops[0].seq])
+            append_frame(half, pack_exception(ops[1].seq, ValueError("no")))
+            await host.ends[0].send_all(whole + half[:length])
+            await trio.testing.wait_all_tasks_blocked()
+            assert not host.faults
+            await trio.sleep(_port.FRAME_SECONDS + 10)
+            [(fault, suspect)] = host.faults
+            assert f"lane0: {length} bytes of a frame came, and not the rest" in fault.message
+            assert suspect == "op2"
+            assert [op.answered for op in ops] == [True, False]
+            assert trio.current_time() - begun < _port.FRAME_SECONDS + 11
+
+    jumping(main)
+
+
+def test_frames_that_come_in_pieces_are_no_fault() -> None:
+    """Neither one that takes long, nor many that are cut one after the other."""
+
+    async def main() -> None:
+        async with running() as host:
+            rest = bytearray()
+            for _ in range(20):
+                op = host.submit(0)
+                frame = bytearray()
+                append_frame(frame, [op.seq])
+                await host.ends[0].send_all(rest + frame[:2])
+                rest = frame[2:]
+                await trio.sleep(_port.FRAME_SECONDS * 0.9)
+            await host.ends[0].send_all(rest)
+            await trio.sleep(10 * _port.FRAME_SECONDS)  # an idle lane has all the time it wants
+            assert not host.faults
+            assert not host.in_flight
+
+    jumping(main)
+
+
 @program
 async def test_answers_to_what_was_given_up_are_ignored() -> None:
     async with running(2) as host:
         op = host.submit(0)
         await host.received(0)
-        for port in host.ports:
-            port.fail_all(lambda op: RuntimeError(op.name))
+        fail_all(host)
         await host.reply(0, [op.seq], value(5, 5))
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(RuntimeError, match="op1"):
@@ -401,12 +459,69 @@ async def test_callers_of_a_lane_that_has_ended_go_on_in_turns_too() -> None:
                 made.append(op)
                 return RuntimeError(op.name)
 
-            host.ports[0].fail_all(error)
-            assert not host.in_flight
+            fail_all(host, error)
             assert all(op.answered for op in ops)
             assert not made  # before anybody comes to see
         assert sorted(failed) == sorted(op.name for op in ops)
         assert ops[0].error is ops[0].error is not None
+
+
+@program
+async def test_a_port_that_ends_takes_no_answer_before_its_ops_have_theirs() -> None:
+    async with running() as host:
+        ops = [host.submit(0) for _ in range(1000)]
+        await host.received(0)
+        host.ports[0].end()
+        fail_some(host.in_flight, lambda op: RuntimeError(op.name))
+        failed = [op for op in ops if op.answered]
+        assert failed == ops[: len(failed)]
+        assert 0 < len(failed) <= 256
+        await host.reply(0, [op.seq for op in ops[len(failed) :]])
+        await trio.testing.wait_all_tasks_blocked()
+        assert [op for op in ops if op.answered] == failed
+        fail_all(host)
+        assert [str(op.error) for op in ops] == [op.name for op in ops]
+
+
+@program
+async def test_of_thousands_at_a_gate_some_go_on_in_a_turn() -> None:
+    gate = Gate()
+    turns: list[int] = []
+    gone = cancelled = 0
+
+    class Look(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            del timeout
+            turns.append(gone)
+
+    async def go() -> None:
+        nonlocal gone
+        await gate.wait()
+        gone += 1
+
+    async def leave(scope: trio.CancelScope) -> None:
+        nonlocal cancelled
+        with scope:
+            await gate.wait()
+        cancelled += scope.cancelled_caught
+
+    async with trio.open_nursery() as nursery:
+        scopes = [trio.CancelScope() for _ in range(10)]
+        for number in range(1000):
+            nursery.start_soon(go)
+            if number % 100 == 0:
+                nursery.start_soon(leave, scopes[number // 100])
+        await trio.testing.wait_all_tasks_blocked()
+        assert gone == 0
+        look = Look()
+        trio.lowlevel.add_instrument(look)
+        for scope in scopes[1:]:
+            scope.cancel()
+        gate.open()
+        await gate.wait()  # who comes later does not wait for those
+    trio.lowlevel.remove_instrument(look)
+    assert (gone, cancelled) == (1000, 9)
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= 64
 
 
 @program
@@ -570,7 +685,6 @@ async def test_conflicting_ops_are_always_ordered(accesses: list[Any]) -> None:
                 their_reads, their_writes = touched[seq]
                 if writes & (their_reads | their_writes) or reads & their_writes:
                     assert ordered(seq, op.seq)
-        for port in host.ports:
-            port.fail_all(lambda op: RuntimeError(op.name))
+        fail_all(host)
     for block in blocks:
         assert (block.writer, block.readers) == (0, set())

@@ -17,7 +17,7 @@ import pytest
 
 from atomr_accel import RemoteError
 from atomr_accel.host._worker import Lane, Way
-from atomr_accel.lanes import Op, Port
+from atomr_accel.lanes import Op, Port, fail_some
 from atomr_accel.wire import (
     Bunch,
     Failure,
@@ -273,7 +273,9 @@ class Program:
     def close(self) -> None:
         """Answer what is left, as the context does."""
         for port in self.ports:
-            port.fail_all(lambda op: RuntimeError(op.name))
+            port.end()
+        while self.in_flight:
+            fail_some(self.in_flight, lambda op: RuntimeError(op.name))
 
     def receive(self, data: bytes) -> None:
         self.sock.incoming.append(data)

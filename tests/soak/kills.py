@@ -342,6 +342,7 @@ async def soak_processes(
         gc.collect()
         while device.statistics().in_flight:
             await trio.lowlevel.checkpoint()
+        await device.trim()  # of thousands that are dropped, all are free then
         workspaces = (device.blaslt, device.dnn, device.fft)
         used = device.statistics().memory.used
         used -= sum(library.statistics().workspace for library in workspaces)

@@ -8,13 +8,17 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import outcome
 import pytest
 import trio
 
+from atomr_accel.device.data._transfer import in_worker
 from atomr_accel.testing import kill_host
 
 from ..harness import ON_CUDA, SECONDS, descriptors, opened, program, same_bits, settled
@@ -52,6 +56,40 @@ def anonymous(pid: int | str) -> int:
     """Bytes of a process's own memory that are resident."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+class Thing:
+    """What a thread may hold."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@program
+async def test_a_worker_thread_that_has_not_gone_on_holds_nothing(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps what it has handed over for as long as the kernel does not let it run."""
+    held: list[Any] = []
+
+    async def run_sync(function: Callable[[], Any], **_options: Any) -> Any:
+        result = outcome.capture(function)
+        held.extend((function, result))
+        await trio.lowlevel.checkpoint()
+        return result.unwrap()
+
+    def work(thing: Thing) -> Thing:
+        if fails:
+            raise ZeroDivisionError
+        return thing
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+    thing = Thing()
+    gone = weakref.ref(thing)
+    with suppress(ZeroDivisionError):
+        await in_worker(work, thing)
+    del thing
+    gc.collect()
+    assert gone() is None
+    assert held
 
 
 class Census:

@@ -6,6 +6,8 @@ still runs; leaving it waits for all of them, and an error raises there.
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, final
 
 import numpy as np
@@ -22,7 +24,7 @@ from ..data._transfer import SMALL, after, as_host_array, bytes_of
 from ._collector import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, MutableSequence
     from types import TracebackType
 
     from ...lanes import Bytes, HostHandle, Op, Piece, Port
@@ -37,6 +39,10 @@ _MOST_BUNCHED: Final = 32
 
 The first bunches are smaller, each twice the last: the device begins with the block.
 """
+
+
+_SLICE: Final = 512
+"""Ops and buffers that are looked at in a turn of the loop, when the block is left."""
 
 
 class _Moving(NamedTuple):
@@ -82,7 +88,7 @@ class Batch(Collector):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self._ops: list[Op] = []
+        self._ops: deque[Op] = deque()
         self._made: list[Block] = []
         self._promised: dict[Block, int] = {}
         self._later: list[Callable[[], Awaitable[None]]] = []
@@ -296,12 +302,12 @@ class Batch(Collector):
             if error is None:
                 await self._finish()
             else:
-                self._spoil()
+                await self._spoil()
         except BaseException:
-            self._spoil()
+            await self._spoil()
             raise
         finally:
-            self._let_go()
+            await self._let_go()
         if error is not None:
             await trio.lowlevel.checkpoint()
 
@@ -310,20 +316,27 @@ class Batch(Collector):
             await step()
         await self._provide()
         errors: list[Exception] = []
-        for op in self._ops:
+        for number in itertools.count(1):
+            if not self._ops:
+                break
+            op = self._ops[0]
+            failure: Exception | None = None
             if not op.answered:
                 try:
                     await op.wait()
-                except Exception as failure:  # noqa: BLE001 - collected, and raised below
-                    failure.add_note(f"in a batch, at {op.name}")
-                    errors.append(failure)
-            elif op.error is not None:
-                op.error.add_note(f"in a batch, at {op.name}")
-                errors.append(op.error)
+                except Exception as error:  # noqa: BLE001 - collected, and raised below
+                    failure = error
+            else:
+                failure = op.error
+            self._ops.popleft()
+            if failure is not None:
+                failure.add_note(f"in a batch, at {op.name}")
+                if isinstance(failure, ContextPoisoned):  # which has taken the others down, too
+                    raise failure
+                errors.append(failure)
+            if number % _SLICE == 0:
+                await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
-        faults = [failure for failure in errors if isinstance(failure, ContextPoisoned)]
-        if faults:
-            raise faults[0]
         if len(errors) > 1:
             raise ExceptionGroup("several ops of a batch failed", errors)
         if errors:
@@ -335,22 +348,34 @@ class Batch(Collector):
         for kernel, twin in self._kernels.items():
             kernel._loaded = twin._loaded
 
-    def _let_go(self) -> None:
+    async def _let_go(self) -> None:
         """Hold nothing any more: temporary buffers are free now, not when garbage is collected.
 
         The facades refer to their batch, so they and the batch keep each other till then.
         """
         self._kernels.clear()
         self._promised.clear()
-        self._ops, self._made, self._later = [], [], []
+        for pieces in (self._ops, self._made, self._later):
+            await _drop(pieces)
 
-    def _spoil(self) -> None:
+    async def _spoil(self) -> None:
         """Withdraw what is not under way, and refuse what the batch has made."""
-        for op in self._ops:
-            op.withdraw()
+        if self.memory.epoch is self._epoch:  # else the fault has taken the ops down
+            for op in self._ops:
+                op.withdraw()
         for _, (piece, op, host) in self._fetched:
             after(self._core, host, op, piece.release)
         self._fetched.clear()
-        for block in self._made:
-            if block.epoch is not None:
+        for number, block in enumerate(self._made, 1):
+            if block.epoch is self.memory.epoch:  # those of another one are refused anyway
                 self.memory.free(block)
+            if number % _SLICE == 0:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+async def _drop(pieces: MutableSequence[Any]) -> None:
+    """Empty what may hold thousands, some in each turn of the loop."""
+    for number in range(len(pieces), 0, -1):
+        pieces.pop()
+        if number % _SLICE == 0:
+            await trio.lowlevel.cancel_shielded_checkpoint()

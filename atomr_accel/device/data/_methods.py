@@ -272,6 +272,7 @@ class Data(Arrays[Awaited]):
 
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
+            OutOfMemory: no room for another descriptor.
             Unsupported: the platform cannot export device memory, or the buffer is managed
                 or adopted memory.
             LibraryError: the program's own CUDA context refuses, perhaps because the
@@ -299,7 +300,7 @@ class Data(Arrays[Awaited]):
             ValueError: it is in memory that the device cannot read, or a shared buffer whose
                 descriptor is too small or may be made so by others.
             Unsupported: another library's array with such a dtype.
-            OutOfMemory: no room for the copy.
+            OutOfMemory: no room for the copy, or for another descriptor or mapping.
         """
         if isinstance(array, SharedBuffer):
             return await open_shared(self._core, array)
@@ -326,7 +327,7 @@ class Data(Arrays[Awaited]):
 
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
-            OutOfMemory: no room for the buffer in memory of its own.
+            OutOfMemory: no room for the buffer in memory of its own, or for its descriptor.
             Unsupported: the platform cannot export device memory, or the buffer is managed
                 or adopted memory.
         """
@@ -348,6 +349,7 @@ class Data(Arrays[Awaited]):
 
         Raises:
             GpuRefStale: the buffer was freed, or its memory is in use by others.
+            OutOfMemory: no room for another descriptor or mapping.
             Unsupported: the platform cannot export device memory.
         """
         return await salvage(self._core, ref)

@@ -63,7 +63,8 @@ class Pinned:
         Raises:
             ValueError: more than the pool's limit.
             TypeError: a dtype that device memory cannot hold.
-            AccelError: the device could not page-lock that much memory.
+            AccelError: the device could not page-lock that much memory, or ``OutOfMemory``: there
+                is none, or no descriptor or address space for it.
         """
         dtype = as_dtype(dtype)
         shape = as_shape(shape)
@@ -83,10 +84,11 @@ class Pinned:
     async def _array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, *, beyond: bool
     ) -> AsyncIterator[np.ndarray[Any, Any]]:
-        if beyond:
-            piece = self._pool.acquire_beyond(nbytes)
-        else:
-            piece = await self._pool.acquire(nbytes)
+        with self._core.room_for(nbytes):
+            if beyond:
+                piece = self._pool.acquire_beyond(nbytes)
+            else:
+                piece = await self._pool.acquire(nbytes)
         self._pieces[piece.address] = piece
         try:
             await self.mapped(piece.address)
@@ -147,7 +149,8 @@ class Pinned:
             context = await self._core.ready()
             arena = piece.arena
             try:
-                await context.host.request(MapPinned(arena.id, arena.nbytes), arena.fd)
+                with self._core.room_for(arena.nbytes):
+                    await context.host.request(MapPinned(arena.id, arena.nbytes), arena.fd)
             except (HostDied, StickyFault):
                 context.report_dead()
             else:

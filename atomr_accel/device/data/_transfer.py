@@ -13,6 +13,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import numpy as np
+import outcome
 import trio
 
 from ..._dtypes import as_dtype
@@ -107,7 +108,26 @@ async def in_worker(function: Callable[..., _T], *args: Any) -> _T:
     except LookupError:
         limiter = trio.CapacityLimiter(COPIERS)
         _limiter.set(limiter)
-    return await trio.to_thread.run_sync(partial(function, *args), limiter=limiter)
+    return await in_thread(partial(function, *args), limiter)
+
+
+async def in_thread(
+    function: Callable[[], _T], limiter: trio.CapacityLimiter, *, abandon: bool = False
+) -> _T:
+    """``trio.to_thread.run_sync``, after which the thread holds nothing any more.
+
+    A worker that has handed its result over lives on for as long as the kernel likes, with that
+    result: an error, say, whose frames hold buffers. So what it hands over is empty.
+    """
+    job: list[Any] = [function]
+    del function
+
+    def work() -> None:
+        job.append(outcome.capture(job.pop()))
+
+    await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=abandon)
+    result: outcome.Outcome[_T] = job.pop()
+    return result.unwrap()
 
 
 async def arranged(array: Any) -> np.ndarray[Any, Any]:

@@ -48,12 +48,18 @@ def lives_elsewhere(core: DeviceCore, ref: object) -> bool:
 
 
 async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tuple[Context, int]:
-    """Have the device's host map somebody's descriptor, under a number of its own."""
+    """Have the device's host map somebody's descriptor, under a number of its own.
+
+    Raises:
+        OutOfMemory: the host, or this process, has no room for the descriptor or the mapping.
+        LibraryError: the device cannot map it.
+    """
     while True:
         context = await core.ready()
         number = core.memory.new_slab_id()
         try:
-            await context.host.request(MapSlab(number, nbytes, sealed), fd)
+            with core.room_for(nbytes):
+                await context.host.request(MapSlab(number, nbytes, sealed), fd)
         except (HostDied, StickyFault):
             context.report_dead()
             continue
@@ -100,13 +106,14 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
     hold = Hold(block)
     op: Op | None = None
     try:
-        fd = os.dup(slab.fd)
         try:
-            context, number = await mapped(there, fd, slab.nbytes, sealed=False)
+            fd = core.another(slab.fd, slab.nbytes)
+            try:
+                context, number = await mapped(there, fd, slab.nbytes, sealed=False)
+            finally:
+                os.close(fd)
         except (LibraryError, OutOfMemory):
             return False  # such as no path from GPU to GPU
-        finally:
-            os.close(fd)
         try:
             source = usable(src, there.memory, "src")
             to = number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
@@ -184,7 +191,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
         raise Unsupported("this memory has no descriptor, so nothing of it outlives its host")
     offset = block.address - (slab.id << SLAB_SHIFT)
     hold = Hold(block)
-    fd = os.dup(slab.fd)
+    fd = core.another(slab.fd, slab.nbytes)
     try:
         for dying in list(core.dying):  # which may still write there
             await dying.close()
@@ -315,7 +322,8 @@ async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
         ref.dtype.name,
         sealed,
     )
-    return SharedBuffer(os.dup(slab.fd), msgspec.msgpack.encode(content), block=block)
+    fd = core.another(slab.fd, slab.nbytes)
+    return SharedBuffer(fd, msgspec.msgpack.encode(content), block=block)
 
 
 async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
@@ -376,7 +384,7 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
     await core.tidy()
     dtype = DTYPES[content.dtype]
     nbytes = math.prod(content.shape) * dtype.itemsize
-    fd = os.dup(shared.fd)
+    fd = core.another(shared.fd, content.slab_bytes)
     try:
         while True:
             try:

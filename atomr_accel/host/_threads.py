@@ -1,0 +1,38 @@
+"""Starting threads where there may be no room for them."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import resource
+import threading
+from typing import Final
+
+_USUAL_STACK: Final = 8 << 20
+
+_BEGINNING: Final = 4 << 20
+"""Bytes beside its stack that a thread may take before anything of ours runs in it."""
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread; whoever starts it does not wait for one that never begins.
+
+    One that gets its stack and no memory beside it dies before Python can tell, and
+    ``Thread.start`` waits for it for ever. So it is seen to that there is some.
+
+    Raises:
+        OSError: there is no room for another thread (``ENOMEM``, ``EAGAIN``).
+    """
+    size = threading.stack_size()
+    if not size:
+        limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        size = _USUAL_STACK if limit == resource.RLIM_INFINITY else limit
+    try:
+        mmap.mmap(-1, size + _BEGINNING, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, OverflowError, MemoryError) as error:
+        why = f"no room for the stack of thread {thread.name!r}, {size} bytes, and what it needs"
+        raise OSError(errno.ENOMEM, why) from error
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, f"thread {thread.name!r}: {error}") from error
