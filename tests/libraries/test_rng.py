@@ -455,7 +455,7 @@ async def test_a_sequence_goes_on_after_a_rebuild(fresh: Device, kind: str, seed
     before = await some(broken)
     ref: GpuRef = await broken.random(10)
     broken.state = {**broken.state, "position": whole.state["position"] // 2}
-    broken.state = {**broken.state, "side": whole.state["side"] // 2}
+    broken.state = {**broken.state, "rejection_offset": whole.state["rejection_offset"] // 2}
     await poison(fresh)
     assert ref.is_stale
     after = await some(broken)

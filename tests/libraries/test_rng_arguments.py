@@ -9,7 +9,7 @@ import pytest
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.libraries.rng._state import new_state
-from atomr_accel.libraries.rng.wire._laws import KINDS
+from atomr_accel.libraries.rng.wire._distributions import KINDS
 
 from .conformance import MARKS
 
@@ -148,7 +148,7 @@ async def test_states_that_do_not_fit(device: Device) -> None:
     with pytest.raises(ValueError, match="kind 'xorwow', but the generator has 'philox4_32_10'"):
         generator.state = other
     before = generator.state
-    for name, bad, error in (("position", 2.0, TypeError), ("side", -1, ValueError)):
+    for name, bad, error in (("position", 2.0, TypeError), ("rejection_offset", -1, ValueError)):
         with pytest.raises(error):
             generator.state = {**device.rng.default_rng(2).state, name: bad}
         assert generator.state == before

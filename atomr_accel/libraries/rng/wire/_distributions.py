@@ -52,7 +52,7 @@ KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class WordUse:
     """How a distribution uses words.
 
     Attributes:
@@ -70,24 +70,24 @@ class Rule:
         return 2 if self.wide or DTYPES[dtype].itemsize == 8 else 4
 
 
-LAWS: Final = {
-    "uniform": Rule(),
-    "normal": Rule(),
-    "lognormal": Rule(),
-    "exponential": Rule(),
-    "cauchy": Rule(),
-    "integers32": Rule(),
-    "integers64": Rule(wide=True),
-    "search": Rule(wide=True),
-    "gamma": Rule(until_accepted=True),
-    "beta": Rule(until_accepted=True),
-    "poisson": Rule(until_accepted=True),
+DISTRIBUTIONS: Final = {
+    "uniform": WordUse(),
+    "normal": WordUse(),
+    "lognormal": WordUse(),
+    "exponential": WordUse(),
+    "cauchy": WordUse(),
+    "integers32": WordUse(),
+    "integers64": WordUse(wide=True),
+    "search": WordUse(wide=True),
+    "gamma": WordUse(until_accepted=True),
+    "beta": WordUse(until_accepted=True),
+    "poisson": WordUse(until_accepted=True),
 }
 """The distributions as executors know them."""
 
 
-def integer_law(span: int, dtype: str) -> str:
-    """The law for integers of a dtype out of ``span`` many."""
+def integer_distribution(span: int, dtype: str) -> str:
+    """The distribution for integers of a dtype out of ``span`` many."""
     narrow = span <= 2**32 and DTYPES[dtype].itemsize <= 4
     return "integers32" if narrow else "integers64"
 
