@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..._dtypes import DTYPES
+from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...memory import GpuRef
 from .._arguments import require_apart, usable
@@ -338,10 +338,10 @@ class Generator(Drawing[D]):
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            kind = dtype_of(dtype, out, "int64", whole=True, flags=True)
+            kind = NAMES[dtype_of(dtype, out, "int64", whole=True, flags=True)]
             closed = flag(endpoint, "endpoint")
-            least, span = integer_range(low, high, kind.name, endpoint=closed)
-            return self._draw(driver, "integers", integers(kind.name, least, span), size, out)
+            least, span = integer_range(low, high, kind, endpoint=closed)
+            return self._draw(driver, "integers", integers(kind, least, span), size, out)
 
         return Request(LANE, "rng.integers", prepare)
 
@@ -370,7 +370,7 @@ class Generator(Drawing[D]):
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            kind = dtype_of(dtype, out, "int64", whole=True).name
+            kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
             rate = event_rate(lam, kind, self._state.spec)
             if not self._state.spec.quasi:
                 events = Distribution("poisson", kind, (rate,))
@@ -413,17 +413,21 @@ class Generator(Drawing[D]):
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            rows = a if isinstance(a, GpuRef) else None
             again = flag(replace, "replace")
-            if rows is not None:
+            rows: GpuRef | None = None
+            rest: tuple[int, ...] = ()
+            kind = _INT64
+            if isinstance(a, GpuRef):
+                rows = a
                 usable(rows, driver.memory, "a")
                 if not rows.shape:
                     raise ValueError("a must have at least one axis, but has shape ()")
                 items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
             else:
-                items, rest, kind = operator.index(a), (), _INT64
-            one = out is not None and size is None
-            wanted = out.shape[: out.ndim - len(rest)] if out is not None and one else size
+                items = operator.index(a)
+            wanted = size
+            if out is not None and size is None:
+                wanted = out.shape[: out.ndim - len(rest)]
             shape = shape_of(wanted, None, self._state.dimensions)
             if out is not None:
                 check_out(out, driver.memory, (*shape, *rest), kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -97,6 +98,7 @@ def digits(dtype: str) -> int:
     return {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}[dtype]
 
 
+@cache
 def bounds(dtype: str) -> tuple[int, int]:
     """The least and the largest integer of a dtype."""
     if dtype == "bool":
