@@ -331,7 +331,7 @@ async def test_a_request_uses_work_areas_of_what_carries_it_out(device: Device) 
     """A work area of a batch goes with it, so nothing else may write there."""
     host = noise(100, dtype="float32")
     a, expected = await device.put(host), np.fft.rfft(host, n=200)
-    requests: Any = device.fft._on(SimpleNamespace(driver=Described))  # type: ignore[arg-type]
+    requests: Any = device.fft._on(SimpleNamespace(driver=Described))
     request = requests.rfft(a, n=200)  # padded in scratch memory
     device.fft.clear()
     results = []

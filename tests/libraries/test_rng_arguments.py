@@ -265,7 +265,7 @@ async def test_a_draw_that_is_refused_leaves_the_sequence_where_it_is(device: De
 
 async def test_a_request_draws_further_numbers_each_time_it_is_carried_out(device: Device) -> None:
     generator, same = device.rng.default_rng(3), device.rng.default_rng(3)
-    requests: Any = generator._on(SimpleNamespace(driver=Described))  # type: ignore[arg-type]
+    requests: Any = generator._on(SimpleNamespace(driver=Described))
     for method, args, more in (
         ("normal", (), {"size": 3}),
         ("beta", (2.0, 3.0, 4), {}),
