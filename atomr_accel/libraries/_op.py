@@ -27,19 +27,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Awaited:
+class Driving:
+    """How the ops of a facade are called."""
+
+
+class Awaited(Driving):
     """Of facades whose ops are awaited: those of a device."""
 
 
-class Collected:
+class Collected(Driving):
     """Of facades whose ops return their results at once: those of batches and recordings."""
 
 
-class Described:
+class Described(Driving):
     """Of facades whose ops return requests, which are messages to the library's actor."""
 
 
-D = TypeVar("D", Awaited, Collected, Described)
+D = TypeVar("D", bound=Driving)
 
 
 class Facade(Generic[D]):

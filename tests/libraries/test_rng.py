@@ -23,6 +23,7 @@ from .statistics import check_continuous, check_counts, check_near, check_uncorr
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.rng._generator import Generator
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::atomr_accel.CpuFallbackWarning")]
@@ -48,7 +49,7 @@ def tally(name: str) -> None:
     found.cases += 1
 
 
-async def draw(device: Device, generator: Generator, method: str, *args: Any, **more: Any) -> Array:
+async def draw(device: Device, generator: Generator[Awaited], method: str, *args: Any, **more: Any) -> Array:
     """Draw into memory that was full of NaNs before."""
     size = more.get("size", 1)
     await fill_free_memory(device, [8 * int(np.prod(size))])
@@ -316,7 +317,7 @@ DRAWS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-async def sequence(device: Device, generator: Generator) -> list[Array]:
+async def sequence(device: Device, generator: Generator[Awaited]) -> list[Array]:
     return [
         await device.get(await getattr(generator, method)(*args, **more))
         for method, args, more in DRAWS
@@ -444,7 +445,7 @@ async def test_a_sequence_goes_on_after_a_rebuild(fresh: Device, kind: str, seed
     start = None if "sobol" in kind else seed
     draws = [draw for draw in DRAWS if start is not None or draw[0] in ("normal", "integers")]
 
-    async def some(generator: Generator) -> list[Array]:
+    async def some(generator: Generator[Awaited]) -> list[Array]:
         return [
             await fresh.get(await getattr(generator, method)(*args, **more))
             for method, args, more in draws
@@ -455,7 +456,7 @@ async def test_a_sequence_goes_on_after_a_rebuild(fresh: Device, kind: str, seed
     before = await some(broken)
     ref: GpuRef = await broken.random(10)
     broken.state = {**broken.state, "position": whole.state["position"] // 2}
-    broken.state = {**broken.state, "side": whole.state["side"] // 2}
+    broken.state = {**broken.state, "rejection_offset": whole.state["rejection_offset"] // 2}
     await poison(fresh)
     assert ref.is_stale
     after = await some(broken)

@@ -20,13 +20,13 @@ from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.host._vendor import VendorLibrary
 from atomr_accel.libraries.rng.host._prototypes import GENERATORS, PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.rng.host._source import KERNELS
-from atomr_accel.libraries.rng.wire._laws import LAWS
-from atomr_accel.libraries.rng.wire._messages import Draw, Law, Pick, Points, Table, Take
+from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS
+from atomr_accel.libraries.rng.wire._messages import Distribution, Draw, Pick, Points, Table, Take
 
 from .conformance import Array
 from .host_kernels import HostKernels, compile_kernels, needs_compiler
 from .statistics import check_continuous
-from .test_rng_kernels import INTRINSICS, a_law, at, instances
+from .test_rng_kernels import INTRINSICS, a_distribution, at, instances
 
 pytestmark = [pytest.mark.headers, needs_compiler]
 
@@ -112,9 +112,11 @@ class Machine:
         handlers: Any = self.executor.handlers
         handlers[type(message)](message)
 
-    def draw(self, kind: str, law: Law, count: int, position: int = 0, **more: Any) -> Array:
+    def draw(
+        self, kind: str, law: Distribution, count: int, position: int = 0, **more: Any
+    ) -> Array:
         out = np.zeros(count, law.dtype)
-        blocks = -(-count // LAWS[law.name].values(law.dtype))
+        blocks = -(-count // DISTRIBUTIONS[law.name].values(law.dtype))
         scratch = np.zeros(16 * blocks, np.uint8)
         fits = scratch.nbytes == out.nbytes and not more.get("scratch")
         message = Draw(
@@ -132,7 +134,9 @@ class Machine:
         return out
 
     def words(self, kind: str, count: int, position: int = 0, **more: Any) -> Array:
-        return self.draw(kind, a_law("integers32", "uint32", span=2**32), count, position, **more)
+        return self.draw(
+            kind, a_distribution("integers32", "uint32", span=2**32), count, position, **more
+        )
 
     def reference(self, kind: str, count: int, key: int | None = None) -> Array:
         """The words of a fresh generator of cuRAND."""
@@ -212,9 +216,9 @@ def test_orderings(machine: Machine, ordering: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_distributions_of_words(machine: Machine, kind: str, dtype: str) -> None:
     for count in (20_000, 19_999):
-        values = machine.draw(kind, a_law("normal", dtype, (1.0, 2.0)), count, 4096)
+        values = machine.draw(kind, a_distribution("normal", dtype, (1.0, 2.0)), count, 4096)
         check_continuous(values, stats.norm(1, 2), slack=0.001)
-    values = machine.draw(kind, a_law("gamma", dtype, (2.0, 1.0)), 20_000)
+    values = machine.draw(kind, a_distribution("gamma", dtype, (2.0, 1.0)), 20_000)
     check_continuous(values, stats.gamma(2), slack=0.001)
 
 
@@ -228,7 +232,7 @@ def test_a_recording_cannot_have_curands_generators(machine: Machine) -> None:
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("dimensions", [1, 7, 3, 20_000])
 def test_points(machine: Machine, bits: int, dimensions: int) -> None:
-    law = a_law("uniform", "float64", (0.0, 1.0))
+    law = a_distribution("uniform", "float64", (0.0, 1.0))
     sequence = qmc.Sobol(dimensions, scramble=False, bits=32)
     sequence.fast_forward(8)
     expected = sequence.random(8)
@@ -246,7 +250,7 @@ def test_tables_choices_and_rows(machine: Machine) -> None:
     table, out = np.zeros(3), np.zeros(1000, np.int64)
     machine.do(Table(at(table), np.array([0.0, 0.25, 1.0]).tobytes()))
     assert table.tolist() == [0.0, 0.25, 1.0]
-    law = a_law("search", "int64", table=at(table), extent=3)
+    law = a_distribution("search", "int64", table=at(table), extent=3)
     values = machine.draw("mtgp32", law, 1000)
     assert set(values) == {1, 2}
     times = np.zeros(3)
@@ -261,7 +265,7 @@ def test_tables_choices_and_rows(machine: Machine) -> None:
 
 
 def test_nothing(machine: Machine) -> None:
-    law = a_law("normal", "float32", (0.0, 1.0))
+    law = a_distribution("normal", "float32", (0.0, 1.0))
     assert machine.draw("xorwow", law, 0).shape == (0,)
     machine.do(Points(law, "sobol32", 3, 0, 0, 0))
     machine.do(Pick("xorwow", 1, 0, 0, 5, 0, 0, 0, 0))

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRef
+from atomr_accel.libraries._op import Collected
 from atomr_accel.libraries.rng._generator import Generator
 from atomr_accel.libraries.rng._state import new_state
-from atomr_accel.libraries.rng.wire._laws import KINDS
+from atomr_accel.libraries.rng.wire._distributions import KINDS
 from atomr_accel.memory._ref import Block, Epoch
 
 from .conformance import Array, dtype_of
@@ -26,6 +27,8 @@ from .host_kernels import HostKernels, compile_kernels, needs_compiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from atomr_accel.libraries._request import Request
 
 SEED = 11
 PSEUDO = [kind for kind, rule in KINDS.items() if not rule.quasi]
@@ -64,34 +67,35 @@ class Words:
         taken: executes a message, and gives what it has taken: ranges of one long line.
     """
 
+    driver = Collected
+
     def __init__(self, backend: str, taken: Callable[[Any], Iterable[range]]) -> None:
         self.backend = backend
+        self.home = self
         self.memory: Any = SimpleNamespace(epoch=Epoch(1), sealed_epoch=Epoch(1), device=backend)
-        self.ports = {"rng": self}
         self._taken = taken
         self.draws: list[list[range]] = []
 
-    def try_empty(self, shape: tuple[int, ...], dtype: Any, _nbytes: int) -> GpuRef:
-        array = np.zeros(shape, dtype)
-        return self.ref(array)
+    def output(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
+        return self.ref(np.zeros(shape, dtype))
 
     def ref(self, array: Array) -> GpuRef:
         block: Any = Held(array, self.memory)
         return GpuRef(block, array.shape, dtype_of(array.dtype.name), array.nbytes)
 
-    def submit(self, _port: Any, _name: str, message: Any, *_blocks: Any) -> Any:
-        self.draws[-1] += self._taken(message)
-        return self
+    def perform(self, request: Request[Any]) -> Any:
+        submission = request.prepare(self)  # type: ignore[arg-type]
+        if submission.sent is not None:
+            submission.sent()
+        self.draws[-1] += self._taken(submission.message)
+        return submission.result
 
-    async def wait(self) -> None:
-        """It is done already."""
+    def collect(self, make: Any, generator: Any, args: Any, kwargs: Any) -> Any:
+        return self.perform(make(generator, *args, **kwargs))
 
     def draw(self, generator: Any, name: str, count: int) -> None:
         self.draws.append([])
-        call = DRAWS[name](generator, count)
-        if call is not None:
-            with pytest.raises(StopIteration):
-                call.send(None)
+        DRAWS[name](generator, count)
 
     def check(self) -> None:
         """No word was taken twice."""

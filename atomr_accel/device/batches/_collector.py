@@ -101,6 +101,11 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         """
         return self.collect(copying, self, (src, dst), {})
 
+    @property
+    def home(self) -> Collector:
+        """What executes the requests it collects."""
+        return self
+
     take: Callable[[Any], Any] | None = None
     """How arguments are taken into the program, where not as they are."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -52,7 +53,7 @@ KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class WordUse:
     """How a distribution uses words.
 
     Attributes:
@@ -70,24 +71,24 @@ class Rule:
         return 2 if self.wide or DTYPES[dtype].itemsize == 8 else 4
 
 
-LAWS: Final = {
-    "uniform": Rule(),
-    "normal": Rule(),
-    "lognormal": Rule(),
-    "exponential": Rule(),
-    "cauchy": Rule(),
-    "integers32": Rule(),
-    "integers64": Rule(wide=True),
-    "search": Rule(wide=True),
-    "gamma": Rule(until_accepted=True),
-    "beta": Rule(until_accepted=True),
-    "poisson": Rule(until_accepted=True),
+DISTRIBUTIONS: Final = {
+    "uniform": WordUse(),
+    "normal": WordUse(),
+    "lognormal": WordUse(),
+    "exponential": WordUse(),
+    "cauchy": WordUse(),
+    "integers32": WordUse(),
+    "integers64": WordUse(wide=True),
+    "search": WordUse(wide=True),
+    "gamma": WordUse(until_accepted=True),
+    "beta": WordUse(until_accepted=True),
+    "poisson": WordUse(until_accepted=True),
 }
 """The distributions as executors know them."""
 
 
-def integer_law(span: int, dtype: str) -> str:
-    """The law for integers of a dtype out of ``span`` many."""
+def integer_distribution(span: int, dtype: str) -> str:
+    """The distribution for integers of a dtype out of ``span`` many."""
     narrow = span <= 2**32 and DTYPES[dtype].itemsize <= 4
     return "integers32" if narrow else "integers64"
 
@@ -97,6 +98,7 @@ def digits(dtype: str) -> int:
     return {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}[dtype]
 
 
+@cache
 def bounds(dtype: str) -> tuple[int, int]:
     """The least and the largest integer of a dtype."""
     if dtype == "bool":
