@@ -53,6 +53,10 @@ class Driver(Protocol):
     """What a request may ask for while it is prepared."""
 
     @property
+    def device(self) -> Submitter:
+        """What carries it out: workspaces are kept for each."""
+
+    @property
     def memory(self) -> MemoryMap:
         """The map of the device's memory."""
 
@@ -93,15 +97,15 @@ class Pending(Exception):
 class FirstTry:
     """The driver of requests that find all they need: one for all of a device."""
 
-    __slots__ = ("_device", "memory")
+    __slots__ = ("device", "memory")
 
     def __init__(self, device: Submitter) -> None:
-        self._device = device
+        self.device = device
         self.memory = device.memory
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, if there is room right now."""
-        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        made = self.device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         return made
@@ -115,10 +119,10 @@ class FirstTry:
 class NextTry:
     """The driver of a request that had to wait: it keeps what was waited for."""
 
-    __slots__ = ("_answered", "_answers", "_device", "_given", "_made", "memory")
+    __slots__ = ("_answered", "_answers", "_given", "_made", "device", "memory")
 
     def __init__(self, device: Submitter) -> None:
-        self._device = device
+        self.device = device
         self.memory = device.memory
         self._made: list[GpuRef] = []
         self._answers: list[tuple[Epoch, Any]] = []
@@ -133,7 +137,7 @@ class NextTry:
                 self._given += 1
                 return ref
             del self._made[self._given :]
-        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        made = self.device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         self._made.append(made)
@@ -155,12 +159,12 @@ class NextTry:
         """Wait for what was missing, and begin anew."""
         if isinstance(wanted, Request):
             epoch = self.memory.epoch
-            answer = await perform(self._device, wanted)
+            answer = await perform(self.device, wanted)
             self._answers.append((epoch, answer))
         elif isinstance(wanted, tuple):
-            self._made.append(await self._device.empty(*wanted))
+            self._made.append(await self.device.empty(*wanted))
         else:
-            await self._device.open_lane(wanted)
+            await self.device.open_lane(wanted)
         self._given = self._answered = 0
 
 

@@ -88,6 +88,11 @@ class Collector(Libraries[Collected]):
     """How arguments are taken into the program, where not as they are."""
 
     @property
+    def device(self) -> Collector:
+        """What carries requests out: the collector itself."""
+        return self
+
+    @property
     def backend(self) -> str:
         """The backend's name."""
         return self._core.backend
