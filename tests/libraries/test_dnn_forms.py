@@ -121,7 +121,7 @@ LIKE: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "out of attention": (
         attend(),
         lambda d, r: d.flash_attention(*r.s[:3], out=r.s[3].reshape(-1)),
-        *(ValueError, "out must be bfloat16 of shape"),
+        *(ValueError, r"out is bfloat16 of shape \(128,\), but the result"),
     ),
     "in place": (
         lambda d, r: d.relu(r.x[0], out=r.x[1]),

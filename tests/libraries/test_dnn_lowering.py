@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from atomr_accel import Unsupported, open_device
-from atomr_accel.libraries.dnn.graph import _run
+from atomr_accel.libraries.dnn.graph._builder import Builder
+from atomr_accel.libraries.dnn.graph._run import DnnPart
 from atomr_accel.libraries.dnn.host._plan_compiler import Workshop
-from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, encode
+from atomr_accel.libraries.dnn.wire._graph import Graph, encode
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 
 from .conformance import Sample
@@ -58,14 +59,14 @@ def offer(graphs: list[bytes], folder: Path, *options: str) -> list[str]:
 async def graphs_of(monkeypatch: pytest.MonkeyPatch, rows: Any) -> dict[bytes, str]:
     """The graphs that rows make, each with the first case that made it."""
     graphs: dict[bytes, str] = {}
-    prepare = _run._prepare
+    run = DnnPart._run
     case_of = [""]
 
-    def spy(device: Any, plans: Any, bound: Any, *args: Any, **more: Any) -> Any:
-        graphs.setdefault(bound.program.encoded, case_of[0])
-        return prepare(device, plans, bound, *args, **more)
+    def spy(part: Any, driver: Any, call: Any, *args: Any, **more: Any) -> Any:
+        graphs.setdefault(call.graph.encoded, case_of[0])
+        return run(part, driver, call, *args, **more)
 
-    monkeypatch.setattr(_run, "_prepare", spy)
+    monkeypatch.setattr(DnnPart, "_run", spy)
     async with open_device(0, backend="cpu", isolation="thread") as device:
         for row in rows:
             for number, dtype in enumerate(row.dtypes):

@@ -126,7 +126,7 @@ class FlashAttention(AttentionPart[D]):
         def make() -> AttentionCall:
             chosen = checked("flash_attention", options)
             call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False)
-            return forward(call, self._shape(call.spec), out, return_lse=return_lse)
+            return forward(call, self._shape(call.spec), return_lse=return_lse)
 
         key, buffers = split(options, layout, return_lse, seqlens_q is seqlens_k)
         given = (q, k, v, seqlens_q, seqlens_k, *buffers)
@@ -243,7 +243,7 @@ class FlashAttention(AttentionPart[D]):
                 backward=False,
             )
             shape = (*q.shape[:2], call.spec.value_size)
-            return forward(call, shape, out, return_lse=return_lse, lse=q.shape[:2])
+            return forward(call, shape, return_lse=return_lse, lse=q.shape[:2])
 
         same = cu_seqlens_q is cu_seqlens_k
         key, buffers = split(options, return_lse, same, max_seqlen_q, max_seqlen_k)
@@ -367,7 +367,7 @@ class FlashAttention(AttentionPart[D]):
             call = self._cached(
                 q, k_cache, v_cache, k, v, cache_seqlens, block_table, max_seqlen_k, chosen
             )
-            return forward(call, self._shape(call.spec), out, return_lse=return_lse)
+            return forward(call, self._shape(call.spec), return_lse=return_lse)
 
         key, buffers = split(options, return_lse, max_seqlen_k)
         given = (q, k_cache, v_cache, k, v, cache_seqlens, block_table, *buffers)
@@ -421,7 +421,7 @@ class FlashAttention(AttentionPart[D]):
                 q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False, dtypes=FP8
             )
             self._scales(call, scales, FP8_SCALES)
-            call = forward(call, self._shape(call.spec), out, return_lse=True)
+            call = forward(call, self._shape(call.spec), return_lse=True)
             call.outputs.update(amax_s=(), amax_o=())
             return call
 
@@ -730,9 +730,7 @@ class FlashAttention(AttentionPart[D]):
                 if wanted
             }
         )
-        for name, ref, like in zip(("dQ", "dK", "dV"), grads or (), "qkv", strict=False):
-            require(ref, memory, f"grads ({name})", dtype, inputs[like].shape)
-            call.out_names[name] = f"grads ({name})"
+        call.out_names = {name: f"grads ({name})" for name in ("dQ", "dK", "dV")}
         if grads is not None and len(grads) != 3:
             raise ValueError(f"grads must be three buffers, for q, k and v, not {len(grads)}")
         return call
@@ -770,7 +768,6 @@ _NOT_FP8: Final = (*("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "se
 def forward(
     call: AttentionCall,
     shape: tuple[int, ...],
-    out: GpuRef | None,
     *,
     return_lse: bool,
     lse: tuple[int, ...] | None = None,
@@ -778,10 +775,6 @@ def forward(
     """Add what the forward pass writes."""
     flag(return_lse, "return_lse")
     spec = call.spec
-    if out is not None and (out.shape != shape or out.dtype.name != spec.dtype):
-        raise ValueError(
-            f"out must be {spec.dtype} of shape {shape}, not {out.dtype.name} of {out.shape}"
-        )
     call.outputs["o"] = shape
     if return_lse:
         each = (spec.batch, spec.heads, spec.queries) if lse is None else lse

@@ -321,7 +321,7 @@ class PagedKVCache(AttentionPart[D]):
             spec = spec._replace(scale=chosen.scale(spec.size))
             call.spec = mask_of(spec, chosen, same=False, bounded=False)
             shape = (*q.shape[:3], self.v.shape[-1])
-            return forward(gathered(call), shape, out, return_lse=return_lse)
+            return forward(gathered(call), shape, return_lse=return_lse)
 
         def sent() -> None:
             for growth in growing:

@@ -9,9 +9,10 @@ from ..._op import D, Facade, op
 from ..._request import Request, Submission
 from ...wire._options import flag, real
 from ..wire._element_types import FLOATS, INTEGERS, fitting
-from ..wire._graph import Builder, Symbol, strides_of
+from ..wire._graph import strides_of
 from ..wire._messages import PrepareGraph
 from ..wire._nodes import NODES
+from ._builder import Builder, Symbol
 from ._layout import paddings, physical, steps
 from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, Output
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..._arguments import require_dtype, usable
 from ..._op import D, op
 from ...wire._options import whole as whole_number
+from ..graph._builder import Builder
 from ..graph._layout import (
     activation,
     exact,
@@ -20,15 +21,14 @@ from ..graph._layout import (
     steps,
 )
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
-from ..wire._graph import Builder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....memory import GpuRef
     from ..._request import Request
+    from ..graph._builder import Symbol
     from ..graph._layout import Padding, Steps
-    from ..wire._graph import Symbol
 
 
 class _Made(NamedTuple):

@@ -9,9 +9,9 @@ from ...._dtypes import DTYPES
 from ..._arguments import require_dtype, usable
 from ..._op import D, op
 from ...wire._options import flag, real, whole
+from ..graph._builder import Builder
 from ..graph._layout import is_last, logical, per_channel, require_float
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
-from ..wire._graph import Builder
 from ..wire._nodes import wider
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ....memory import GpuRef
     from ..._request import Request
-    from ..wire._graph import Symbol
+    from ..graph._builder import Symbol
 
 Given = dict[str, "GpuRef"]
 """The arguments of a call by name, in the order in which its graph reads them."""

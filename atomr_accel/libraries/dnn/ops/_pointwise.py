@@ -11,9 +11,9 @@ from ....memory import GpuRef
 from ..._arguments import require_dtype, require_shape, usable
 from ..._op import D, op
 from ...wire._options import flag, real, whole
+from ..graph._builder import Builder
 from ..graph._layout import exact, require_float
 from ..graph._run import NAN, ZERO, DnnPart, EncodedGraph, FillCall, GraphCall, Output
-from ..wire._graph import Builder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
