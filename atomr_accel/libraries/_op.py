@@ -39,7 +39,7 @@ class Described:
     """Of facades whose ops return requests, which are messages to the library's actor."""
 
 
-D = TypeVar("D", Awaited, Collected, Described)
+D = TypeVar("D", bound=Awaited | Collected | Described)
 
 
 class Facade(Generic[D]):
@@ -59,15 +59,15 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
     def __init__(self, make: Callable[Concatenate[Any, P], Request[T]]) -> None:
         @functools.wraps(make)
-        async def awaited(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        async def awaited(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             return await perform(facade._device, make(facade, *args, **kwargs))
 
         @functools.wraps(make)
-        def collected(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        def collected(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             return facade._device.collect(make, facade, args, kwargs)
 
         @functools.wraps(make)
-        def described(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> Request[T]:
+        def described(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
             return make(facade, *args, **kwargs)
 
         signature = inspect.signature(make)

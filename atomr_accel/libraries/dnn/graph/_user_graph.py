@@ -377,7 +377,7 @@ class Plan(DnnPart[D]):
         self._known: Final = self._needed.union(self.outputs)
 
     @op
-    def __call__(self, **given: GpuRef | float) -> Request[Any]:
+    def __call__(self, /, **given: GpuRef | float) -> Request[Any]:
         """Run the graph.
 
         Args:
@@ -454,7 +454,7 @@ class Graphs(DnnPart[D]):
         return Graph(self._device, self._plans)
 
     @op
-    def run(self, plan: Plan[Any], **given: GpuRef | float) -> Request[Any]:
+    def run(self, /, plan: Plan[Any], **given: GpuRef | float) -> Request[Any]:
         """Run a plan; in a batch, where ``await plan(...)`` cannot be.
 
         Args:
