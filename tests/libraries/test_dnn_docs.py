@@ -11,7 +11,8 @@ from atomr_accel.libraries.dnn.graph._user_graph import Graphs
 from atomr_accel.libraries.dnn.ops._conv import Convolutions
 from atomr_accel.libraries.dnn.ops._norm import Normalizations
 from atomr_accel.libraries.dnn.ops._pointwise import Activations
-from atomr_accel.libraries.dnn.wire._nodes import NODES, REQUIRED
+from atomr_accel.libraries.dnn.wire._node_type import REQUIRED
+from atomr_accel.libraries.dnn.wire._nodes import NODES
 
 from .test_docs import broken_links, run_code
 
