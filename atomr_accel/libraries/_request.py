@@ -23,6 +23,7 @@ from ..actors import Message
 if TYPE_CHECKING:
     import numpy as np
 
+    from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
     from ._library import LaneSpec, Submitter
 
@@ -39,6 +40,8 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
         result: what the caller gets; whatever the lane answers, if it is None.
         finish: makes the result of the lane's answer. Such a request cannot be in a batch.
         sent: called when it is submitted, right before.
+        done: called once it was executed, if it did not fail; for what a batch has
+            collected, once all of the batch was, and never for what is only recorded.
     """
 
     message: Any
@@ -47,6 +50,14 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     result: T | None = None
     finish: Callable[[Any], T] | None = None
     sent: Callable[[], None] | None = None
+    done: Callable[[], None] | None = None
+
+
+class Keeper(Protocol):
+    """What has executors, in which ops leave things for later ones."""
+
+    def keep(self, lane: str, name: str, release: wire.Message) -> Block:
+        """What stands for something that the host keeps; see ``Submitter.keep``."""
 
 
 class Driver(Protocol):
@@ -56,6 +67,15 @@ class Driver(Protocol):
     def memory(self) -> MemoryMap:
         """The map of the device's memory."""
 
+    @property
+    def owner(self) -> object:
+        """Whose op it becomes, to tell what was made for whom: the device's, a batch's or a
+        recording's."""
+
+    @property
+    def keeper(self) -> Keeper:
+        """Whose executors keep what ops leave there: the device's, or a recording's own."""
+
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
 
@@ -64,6 +84,14 @@ class Driver(Protocol):
 
         Returns:
             Its result; None where results come later, as in a batch.
+        """
+
+    def ask(self, request: Request[T]) -> T | None:
+        """Ask for what the request can do without.
+
+        Returns:
+            The answer; None, and nothing is asked, where no answer can be waited for, as in a
+            batch.
         """
 
 
@@ -93,10 +121,10 @@ class Pending(Exception):
 class FirstTry:
     """The driver of requests that find all they need: one for all of a device."""
 
-    __slots__ = ("_device", "memory")
+    __slots__ = ("_device", "keeper", "memory", "owner")
 
     def __init__(self, device: Submitter) -> None:
-        self._device = device
+        self._device = self.owner = self.keeper = device
         self.memory = device.memory
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
@@ -110,15 +138,17 @@ class FirstTry:
         """Nothing was asked for so far."""
         raise Pending(request)
 
+    ask = perform
+
 
 @final
 class NextTry:
     """The driver of a request that had to wait: it keeps what was waited for."""
 
-    __slots__ = ("_answered", "_answers", "_device", "_given", "_made", "memory")
+    __slots__ = ("_answered", "_answers", "_device", "_given", "_made", "keeper", "memory", "owner")
 
     def __init__(self, device: Submitter) -> None:
-        self._device = device
+        self._device = self.owner = self.keeper = device
         self.memory = device.memory
         self._made: list[GpuRef] = []
         self._answers: list[tuple[Epoch, Any]] = []
@@ -150,6 +180,8 @@ class NextTry:
                 return found
             del self._answers[self._answered :]
         raise Pending(request)
+
+    ask = perform
 
     async def provide(self, wanted: Any) -> None:
         """Wait for what was missing, and begin anew."""
@@ -191,6 +223,8 @@ async def perform(device: Submitter, request: Request[T]) -> T:
                     port, request.name, submission.message, submission.reads, submission.writes
                 )
                 answer = await op.wait()
+                if submission.done is not None:
+                    submission.done()
                 if submission.finish is not None:
                     return submission.finish(answer)
                 return answer if submission.result is None else submission.result

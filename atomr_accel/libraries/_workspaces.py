@@ -16,7 +16,7 @@ from .._dtypes import DTYPES
 if TYPE_CHECKING:
     from ..memory import Block, GpuRef
     from ._library import Submitter
-    from ._perform import Room
+    from ._request import Driver
 
 TOGETHER: Final = 8
 """How many ops in a row get the same one: a lane launches as many on one way before it goes
@@ -54,20 +54,20 @@ class Workspaces:
     def __init__(self, ways: int, small: int) -> None:
         self._ways = ways
         self._small = small
-        self._kept: WeakKeyDictionary[Submitter, _Kept] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[object, _Kept] = WeakKeyDictionary()
 
-    def take(self, device: Submitter, room: Room, nbytes: int) -> Block:
+    def take(self, device: object, driver: Driver, nbytes: int) -> Block:
         """A workspace for one op, which has to name it as written.
 
         Args:
-            device: the device, or what collects ops in its place.
-            room: where to make it, if there is none.
+            device: whose it is: the device, a batch or a recording.
+            driver: makes it, if there is none.
             nbytes: how large it has to be at least.
         """
         kept = self._kept.get(device)
         if kept is None:
             kept = self._kept[device] = _Kept()
-        epoch = device.memory.epoch
+        epoch = driver.memory.epoch
         last = kept.refs[-1] if kept.refs else None
         if last is not None and last._block.epoch is epoch and last.nbytes >= nbytes:
             # By far the most common case: what the op before it has got.
@@ -84,7 +84,7 @@ class Workspaces:
         else:
             # Drop first what is too small, so that the new one may take its place.
             kept.refs = there = fitting if len(there) >= most else there
-            chosen = room.empty((nbytes,), _UINT8)
+            chosen = driver.output((nbytes,), _UINT8)
         kept.run = kept.run + 1 if chosen is last else 1
         kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
         return chosen._block

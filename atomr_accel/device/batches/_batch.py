@@ -250,17 +250,16 @@ class Batch(Collector):
             raise ExceptionGroup("several ops of a batch failed", errors)
         if errors:
             raise errors[0]
-        for kernel, twin in self._kernels.items():
-            kernel._loaded = twin._loaded
+        for done in self._done:
+            done()
 
     def _let_go(self) -> None:
         """Hold nothing any more: temporary buffers are free now, not when garbage is collected.
 
         The facades refer to their batch, so they and the batch keep each other till then.
         """
-        self._kernels.clear()
         self._promised.clear()
-        self._ops, self._made, self._later = [], [], []
+        self._ops, self._made, self._later, self._done = [], [], [], []
 
     def _spoil(self) -> None:
         """Withdraw what is not under way, and refuse what the batch has made."""
