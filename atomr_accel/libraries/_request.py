@@ -69,12 +69,11 @@ class Driver(Protocol):
 
     @property
     def owner(self) -> object:
-        """Whose op it becomes, to tell what was made for whom: the device's, a batch's or a
-        recording's."""
+        """Whose op it becomes: the device, a batch or a recording."""
 
     @property
     def keeper(self) -> Keeper:
-        """Whose executors keep what ops leave there: the device's, or a recording's own."""
+        """Where ops leave things for later ones: in the device, or in a recording."""
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""

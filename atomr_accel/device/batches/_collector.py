@@ -149,6 +149,7 @@ class Collector(Libraries[Collected]):
     def ask(self, request: Request[T]) -> T | None:
         """Nothing is asked, because no answer is waited for."""
         del request
+        return None
 
     @property
     def owner(self) -> Collector:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ..._dtypes import as_dtype
 from .._arguments import require_no_race
 from .._library import LaneSpec
-from .._op import D, Facade, op
+from .._op import D, Facade
 from .._request import Request, Submission
 from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
 from ..wire._options import flag
 from ..wire._recent import Recent
+from ._overloads import matmul_op
 from ._product import Operands, Options, check
 from .wire._messages import Heuristic, Tune
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from ...memory import GpuRef, MemoryMap
     from .._library import Submitter
     from .._request import Driver
-    from ._product import Product, Results
+    from ._overloads import Results
+    from ._product import Product
     from .wire._layout import Layout
     from .wire._plan import Plan, PlanKey
 
@@ -97,7 +99,7 @@ class BlasLt(Facade[D]):
         self._choices: Recent[tuple[bytes, bool], _Choice] = Recent(_MOST_PLANS)
         self._workspaces = Workspaces(LANE.ways, WORKSPACE)
 
-    @op
+    @matmul_op
     def matmul(
         self,
         a: GpuRef,
@@ -123,7 +125,7 @@ class BlasLt(Facade[D]):
         layout_b: Layout | None = None,
         layout_out: Layout | None = None,
         autotune: bool = False,
-    ) -> Request[Results]:
+    ) -> Request[GpuRef | tuple[GpuRef, ...]]:
         """Matrix product with an epilogue: ``epilogue(alpha * op(a) @ op(b) + beta * c)``.
 
         Vendor function: ``cublasLtMatmul``.
@@ -194,8 +196,8 @@ class BlasLt(Facade[D]):
             layout_a,
             layout_b,
             layout_out,
-            operation(trans_a, "trans_a"),
-            operation(trans_b, "trans_b"),
+            0 if trans_a is False else operation(trans_a, "trans_a"),
+            0 if trans_b is False else operation(trans_b, "trans_b"),
             None if dtype is None else as_dtype(dtype),
             compute_type,
             epilogue if epilogue is not None else "bias" if bias is not None else "",
@@ -247,7 +249,9 @@ class BlasLt(Facade[D]):
         most = max(nbytes for _, nbytes in candidates)
 
         def prepare(driver: Driver) -> Submission[int]:
-            trial = checked(driver.memory).submission(driver, b"", most, self._workspaces, scratch=True)
+            trial = checked(driver.memory).submission(
+                driver, b"", most, self._workspaces, scratch=True
+            )
             message = Tune(trial.message, tuple(candidates))
             return Submission(message, trial.reads, trial.writes)
 

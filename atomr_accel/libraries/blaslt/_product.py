@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from .._workspaces import Workspaces
     from ..blas._checks import Number
     from ..wire._recent import Recent
-
-    Results = GpuRef | tuple[GpuRef, ...]
+    from ._overloads import Results
 
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]
 _IN_PLACE: Final = (("out", "c"),)
+_NO_LAYOUTS: Final = (None, None, None)
+_NOTHING: Final = (0.0, (0.0, 0.0))
 
 
 class Operands(NamedTuple):
@@ -42,6 +43,9 @@ class Operands(NamedTuple):
     scale_out: GpuRef | None
     out: GpuRef | None
     aux: GpuRef | None
+
+
+_NEEDED: Final = Operands._fields[:2]
 
 
 class Options(NamedTuple):
@@ -100,23 +104,22 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         """
         a, b, _, side, scale_a, scale_b, scale_out, out, aux = self.operands
         plan, added = self.plan, self.added
-        epilogue = plan.epilogue
-        result = out
+        epilogue, result = plan.epilogue, out
         if result is None or scratch:
             result = driver.output(plan.shape if out is None else out.shape, plan.dtype)
-        results = [result]
-        if epilogue.makes_aux:
-            if aux is None or scratch:
-                aux = driver.output(plan.aux_shape, plan.aux_dtype)
-            results.append(aux)
-        if epilogue.bias_gradient:
-            side = driver.output(plan.gradient_shape, DTYPES[plan.bias_dtype])
-            results.append(side)
+        results: Results = result
+        writes = [result._block]
         largest = None
-        if plan.spec.amax:
-            largest = driver.output((), _FLOAT32)
-            results.append(largest)
-        writes = [ref._block for ref in results]
+        if plan.several:
+            if epilogue.makes_aux and (aux is None or scratch):
+                aux = driver.output(plan.aux_shape, plan.aux_dtype)
+            if epilogue.bias_gradient:
+                side = driver.output(plan.gradient_shape, DTYPES[plan.bias_dtype])
+            if plan.spec.amax:
+                largest = driver.output((), _FLOAT32)
+            made = (aux if epilogue.makes_aux else None, side if epilogue.bias_gradient else None)
+            results = (result, *(ref for ref in (*made, largest) if ref is not None))
+            writes = [ref._block for ref in results]
         zeros = packed_a = packed_b = packed_scales = workspace = 0
         if plan.scratch:
             temporary = [
@@ -154,8 +157,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
             self.alpha,
             self.beta,
         )
-        given = result if len(results) == 1 else tuple(results)
-        return Submission(message, self.reads, writes, given)
+        return Submission(message, self.reads, writes, results)
 
 
 def check(
@@ -178,24 +180,24 @@ def check(
     """
     if options[:3] != _NO_LAYOUTS:
         _require_layouts(options)
-    reads: list[Block] = []
-    given: list[Given | None] = []
-    for at, ref in enumerate(operands):
-        if ref is None and at > 1:
-            given.append(None)
-        else:
-            reads.append(usable(ref, memory, Operands._fields[at]))  # type: ignore[arg-type]
-            assert ref is not None
-            given.append(Given(ref.shape, NAMES[ref.dtype], alignment(ref)))
-    key = PlanKey(*given, *options)  # type: ignore[arg-type]
+    reads = [
+        usable(ref, memory, name)  # type: ignore[arg-type]
+        for name, ref in zip(Operands._fields, operands, strict=True)
+        if ref is not None or name in _NEEDED
+    ]
+    # Plain tuples, which are made in no time, equal those that make_plan takes.
+    given = [
+        None if ref is None else (ref.shape, NAMES[ref.dtype], alignment(ref)) for ref in operands
+    ]
+    key: Any = (*given, *options)
     plan = plans.get(key)
     if plan is None:
+        key = PlanKey._make((*(each and Given(*each) for each in given), *options))
         plan = plans.keep(key, make_plan(key))
     factor = alpha if type(alpha) is float and plan.real else _scale(alpha, plan, "alpha")
     scale = beta if type(beta) is float and plan.real else _scale(beta, plan, "beta")
-    out, aux = operands.out, operands.aux
+    added, out, aux = operands.c, operands.out, operands.aux
     adds = scale not in _NOTHING
-    added = operands.c
     if adds and added is None:
         added = out
         if added is None or plan.spec.d.dtype in FP8:
@@ -206,10 +208,6 @@ def check(
         if added is out and out is not None:
             reads.append(out._block)
     return Product(operands, plan, factor, scale, added, adds, reads)
-
-
-_NO_LAYOUTS: Final = (None, None, None)
-_NOTHING: Final = (0.0, (0.0, 0.0))
 
 
 def _require_layouts(options: Options) -> None:

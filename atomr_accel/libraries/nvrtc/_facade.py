@@ -264,9 +264,7 @@ class Kernel(Facade[D]):
         return f"<Kernel {self.name}({arguments})>"
 
     @op
-    def launch(
-        self, grid: Dim, block: Dim, *args: Argument, shared: int = 0
-    ) -> Request[None]:
+    def launch(self, grid: Dim, block: Dim, *args: Argument, shared: int = 0) -> Request[None]:
         """Launch the kernel and wait until it has finished (``cuLaunchKernel``).
 
         Args:
@@ -355,15 +353,17 @@ def _are_texts(values: object) -> bool:
 
 
 def _dimensions(value: Dim, name: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    if type(value) is int and 0 < value <= limits[0]:  # by far the most common
-        return value, 1, 1
-    sizes = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,)
+    if type(value) is int:
+        sizes: tuple[Any, ...] = (value,)
+    else:
+        sizes = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,)
     if not 1 <= len(sizes) <= 3:
         raise ValueError(f"{name} takes one to three sizes, not {len(sizes)}")
-    x, y, z = (*(_index(size, name) for size in sizes), 1, 1)[:3]
-    for size, limit in zip((x, y, z), limits, strict=True):
-        if not 1 <= size <= limit:
-            raise ValueError(f"{name} is {(x, y, z)}; each size must be from 1 to {limits}")
+    x, y, z = (*sizes, 1, 1)[:3]
+    if not type(x) is type(y) is type(z) is int:
+        x, y, z = _index(x, name), _index(y, name), _index(z, name)
+    if not (0 < x <= limits[0] and 0 < y <= limits[1] and 0 < z <= limits[2]):
+        raise ValueError(f"{name} is {(x, y, z)}; each size must be from 1 to {limits}")
     return x, y, z
 
 

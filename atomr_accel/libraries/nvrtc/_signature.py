@@ -171,8 +171,16 @@ class Parameter:
 
 
 _FORMATS: Final = {
-    **{"int8": "b", "int16": "h", "int32": "i", "int64": "q", "float32": "f"},
-    **{"uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "float64": "d"},
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "float32": "f",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "float64": "d",
 }
 """How Python's numbers are packed, where that alone makes them what the kernel takes."""
 
@@ -200,16 +208,14 @@ class Position:
         if self._type in _FORMATS:
             self._pack = struct.Struct(f"={_FORMATS[self._type]}").pack
 
-    def array(
-        self, arg: Any, memory: MemoryMap, reads: list[Block], writes: list[Block]
-    ) -> Array:
+    def array(self, arg: Any, memory: MemoryMap, reads: list[Block], writes: list[Block]) -> Array:
         """A buffer as the message has it.
 
         Args:
             arg: what the caller gave.
             memory: where it has to be.
-            reads: gets its block.
-            writes: likewise, if the kernel may write it.
+            reads: gets its block, if the kernel only reads it.
+            writes: gets it, if the kernel may write it.
 
         Raises:
             TypeError: it is no buffer, or one of another element type.
@@ -220,9 +226,7 @@ class Position:
         parameter = self.parameter
         if ref.dtype is not parameter.dtype:
             parameter.check_ref(ref, self._at)
-        reads.append(block)
-        if parameter.written:
-            writes.append(block)
+        (writes if parameter.written else reads).append(block)
         return Array(block.address, ref.shape, NAMES[ref.dtype])
 
     def scalar(self, arg: object) -> Scalar:

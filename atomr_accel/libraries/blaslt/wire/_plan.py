@@ -139,6 +139,7 @@ class Plan(NamedTuple):
         zeros: bytes of zeros that stand for a and b, which are empty.
         packed: bytes of scratch memory for a, for b and for their scales.
         scratch: whether there are bytes of either.
+        several: whether there are more results than one.
         real: whether alpha and beta are any real numbers.
     """
 
@@ -157,6 +158,7 @@ class Plan(NamedTuple):
     zeros: int
     packed: tuple[int, int, int]
     scratch: bool
+    several: bool
     real: bool
 
 
@@ -296,6 +298,7 @@ def make_plan(key: PlanKey) -> Plan:
         zeros=zeros,
         packed=packed,
         scratch=bool(zeros or any(packed)),
+        several=epilogue.makes_aux or bool(epilogue.bias_gradient) or key.amax,
         real=scale in ("float16", "float32", "float64"),
     )
 
@@ -362,9 +365,7 @@ def _output_layout(
     layout = key.layout_out
     if layout is None:
         if key.out is not None and key.out.shape != shape:
-            raise ValueError(
-                f"out has shape {key.out.shape}, but the result has shape {shape}"
-            )
+            raise ValueError(f"out has shape {key.out.shape}, but the result has shape {shape}")
         return 0, max(1, n), m * n
     if key.out is None:
         raise ValueError("layout_out says where in out the result goes, but there is no out")
@@ -488,8 +489,7 @@ def _aux(
     if epilogue.takes_aux and aux is None:
         made_by = "relu" if epilogue.mask else "gelu"
         raise ValueError(
-            f"epilogue {key.epilogue!r} needs the aux that {made_by}_aux or "
-            f"{made_by}_aux_bias made"
+            f"epilogue {key.epilogue!r} needs the aux that {made_by}_aux or {made_by}_aux_bias made"
         )
     if aux is not None and aux.shape != shape:
         raise ValueError(f"aux has shape {aux.shape}, but it must be {shape}")
@@ -498,9 +498,7 @@ def _aux(
     return shape, width * 8 if epilogue.mask else width
 
 
-def _scaling(
-    key: PlanKey, m: int, n: int, k: int, count: int
-) -> tuple[str, tuple[int, int, int]]:
+def _scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[str, tuple[int, int, int]]:
     """How a and b are scaled, and the scratch memory that takes."""
     a, b = key.scale_a, key.scale_b
     narrow = key.a.dtype
