@@ -248,7 +248,7 @@ class Context:
         for slab in sealed:
             await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
         remapped = trio.current_time()
-        memory = LaneSpec(MEMORY_LANE, {core.backend: core.backend_description.memory})
+        memory = core.memory_lane
         await self._start_lane(memory)
         for spec, _ in list(core.lanes.values()):
             if spec.name != MEMORY_LANE:

@@ -24,6 +24,7 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
 from ..lanes import STAGING_BYTES, HostDied, Op, PinnedPool, Port, uninterrupted
+from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
 from ..memory import SLICE, GpuRef, Kept, MemoryMap, Release, Slab, as_shape, least_slab
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from ..backends._registry import Backend
     from ..lanes import HostHandle, Isolation
-    from ..libraries._library import LaneSpec
     from ..memory import Block, Epoch
     from ..wire import DeviceInfo, Message
     from ._context import Context
@@ -158,6 +158,7 @@ class DeviceCore:
         self._growing = trio.Lock()
         self.sealing: Final = trio.Lock()
         self.first_try: Final = FirstTry(self)
+        self.memory_lane: Final = LaneSpec("memory", {backend.name: backend.memory})
         self.being_sealed: Final[Counter[Block]] = Counter()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
 

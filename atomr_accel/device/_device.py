@@ -104,7 +104,7 @@ class Device(Data, Libraries[Awaited]):
     """
 
     def __init__(self, core: DeviceCore, supervisor: Any) -> None:
-        self._core = core
+        self._core = self._device = core
         self._supervisor = supervisor
         self._functions = Functions(core)
         self._add_libraries(core)

@@ -97,6 +97,10 @@ class Submitter(Protocol):
     def deterministic(self) -> bool:
         """Whether results must not depend on what else is in flight, nor on time."""
 
+    @property
+    def memory_lane(self) -> LaneSpec:
+        """The lane that fills and copies."""
+
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """An uninitialised buffer, or None where making it takes a wait."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 import msgspec
+import trio
 
 from ..actors import Message
 
@@ -34,7 +35,7 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """A request that is ready to be submitted, here and now.
 
     Attributes:
-        message: what the lane executes.
+        message: what the lane executes; None where there is nothing to execute.
         reads: the blocks it reads.
         writes: the blocks it writes.
         result: what the caller gets; whatever the lane answers, if it is None.
@@ -216,6 +217,10 @@ async def perform(device: Submitter, request: Request[T]) -> T:
         else:
             port = device.ports.get(lane.name)
             if port is not None:
+                if submission.message is None:
+                    await trio.lowlevel.checkpoint()
+                    result: Any = submission.result
+                    return result  # type: ignore[no-any-return]
                 if submission.sent is not None:
                     submission.sent()
                 op = device.submit(

@@ -224,7 +224,7 @@ class FakeLt:
             sums = value.sum(-1) if sums is None else sums
             vector(at, len(sums), 1, kind)[:] = sums.astype(kind)
         if name.startswith("RELU"):
-            return np.fmax(value, 0)
+            return np.maximum(value, 0)
         return gelu(value) if name.startswith("GELU") else value
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
 
-from .conformance import MARKS, dtype_of
+from .conformance import MARKS, dtype_of, on_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -473,3 +473,23 @@ async def test_plans_of_products_are_kept(device: Device) -> None:
     found = device.blas.statistics()
     assert found.plans - before.plans == 3
     assert found.plans < found.plan_limit
+
+
+@pytest.mark.skipif(on_cuda(), reason="cuBLAS does not look at them")
+@pytest.mark.parametrize("routine", ["getrs_batched", "getri_batched"])
+@pytest.mark.parametrize("bad", [4, -1, 2**31 - 1, -(2**31)])
+async def test_pivots_that_are_no_rows_are_refused(device: Device, routine: str, bad: int) -> None:
+    host = np.random.default_rng(3).standard_normal((3, 4, 4))
+    lu, piv, _ = await device.blas.getrf_batched(await device.put(host))
+    pivots = (await device.get(piv)).copy()
+    pivots[1, 2] = bad
+    arguments = [lu, await device.put(pivots)]
+    b = await device.put(host[..., 0].copy())
+    if routine == "getrs_batched":
+        arguments.append(b)
+    generation = device.generation
+    with pytest.raises(ValueError, match=rf"piv\[1, 2\] is {bad}, .* from 0 to 3 \(1 of 12"):
+        await getattr(device.blas, routine)(*arguments)
+    solved = await device.get(await device.blas.getrs_batched(lu, piv, b))
+    np.testing.assert_allclose(host @ solved[..., None], host[..., :1], atol=1e-9)
+    assert device.generation == generation

@@ -10,7 +10,7 @@ import pytest
 from atomr_accel import GpuRefSealed, Unsupported
 from atomr_accel.libraries.blaslt.wire._layout import Layout
 
-from .conformance import MARKS, dtype_of
+from .conformance import MARKS, Array, dtype_of, on_cuda
 from .test_blas_arguments import DTYPES, Refs
 
 if TYPE_CHECKING:
@@ -321,13 +321,33 @@ async def test_what_is_beyond_fp8_becomes_its_largest_number(device: Device) -> 
     assert (got[3:] == 0).all()
 
 
-async def test_relu_of_nan_is_zero(device: Device) -> None:
+async def product_of_the_unit(device: Device, row: list[float], epilogue: str) -> Array:
+    """An epilogue of a product of unit matrices, the first of which begins like that."""
     host = np.eye(8, dtype=np.float32)
-    host[0, 0] = np.nan
-    a = await device.put(host)
-    b = await device.put(np.eye(8, dtype=np.float32))
-    got = await device.get(await device.blaslt.matmul(a, b, epilogue="relu"))
-    assert (got[0] == 0).all()
+    host[0, : len(row)] = row
+    a, b = await device.put(host), await device.put(np.eye(8, dtype=np.float32))
+    made = await device.blaslt.matmul(a, b, epilogue=epilogue)
+    return await device.get(made[0] if isinstance(made, tuple) else made)
+
+
+@pytest.mark.parametrize("epilogue", ["relu", "relu_aux", "gelu", "gelu_aux"])
+async def test_activations_of_nan_are_nan(device: Device, epilogue: str) -> None:
+    """Unless cuBLASLt's kernel makes 0 of it."""
+    got = await product_of_the_unit(device, [np.nan], epilogue)
+    missing = np.isnan(got[0])
+    assert missing.all() or (on_cuda() and (got[0][~missing] == 0).all())
+    assert np.isfinite(got[1:]).all()
+
+
+@pytest.mark.skipif(on_cuda(), reason="cuBLASLt's kernels decide")
+@pytest.mark.parametrize("most", [np.inf, np.finfo(np.float32).max])
+async def test_gelu_has_limits(device: Device, most: float) -> None:
+    ones = await device.put(np.ones((8, 1), np.float32))
+    ends = np.array([[most, -most] * 4], np.float32)
+    out, aux = await device.blaslt.matmul(ones, await device.put(ends), epilogue="gelu_aux")
+    np.testing.assert_array_equal(await device.get(out), np.tile([most, 0], (8, 4)))
+    slope = await device.blaslt.matmul(ones, ones, trans_b=True, epilogue="dgelu", aux=aux)
+    np.testing.assert_array_equal(await device.get(slope), np.tile([1, 0], (8, 4)))
 
 
 async def test_an_algorithm_is_looked_up_once(device: Device) -> None:

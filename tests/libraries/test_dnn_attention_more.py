@@ -193,7 +193,8 @@ async def test_what_lies_behind_the_ends_counts_for_nothing(
     """The same bits, whatever is there."""
     rng = np.random.default_rng(5)
     lengths, dnn = np.array([5, 12], np.int32), device.dnn
-    shape = (2, 16, 4, 16) if layout == "bshd" else (2, 4, 16, 16)
+    size = 128 if dtype.startswith("float8") else 16  # the one that cuDNN takes backward
+    shape = (2, 16, 4, size) if layout == "bshd" else (2, 4, 16, size)
     arrays = {name: normal(rng, *shape, dtype=dtype_of(dtype)) for name in ("q", "k", "v", "do")}
     one = await device.put(np.float32(1))
     forward = dict.fromkeys(("descale_q", "descale_k", "descale_v", "descale_s"), one)

@@ -199,6 +199,8 @@ def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
         arrays = filled(graph, rng)
         whole = {id_ for id_ in graph.scalars() if graph.tensors[id_].dtype in INTEGERS}
         scalars = {id_: 3.0 if id_ in whole else 1.25 for id_ in graph.scalars()}
+        signed = {id_ for id_ in whole if not graph.tensors[id_].dtype.startswith("u")}
+        scalars |= dict.fromkeys(signed, -3.0)
         written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
         ((source, name, _, data),) = launches(graph, addresses_of(written), scalars)
         space = spaces.setdefault(source, f"kernel{len(spaces)}")

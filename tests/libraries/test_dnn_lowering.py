@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from atomr_accel import Unsupported, open_device
+from atomr_accel.libraries.dnn.attention._graph import Question, attention_graph
 from atomr_accel.libraries.dnn.graph import _run
 from atomr_accel.libraries.dnn.host._plan_compiler import Workshop
 from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, encode
@@ -151,6 +152,22 @@ def test_activations_alone_are_computed_by_own_kernels(tmp_path: Path) -> None:
     expected |= {("add", op): f"takes add+{op}" for op in (*names, "relu")}
     verdicts = offer([encode(a_chain(*ops)) for ops in expected], tmp_path)
     assert dict(zip(expected, verdicts, strict=True)) == expected
+
+
+def attention(**given: Any) -> bytes:
+    """A graph of attention with two short sequences, unless something else is said."""
+    sizes = {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 8}
+    whole: dict[str, Any] = {"dtype": "float16", **sizes, "size": 16, "value_size": 16, **given}
+    return attention_graph(Question(**whole)).program.encoded
+
+
+def test_what_ends_the_planner_is_not_planned(tmp_path: Path) -> None:
+    graphs = [
+        attention(softcap=True, lengths=True, backward=True, right=right) for right in (None, 0)
+    ]
+    (first, second) = offer(graphs, tmp_path)
+    assert first == second
+    assert first.startswith("Unsupported: cuDNN does not do this right: the gradient of a cap")
 
 
 def a_product(dtype: str, *, tf32: bool) -> Graph:

@@ -92,17 +92,26 @@ class Both:
         found: Array = self.bytes_at(address, nbytes).view(dtype).reshape(shape)
         return found
 
-    def compare(self, message: Any, *targets: int) -> list[Array]:
-        """Execute on both; what they made, which must be the same."""
+    def compare(self, message: Any, *targets: int, refused: str = "") -> list[Array]:
+        """Execute on both; what they made, which must be the same.
+
+        What is ``refused`` the CPU refuses before it touches anything; kernels leave it out.
+        """
         before = {target: self.memory[target].copy() for target in targets}
         results = []
         for executor in (self.cpu, self.cuda):
             for target in targets:
                 self.memory[target][...] = before[target]
+            if refused and executor is self.cpu:
+                with pytest.raises(ValueError, match=refused):
+                    executor.handlers[type(message)](message)
+                for target in targets:
+                    np.testing.assert_array_equal(self.memory[target], before[target])
+                continue
             executor.handlers[type(message)](message)
             results.append([self.memory[target].copy() for target in targets])
-        for one, other in zip(*results, strict=True):
-            assert one.tobytes() == other.tobytes()
+        for made in zip(*results, strict=True):
+            assert len({each.tobytes() for each in made}) == 1
         return results[0]
 
 
@@ -142,6 +151,39 @@ def test_lengths_and_offsets(both: Both) -> None:
 
 
 @needs_compiler
+def test_lengths_end_where_the_room_does(both: Both) -> None:
+    lengths, target = both.put(np.array([0, 3, 5, 6], np.int32)), both.put(np.zeros(4, np.int32))
+    derived = (Derived(4, 1, 2, differences=False, wide=False, most=6, ceiling=6),)
+    message = Attend((), None, encode_derived(derived), (target, lengths), None)
+    assert both.compare(message, target)[0].tolist() == [2, 5, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("ends", "differences", "refused"),
+    [
+        ([0, 3, 2, 9], True, r"length of sequences by ends, \[1\] is -1, .* 0 to 8 \(1 of 3"),
+        ([0, 9, 9, 9], True, r"\[0\] is 9"),
+        ([0, 3, 7, 9], False, r"ends\[3\] is 9, but must be from 0 to 8 \(1 of 4"),
+        ([-1, 3, 7, 8], False, r"ends\[0\] is -1"),
+    ],
+)
+def test_ends_of_sequences_are_checked(
+    monkeypatch: pytest.MonkeyPatch, ends: list[int], refused: str, *, differences: bool
+) -> None:
+    both = Both(None, monkeypatch)
+    target = both.put(np.full(4, -1, np.int32))
+    derived = Derived(
+        4 - differences, 5, 0, differences=differences, wide=False, name="ends", most=8
+    )
+    places = (target, both.put(np.array(ends, np.int32)))
+    message = Attend((), None, encode_derived((derived,)), places, RUN)
+    with pytest.raises(ValueError, match=refused):
+        both.cpu.handlers[Attend](message)
+    assert (both.memory[target] == -1).all()
+    assert not both.ran
+
+
+@needs_compiler
 @pytest.mark.parametrize("width", [1, 2, 6, 8, 48])
 @pytest.mark.parametrize("paged", [True, False])
 def test_rows_go_behind_the_old_ones(both: Both, width: int, *, paged: bool) -> None:
@@ -170,7 +212,8 @@ def test_rows_go_behind_the_old_ones(both: Both, width: int, *, paged: bool) -> 
     )
     message = Attend((), append, NOTHING, (), None)
     before = both.memory[caches[0]].copy()
-    k, _ = both.compare(message, *caches)
+    refused = r"block_table\[2, 1\] is 99, but must be from 0 to 6 \(1 of 9" if paged else ""
+    k, _ = both.compare(message, *caches, refused=refused)
     given = both.memory[rows[0]]
     expected = before.copy()
     places = {(0, i): 2 + i for i in range(new)} | {(1, 0): 11}
@@ -211,7 +254,8 @@ def test_copies_out_of_pages_have_zeros_behind_the_ends(both: Both, width: int, 
     table[0, 1:], table[1], table[3] = -7, 2**31 - 1, (5, pages, -1)
     sizes = (6, 1, rows, width, page, columns, pages)
     clean = Clean(target, source, both.put(lengths), both.put(table), *sizes)
-    (got,) = both.compare(Attend((), None, NOTHING, (), None, (clean,)), target)
+    message = Attend((), None, NOTHING, (), None, (clean,))
+    (got,) = both.compare(message, target, refused=r"block_table\[3, 1\] is 6")
     expected = np.zeros_like(got)
     for entry, length in enumerate(lengths):
         for row in range(min(length, rows, page * columns)):
@@ -253,5 +297,5 @@ def test_nvrtc_compiles_every_kernel() -> None:
 
 
 def test_arguments_are_laid_out_as_c_does() -> None:
-    assert struct.calcsize("<QQqqqii") == 48
+    assert struct.calcsize("<QQqqqqii") == 56
     assert len(bytes(Arguments(b"\0" * 16)._data)) == 16

@@ -46,7 +46,7 @@ def test_memory_is_mapped_in_one_place_only() -> None:
         and isinstance(node.func, ast.Attribute)
         and (ast.unparse(node.func) == "mmap.mmap")
     ]
-    assert calls == ["host/_address.py"]
+    assert calls == ["wire/_address.py"]
 
 
 @pytest.mark.parametrize("sealed", [True, False])

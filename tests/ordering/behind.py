@@ -14,10 +14,10 @@ import threading
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from atomr_accel.host._load import load
 
 from atomr_accel.backends import _registry
 from atomr_accel.backends._registry import Backend
@@ -208,7 +208,7 @@ def backend() -> Iterator[World]:
     """Have the backend of this module, named ``BACKEND``; it needs thread isolation."""
 
     def load_queued(reference: str) -> Any:
-        loaded: Any = load(reference)
+        loaded: Any = resolve_name(reference)
         if loaded is Context:
             return loaded
         return lambda context, stream: Executor(loaded(context, stream), stream)
@@ -221,7 +221,7 @@ def backend() -> Iterator[World]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(_registry._BUILT_IN, BACKEND, description)
-        patch.setattr(_host, "load", load_queued)
+        patch.setattr(_host, "resolve_name", load_queued)
         WORLD.append(World())
         try:
             yield WORLD[0]

@@ -124,7 +124,7 @@ async def test_what_cannot_be_sent_fails_and_keeps_its_place(device: Device) -> 
 @program
 async def test_a_slow_compiler_delays_only_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = importlib.import_module(
-        f"atomr_accel.libraries.nvrtc._{'cuda' if ON_CUDA else 'cpu'}"
+        f"atomr_accel.libraries.nvrtc.host._{'cuda' if ON_CUDA else 'cpu'}"
     )
     find_cubin, entered, go_on = module.find_cubin, threading.Event(), threading.Event()
 

@@ -6,37 +6,64 @@ still runs; leaving it waits for all of them, and an error raises there.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, final
 
 import numpy as np
 import trio
 
-from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned
 from ...lanes import uninterrupted
 from ...libraries._arguments import usable
 from ...libraries._library import LaneSpec
-from ...memory import GpuRef, as_shape
-from .._core import Shape
-from ..data._transfer import SMALL, as_host_array
+from ...memory import GpuRef
+from ...wire import Copy
+from .._context import MEMORY_LANE
+from ..data._transfer import SMALL, after, as_host_array, bytes_of
 from ._collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from types import TracebackType
 
-    from ...lanes import Op, Port
+    from ...lanes import Bytes, HostHandle, Op, Piece, Port
     from ...memory import Block
     from ...wire import Message
     from .._device import Device
 
+T = TypeVar("T")
 
 _MOST_BUNCHED: Final = 32
 """Ops after which a bunch goes to the host, so that it works while the block still runs.
 
 The first bunches are smaller, each twice the last: the device begins with the block.
 """
+
+
+class _Moving(NamedTuple):
+    """A copy to or from staging memory that was submitted."""
+
+    piece: Piece
+    op: Op
+    host: HostHandle
+
+
+@final
+class Later(Generic[T]):
+    """What a function that a batch calls will have returned."""
+
+    def __init__(self) -> None:
+        self._value: tuple[T] | None = None
+
+    @property
+    def value(self) -> T:
+        """What it returned.
+
+        Raises:
+            RuntimeError: the batch has not been left, or it has failed.
+        """
+        if self._value is None:
+            raise RuntimeError("there is no result before the batch's block is left, without error")
+        return self._value[0]
 
 
 @final
@@ -59,6 +86,7 @@ class Batch(Collector):
         self._made: list[Block] = []
         self._promised: dict[Block, int] = {}
         self._later: list[Callable[[], Awaitable[None]]] = []
+        self._fetched: list[tuple[Bytes, _Moving]] = []
         self._unsent = 0
         self._bunch = 1
         self._ports_unsent: set[Port] = set()
@@ -72,19 +100,6 @@ class Batch(Collector):
         return self
 
     # --- what a batch offers beside the libraries -------------------------------------------
-
-    def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer whose content is undefined; as ``numpy.empty``.
-
-        Raises:
-            ValueError, TypeError: as ``device.empty``.
-            OutOfMemory: no device has that much.
-        """
-        kind, sizes = as_dtype(dtype), as_shape(shape)
-        nbytes = kind.itemsize * math.prod(sizes)
-        made = self.try_empty(sizes, kind, nbytes)
-        assert made is not None
-        return made
 
     def put(self, array: Any) -> GpuRef:
         """Copy an array to the device.
@@ -102,11 +117,18 @@ class Batch(Collector):
         # What is long is rearranged, where it must be, at the end of the block, in a thread.
         long = isinstance(array, np.ndarray) and array.nbytes > SMALL
         host = array if long else as_host_array(array)
-        ref = self.empty(host.shape, host.dtype.newbyteorder("="))
+        ref = self.output(host.shape, host.dtype.newbyteorder("="))
+        piece = self._piece(host.nbytes)
+        if piece is not None:
+            np.copyto(piece.view(host.nbytes), bytes_of(host))
+            message = Copy(ref._block.address, piece.address, host.nbytes)
+            moving = self._move("put", piece, message, (), (ref._block,))
+            after(self._core, moving.host, moving.op, piece.release)
+            return ref
 
         async def transfer() -> None:
             await self._provide()
-            await self._device._upload(host, ref)
+            await self._owner._upload(host, ref)
 
         self._later.append(transfer)
         return ref
@@ -123,16 +145,72 @@ class Batch(Collector):
         Raises:
             GpuRefStale: of an older generation, or freed.
         """
-        usable(ref, self.memory, "ref")
+        block = usable(ref, self.memory, "ref")
         self._check()
         host = np.empty(ref.shape, ref.dtype)
+        piece = self._piece(host.nbytes)
+        if piece is not None:
+            message = Copy(piece.address, block.address, host.nbytes)
+            moving = self._move("get", piece, message, (block,), ())
+            self._fetched.append((bytes_of(host), moving))
+            return host
 
         async def transfer() -> None:
             await self._provide()
-            await self._device.get(ref, out=host)
+            await self._owner.get(ref, out=host)
 
         self._later.append(transfer)
         return host
+
+    def run(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        lane: str = "run",
+        init: Callable[[], object] | None = None,
+    ) -> Later[T]:
+        """Call a Python function in the host, at this point of the batch.
+
+        What comes after it in the batch begins when it has returned. Arguments and errors are
+        those of ``device.run``.
+
+        Returns:
+            Where its result is, once the block is left.
+        """
+        self._check()
+        later: Later[T] = Later()
+
+        async def call() -> None:
+            await self._provide()
+            later._value = (await self._owner.run(function, *args, lane=lane, init=init),)
+
+        self._later.append(call)
+        return later
+
+    def _piece(self, nbytes: int) -> Piece | None:
+        """Staging memory for a small array that can be moved now."""
+        if nbytes > SMALL or self._later or self._promised:
+            return None
+        self._check()
+        return self._core.staging.try_acquire(nbytes)
+
+    def _move(
+        self,
+        name: str,
+        piece: Piece,
+        message: Copy,
+        reads: tuple[Block, ...],
+        writes: tuple[Block, ...],
+    ) -> _Moving:
+        """Submit a copy to or from staging memory."""
+        context = self._core.context
+        try:
+            assert context is not None  # or the batch's generation would be over
+            self.submit(self.ports[MEMORY_LANE], name, message, reads, writes)
+        except BaseException:
+            piece.release()
+            raise
+        return _Moving(piece, self._ops[-1], context.host)
 
     # --- what facades ask for -------------------------------------------------------------
 
@@ -250,6 +328,10 @@ class Batch(Collector):
             raise ExceptionGroup("several ops of a batch failed", errors)
         if errors:
             raise errors[0]
+        for data, (piece, _, _) in self._fetched:
+            np.copyto(data, piece.view(len(data)))
+            piece.release()
+        self._fetched.clear()
         for done in self._done:
             done()
 
@@ -265,6 +347,9 @@ class Batch(Collector):
         """Withdraw what is not under way, and refuse what the batch has made."""
         for op in self._ops:
             op.withdraw()
+        for _, (piece, op, host) in self._fetched:
+            after(self._core, host, op, piece.release)
+        self._fetched.clear()
         for block in self._made:
             if block.epoch is not None:
                 self.memory.free(block)

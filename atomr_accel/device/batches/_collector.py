@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from ..._errors import Unsupported
 from ...libraries._op import Collected
 from ...libraries._table import Libraries
+from ..data._arrays import Arrays, copying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Collector(Libraries[Collected]):
+class Collector(Arrays[Collected], Libraries[Collected]):
     """The device as facades see it while ops are collected rather than awaited.
 
     It has every library of the device as an attribute, whose methods return their results at
@@ -41,7 +42,7 @@ class Collector(Libraries[Collected]):
     driver: Final = Collected
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self._owner = device
         self._core: DeviceCore = device._core
         self.memory: MemoryMap = self._core.memory
         self.ports: dict[str, Any] = dict(self._core.ports)
@@ -80,6 +81,22 @@ class Collector(Libraries[Collected]):
     def _check_made_here(self, made: object) -> None:
         if getattr(made, "_device", None) is not self._core:
             raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
+
+    @property
+    def _device(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
+        return self
+
+    @property
+    def memory_lane(self) -> LaneSpec:
+        """The lane that fills and copies."""
+        return self._core.memory_lane
+
+    def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
+        """Copy a buffer on the device; arguments and errors are those of ``device.copy``.
+
+        Both have to be on this device.
+        """
+        return self.collect(copying, self, (src, dst), {})
 
     take: Callable[[Any], Any] | None = None
     """How arguments are taken into the program, where not as they are."""
@@ -138,6 +155,9 @@ class Collector(Libraries[Collected]):
         port = self.ports.get(lane.name)
         if port is None:
             port = self.ports[lane.name] = lane
+        if submission.message is None:
+            made: Any = submission.result
+            return made  # type: ignore[no-any-return]
         if submission.sent is not None:
             submission.sent()
         self.submit(port, request.name, submission.message, submission.reads, submission.writes)

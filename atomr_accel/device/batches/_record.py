@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...lanes import uninterrupted
 from ...libraries._arguments import BLOCK_ALIGNMENT, alignment, usable, writable
@@ -25,9 +23,8 @@ from ...libraries.programs.wire._messages import (
     Section,
     Step,
 )
-from ...memory import Block, GpuRef, LateAddress, Part, as_shape, refuse_write
+from ...memory import Block, GpuRef, LateAddress, Part, refuse_write
 from ...wire import encode
-from .._core import Shape
 from ._collector import Collector
 
 if TYPE_CHECKING:
@@ -198,11 +195,6 @@ class Program(Collector):
         """What is prepared for a program goes when the host forgets the program."""
         del lane, name, release
         return self.memory.promise()
-
-    def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer of the program, whose content is undefined; as ``numpy.empty``."""
-        kind, sizes = as_dtype(dtype), as_shape(shape)
-        return self.try_empty(sizes, kind, kind.itemsize * math.prod(sizes))
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
         """A buffer of the program, whose memory comes at the end of the block."""

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
-from ..._dtypes import NAMES, as_dtype
 from ..._errors import said_of
-from ...libraries._arguments import overlap, usable, writable
+from ...libraries._arguments import usable, writable
+from ...libraries._op import Awaited
+from ...libraries._request import perform
 from ...memory import GpuRef, MemoryScope, refuse
-from ...wire import Advise, Attach, Copy, Fill, Prefetch
-from .._context import MEMORY_LANE
+from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
+from ._arrays import Arrays, check_like, check_pair, copying
 from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
 from ._transfer import (
     SMALL,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ._pinned import Pinned
 
 
-class Data:
+class Data(Arrays[Awaited]):
     """The part of ``Device`` that moves data and looks after memory."""
 
     _core: DeviceCore
@@ -86,7 +87,7 @@ class Data:
             writable(out, core.memory, "out")
         host = await arranged(array)
         if out is not None:
-            _check_like(out, host.shape, host.dtype, "out", "the array")
+            check_like(out, host.shape, host.dtype, "out", "the array")
             await core.ready()
             await upload(core, host, out, new=False, arrived=False)
             return out
@@ -142,82 +143,6 @@ class Data:
 
     # --- on the device ----------------------------------------------------------------------
 
-    async def empty(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer whose content is undefined; as ``numpy.empty``.
-
-        Args:
-            shape: its shape, one number or several.
-            dtype: any of NumPy's fixed-size numbers or bool, bfloat16, fp8 or fp4.
-
-        Returns:
-            A new ref, C-contiguous.
-
-        Raises:
-            ValueError: a dimension that is negative, or beyond 64 bits.
-            TypeError: a shape that is not made of whole numbers, or a dtype that device memory
-                cannot hold, such as objects.
-            OutOfMemory: no room.
-        """
-        return await self._core.empty(shape, dtype)
-
-    async def zeros(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
-        """A buffer of zeros; as ``numpy.zeros``. Arguments and errors are those of ``empty``."""
-        return await self.full(shape, 0, dtype)
-
-    async def full(self, shape: Shape, fill_value: Any, dtype: Any = None) -> GpuRef:
-        """A buffer with one value everywhere; as ``numpy.full``.
-
-        Args:
-            shape: its shape.
-            fill_value: a number, as for ``fill``.
-            dtype: its dtype; by default that of ``numpy.array(fill_value)``.
-
-        Returns:
-            A new ref.
-
-        Raises:
-            ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
-                ``fill_value`` as for ``fill``.
-            TypeError: a dtype that device memory cannot hold; ``fill_value`` as for ``fill``.
-            OutOfMemory: no room.
-        """
-        kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
-        element = _element(fill_value, kind)
-        while True:
-            ref = await self._core.empty(shape, kind)
-            if not ref.is_stale:
-                await self._fill(ref, element)
-                return ref
-
-    async def fill(self, ref: GpuRef, value: Any) -> GpuRef:
-        """Set every element of a buffer, or of a view of it, to one value.
-
-        Args:
-            ref: the buffer.
-            value: a number, which becomes the buffer's dtype as in ``numpy.ndarray.fill``:
-                integers lose what comes after the point, floats what they cannot hold.
-
-        Returns:
-            ``ref``.
-
-        Raises:
-            OverflowError: ``value`` is out of the range of the buffer's integers.
-            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device.
-            TypeError: ``value`` is no number, or a complex one for a real buffer.
-            GpuRefStale, GpuRefSealed: the buffer cannot be written.
-        """
-        writable(ref, self._core.memory, "ref")
-        element = _element(value, ref.dtype)
-        await self._core.ready()
-        writable(ref, self._core.memory, "ref")
-        await self._fill(ref, element)
-        return ref
-
-    async def _fill(self, ref: GpuRef, element: bytes) -> None:
-        core = self._core
-        message = Fill(ref._block.address, ref.nbytes, element)
-        await core.submit(core.ports[MEMORY_LANE], "fill", message, (), (ref._block,)).wait()
-
     async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
         """Copy a buffer, on the device or from another device to this one.
 
@@ -241,30 +166,11 @@ class Data:
         if lives_elsewhere(core, src):
             usable(src, src._block.memory, "src")
             if dst is not None:
-                _check_pair(src, dst, core)
+                check_pair(src, dst, core.memory)
             src = await copy_here(core, src)
             if dst is None:
                 return src
-        usable(src, core.memory, "src")
-        target = dst
-        if dst is not None:
-            _check_pair(src, dst, core)
-        while True:
-            if dst is None:
-                target = core.try_empty(src.shape, src.dtype, src.nbytes)
-                if target is None:
-                    target = await core.empty(src.shape, src.dtype)
-            assert target is not None
-            source = usable(src, core.memory, "src")
-            if core.ports:
-                break
-            await core.ready()
-            if dst is not None:
-                _check_pair(src, dst, core)
-        message = Copy(target._block.address, source.address, src.nbytes)
-        port = core.ports[MEMORY_LANE]
-        await core.submit(port, "copy", message, (source,), (target._block,)).wait()
-        return target
+        return await perform(core, copying(core, src, dst))
 
     # --- managed memory ------------------------------------------------------------------------
 
@@ -550,50 +456,6 @@ class Data:
             await upload(self._core, await arranged(array), ref, new=True)
         except Rebuilt:
             raise refuse(ref, self._core.memory, "ref") from None
-
-
-def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
-    """A number as the bytes of an element; see ``Data.fill``."""
-    scalar = np.asarray(value)
-    if scalar.ndim:
-        raise ValueError(f"the value must be a scalar, not of shape {scalar.shape}")
-    if scalar.dtype is dtype:
-        return scalar.tobytes()
-    number: Any = value if isinstance(value, int) else scalar[()]
-    kind = scalar.dtype.kind
-    if kind not in "biufc" and scalar.dtype not in NAMES and not isinstance(value, int):
-        raise TypeError(f"the value must be a number, not {value!r}")
-    if kind == "c" and dtype.kind != "c":
-        raise TypeError(f"the value is complex, {value!r}, but the buffer has dtype {dtype.name}")
-    if dtype.kind in "iu":
-        number, info = int(number), np.iinfo(dtype)  # which refuses NaN and infinity
-        if not info.min <= number <= info.max:
-            raise OverflowError(
-                f"{value!r} is out of bounds for {dtype.name}, which goes from {info.min} to "
-                f"{info.max}"
-            )
-    elif dtype.isbuiltin != 1:
-        number = float(number)
-    element = np.empty((), dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        element[()] = number
-    return element.tobytes()
-
-
-def _check_like(
-    ref: GpuRef, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, other: str
-) -> None:
-    if ref.shape != shape:
-        raise ValueError(f"{name} has shape {ref.shape}, but {other} has shape {shape}")
-    if ref.dtype is not dtype:
-        raise TypeError(f"{name} has dtype {ref.dtype.name}, but {other} has dtype {dtype.name}")
-
-
-def _check_pair(src: GpuRef, dst: GpuRef, core: DeviceCore) -> None:
-    writable(dst, core.memory, "dst")
-    _check_like(dst, src.shape, src.dtype, "dst", "src")
-    if overlap(src, dst):
-        raise ValueError("dst shares memory with src, which the copy would overwrite")
 
 
 def _check_out(out: object, ref: GpuRef) -> None:

@@ -114,7 +114,8 @@ class Factorizations(Routines[D]):
 
         Args:
             lu: the factors, of shape (..., n, n).
-            piv: the exchanged rows, of shape (..., n).
+            piv: the exchanged rows, of shape (..., n), each from 0 to n - 1. On CUDA nobody
+                checks that, and others are read and written wherever they point to.
             b: right-hand sides: shape (..., n) or (..., n, nrhs), same dtype and leading
                 dimensions.
             out: where to put the solutions: a buffer shaped as ``b``, or ``b`` itself.
@@ -126,7 +127,7 @@ class Factorizations(Routines[D]):
             ``getrf_batched``.
 
         Raises:
-            ValueError: shapes that do not fit.
+            ValueError: shapes that do not fit; on the CPU, a row that is not there.
             TypeError: unequal or unsupported dtypes.
         """
 
@@ -179,7 +180,7 @@ class Factorizations(Routines[D]):
 
         Args:
             lu: the factors, of shape (..., n, n).
-            piv: the exchanged rows, of shape (..., n).
+            piv: the exchanged rows, as of ``getrs_batched``.
             out: where to put the inverses: shape (..., n, n), not ``lu``. Made if absent.
 
         Returns:
@@ -187,7 +188,7 @@ class Factorizations(Routines[D]):
             singular matrix is undefined.
 
         Raises:
-            ValueError: shapes that do not fit, aliasing.
+            ValueError: shapes that do not fit, aliasing; on the CPU, a row that is not there.
             TypeError: unequal or unsupported dtypes.
         """
 

@@ -134,7 +134,7 @@ class BlasLt(Facade[D]):
         epilogue                                 what it does to x, the product
         ======================================== ==============================================
         ``bias``                                 ``x + bias``
-        ``relu``, ``relu_bias``                  ``max(x, 0)``; NaN becomes 0
+        ``relu``, ``relu_bias``                  ``max(x, 0)``
         ``gelu``, ``gelu_bias``                  GELU, by its tanh approximation
         ``relu_aux``, ``relu_aux_bias``          as ``relu``; ``aux`` is one bit for each x > 0
         ``gelu_aux``, ``gelu_aux_bias``          as ``gelu``; ``aux`` is what GELU was taken of
@@ -142,6 +142,10 @@ class BlasLt(Facade[D]):
         ``drelu_bgrad``, ``dgelu_bgrad``         the same, and its sum over the rows
         ``bgrada``, ``bgradb``                   ``x``; and the sum of op(a) or op(b) over k
         ======================================== ==============================================
+
+        Of NaN ``relu`` and ``gelu`` make NaN, and at infinities ``gelu`` gives its limits. On CUDA
+        the vendor's kernel decides: ``relu`` of NaN is NaN or 0, and its bit may be 1; ``gelu`` of
+        an infinity may be NaN.
 
         Args:
             a: shape (..., m, k), or (..., k, m) with ``trans_a``.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ...host._indices import require_within
 from ..wire._messages import Factor
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ def factor(context: CpuContext, message: Factor) -> None:
         for i in range(batch if n else 0):
             c[i], piv[i], info[i] = routine(a[i])
     elif message.routine == "getrs":
-        piv = context.array(message.pivots, (batch, n), _INT32)
+        piv = _pivots(context, message)
         b = context.array(message.b, (batch, n, nrhs), dtype)
         for i in range(batch if n and nrhs else 0):
             c[i] = routine(a[i], piv[i], b[i], trans=message.trans)[0]
     elif message.routine == "getri":
-        piv = context.array(message.pivots, (batch, n), _INT32)
+        piv = _pivots(context, message)
         for i in range(batch if n else 0):
             c[i], info[i] = routine(a[i], piv[i])
     elif message.routine == "geqrf":
@@ -51,3 +52,10 @@ def factor(context: CpuContext, message: Factor) -> None:
     if message.info:
         result: Any = context.array(message.info, (batch,), _INT32)
         result[...] = info
+
+
+def _pivots(context: CpuContext, message: Factor) -> np.ndarray[Any, Any]:
+    """The exchanged rows, all of which exist: LAPACK does not look."""
+    pivots = context.array(message.pivots, (message.batch, message.n), _INT32)
+    require_within(pivots, 0, message.n - 1, "piv")
+    return pivots

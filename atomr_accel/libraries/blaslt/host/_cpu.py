@@ -25,6 +25,9 @@ _ALGORITHM: Final = b"numpy"
 _MOST_SPECS: Final = 512
 _SLOPE: Final = float(np.sqrt(2 / np.pi))
 _CUBIC: Final = 0.044715
+_FURTHEST: Final = 64.0
+"""Beyond, GELU is 0 or its argument, in every type."""
+
 _UINT8: Final = DTYPES["uint8"]
 _FLOAT32: Final = DTYPES["float32"]
 _finfo: Final[Callable[..., Any]] = ml_dtypes.finfo
@@ -151,7 +154,7 @@ class CpuBlasLt:
             if epilogue.makes_aux:
                 aux[...] = value.astype(kind)
         if name.startswith("relu"):
-            return np.fmax(value, 0)
+            return np.maximum(value, 0)
         if name.startswith("gelu"):
             return gelu(value)
         if name.startswith("drelu"):
@@ -163,13 +166,16 @@ class CpuBlasLt:
 
 
 def gelu(x: Array) -> Array:
-    """GELU by its tanh approximation, as the vendor computes it."""
-    result: Array = 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x**3)))
+    """GELU by its tanh approximation, as the vendor computes it; at infinities its limits."""
+    near = np.clip(x, -_FURTHEST, _FURTHEST)
+    bent = 1 + np.tanh(_SLOPE * (near + _CUBIC * near**3))
+    result: Array = 0.5 * np.maximum(x, -_FURTHEST) * bent
     return result
 
 
 def gelu_slope(x: Array) -> Array:
     """The derivative of ``gelu``."""
+    x = np.clip(x, -_FURTHEST, _FURTHEST)
     t = np.tanh(_SLOPE * (x + _CUBIC * x**3))
     result: Array = 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * _SLOPE * (1 + 3 * _CUBIC * x**2)
     return result

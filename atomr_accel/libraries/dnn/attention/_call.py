@@ -49,6 +49,8 @@ class Making(NamedTuple):
         multiplier, addend: numbers.
         differences: whether they are made from differences of neighbours.
         data: the integers themselves, where the program has them.
+        most: the largest that those of ``source``, or their differences, may be; -1 for any.
+        ceiling: what is made is no larger.
     """
 
     source: str
@@ -57,11 +59,18 @@ class Making(NamedTuple):
     addend: int = 0
     differences: bool = False
     data: bytes = b""
+    most: int = -1
+    ceiling: int = 2**63 - 1
 
 
 def alike(length: int, number: int) -> Making:
     """So many times the same number."""
     return Making("", length, multiplier=0, addend=number)
+
+
+def grown(source: str, count: int, addend: int, room: int) -> Making:
+    """Lengths of what fits where there is room for so many, after so many more."""
+    return Making(source, count, addend=addend, most=room, ceiling=room)
 
 
 class Pages(NamedTuple):
@@ -193,7 +202,8 @@ class Prelude:
                 continue
             order += (places[name], places[making.source])
             numbers = (making.length, making.multiplier, making.addend, making.differences, wide)
-            derived.append(Derived(*numbers))
+            limits = (making.most, making.ceiling)
+            derived.append(Derived(*numbers, making.source, *limits))
         for at, what in enumerate(cleaned):
             tensor = tensors[graph.ids[what]]
             batch, heads, rows, _ = tensor.shape
@@ -352,6 +362,13 @@ def require_like(ref: GpuRef, other: GpuRef, name: str, like: str) -> None:
             f"{name} has dtype {ref.dtype.name}, but {like} has {other.dtype.name}; they must "
             "be the same"
         )
+
+
+def columns_of(block_table: GpuRef) -> int:
+    """How many pages a sequence may have."""
+    if len(block_table.shape) != 2 or 0 in block_table.shape:
+        raise ValueError(f"block_table must have shape (batch, columns), not {block_table.shape}")
+    return int(block_table.shape[1])
 
 
 def gathered(call: Call) -> Call:

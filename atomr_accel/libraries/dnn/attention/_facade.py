@@ -16,7 +16,9 @@ from ._call import (
     Call,
     Making,
     alike,
+    columns_of,
     gathered,
+    grown,
     mask_of,
     require,
     require_like,
@@ -66,7 +68,8 @@ class FlashAttention(Facade):
             v: values, shape (batch, keys, kv_heads, value_size).
             seqlens_q: int32 (batch,): queries of each sequence; what lies behind is ignored,
                 and there the result is undefined.
-            seqlens_k: int32 (batch,): keys of each sequence. Both or none.
+            seqlens_k: int32 (batch,): keys of each sequence. Both or none; both checked
+                on the CPU alone, as all that is int32 below.
             layout: ``"bhsd"`` for (batch, heads, sequence, size) instead.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms that the backward pass needs.
@@ -352,7 +355,7 @@ class FlashAttention(Facade):
     ) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
         """``flash_attention`` of fp8 numbers, with a scale for each kind of them.
 
-        Vendor function: the frontend's ``sdpa_fp8``.
+        Vendor function: the frontend's ``sdpa_fp8``, which takes two queries or more.
 
         Args:
             q: float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
@@ -411,7 +414,7 @@ class FlashAttention(Facade):
     ) -> tuple[GpuRef, ...]:
         """The gradients of ``flash_attention_fp8``, in fp8.
 
-        Vendor function: the frontend's ``sdpa_fp8_backward``.
+        Vendor function: the frontend's ``sdpa_fp8_backward``, which takes only a size of 128.
 
         Args:
             grad: gradient by the result, of q's dtype.
@@ -596,8 +599,8 @@ class FlashAttention(Facade):
         same = cu_seqlens[0] is cu_seqlens[1] and longest[0] == longest[1] and queries == keys
         call.question = mask_of(call.question, options, same=same, bounded=False)
         begin_q, begin_k = "cu_seqlens_q", "cu_seqlens_k"
-        call.making["seq_len_q"] = Making(begin_q, batch, differences=True)
-        call.making["seq_len_kv"] = Making(begin_k, batch, differences=True)
+        call.making["seq_len_q"] = Making(begin_q, batch, differences=True, most=most_q)
+        call.making["seq_len_kv"] = Making(begin_k, batch, differences=True, most=most_k)
         rows = [
             ("offsets_q", begin_q, heads * size),
             ("offsets_o", begin_q, heads * value_size),
@@ -607,7 +610,8 @@ class FlashAttention(Facade):
             rows.append(("offsets_k", begin_k, kv_heads * size))
             rows.append(("offsets_v", begin_k, kv_heads * value_size))
         for name, source, width in rows:
-            call.making[name] = Making(source, batch + 1, multiplier=width)
+            most = len(q if source == begin_q else k)
+            call.making[name] = Making(source, batch + 1, width, most=most)
         return gathered(call)
 
     def _cached(
@@ -632,7 +636,7 @@ class FlashAttention(Facade):
         require(cache_seqlens, memory, "cache_seqlens", (_INT32,), (batch,))
         kv_heads, value_size = v_cache.shape[2:]
         _same_sizes(q, k_cache, v_cache, batch, k_cache.shape[0] if block_table is None else batch)
-        room = k_cache.shape[1] * (1 if block_table is None else _columns(block_table))
+        room = k_cache.shape[1] * (1 if block_table is None else columns_of(block_table))
         keys = room if max_seqlen_k is None else whole(max_seqlen_k, "max_seqlen_k", 1, room)
         inputs = {"q": q, "k": k_cache, "v": v_cache}
         question = Question(
@@ -647,9 +651,9 @@ class FlashAttention(Facade):
         call = scored(call, options, memory, batch=batch, backward=False)
         call.question = mask_of(call.question, options, same=False, bounded=False)
         call.making["seq_len_q"] = alike(batch, queries)
-        call.making["seq_len_kv"] = Making("cache_seqlens", batch, addend=new)
+        call.making["seq_len_kv"] = grown("cache_seqlens", batch, new, room)
         if k is not None and v is not None:
-            columns = 1 if block_table is None else _columns(block_table)
+            columns = 1 if block_table is None else columns_of(block_table)
             call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)
         call.padded = block_table is None and queries > 1
         return gathered(call)
@@ -683,7 +687,7 @@ class FlashAttention(Facade):
     ) -> Question:
         """A question about pages; adds the table to the inputs."""
         require(block_table, self._device.memory, "block_table", (_INT32,))
-        columns = _columns(block_table)
+        columns = columns_of(block_table)
         if block_table.shape[0] != question.batch:
             raise ValueError(
                 f"block_table has {block_table.shape[0]} rows, but there are {question.batch} "
@@ -791,9 +795,3 @@ def _same_sizes(q: GpuRef, k: GpuRef, v: GpuRef, batch: int, batch_k: int) -> No
         raise ValueError(f"k {k.shape} and v {v.shape} differ in more than their size")
     if batch != batch_k:
         raise ValueError(f"q has a batch of {batch}, but k has {batch_k}")
-
-
-def _columns(block_table: GpuRef) -> int:
-    if len(block_table.shape) != 2 or 0 in block_table.shape:
-        raise ValueError(f"block_table must have shape (batch, columns), not {block_table.shape}")
-    return int(block_table.shape[1])

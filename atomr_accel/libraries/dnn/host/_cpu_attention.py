@@ -11,6 +11,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...blaslt.host._cpu import saturate
+from ...host._indices import require_within
 from ._philox import kept
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ def _gathered(pages: Array, table: Array, lengths: Array, keys: int) -> Array:
     for entry, length in enumerate(lengths.ravel().astype(int)):
         used = min(-(-length // size), table.shape[2])
         if used:  # the pages of an empty sequence may be any
-            rows = pages[table[entry, 0, :used, 0]].swapaxes(0, 1)
+            places = table[entry, 0, :used, 0]
+            require_within(places, 0, len(pages) - 1, f"block_table, row {entry}, ")
+            rows = pages[places].swapaxes(0, 1)
             rows = rows.reshape(pages.shape[1], used * size, -1)[:, : min(length, keys)]
             found[entry, :, : rows.shape[1]] = rows
     return found
@@ -101,7 +104,9 @@ def _scores(inputs: Mapping[str, Any], attributes: Mapping[str, Any], scale: Any
     column = np.arange(keys)[None, :]
     seen = np.ones((batch, 1, queries, keys), bool)
     moved = row
-    if lengths_q is not None:
+    if lengths_q is not None and lengths_k is not None:
+        require_within(lengths_q.ravel(), 0, queries, "lengths of queries")
+        require_within(lengths_k.ravel(), 0, keys, "lengths of keys")
         seen &= (row < lengths_q) & (column < lengths_k)
     if attributes["diagonal_alignment"] == "BOTTOM_RIGHT":
         moved = row + (keys - queries if lengths_q is None else lengths_k - lengths_q)

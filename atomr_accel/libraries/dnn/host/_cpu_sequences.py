@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ...host._indices import require_within
 from ..wire._routine_messages import Dropout
 from ..wire._sequence_messages import (
     Append,
@@ -73,10 +74,14 @@ class CpuSequences:
         if source:
             read = self._context.array(source, (count + derived.differences,), _INT32)
             values = read.astype(np.int64)
+            name = derived.name
             if derived.differences:
-                values = np.diff(values)
+                values, name = np.diff(values), f"length of sequences by {name}, "
+            if derived.most >= 0:
+                require_within(values, 0, derived.most, name)
         made = self._context.array(target, (count,), _INT64 if derived.wide else _INT32)
-        made[...] = values * derived.multiplier + derived.addend
+        values = values * derived.multiplier + derived.addend
+        made[...] = np.minimum(values, derived.ceiling)
 
     def _append(self, message: Append) -> None:
         context = self._context
@@ -91,9 +96,11 @@ class CpuSequences:
                 cache[:, target] = cache[:, source]
         if not message.batch or not message.new:
             return
-        place = context.array(message.lengths, (message.batch, 1), _INT32).astype(np.int64)
-        place = place + message.shift + np.arange(message.new)
-        rows, fits = self._rows(message, place)
+        lengths = context.array(message.lengths, (message.batch, 1), _INT32).astype(np.int64)
+        first = lengths + message.shift
+        require_within(first[:, 0], 0, page * message.columns, "cache_seqlens")
+        place = first + np.arange(message.new)
+        rows, fits = self._rows(message, place, place >= 0)
         rows = rows[fits]
         for source, cache_at, size in (
             (message.k, message.k_cache, message.k_bytes),
@@ -102,8 +109,12 @@ class CpuSequences:
             fresh = context.array(source, (*place.shape, size), DTYPES["uint8"])
             context.array(cache_at, (pages * page, size), DTYPES["uint8"])[rows] = fresh[fits]
 
-    def _rows(self, message: Append | Clean, place: Array) -> tuple[Array, Array]:
-        """Where rows of sequences are among those of all pages, and whether they are there."""
+    def _rows(self, message: Append | Clean, place: Array, used: Array) -> tuple[Array, Array]:
+        """Where rows of sequences are among those of all pages, and whether there is room.
+
+        Raises:
+            ValueError: one that is used is in a page that does not exist.
+        """
         page = message.page
         fits = (place >= 0) & (place < page * message.columns)
         found = np.broadcast_to(np.arange(message.batch)[:, None], place.shape)
@@ -111,6 +122,10 @@ class CpuSequences:
             shape = (message.batch, message.columns)
             table = self._context.array(message.table, shape, _INT32)
             found = np.take_along_axis(table, np.where(fits, place // page, 0), axis=1)
+            # Those before the rows, too, before anything is written: attention reads them.
+            lasts = np.where(used, place, -1).max(axis=1, keepdims=True)
+            entries = np.arange(message.columns) <= lasts // page
+            require_within(np.where(entries, table, 0), 0, message.pages - 1, "block_table")
         fits &= (found >= 0) & (found < message.pages)
         return found.astype(np.int64) * page + place % page, fits
 
@@ -120,7 +135,7 @@ class CpuSequences:
         counts = np.arange(message.rows)[:, None] < lengths
         if message.page:
             place = np.broadcast_to(np.arange(message.rows), (message.batch, message.rows))
-            rows, fits = self._rows(message, place)
+            rows, fits = self._rows(message, place, place < lengths[:, :, 0, 0])
             there = (message.pages * message.page, message.row_bytes)
             pages = self._context.array(message.source, there, DTYPES["uint8"])
             source = pages[np.where(fits, rows, 0)][:, None]

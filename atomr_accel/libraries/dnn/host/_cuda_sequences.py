@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PIECE: Final = 1 << 16
 """Uploads of up to this size return before the stream comes to them."""
 
-_DERIVED: Final = "<QQqqqii"
+_DERIVED: Final = "<QQqqqqii"
 """A list of the kernel ``derive``, which begins with its addresses."""
 
 _DERIVED_BYTES: Final = struct.calcsize(_DERIVED)
@@ -50,8 +50,8 @@ def pack_derived(lists: tuple[Derived, ...]) -> tuple[int, Arguments]:
     longest = max(each.count for each in lists)
     data = b""
     for each in lists:
-        numbers = (each.multiplier, each.addend, each.count, each.differences, each.wide)
-        data += struct.pack(_DERIVED, 0, 0, *numbers)
+        numbers = (each.multiplier, each.addend, each.count, each.ceiling)
+        data += struct.pack(_DERIVED, 0, 0, *numbers, each.differences, each.wide)
     data += bytes(_DERIVED_BYTES * (MOST_DERIVED - len(lists)))
     threads = longest * len(lists)
     return threads, Arguments(data + struct.pack("<QQ", longest, threads))

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ...._errors import LibraryError, LibraryMissing, Unsupported
-from ..wire._attention_nodes import SCORES
+from ..wire._attention_nodes import SCORES, is_single
 from ..wire._element_types import FLOATS, LOGICAL, integers_of
 from ..wire._nodes import NODES
 from . import _lowering_attention
@@ -186,6 +186,11 @@ def _wrong(graph: Graph, node: Node) -> str:
         return "the gradient by the scale of an instance norm whose channels are last"
     if node.op == "sdpa" and "seq_len_q" in inputs and not inputs.isdisjoint(SCORES):
         return "scores with a cap or with slopes where sequences have lengths or pages"
+    if node.op == "sdpa" and "seed" in inputs and is_single(graph, node):
+        return "dropout of a single query and key: it has no gradient that drops the same"
+    if node.op == "sdpa_backward" and {"seq_len_q", "softcap"} <= inputs:
+        # It ends the process that plans it; and forward there is nothing to have a gradient of.
+        return "the gradient of a cap where sequences have lengths"
     return ""
 
 

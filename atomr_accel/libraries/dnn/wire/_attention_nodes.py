@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ._graph import Attribute, Tensor, packed_strides
 
 if TYPE_CHECKING:
+    from ._graph import Graph, Node
     from ._nodes import Attributes, Inputs, NodeType
 
 ALIGNMENTS: Final = ("TOP_LEFT", "BOTTOM_RIGHT")
@@ -99,6 +100,17 @@ def _pages(op: str, inputs: Inputs, attributes: Attributes, batch: int) -> int:
             f"{op}: max_seq_len_kv must be from 1 to {table.shape[2] * page}, not {keys}"
         )
     return keys
+
+
+def is_single(graph: Graph, node: Node) -> bool:
+    """Whether a node is attention of one query to one key, which lie in plain memory."""
+    tensors = {name: graph.tensors[id_] for name, id_ in (*node.inputs, *node.outputs)}
+    lengths = [tensors[name].shape[2] for name in ("q", "k")]
+    return (
+        lengths == [1, 1]
+        and TABLES[0] not in tensors
+        and all(tensor.ragged < 0 for tensor in tensors.values())
+    )
 
 
 def _check(op: str, inputs: Inputs, attributes: Attributes) -> tuple[int, int, int, int, int]:

@@ -19,6 +19,9 @@ class Derived(msgspec.Struct, frozen=True, array_like=True):
         multiplier, addend: numbers.
         differences: whether they are made from differences of neighbours instead.
         wide: whether they are int64, and not int32.
+        name: what the caller calls the others.
+        most: the largest that these, or their differences, may be; -1 for any. The CPU checks it.
+        ceiling: what is made is no larger.
     """
 
     count: int
@@ -26,6 +29,9 @@ class Derived(msgspec.Struct, frozen=True, array_like=True):
     addend: int
     differences: bool
     wide: bool
+    name: str = ""
+    most: int = -1
+    ceiling: int = 2**63 - 1
 
 
 encode_derived: Final = msgspec.msgpack.Encoder().encode

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from . import (
-    _convs as _own_convs,
-)
-from . import (
-    _nodes as _own_nodes,
-)
-from . import (
-    _norms as _own_norms,
-)
-from . import (
-    _products as _own_products,
-)
+from . import _attention, _convs, _nodes, _norms, _products
 from ._common_source import complete
 
 if TYPE_CHECKING:
@@ -24,7 +13,7 @@ if TYPE_CHECKING:
     from ...wire._graph import Graph
     from ._common_source import Launch
 
-_FAMILIES: Final = (_own_convs, _own_products, _own_norms, _own_nodes)
+_FAMILIES: Final = (_convs, _products, _norms, _attention, _nodes)
 
 
 def computes(graph: Graph) -> bool:

@@ -31,8 +31,12 @@ template <class A> __device__ A vanishing(A a, A s) { return s == (A)0 ? s : a *
 template <class A> __device__ A at_most(A a, A most) { return a > most ? most : a; }
 template <class A> __device__ A at_least(A a, A least) { return a < least ? least : a; }
 
+template <class A> __device__ A converted(double number) { return (A)number; }
+// Of a negative number a conversion to unsigned integers makes 0, so it goes by signed ones.
+template <> __device__ unsigned long long converted(double number) { return (i64)number; }
+
 template <class A, class T> __device__ A load(const Input& input, i64 at) {
-  return input.data ? get<A>(((const T*)input.data)[at]) : (A)input.number;
+  return input.data ? get<A>(((const T*)input.data)[at]) : converted<A>(input.number);
 }
 
 template <class A, class Y, TYPES>

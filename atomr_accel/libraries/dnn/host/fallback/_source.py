@@ -9,16 +9,35 @@ from ....host._device_code import CONVERSIONS
 MOST_DERIVED: Final = 10
 """How many lists of integers one launch makes."""
 
-KERNELS: Final = (
-    r"""
+PHILOX: Final = r"""
 typedef unsigned u32;
 typedef unsigned long long u64;
+
+// --- Philox 4x32-10 (Salmon et al., 2011): the words of _philox.py ------------------------
+
+__device__ __forceinline__ uint4 random_words(u64 block, u64 key) {
+  uint4 c = uint4{(u32)block, (u32)(block >> 32), 0u, 0u};
+  u32 k0 = (u32)key, k1 = (u32)(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const u64 first = (u64)0xD2511F53u * c.x, second = (u64)0xCD9E8D57u * c.z;
+    c = uint4{(u32)(second >> 32) ^ c.y ^ k0, (u32)second, (u32)(first >> 32) ^ c.w ^ k1,
+              (u32)first};
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return c;
+}
+"""
+
+KERNELS: Final = (
+    PHILOX
+    + r"""
 typedef long long i64;
 
 struct Derived {
   u64 target, source;
   i64 multiplier, addend;
-  i64 count;
+  i64 count, ceiling;
   int differences, wide;
 };
 struct Lists { Derived list["""
@@ -36,6 +55,7 @@ __global__ void derive(Lists lists, u64 longest, u64 count) {
     i64 value = index;
     if (source) value = made.differences ? source[index + 1] - source[index] : source[index];
     value = value * made.multiplier + made.addend;
+    if (value > made.ceiling) value = made.ceiling;
     if (made.wide) ((i64*)made.target)[index] = value;
     else ((int*)made.target)[index] = (int)value;
   }
@@ -77,21 +97,6 @@ __global__ void clean(T* target, const T* source, const int* lengths, const int*
     }
     target[at] = counts ? source[from] : T{};
   }
-}
-
-// --- Philox 4x32-10 (Salmon et al., 2011): the words of _philox.py ------------------------
-
-__device__ __forceinline__ uint4 random_words(u64 block, u64 key) {
-  uint4 c = uint4{(u32)block, (u32)(block >> 32), 0u, 0u};
-  u32 k0 = (u32)key, k1 = (u32)(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const u64 first = (u64)0xD2511F53u * c.x, second = (u64)0xCD9E8D57u * c.z;
-    c = uint4{(u32)(second >> 32) ^ c.y ^ k0, (u32)second, (u32)(first >> 32) ^ c.w ^ k1,
-              (u32)first};
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return c;
 }
 
 __device__ __forceinline__ float widen(float value) { return value; }

@@ -1,0 +1,23 @@
+"""Indices and lengths in a buffer, which only who executes an op can look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def require_within(values: np.ndarray[Any, Any], least: int, most: int, name: str) -> None:
+    """Each of the integers is in a range, so that it can be counted with, or point to memory.
+
+    Raises:
+        ValueError: one is not.
+    """
+    outside = (values < least) | (values > most)
+    if outside.any():
+        index = tuple(int(each[0]) for each in np.nonzero(outside))
+        where = ", ".join(map(str, index))
+        raise ValueError(
+            f"{name}[{where}] is {int(values[index])}, but must be from {least} to {most} "
+            f"({np.count_nonzero(outside)} of {values.size} are not)"
+        )
