@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, fina
 import numpy as np
 import trio
 
+from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned
 from ...lanes import uninterrupted
 from ...libraries._arguments import usable
@@ -117,7 +118,7 @@ class Batch(Collector):
         # What is long is rearranged, where it must be, at the end of the block, in a thread.
         long = isinstance(array, np.ndarray) and array.nbytes > SMALL
         host = array if long else as_host_array(array)
-        ref = self.output(host.shape, host.dtype.newbyteorder("="))
+        ref = self.output(host.shape, as_dtype(host.dtype.newbyteorder("=")))
         piece = self._piece(host.nbytes)
         if piece is not None:
             np.copyto(piece.view(host.nbytes), bytes_of(host))
