@@ -24,6 +24,7 @@ from ..actors import Message
 if TYPE_CHECKING:
     import numpy as np
 
+    from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
     from ._library import LaneSpec, Submitter
 
@@ -40,6 +41,8 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
         result: what the caller gets; whatever the lane answers, if it is None.
         finish: makes the result of the lane's answer. Such a request cannot be in a batch.
         sent: called when it is submitted, right before.
+        done: called once it was executed, if it did not fail; for what a batch has
+            collected, once all of the batch was, and never for what is only recorded.
     """
 
     message: Any
@@ -48,6 +51,14 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     result: T | None = None
     finish: Callable[[Any], T] | None = None
     sent: Callable[[], None] | None = None
+    done: Callable[[], None] | None = None
+
+
+class Keeper(Protocol):
+    """What has executors, in which ops leave things for later ones."""
+
+    def keep(self, lane: str, name: str, release: wire.Message) -> Block:
+        """What stands for something that the host keeps; see ``Submitter.keep``."""
 
 
 class Driver(Protocol):
@@ -64,6 +75,10 @@ class Driver(Protocol):
     def memory(self) -> MemoryMap:
         """The map of the device's memory."""
 
+    @property
+    def keeper(self) -> Keeper:
+        """Where ops leave things for later ones: in the device, or in a recording."""
+
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
 
@@ -72,6 +87,14 @@ class Driver(Protocol):
 
         Returns:
             Its result; None where results come later, as in a batch.
+        """
+
+    def ask(self, request: Request[T]) -> T | None:
+        """Ask for what the request can do without.
+
+        Returns:
+            The answer; None, and nothing is asked, where no answer can be waited for, as in a
+            batch.
         """
 
 
@@ -101,10 +124,10 @@ class Pending(Exception):
 class FirstTry:
     """The driver of requests that find all they need: one for all of a device."""
 
-    __slots__ = ("home", "memory")
+    __slots__ = ("home", "keeper", "memory")
 
     def __init__(self, device: Submitter) -> None:
-        self.home = device
+        self.home = self.keeper = device
         self.memory = device.memory
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
@@ -118,15 +141,17 @@ class FirstTry:
         """Nothing was asked for so far."""
         raise Pending(request)
 
+    ask = perform
+
 
 @final
 class NextTry:
     """The driver of a request that had to wait: it keeps what was waited for."""
 
-    __slots__ = ("_answered", "_answers", "_given", "_made", "home", "memory")
+    __slots__ = ("_answered", "_answers", "_given", "_made", "home", "keeper", "memory")
 
     def __init__(self, device: Submitter) -> None:
-        self.home = device
+        self.home = self.keeper = device
         self.memory = device.memory
         self._made: list[GpuRef] = []
         self._answers: list[tuple[Epoch, Any]] = []
@@ -158,6 +183,8 @@ class NextTry:
                 return found
             del self._answers[self._answered :]
         raise Pending(request)
+
+    ask = perform
 
     async def provide(self, wanted: Any) -> None:
         """Wait for what was missing, and begin anew."""
@@ -203,6 +230,8 @@ async def perform(device: Submitter, request: Request[T]) -> T:
                     port, request.name, submission.message, submission.reads, submission.writes
                 )
                 answer = await op.wait()
+                if submission.done is not None:
+                    submission.done()
                 if submission.finish is not None:
                     return submission.finish(answer)
                 return answer if submission.result is None else submission.result

@@ -54,7 +54,7 @@ class Workspaces:
     def __init__(self, ways: int, small: int) -> None:
         self._ways = ways
         self._small = small
-        self._kept: WeakKeyDictionary[Submitter, _Kept] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[object, _Kept] = WeakKeyDictionary()
 
     def take(self, device: Submitter, driver: Driver, nbytes: int) -> Block:
         """A workspace for one op, which has to name it as written.
@@ -67,7 +67,7 @@ class Workspaces:
         kept = self._kept.get(device)
         if kept is None:
             kept = self._kept[device] = _Kept()
-        epoch = device.memory.epoch
+        epoch = driver.memory.epoch
         last = kept.refs[-1] if kept.refs else None
         if last is not None and last._block.epoch is epoch and last.nbytes >= nbytes:
             # By far the most common case: what the op before it has got.

@@ -166,7 +166,7 @@ async def test_numbers_become_what_a_template_is_made_of(device: Device, dtype: 
 )
 @on_shared
 async def test_a_number_of_unknown_width_is_refused(
-    device: Device, value: object, advice: str
+    device: Device, value: complex, advice: str
 ) -> None:
     kernel = await device.nvrtc.compile(SCALE, "scale_real", cpu=scale)
     x = await device.put(np.arange(4, dtype=np.float32))

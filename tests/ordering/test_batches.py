@@ -26,6 +26,7 @@ from .programs import REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, twin
 if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
+    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._facade import Kernel
 
     from ..harness import Gate
@@ -41,7 +42,7 @@ def add(x: Any, value: Any) -> None:
     x += value
 
 
-async def adder(device: Device) -> Kernel:
+async def adder(device: Device) -> Kernel[Awaited]:
     return await device.nvrtc.compile(ADD, "add", cpu=add)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from ..._errors import Unsupported
 from ...libraries._op import Collected
 from ...libraries._table import Libraries
-from ...libraries.nvrtc._facade import Kernel
 from ..data._arrays import Arrays, copying
 
 if TYPE_CHECKING:
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from ...lanes import Port
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
-    from ...libraries._request import FirstTry, Request
+    from ...libraries._request import FirstTry, Keeper, Request
     from ...libraries.dnn.attention._paged import PagedKVCache
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
-    from ...libraries.nvrtc._facade import Argument, Dim
+    from ...libraries.nvrtc._facade import Argument, Dim, Kernel
     from ...libraries.rng._generator import Generator
     from ...memory import Block, GpuRef, MemoryMap
     from ...wire import Message
@@ -47,7 +46,7 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         self._core: DeviceCore = device._core
         self.memory: MemoryMap = self._core.memory
         self.ports: dict[str, Any] = dict(self._core.ports)
-        self._kernels: dict[Kernel[Any], Kernel[Collected]] = {}
+        self._done: list[Callable[[], None]] = []
         self._share_libraries(device, self)
 
     @overload
@@ -75,15 +74,13 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         Raises:
             TypeError: it is nothing that a library of this device has made.
         """
-        if getattr(made, "_device", None) is not self._core:
-            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
-        if isinstance(made, Kernel):
-            twin = self._kernels.get(made)
-            if twin is None:
-                twin = self._kernels[made] = self._adopt(made)
-            return twin
+        self._check_made_here(made)
         shared: Facade[Collected] = made._on(self)
         return shared
+
+    def _check_made_here(self, made: object) -> None:
+        if getattr(made, "_device", None) is not self._core:
+            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
 
     @property
     def _device(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
@@ -169,8 +166,20 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         if submission.sent is not None:
             submission.sent()
         self.submit(port, request.name, submission.message, submission.reads, submission.writes)
+        if submission.done is not None:
+            self._done.append(submission.done)
         result: Any = submission.result
         return result  # type: ignore[no-any-return]
+
+    def ask(self, request: Request[T]) -> T | None:
+        """Nothing is asked, because no answer is waited for."""
+        del request
+        return None
+
+    @property
+    def keeper(self) -> Keeper:
+        """Its ops are executed where those of the device are."""
+        return self._core
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
@@ -199,9 +208,5 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         self, kernel: Kernel[Any], grid: Dim, block: Dim, *args: Argument, shared: int = 0
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
-        self.using(kernel).launch(grid, block, *args, shared=shared)
-
-    def _adopt(self, kernel: Kernel[Any]) -> Kernel[Collected]:
-        """The kernel as this program knows it: it may be loaded here, and not elsewhere."""
-        twin: Kernel[Collected] = kernel._on(self)
-        return twin
+        self._check_made_here(kernel)
+        self.collect(type(kernel)._launch, kernel, (grid, block, args, shared), {})
