@@ -350,10 +350,8 @@ class Batch(Collector):
             done()
 
     async def _let_go(self) -> None:
-        """Hold nothing any more: temporary buffers are free now, not when garbage is collected.
-
-        The facades refer to their batch, so they and the batch keep each other till then.
-        """
+        """Hold nothing any more: temporary buffers are free now, not when garbage is collected."""
+        self._drop_libraries()
         self._promised.clear()
         self._done.clear()
         for pieces in (self._ops, self._made, self._later):

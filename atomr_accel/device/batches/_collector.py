@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from ..._errors import Unsupported
 from ...libraries._op import Collected
-from ...libraries._table import Libraries
+from ...libraries._table import NAMES, Libraries
 from ..data._arrays import Arrays, copying
 
 if TYPE_CHECKING:
@@ -48,6 +48,18 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
         self._share_libraries(device, self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in NAMES:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            return getattr(self._owner, name)._on(self)  # after the end, to say what is wrong
+
+    def _drop_libraries(self) -> None:
+        """Break the cycle: what is kept for a program goes with it, not with the next garbage."""
+        for name in NAMES:
+            vars(self).pop(name, None)
 
     @overload
     def using(self, made: Generator[Any]) -> Generator[Collected]: ...

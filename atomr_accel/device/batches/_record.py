@@ -129,6 +129,7 @@ class Program(Collector):
     ) -> None:
         self._open = False
         self._done.clear()  # nothing was executed
+        self._drop_libraries()
         self._written.update(map(self._root, tuple(self._written)))
         if error is None:
             await self._prepared()
