@@ -49,7 +49,9 @@ def tally(name: str) -> None:
     found.cases += 1
 
 
-async def draw(device: Device, generator: Generator[Awaited], method: str, *args: Any, **more: Any) -> Array:
+async def draw(
+    device: Device, generator: Generator[Awaited], method: str, *args: Any, **more: Any
+) -> Array:
     """Draw into memory that was full of NaNs before."""
     size = more.get("size", 1)
     await fill_free_memory(device, [8 * int(np.prod(size))])

@@ -342,6 +342,7 @@ class Batch(Collector):
         """
         self._kernels.clear()
         self._promised.clear()
+        self.scratch.clear()
         self._ops, self._made, self._later = [], [], []
 
     def _spoil(self) -> None:
