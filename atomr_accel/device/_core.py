@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ..backends._registry import Backend
     from ..lanes import HostHandle, Isolation
+    from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch
     from ..wire import DeviceInfo, Message
     from ._context import Context
@@ -102,6 +103,7 @@ class DeviceCore:
         info: what the device said of itself when it was opened last.
         lanes: the lanes in use, with their numbers; a rebuild opens them again.
         crashes: how many hosts in a row have crashed as they started a lane.
+        scratch: the workspaces that libraries keep.
         standby: keeps a host warm for the next rebuild, if there is one.
         dying: hosts that were killed and may not have ended yet; see ``bury``.
     """
@@ -158,6 +160,9 @@ class DeviceCore:
         self._growing = trio.Lock()
         self.sealing: Final = trio.Lock()
         self.first_try: Final = FirstTry(self)
+        self.scratch: Final[weakref.WeakKeyDictionary[Workspaces, WorkspaceSet]] = (
+            weakref.WeakKeyDictionary()
+        )
         self.memory_lane: Final = LaneSpec("memory", {backend.name: backend.memory})
         self.being_sealed: Final[Counter[Block]] = Counter()
         self._watchers: set[trio.MemorySendChannel[int]] = set()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from weakref import WeakKeyDictionary
 
     import numpy as np
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..wire import Message
     from ._op import Awaited, Collected, Described
     from ._request import FirstTry, Request
+    from ._workspaces import Workspaces, WorkspaceSet
 
 
 T = TypeVar("T")
@@ -60,6 +62,10 @@ class Submitter(Protocol):
     @property
     def driver(self) -> type[Awaited] | type[Collected] | type[Described]:
         """How ops of its facades are called."""
+
+    @property
+    def scratch(self) -> WeakKeyDictionary[Workspaces, WorkspaceSet]:
+        """The workspaces that libraries keep for it."""
 
     @property
     def first_try(self) -> FirstTry:

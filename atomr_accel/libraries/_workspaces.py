@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
-from weakref import WeakKeyDictionary
 
 from .._dtypes import DTYPES
 
@@ -26,7 +25,7 @@ _UINT8: Final = DTYPES["uint8"]
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class WorkspaceSet:
     """Those of the device, a batch or a recording.
 
     Attributes:
@@ -43,7 +42,7 @@ class Workspaces:
     """The workspaces of a lane, kept from op to op.
 
     Batches and recordings have some of their own, which go with them: their memory may come
-    late, and a recording's has to stay where it is.
+    late, and a recording's has to stay where it is. So each keeps its own, in ``scratch``.
 
     Args:
         ways: how many there may be at a time.
@@ -54,7 +53,6 @@ class Workspaces:
     def __init__(self, ways: int, small: int) -> None:
         self._ways = ways
         self._small = small
-        self._kept: WeakKeyDictionary[object, _Kept] = WeakKeyDictionary()
 
     def take(self, device: Submitter, driver: Driver, nbytes: int) -> Block:
         """A workspace for one op, which has to name it as written.
@@ -64,10 +62,10 @@ class Workspaces:
             driver: makes it, if there is none.
             nbytes: how large it has to be at least.
         """
-        kept = self._kept.get(device)
+        kept = device.scratch.get(self)
         if kept is None:
-            kept = self._kept[device] = _Kept()
-        epoch = driver.memory.epoch
+            kept = device.scratch[self] = WorkspaceSet()
+        epoch = device.memory.epoch
         last = kept.refs[-1] if kept.refs else None
         if last is not None and last._block.epoch is epoch and last.nbytes >= nbytes:
             # By far the most common case: what the op before it has got.
@@ -92,9 +90,9 @@ class Workspaces:
     def nbytes(self, device: Submitter) -> int:
         """Bytes in use by all that are kept for a device."""
         epoch = device.memory.epoch
-        kept = self._kept.get(device, _Kept())
+        kept = device.scratch.get(self, WorkspaceSet())
         return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
 
     def clear(self, device: Submitter) -> None:
         """Give the memory back, after the ops in flight."""
-        self._kept.pop(device, None)
+        device.scratch.pop(self, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import sys
 from types import SimpleNamespace
@@ -399,3 +400,19 @@ async def test_a_plan_that_was_asked_for_in_vain_has_the_same_number_again(
     ((_, same),) = fresh.fft._plans._plans.items()
     assert same is plan
     assert (fresh.fft.statistics().hits, fresh.fft.statistics().misses) == (0, 1)
+
+
+async def test_the_work_area_of_a_batch_is_free_when_it_ends(device: Device) -> None:
+    """Not only when garbage is collected."""
+    a = await device.put(noise(4, 200))
+    async with device.batch() as batch:
+        batch.fft.irfft(a)  # plans are there now
+    gc.disable()
+    try:
+        before = device.statistics().memory.used
+        for _ in range(2):
+            async with device.batch() as batch:
+                batch.fft.irfft(a)
+            assert device.statistics().memory.used == before
+    finally:
+        gc.enable()

@@ -354,6 +354,7 @@ class Batch(Collector):
         self._drop_libraries()
         self._promised.clear()
         self._done.clear()
+        self.scratch.clear()
         for pieces in (self._ops, self._made, self._later):
             await _drop(pieces)
 

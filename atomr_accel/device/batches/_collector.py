@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported
 from ...libraries._op import Collected
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
     from ...libraries._request import FirstTry, Keeper, Request
+    from ...libraries._workspaces import Workspaces, WorkspaceSet
     from ...libraries.dnn.attention._paged import PagedKVCache
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
@@ -47,6 +49,7 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         self.memory: MemoryMap = self._core.memory
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
+        self.scratch: WeakKeyDictionary[Workspaces, WorkspaceSet] = WeakKeyDictionary()
         self._share_libraries(device, self)
 
     if not TYPE_CHECKING:
