@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
     from ...libraries._request import FirstTry, Request
-    from ...libraries.dnn.attention._paged import PagedKVCache
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
     from ...libraries.nvrtc._facade import Argument, Dim
@@ -56,8 +55,6 @@ class Collector(Libraries[Collected]):
     @overload
     def using(self, made: Plan[Any]) -> Plan[Collected]: ...
     @overload
-    def using(self, made: PagedKVCache[Any]) -> PagedKVCache[Collected]: ...
-    @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:
         """Something that a library has made, such as a random generator, for this program.
@@ -73,6 +70,7 @@ class Collector(Libraries[Collected]):
 
         Raises:
             TypeError: it is nothing that a library of this device has made.
+            Unsupported: its calls have to be awaited, as those of a ``PagedKVCache``.
         """
         if getattr(made, "_device", None) is not self._core:
             raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
