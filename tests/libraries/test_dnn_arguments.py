@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported, open_device
+from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
 from atomr_accel.device._core import DeviceCore
 from atomr_accel.testing import poison
 
@@ -332,6 +332,24 @@ async def test_a_plan_in_a_batch_and_in_a_recording(device: Device) -> None:
     await program.replay()
     for y in made:
         np.testing.assert_array_equal(await device.get(y), [0, 2, 0])
+
+
+async def test_what_calls_return_is_known_to_type_checkers(device: Device) -> None:
+    x = await device.put(np.ones((2, 4), np.float32))
+    w = await device.put(np.ones(4, np.float32))
+    q = await device.put(np.ones((1, 2, 2, 16), np.float16))
+    assert_type(await device.dnn.relu(x), GpuRef)
+    assert_type(await device.dnn.layer_norm(x, w, w), GpuRef)
+    three = await device.dnn.layer_norm(x, w, w, training=True)
+    assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
+    async with device.batch() as batch:
+        assert_type(batch.dnn.relu(x), GpuRef)
+        assert_type(batch.dnn.flash_attention(q, q, q, causal=True), GpuRef)
+        two = batch.dnn.flash_attention(q, q, q, return_lse=True)
+        assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+    async with device.record() as program:
+        pair = program.dnn.rms_norm(x, w, training=True)
+        assert len(assert_type(pair, tuple[GpuRef, GpuRef])) == 2
 
 
 async def test_a_batch_asks_once_for_a_plan(
