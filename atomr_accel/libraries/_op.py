@@ -76,12 +76,10 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
         signature = inspect.signature(make)
         result = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")
-        for function in (awaited, collected):
-            del function.__wrapped__  # type: ignore[attr-defined]
-            function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-                return_annotation=result
-            )
         functions: tuple[Any, ...] = (awaited, collected, described)
+        for function in functions[:2]:
+            del function.__wrapped__
+            function.__signature__ = signature.replace(return_annotation=result)
         self._by_driver: Final = {
             driver: trio.lowlevel.enable_ki_protection(function)
             for driver, function in zip((Awaited, Collected, Described), functions, strict=True)

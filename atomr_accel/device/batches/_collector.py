@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ...libraries._op import Facade
     from ...libraries._request import FirstTry, Keeper, Request
     from ...libraries._workspaces import Workspaces, WorkspaceSet
-    from ...libraries.dnn.attention._paged import PagedKVCache
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
     from ...libraries.nvrtc._facade import Argument, Dim, Kernel
@@ -71,8 +70,6 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     @overload
     def using(self, made: Plan[Any]) -> Plan[Collected]: ...
     @overload
-    def using(self, made: PagedKVCache[Any]) -> PagedKVCache[Collected]: ...
-    @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:
         """Something that a library has made, such as a random generator, for this program.
@@ -88,6 +85,7 @@ class Collector(Arrays[Collected], Libraries[Collected]):
 
         Raises:
             TypeError: it is nothing that a library of this device has made.
+            Unsupported: its calls have to be awaited, as those of a ``PagedKVCache``.
         """
         self._check_made_here(made)
         shared: Facade[Collected] = made._on(self)

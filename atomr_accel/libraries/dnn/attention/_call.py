@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ..._arguments import usable, writable
-from ..graph._run import GraphCall, Output, picker
+from ..._op import D
+from ..graph._run import DnnPart, GraphCall, Output, picker
 from ..wire._messages import TuneGraph
 from ..wire._sequence_messages import (
     Append,
@@ -22,9 +23,10 @@ from ..wire._sequence_messages import (
 from ._graph import AttentionSpec, attention_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from ....memory import Block, GpuRef, MemoryMap
+    from ..._request import Request
     from ..graph._run import PlanCache
     from ..wire._messages import RunGraph
     from ._graph import Attention
@@ -456,3 +458,38 @@ def scored(
         deterministic=backward and options.deterministic,
     )
     return call
+
+
+class AttentionPart(DnnPart[D]):
+    """What calls attention: the library, and the caches that it makes."""
+
+    def _attend(
+        self,
+        name: str,
+        key: Hashable,
+        names: Sequence[str],
+        given: Sequence[GpuRef | None],
+        outs: Sequence[GpuRef | None],
+        make: Callable[[], AttentionCall],
+        *,
+        sent: Callable[[], None] | None = None,
+    ) -> Request[Any]:
+        """A request for a call.
+
+        Args:
+            name: what to call the op.
+            key: what ``make`` depends on beside shapes and dtypes; None if it has to be asked
+                each time.
+            names: of what the call may read: those of the graph's tensors, or of their sources.
+            given: what it reads; the last ones may be absent.
+            outs: where results go, as for ``_request``.
+            make: checks everything.
+            sent: as for ``_request``.
+        """
+        plans = self._plans
+
+        def check() -> GraphCall:
+            return make().cached(plans, names[: len(given)])
+
+        whole = None if key is None else (name, key)
+        return self._request(name, whole, given, outs, check, sent=sent)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from ...._dtypes import DTYPES
 from ..._op import D, op
 from ...wire._options import flag, whole
-from ..graph._run import DnnPart
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
 from ._call import (
     FP8,
@@ -15,6 +14,7 @@ from ._call import (
     ROWS,
     Appending,
     AttentionCall,
+    AttentionPart,
     DerivedInput,
     alike,
     columns_of,
@@ -28,13 +28,11 @@ from ._call import (
 )
 from ._graph import AttentionSpec, rounded_up
 from ._options import BUFFERS, AttentionOptions, Options, checked, split
+from ._signatures import flash_attention_op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
     from ....memory import GpuRef
     from ..._request import Request
-    from ..graph._run import GraphCall
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
@@ -42,45 +40,10 @@ _MOST_INT32: Final = 2**31 - 1
 _LAYOUTS: Final = {"bshd": "batch, sequence, heads, size", "bhsd": "batch, heads, sequence, size"}
 
 
-class AttentionPart(DnnPart[D]):
-    """What calls attention: the library, and the caches that it makes."""
-
-    def _attend(
-        self,
-        name: str,
-        key: Hashable,
-        names: Sequence[str],
-        given: Sequence[GpuRef | None],
-        outs: Sequence[GpuRef | None],
-        make: Callable[[], AttentionCall],
-        *,
-        sent: Callable[[], None] | None = None,
-    ) -> Request[Any]:
-        """A request for a call.
-
-        Args:
-            name: what to call the op.
-            key: what ``make`` depends on beside shapes and dtypes; None if it has to be asked
-                each time.
-            names: of what the call may read: those of the graph's tensors, or of their sources.
-            given: what it reads; the last ones may be absent.
-            outs: where results go, as for ``_request``.
-            make: checks everything.
-            sent: as for ``_request``.
-        """
-        plans = self._plans
-
-        def check() -> GraphCall:
-            return make().cached(plans, names[: len(given)])
-
-        whole = None if key is None else (name, key)
-        return self._request(name, whole, given, outs, check, sent=sent)
-
-
 class FlashAttention(AttentionPart[D]):
     """Attention in FlashAttention's interface: cuDNN on CUDA, NumPy on the CPU."""
 
-    @op
+    @flash_attention_op
     def flash_attention(
         self,
         q: GpuRef,

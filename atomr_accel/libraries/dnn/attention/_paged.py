@@ -26,6 +26,7 @@ from ._call import (
     HALF,
     Appending,
     AttentionCall,
+    AttentionPart,
     DerivedInput,
     alike,
     gathered,
@@ -33,7 +34,7 @@ from ._call import (
     require,
     scored,
 )
-from ._facade import AttentionPart, FlashAttention, forward
+from ._facade import FlashAttention, forward
 from ._graph import AttentionSpec
 from ._options import BUFFERS, AttentionOptions, checked, split
 

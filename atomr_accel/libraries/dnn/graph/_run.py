@@ -398,7 +398,7 @@ class DnnPart(Facade[D]):
             name: what to call the op.
             trial: has that done, with a workspace of so many bytes.
         """
-        here = driver.device is self._device  # a batch asks once
+        here = driver.home is self._device  # a batch asks once
         if here and encoded in self._asked:
             return 0
         # What to try all plans with needs as much workspace as the first guess; a candidate

@@ -13,6 +13,7 @@ from ..graph._builder import Builder
 from ..graph._layout import is_last, logical, per_channel, require_float
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
 from ..wire._nodes import wider
+from ._signatures import layer_norm_op, rms_norm_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -337,7 +338,7 @@ class Normalizations(DnnPart[D]):
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._per_channel_grad("groupnorm", given, shapes, layout, groups=groups)
 
-    @op
+    @layer_norm_op
     def layer_norm(
         self,
         x: GpuRef,
@@ -395,7 +396,7 @@ class Normalizations(DnnPart[D]):
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._rows_grad("layernorm", given)
 
-    @op
+    @rms_norm_op
     def rms_norm(
         self,
         x: GpuRef,

@@ -122,10 +122,10 @@ class Rnn(Facade[D]):
             Unsupported: cuDNN does not do this.
             GpuRefStale: of an older generation, or freed.
         """
-        shapes = self.parameter_shapes
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
             (nbytes, *_) = self._ask(driver, None, training=False)
+            shapes = self.parameter_shapes
             if len(parameters) != len(shapes):
                 raise ValueError(f"there are {len(shapes)} parameters, not {len(parameters)}")
             reads = [
