@@ -45,9 +45,7 @@ def blocks(page: str) -> list[CodeType]:
     for match in BLOCK.finditer(text):
         padding = "\n" * text.count("\n", 0, match.start(1))
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        code.append(
-            compile(padding + match[1], str(ROOT / page), "exec", flags, dont_inherit=True)
-        )
+        code.append(compile(padding + match[1], str(ROOT / page), "exec", flags, dont_inherit=True))
     return code
 
 

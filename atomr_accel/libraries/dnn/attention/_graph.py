@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
+from ..graph._builder import Builder
 from ..graph._run import Program
 from ..wire._attention_nodes import (
     CONSTANTS,
@@ -12,10 +13,9 @@ from ..wire._attention_nodes import (
     TABLES,
     attention_constants,
 )
-from ..wire._graph import Builder
 
 if TYPE_CHECKING:
-    from ..wire._graph import Symbol
+    from ..graph._builder import Symbol
 
 _BUCKETS: Final = 8
 """Between one power of two and the next."""

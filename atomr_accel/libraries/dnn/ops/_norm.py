@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ...._dtypes import DTYPES
 from ..._arguments import require_dtype, usable
 from ...wire._options import flag, real, whole
+from ..graph._builder import Builder
 from ..graph._layout import exact, is_last, logical, per_channel, require_float
 from ..graph._run import Facade, Form, Output, Program
-from ..wire._graph import Builder
 from ..wire._nodes import wider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ....memory import GpuRef
-    from ..wire._graph import Symbol
+    from ..graph._builder import Symbol
 
 Given = list[tuple[str, "GpuRef"]]
 
