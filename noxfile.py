@@ -165,10 +165,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the site into ``docs/_build/html``; warnings are errors. It needs no network."""
+    """Build the site into ``.site/html``; warnings are errors. It needs no network."""
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "docs"))
-    options = ("-W", "--keep-going", "-q", "-j", "auto", "-b", "html", *session.posargs)
-    _python(session, "-m", "sphinx", *options, "docs", "docs/_build/html")
+    options = ("-W", "--keep-going", "-q", "-j", "auto", "-d", ".site/doctrees", *session.posargs)
+    _python(session, "-m", "sphinx", *options, "docs", ".site/html")
 
 
 @nox.session

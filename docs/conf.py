@@ -27,7 +27,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinxcontrib_trio",  # tells async functions and context managers apart
 ]
-exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = project
 html_copy_source = False
@@ -57,7 +56,7 @@ def _inventory(name: str) -> str:
     A line has a role, a page and names on it; ``numpy.dtype=np.dtype`` is one that signatures
     shorten.
     """
-    packed = HERE / "_build" / "inventories" / f"{name}.inv"
+    packed = HERE.parent / ".site" / "inventories" / f"{name}.inv"
     entries = []
     for line in (HERE / "inventories" / f"{name}.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):

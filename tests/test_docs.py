@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from types import CodeType
 
 README = "README.md"
-PAGES = [README, *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md")))]
+CONTRIBUTING = "CONTRIBUTING.md"
+PAGES = [
+    README,
+    CONTRIBUTING,
+    *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md"))),
+]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 DIRECTIVE = re.compile(r"^\.\. auto\w+:: (\S+)$", re.MULTILINE)
@@ -119,7 +124,7 @@ def test_the_readme_leads_to_every_page_and_example() -> None:
 
 def test_every_page_of_the_site_is_in_one_table_of_contents() -> None:
     listed = [path for page in PAGES for path in contents(page)]
-    assert sorted(listed) == sorted(set(PAGES) - {README, "docs/index.md"})
+    assert sorted(listed) == sorted(set(PAGES) - {README, CONTRIBUTING, "docs/index.md"})
 
 
 def documented() -> dict[str, Any]:
