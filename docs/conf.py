@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import atomr_accel  # noqa: E402 - from this checkout, wherever another one is installed
+from atomr_accel.libraries._op import op  # noqa: E402
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -43,11 +44,15 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = [
     ("All methods raise", "raises"),
-    ("Whatever is awaited may raise, beside its own errors", "raises"),
+    ("Whatever is awaited may also raise", "raises"),
 ]
 suppress_warnings = ["ref.python"]  # a word before a colon in "Returns:" need not be a class
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
+
+
+# sphinxcontrib-trio looks at what stands in a class, and for the functions behind that.
+op.__func__ = property(lambda self: self.__get__(None))
 
 
 def _inventory(name: str) -> str:
@@ -118,9 +123,11 @@ def _list_table(rows: list[list[str]]) -> list[str]:
 
 
 def _process_docstring(
-    _app: Sphinx, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]
+    _app: Sphinx, what: str, _name: str, _thing: Any, _options: Any, lines: list[str]
 ) -> None:
     lines[:] = _tables(lines)
+    if what in {"attribute", "data", "property"}:
+        lines.insert(0, "")  # or what stands before a colon in the first line were the type
 
 
 def _process_signature(

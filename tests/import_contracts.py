@@ -8,7 +8,7 @@ imports them first. Everything else is the program's.
 from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from importlinter import Contract, ContractCheck, fields, output
 from importlinter.application import contract_utils
@@ -27,7 +27,7 @@ MAY_IMPORT = {
 """``base``: what needs no other part of the package, and the packages around the folders."""
 
 
-class WallContract(Contract):  # type: ignore[misc]  # it has no types for whoever derives from it
+class WallContract(Contract):
     """Each side imports itself and what both share.
 
     Options:
@@ -38,9 +38,9 @@ class WallContract(Contract):  # type: ignore[misc]  # it has no types for whoev
 
     type_name = "wall"
 
-    base = fields.SetField(subfield=fields.StringField())
-    program_only = fields.SetField(subfield=fields.StringField())
-    ignore_imports = fields.SetField(subfield=fields.ImportExpressionField(), required=False)
+    base: Any = fields.SetField(subfield=fields.StringField())
+    program_only: Any = fields.SetField(subfield=fields.StringField())
+    ignore_imports: Any = fields.SetField(subfield=fields.ImportExpressionField(), required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         """Look at every import; what each may do decides about chains of them."""
@@ -90,7 +90,7 @@ class WallContract(Contract):  # type: ignore[misc]  # it has no types for whoev
             output.print_error(line)
 
 
-class CirclesContract(Contract):  # type: ignore[misc]
+class CirclesContract(Contract):
     """No module imports itself by way of others, wherever in them the imports stand.
 
     Options:
@@ -99,7 +99,7 @@ class CirclesContract(Contract):  # type: ignore[misc]
 
     type_name = "circles"
 
-    except_within = fields.SetField(subfield=fields.StringField(), required=False)
+    except_within: Any = fields.SetField(subfield=fields.StringField(), required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         """Sort the modules by their imports; what cannot be sorted has a circle."""

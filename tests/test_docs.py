@@ -115,6 +115,20 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [(path, heading) for path, heading in inside if heading not in headings(path)] == []
 
 
+@pytest.mark.parametrize(
+    "page", [CONTRIBUTING, "docs/concepts/architecture.md", "docs/how-to/add-a-library.md"]
+)
+def test_modules_that_a_page_names_are_there(page: str) -> None:
+    named = re.findall(r"`((?:\w+/)*_[a-z]\w*\*?)(?:\.py)?`", text_of(page))
+    assert named
+    there = {
+        name
+        for name in named
+        if any((ROOT / "atomr_accel").rglob(f"{name.removeprefix('atomr_accel/')}.py"))
+    }
+    assert set(named) - there == set()
+
+
 def test_the_readme_leads_to_every_page_and_example() -> None:
     """By links of its own, but for the site's tables of contents and the API's entries."""
     examples = [str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*.py")]
