@@ -48,6 +48,7 @@ napoleon_custom_sections = [
 ]
 suppress_warnings = ["ref.python"]  # a word before a colon in "Returns:" need not be a class
 python_use_unqualified_type_names = True
+add_module_names = False  # most lie in modules that are not public
 maximum_signature_line_length = 88
 
 
@@ -123,11 +124,20 @@ def _list_table(rows: list[list[str]]) -> list[str]:
 
 
 def _process_docstring(
-    _app: Sphinx, what: str, _name: str, _thing: Any, _options: Any, lines: list[str]
+    _app: Sphinx, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]
 ) -> None:
     lines[:] = _tables(lines)
-    if what in {"attribute", "data", "property"}:
-        lines.insert(0, "")  # or what stands before a colon in the first line were the type
+
+
+def _process_property(
+    _app: Sphinx, what: str, _name: str, _thing: Any, _options: Any, lines: list[str]
+) -> None:
+    """Undo that napoleon takes a property's first words for its type if a colon follows them."""
+    while lines and not lines[-1]:
+        lines.pop()
+    if what == "property" and lines and lines[-1].startswith(":type: "):
+        words = lines.pop().removeprefix(":type: ")
+        lines[0] = f"{words}: {lines[0]}"
 
 
 def _process_signature(
@@ -154,5 +164,6 @@ def _skip(
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _process_docstring, priority=400)
+    app.connect("autodoc-process-docstring", _process_property, priority=600)
     app.connect("autodoc-process-signature", _process_signature)
     app.connect("autodoc-skip-member", _skip)
