@@ -10,8 +10,7 @@ import pytest
 
 from atomr_accel import open_device
 from atomr_accel.libraries.blas._facade import LANE
-from atomr_accel.libraries.dnn.graph._builder import Builder
-from atomr_accel.libraries.dnn.wire._graph import Graph, encode
+from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, encode
 
 from ..harness import program
 from . import attention_rows, dnn_rows, fake_cudnn

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host._rewrite import cut
 from atomr_accel.libraries.dnn.host.fallback import (
@@ -39,7 +38,7 @@ from atomr_accel.libraries.dnn.host.fallback._node_source import (
     reduction_kernel,
 )
 from atomr_accel.libraries.dnn.wire._element_types import INTEGERS, LOGICAL, OF_INTEGERS
-from atomr_accel.libraries.dnn.wire._graph import Graph, packed_strides
+from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, packed_strides
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
 from atomr_accel.libraries.host._device_code import C_TYPES
 

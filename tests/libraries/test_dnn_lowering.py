@@ -16,9 +16,8 @@ import pytest
 
 from atomr_accel import Unsupported, open_device
 from atomr_accel.libraries.dnn.graph import _run
-from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._plan_compiler import Workshop
-from atomr_accel.libraries.dnn.wire._graph import Graph, encode
+from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, encode
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 
 from .conformance import Sample

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from ..graph._builder import Builder
 from ..graph._run import Program
 from ..wire._attention_nodes import (
     CONSTANTS,
@@ -13,9 +12,10 @@ from ..wire._attention_nodes import (
     TABLES,
     attention_constants,
 )
+from ..wire._graph import Builder
 
 if TYPE_CHECKING:
-    from ..graph._builder import Symbol
+    from ..wire._graph import Symbol
 
 _BUCKETS: Final = 8
 """Between one power of two and the next."""

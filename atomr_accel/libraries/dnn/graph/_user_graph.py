@@ -8,9 +8,8 @@ from ..._arguments import require_no_race, usable
 from ..._op import D, Facade
 from ...wire._options import flag, real
 from ..wire._element_types import FLOATS, INTEGERS, fitting
-from ..wire._graph import strides_of
+from ..wire._graph import Builder, Symbol, strides_of
 from ..wire._nodes import NODES
-from ._builder import Builder, Symbol
 from ._layout import physical
 from ._run import Facade, Form, Output, Program
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._arguments import require_dtype, usable
 from ...wire._options import whole as whole_number
-from ..graph._builder import Builder
 from ..graph._layout import (
     activation,
     exact,
@@ -20,13 +19,14 @@ from ..graph._layout import (
     steps,
 )
 from ..graph._run import Facade, Form, Output, Program
+from ..wire._graph import Builder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ....memory import GpuRef
-    from ..graph._builder import Symbol
     from ..graph._layout import Padding, Steps
+    from ..wire._graph import Symbol
 
 
 class _Made(NamedTuple):

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ...._dtypes import DTYPES
 from ..._arguments import require_dtype, usable
 from ...wire._options import flag, real, whole
-from ..graph._builder import Builder
 from ..graph._layout import exact, is_last, logical, per_channel, require_float
 from ..graph._run import Facade, Form, Output, Program
+from ..wire._graph import Builder
 from ..wire._nodes import wider
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ....memory import GpuRef
-    from ..graph._builder import Symbol
+    from ..wire._graph import Symbol
 
 Given = list[tuple[str, "GpuRef"]]
 
@@ -344,7 +344,7 @@ class Normalizations(Facade):
         Vendor operation: ``layernorm``.
 
         Args:
-            x: ``(..., *weight.shape)``.
+            x: (..., *weight.shape).
             weight: what normalised numbers are multiplied by; its shape says over which
                 dimensions they are normalised.
             bias: what is added; of the shape of ``weight``.
@@ -401,7 +401,7 @@ class Normalizations(Facade):
         Vendor operation: ``rmsnorm``.
 
         Args:
-            x: ``(..., *weight.shape)``.
+            x: (..., *weight.shape).
             weight: what the quotients are multiplied by; its shape says over which
                 dimensions the mean is taken.
             bias: what is added; of the shape of ``weight``.

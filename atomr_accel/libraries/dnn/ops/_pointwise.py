@@ -10,9 +10,9 @@ from ....memory import GpuRef
 from ..._arguments import require_dtype, require_shape, usable
 from ...wire._options import flag, real, whole
 from ..attention._zeros import NAN, ZERO, fill
-from ..graph._builder import Builder
 from ..graph._layout import exact, require_float
 from ..graph._run import Facade, Form, Output, Program
+from ..wire._graph import Builder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
