@@ -89,7 +89,7 @@ class Device(Data, Libraries[Awaited]):
     thread, by ``trio.from_thread.run``. Ops that share no buffer run concurrently; those that
     do behave as if they ran in the order in which they were called.
 
-    Whatever is awaited may raise, beside its own errors:
+    Whatever is awaited may also raise:
         RuntimeError: it was called in another thread.
         ContextPoisoned: the device failed while the op was in flight. It is being rebuilt.
         DeviceLost: the device is gone for good, or its block was left.

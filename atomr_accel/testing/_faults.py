@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..device import Device
 
 FaultName = Literal["illegal_address", "trap", "misaligned_address", "assert"]
+"""A kind of sticky fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ FAULTS: Final[dict[FaultName, Fault]] = {
         "}",
     ),
 }
+"""The kinds of sticky faults, and what the driver says of each."""
 """The faults that ``poison`` can cause, by name."""
 
 

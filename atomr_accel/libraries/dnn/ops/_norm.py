@@ -354,7 +354,7 @@ class Normalizations(DnnPart[D]):
         Vendor operation: ``layernorm``.
 
         Args:
-            x: (..., *weight.shape).
+            x: ``(..., *weight.shape)``.
             weight: what normalised numbers are multiplied by; its shape says over which
                 dimensions they are normalised.
             bias: what is added; of the shape of ``weight``.
@@ -412,7 +412,7 @@ class Normalizations(DnnPart[D]):
         Vendor operation: ``rmsnorm``.
 
         Args:
-            x: (..., *weight.shape).
+            x: ``(..., *weight.shape)``.
             weight: what the quotients are multiplied by; its shape says over which
                 dimensions the mean is taken.
             bias: what is added; of the shape of ``weight``.
