@@ -39,10 +39,10 @@ RESULT: Final = "cublasLtMatmulHeuristicResult_t"
 TABLES: Final = {
     table.library: table
     for table in (
-        Table("cublas", "blas._prototypes", ("cublas_v2.h",)),
+        Table("cublas", "blas.host._prototypes", ("cublas_v2.h",)),
         Table(
             "cublasLt",
-            "blaslt._prototypes",
+            "blaslt.host._prototypes",
             ("cublasLt.h",),
             {
                 "sizeof(cublasLtMatmulAlgo_t)": "ALGORITHM_BYTES",
@@ -51,9 +51,9 @@ TABLES: Final = {
                 f"offsetof({RESULT}, state)": "ALGORITHM_BYTES + 8",
             },
         ),
-        Table("cudnn", "dnn._prototypes", ("cudnn.h",)),
-        Table("cufft", "fft._prototypes", ("cufft.h", "cufftXt.h")),
-        Table("curand", "rng._prototypes", ("curand.h",)),
+        Table("cudnn", "dnn.host._prototypes", ("cudnn.h",)),
+        Table("cufft", "fft.host._prototypes", ("cufft.h", "cufftXt.h")),
+        Table("curand", "rng.host._prototypes", ("curand.h",)),
     )
 }
 """By library."""

@@ -11,11 +11,11 @@ import struct
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from atomr_accel.host._load import load
 
 from atomr_accel.host import _host
 from atomr_accel.libraries.programs.host import _steps
@@ -289,14 +289,16 @@ def graphs(driver_version: int = 13000) -> Iterator[Driver]:
         return _cuda.CudaPrograms(cuda, stream)
 
     def load_program(reference: str) -> Any:
-        return programs if reference == PROGRAMS else load(reference)
+        return programs if reference == PROGRAMS else resolve_name(reference)
 
     def load_step(reference: str) -> Any:
-        return lambda context, stream: Executor(fake, stream, load(reference)(context.cpu, stream))
+        return lambda context, stream: Executor(
+            fake, stream, resolve_name(reference)(context.cpu, stream)
+        )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_host, "load", load_program)
-        patch.setattr(_steps, "load", load_step)
+        patch.setattr(_host, "resolve_name", load_program)
+        patch.setattr(_steps, "resolve_name", load_step)
         patch.setattr(_cuda, "driver", fake)
         patch.setattr(_graph, "driver", fake)
         yield fake
