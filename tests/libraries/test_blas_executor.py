@@ -14,12 +14,12 @@ from atomr_accel.libraries.blas._facade import LANE
 
 from .blas_rows import OPERATIONS
 from .conformance import conform, on_cuda
-from .fake_cublas import FakeCudaBlas, FakeKernels, FakeLibrary, fake_driver
+from .fake_cublas import FakeCudaBlas, FakeKernels, FakeLibrary
 
 if TYPE_CHECKING:
     from atomr_accel import Device
 
-pytest.importorskip("cuda.bindings.driver")
+    from ..fake_driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
@@ -29,22 +29,15 @@ class Fakes:
     """What stands for the vendor's libraries."""
 
     library: FakeLibrary
-    driver: SimpleNamespace
+    driver: FakeDriver
 
 
 @pytest.fixture(autouse=True)
-def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
-    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle, _fused
+def fakes(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Fakes:
+    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle
     from atomr_accel.libraries.host import _cuda_kernels
 
-    def check(_call: str, answer: tuple[Any, ...]) -> Any:
-        assert answer[0] == 0
-        return answer[1] if len(answer) > 1 else None
-
-    library, driver = FakeLibrary(), fake_driver()
-    for module in (_cuda_handle, _fused):
-        monkeypatch.setattr(module, "driver", driver)
-        monkeypatch.setattr(module, "check", check)
+    library = FakeLibrary()
     for module in (_cuda_handle, _cuda):
         monkeypatch.setattr(module, "load_cublas", lambda: library)
     monkeypatch.setattr(_cuda_kernels, "Kernels", FakeKernels)
@@ -123,11 +116,11 @@ async def test_what_a_graph_reads_stays_until_the_graph_is_gone(
     assert read
     assert {*read} <= {array.ctypes.data for array in arrays}
     assert len(sources) == 3
-    assert all(map(fakes.driver.held, sources)), "freed, though a graph would read it again"
+    assert {*sources} <= {*fakes.driver.held}, "freed, though a graph would read it again"
     for _, give_back in kept:
         if give_back is not None:
             give_back()
-    assert not any(map(fakes.driver.held, sources))
+    assert not {*sources} & {*fakes.driver.held}
 
 
 async def test_products_of_views_by_pointers_touch_no_misaligned_memory(
