@@ -12,6 +12,7 @@ import pytest
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.blas._facade import LANE
 
+from .. import seeds
 from .blas_rows import OPERATIONS
 from .conformance import conform, on_cuda
 from .fake_cublas import FakeCudaBlas, FakeKernels, FakeLibrary
@@ -127,7 +128,7 @@ async def test_products_of_views_by_pointers_touch_no_misaligned_memory(
     device: Device, fakes: Fakes
 ) -> None:
     """The fake stops where a device would fault; see ``require_alignment``."""
-    host = np.random.default_rng().standard_normal(200).astype(np.float16)
+    host = seeds.rng().standard_normal(200).astype(np.float16)
     buffer = await device.put(host)
     for start in (0, 1, 4, 8):
         a, b = (buffer[at : at + 32].reshape(4, 8) for at in (start, start + 64))

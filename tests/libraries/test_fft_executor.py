@@ -29,6 +29,7 @@ from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
 from atomr_accel.libraries.fft.wire._plan import Fft, Layout, Move, Place, plan
 from atomr_accel.libraries.host._vendor import TYPES
 
+from .. import seeds
 from .conformance import Array, dtype_of
 from .host_kernels import HostKernels, compile_kernels, needs_compiler
 from .test_fft_plan import Machine, reference, sample
@@ -193,7 +194,7 @@ def room(nbytes: int) -> Array:
 @needs_compiler
 def test_transforms(library: StandIn) -> None:
     fft = executor()
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     for number, (family, dtype, shape, axes, sizes) in enumerate(cases(), 1):
         source = sample(rng, shape, dtype)
         call = resolve(family, family, shape, source.dtype, axes, sizes, "ortho", half=False)

@@ -7,7 +7,6 @@ where it resumes them, and what becomes of them, without a GPU.
 from __future__ import annotations
 
 import ctypes
-import secrets
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from atomr_accel.libraries.rng.host._source import KERNELS
 from atomr_accel.libraries.rng.wire._laws import LAWS
 from atomr_accel.libraries.rng.wire._messages import Draw, Law, Pick, Points, Table, Take
 
+from .. import seeds
 from .conformance import Array
 from .host_kernels import HostKernels, compile_kernels, needs_compiler
 from .statistics import check_continuous
@@ -76,7 +76,7 @@ class Machine:
         context: Any = SimpleNamespace(pointer=lambda address: address)
         stream: Any = SimpleNamespace(pointer=STREAM, handle=STREAM, synchronize=lambda: None)
         self.executor = _cuda.CudaRng(context, stream)
-        self.key = secrets.randbits(64)
+        self.key = seeds.draw()
 
     def do(self, message: Any) -> None:
         handlers: Any = self.executor.handlers
