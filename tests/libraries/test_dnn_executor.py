@@ -56,7 +56,8 @@ def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))  # the fake's files are its own
     monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
     monkeypatch.setattr(_cuda, "load_cudnn", lambda: library)
-    monkeypatch.setattr(_plans, "load_frontend", lambda: fake)
+    for module in (_cuda, _plans):
+        monkeypatch.setattr(module, "load_frontend", lambda: fake)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
     monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)

@@ -42,7 +42,8 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path)
     for module in (_cuda, _cuda_routines):
         monkeypatch.setattr(module, "load_cudnn", lambda: fake)
     monkeypatch.setattr(_cuda_routines, "last_error", lambda: "a fake's reason")
-    monkeypatch.setattr(_plans, "load_frontend", FakeFrontend)
+    for module in (_cuda, _plans):
+        monkeypatch.setattr(module, "load_frontend", FakeFrontend)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
     monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)
