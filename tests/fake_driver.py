@@ -206,8 +206,7 @@ NUMBERS: Final[Mapping[str, int]] = {
 """Numbers without a type."""
 
 _ENUMS: Final[Mapping[str, Any]] = {
-    name: IntEnum(name, dict(members))  # type: ignore[misc]
-    for name, members in ENUMS.items()
+    name: IntEnum(name, dict(members)) for name, members in ENUMS.items()
 }
 _NAMES: Final = {*FUNCTIONS, *ENUMS, *STRUCTS, *HANDLES, *NUMBERS}
 _STATUSES: Final = _ENUMS["CUresult"]
@@ -244,7 +243,7 @@ class Struct:
 class FakeDriver:  # its methods have the names of the driver's functions
     """What ``cuda.bindings.driver`` is, as far as executors use it.
 
-    A test may set a function to one of its own. It is held to the same table.
+    A test may ``change`` functions. Its own are held to the same table.
 
     Attributes:
         major: the major version of CUDA.
@@ -285,6 +284,11 @@ class FakeDriver:  # its methods have the names of the driver's functions
         if name.lower().startswith("cu") and name not in _NAMES:
             raise AttributeError(f"no {name} is in the tables of {__name__}: the driver has none")
         object.__setattr__(self, name, value)
+
+    def change(self, **functions: Callable[..., Any]) -> None:
+        """Have functions do something else."""
+        for name, function in functions.items():
+            setattr(self, name, function)
 
     # --- the device -----------------------------------------------------------------------
 

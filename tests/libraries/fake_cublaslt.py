@@ -261,11 +261,12 @@ class FakeEvents:
             between = library.launched[records[start] : records[end]]
             return 0, sum(self.milliseconds.get(name, 1.0) for name in between)
 
-        driver.cuEventCreate = lambda _flags: (0, next(numbers))
-        driver.cuEventRecord = record
-        driver.cuEventSynchronize = lambda _event: (0,)
-        driver.cuEventElapsedTime = elapsed
-        driver.cuEventDestroy = lambda _event: (0,)
+        driver.change(
+            cuEventCreate=lambda _flags: (0, next(numbers)),
+            cuEventRecord=record,
+            cuEventElapsedTime=elapsed,
+            cuEventDestroy=lambda _event: (0,),
+        )
 
 
 class FakeCudaBlasLt:

@@ -106,7 +106,7 @@ async def test_what_a_graph_reads_stays_until_the_graph_is_gone(
         sources.append(source)
         return copy(to, source, nbytes, stream)
 
-    fakes.driver.cuMemcpyHtoDAsync = spy
+    fakes.driver.change(cuMemcpyHtoDAsync=spy)
     out = await device.empty((4, 4), np.float32)
     for _ in range(2):
         assert await device.blas.gemm_batched([a], [a], out=[out]) == [out]

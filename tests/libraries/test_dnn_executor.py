@@ -46,13 +46,15 @@ def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path
         fake.launches += 1
         return (0,)
 
-    driver.cuEventElapsedTime = elapsed
-    driver.cuStreamBeginCapture = lambda _stream, _mode: (0,)
-    driver.cuStreamEndCapture = lambda _stream: (fake.uncapturable, 1)
-    driver.cuGraphInstantiate = lambda _graph, _flags: (0, 1)
-    driver.cuGraphLaunch = launch
-    driver.cuGraphExecDestroy = lambda _executable: (0,)
-    driver.cuGraphDestroy = lambda _graph: (0,)
+    driver.change(
+        cuEventElapsedTime=elapsed,
+        cuStreamBeginCapture=lambda _stream, _mode: (0,),
+        cuStreamEndCapture=lambda _stream: (fake.uncapturable, 1),
+        cuGraphInstantiate=lambda _graph, _flags: (0, 1),
+        cuGraphLaunch=launch,
+        cuGraphExecDestroy=lambda _executable: (0,),
+        cuGraphDestroy=lambda _graph: (0,),
+    )
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))  # the fake's files are its own
     monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
     monkeypatch.setattr(_cuda, "load_cudnn", lambda: library)

@@ -189,7 +189,7 @@ def test_distributions_of_words(machine: Machine, kind: str, dtype: str) -> None
 
 
 def test_a_recording_cannot_have_curands_generators(machine: Machine) -> None:
-    machine.driver.cuStreamIsCapturing = lambda _stream: (0, 1)
+    machine.driver.change(cuStreamIsCapturing=lambda _stream: (0, 1))
     with pytest.raises(Unsupported, match="draws of mrg32k3a cannot be recorded"):
         machine.words("mrg32k3a", 4)
     machine.words("philox4_32_10", 4)

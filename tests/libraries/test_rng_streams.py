@@ -240,7 +240,7 @@ def on_cuda(
     vendor.burner = burner.ctypes.data
     notes, count = np.zeros((MOST, 4), np.uint32), np.zeros(1, np.uint64)
     noting_kernels["note_at"](np.array([notes.ctypes.data, count.ctypes.data]).tobytes())
-    driver.cuMemAlloc = lambda _nbytes: (0, vendor.burner)
+    driver.change(cuMemAlloc=lambda _nbytes: (0, vendor.burner))
     monkeypatch.setattr(_cuda, "_library", lambda: vendor)
     monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(noting_kernels))
     context: Any = SimpleNamespace(pointer=lambda address: address)

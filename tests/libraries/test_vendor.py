@@ -357,9 +357,9 @@ def test_nothing_is_left_of_what_could_not_be_made(
 
     for failing in itertools.count(1):
         library = Making(failing)
-        driver.cuMemAlloc, driver.cuMemFree = library.allocate, library.free
-        driver.cuEventCreate, driver.cuEventDestroy = library.events, library.free
-        driver.cuMemcpyDtoDAsync = lambda *_: (0,)
+        driver.change(cuMemAlloc=library.allocate, cuMemFree=library.free)
+        driver.change(cuEventCreate=library.events, cuEventDestroy=library.free)
+        driver.change(cuMemcpyDtoDAsync=lambda *_: (0,))
         monkeypatch.setattr(_cuda_handle, "load_cublas", lambda made=library: made)
         monkeypatch.setattr(blaslt, "load_cublaslt", lambda made=library: made)
         monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda made=library: made)
