@@ -18,7 +18,7 @@ import itertools
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -214,6 +214,7 @@ SUCCESS: Final = _STATUSES(0)
 INVALID_VALUE: Final = _STATUSES(1)
 
 Array = np.ndarray[Any, Any]
+F = TypeVar("F", bound="FakeDriver")
 
 
 def memory(pointer: int, nbytes: int) -> Array:
@@ -399,7 +400,7 @@ def _call(fake: FakeDriver, name: str, function: Callable[..., Any], *args: Any)
 
 
 @contextmanager
-def installed(fake: FakeDriver) -> Iterator[FakeDriver]:
+def installed(fake: F) -> Iterator[F]:
     """Have everything that runs on CUDA in this process call a fake."""
     with driver.replaced(fake):
         yield fake
