@@ -343,7 +343,7 @@ class Context:
 
     async def _start_lane(self, spec: LaneSpec) -> None:
         core = self._core
-        executor = spec.executors[core.backend]
+        executor = spec.executor_on(core.backend_description)
         index = core.lane_number(spec.name)
         ours, theirs = socket.socketpair()
         # Left as it is where the host does not survive this: then it is what tells why.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..backends._registry import Backend
+    from ..backends import Backend, Capabilities
     from ..lanes import HostHandle, Isolation
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch
@@ -171,6 +171,11 @@ class DeviceCore:
     def backend(self) -> str:
         """The backend's name."""
         return self._backend.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """How devices of its backend differ from others."""
+        return self._backend.capabilities
 
     @property
     def deterministic(self) -> bool:
@@ -365,7 +370,7 @@ class DeviceCore:
 
     def executors(self) -> set[str]:
         """What a host of this device loads: ``module:class`` of its context and lanes."""
-        lanes = {spec.executors[self.backend] for spec, _ in self.lanes.values()}
+        lanes = {spec.executor_on(self._backend) for spec, _ in self.lanes.values()}
         return {self._backend.context, *lanes}
 
     def lane_number(self, name: str) -> int:
@@ -424,8 +429,7 @@ class DeviceCore:
             context = await self.ready()
             port = self.ports.get(lane.name)
             if port is None:
-                if self.backend not in lane.executors:
-                    raise Unsupported(f"{lane.name} has no executor for backend {self.backend!r}")
+                lane.executor_on(self._backend)  # there is one, or this raises
                 if self.crashes[lane.name] >= _MOST_CRASHES:
                     raise Unsupported(
                         f"lane {lane.name!r} of {self.name} is not started any more: "

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from ..actors import SupervisorStatistics
-    from ..backends._registry import Backend, BackendName
+    from ..backends import Backend
+    from ..backends._registry import BackendName
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import MemoryStatistics
     from ..wire import DeviceInfo
@@ -125,7 +126,7 @@ class Device(Data, Libraries[Awaited]):
 
     @property
     def backend(self) -> str:
-        """``"cuda"`` or ``"cpu"``."""
+        """The backend's name: ``"cuda"``, ``"cpu"``, or what another package brings."""
         return self._core.backend
 
     @property

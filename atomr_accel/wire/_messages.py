@@ -566,7 +566,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the vendor's name of it.
-        backend: ``"cuda"`` or ``"cpu"``.
+        backend: its backend's name, such as ``"cuda"``.
         index: its index.
         total_memory: bytes.
         compute_capability: such as ``(9, 0)``; ``(0, 0)`` on the CPU.

@@ -14,6 +14,8 @@ from atomr_accel.testing import FAULTS, kill_host, poison
 from atomr_accel.testing._faults import SPIN, sleep_for_ever
 from tests.harness import cpu_only, opened, program
 
+from .. import seeds
+
 if TYPE_CHECKING:
     from atomr_accel.lanes import Isolation
 
@@ -58,7 +60,7 @@ async def test_everything_in_flight_shares_one_cause() -> None:
 
 @program
 async def test_sealed_buffers_survive_and_others_are_refused() -> None:
-    host = np.random.default_rng().standard_normal((50, 60))
+    host = seeds.rng().standard_normal((50, 60))
     async with opened(max_restarts=10) as device:
         plain = await device.put(host)
         put_sealed = await device.put(host, sealed=True)

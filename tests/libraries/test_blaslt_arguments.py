@@ -10,6 +10,7 @@ import pytest
 from atomr_accel import GpuRef, GpuRefSealed, Unsupported
 from atomr_accel.libraries.blaslt.wire._layout import Layout
 
+from .. import seeds
 from ..harness import on_shared
 from .conformance import MARKS, Array, dtype_of, on_cuda
 from .test_blas_arguments import DTYPES, Refs
@@ -375,7 +376,7 @@ async def test_an_algorithm_is_looked_up_once(device: Device) -> None:
 
 
 async def test_products_work_in_a_batch(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     hosts = [rng.random((16, 16), dtype=np.float32) for _ in range(2)]
     a, b = [await device.put(host) for host in hosts]
     bias = await device.put(hosts[0][0].copy())
@@ -389,7 +390,7 @@ async def test_products_work_in_a_batch(device: Device) -> None:
 
 
 async def test_a_bias_may_differ_from_product_to_product(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     host_a, host_b = rng.random((3, 4, 8)), rng.random((3, 8, 8))
     host_bias = rng.random((3, 8)).astype(np.float32)
     a = await device.put(host_a.astype(np.float32))

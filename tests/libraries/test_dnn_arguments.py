@@ -11,6 +11,7 @@ from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_dev
 from atomr_accel.device._core import DeviceCore
 from atomr_accel.testing import poison
 
+from .. import seeds
 from .conformance import MARKS, on_cuda
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ async def test_results_go_where_they_are_wanted(device: Device) -> None:
 
 
 async def test_a_graph(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     x, w, b = (
         rng.standard_normal(shape).astype(np.float32)
         for shape in ((4, 16, 32), (4, 32, 24), (1, 1, 24))
@@ -238,7 +239,7 @@ async def test_a_graph(device: Device) -> None:
 
 
 async def test_a_graph_of_images_with_channels_last(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     x = rng.standard_normal((2, 6, 5, 8)).astype(np.float32)
     w = rng.standard_normal((16, 1, 1, 8)).astype(np.float32)
     graph = device.dnn.graph()
@@ -298,7 +299,7 @@ async def test_what_a_graph_does_not_take(device: Device) -> None:
 
 
 async def test_in_a_batch_and_in_a_recording(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     x = rng.standard_normal((2, 4, 6, 6)).astype(np.float32)
     w = rng.standard_normal((4, 4, 3, 3)).astype(np.float32)
     refs = [await device.put(array) for array in (x, w)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import secrets
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +18,9 @@ from atomr_accel.libraries._workspaces import TOGETHER
 from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
 from atomr_accel.testing import poison
 
+from .. import seeds
 from ..harness import Gate
-from .conformance import MARKS, SEED, on_cuda
+from .conformance import MARKS, on_cuda
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,18 +30,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::atomr_accel.CpuFallbackWarning"),
 ]
 
-START = int(SEED) if SEED else secrets.randbits(32)
-RNG = np.random.default_rng(START)
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    """Have pytest show the seed where a test fails."""
-    sys.stdout.write(f"ATOMR_TEST_SEED={START}\n")
-
 
 def noise(*shape: int, dtype: str = "complex64") -> Any:
-    values = RNG.uniform(-1, 1, shape) + 1j * RNG.uniform(-1, 1, shape)
+    values = seeds.rng().uniform(-1, 1, (*shape, 2)) @ [1, 1j]
     return (values if dtype.startswith("complex") else values.real).astype(dtype)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,8 @@ from scipy.stats import qmc
 from atomr_accel import Device, GpuRef, Unsupported, open_device
 from atomr_accel.testing import poison
 
-from .conformance import HALF, MARKS, REAL, SEED, TALLIES, Array, Tally, on_cuda
+from .. import seeds
+from .conformance import HALF, MARKS, REAL, TALLIES, Array, Tally, on_cuda
 from .conformance import poison as fill_free_memory
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
 
@@ -37,10 +36,8 @@ SLACK = {"float16": 0.001, "bfloat16": 0.008, "float32": 0.0, "float64": 0.0}
 
 @pytest.fixture
 def seed() -> int:
-    """A fresh seed, which pytest shows where a test fails."""
-    value = int(SEED) if SEED else secrets.randbits(32)
-    sys.stdout.write(f"ATOMR_TEST_SEED={value}\n")
-    return value
+    """A seed for generators."""
+    return seeds.draw() % 2**32
 
 
 def tally(name: str) -> None:

@@ -7,9 +7,8 @@ where it resumes them, and what becomes of them, without a GPU.
 from __future__ import annotations
 
 import ctypes
-import secrets
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,10 +22,14 @@ from atomr_accel.libraries.rng.host._source import KERNELS
 from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS
 from atomr_accel.libraries.rng.wire._messages import Distribution, Draw, Pick, Points, Table, Take
 
+from .. import seeds
 from .conformance import Array
 from .host_kernels import HostKernels, compile_kernels, needs_compiler
 from .statistics import check_continuous
 from .test_rng_kernels import INTRINSICS, a_distribution, at, instances
+
+if TYPE_CHECKING:
+    from ..fake_driver import FakeDriver
 
 pytestmark = [pytest.mark.headers, needs_compiler]
 
@@ -54,37 +57,6 @@ class HostLibrary:
             self.library.call(function, *args)
 
 
-class HostDriver:
-    """What the executor asks of the driver, on the host's memory."""
-
-    def __init__(self) -> None:
-        self.memory: dict[int, Array] = {}
-        self.capturing = 0
-
-    def cuMemAlloc(self, nbytes: int) -> tuple[int, int]:  # noqa: N802 - the vendor's name
-        made = np.zeros(nbytes, np.uint8)
-        self.memory[at(made)] = made
-        return 0, at(made)
-
-    def cuMemFree(self, pointer: int) -> tuple[int, None]:  # noqa: N802
-        del self.memory[pointer]
-        return 0, None
-
-    def cuMemcpyHtoD(self, pointer: int, data: int, nbytes: int) -> tuple[int, None]:  # noqa: N802
-        ctypes.memmove(pointer, data, nbytes)
-        return 0, None
-
-    def cuMemcpyHtoDAsync(  # noqa: N802
-        self, pointer: int, data: int, nbytes: int, stream: int
-    ) -> tuple[int, None]:
-        assert stream == STREAM
-        return self.cuMemcpyHtoD(pointer, data, nbytes)
-
-    def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
-        assert stream == STREAM
-        return 0, self.capturing
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     members = instances(("int8", "uint32", "int64"))
@@ -94,19 +66,17 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class Machine:
     """The executor, and everything under it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, compiled: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, compiled: Any) -> None:
         from atomr_accel.libraries.rng.host import _cuda
 
         self.library = HostLibrary()
-        self.driver = HostDriver()
+        self.driver = driver
         monkeypatch.setattr(_cuda, "_library", lambda: self.library)
         monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
-        monkeypatch.setattr(_cuda, "driver", self.driver)
-        monkeypatch.setattr(_cuda, "check", lambda _call, answer: answer[1])
         context: Any = SimpleNamespace(pointer=lambda address: address)
         stream: Any = SimpleNamespace(pointer=STREAM, handle=STREAM, synchronize=lambda: None)
         self.executor = _cuda.CudaRng(context, stream)
-        self.key = secrets.randbits(64)
+        self.key = seeds.draw()
 
     def do(self, message: Any) -> None:
         handlers: Any = self.executor.handlers
@@ -150,8 +120,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> Machine:
-    return Machine(monkeypatch, compiled)
+def machine(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, compiled: Any) -> Machine:
+    return Machine(monkeypatch, driver, compiled)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,8 +145,8 @@ def test_what_cannot_skip_draws_what_it_skips(
     expected = machine.reference("mtgp32", 10_000)
     np.testing.assert_array_equal(machine.words("mtgp32", 100, 8500), expected[8500:8600])
     assert machine.library.log.count("curandGenerate") == 10
-    [burner] = machine.driver.memory.values()
-    assert burner.nbytes == 4000
+    [burner] = machine.driver.held.values()
+    assert len(burner) == 4000
 
 
 def test_generators_that_cannot_skip_take_turns(machine: Machine) -> None:
@@ -202,7 +172,7 @@ def test_few_generators_are_kept(machine: Machine) -> None:
     assert machine.library.log.count("curandDestroyGenerator") == created - 8
     machine.executor.close()
     assert machine.library.log.count("curandDestroyGenerator") == created
-    assert not machine.driver.memory
+    assert not machine.driver.held
 
 
 @pytest.mark.parametrize("ordering", ["legacy", "seeded"])
@@ -223,7 +193,7 @@ def test_distributions_of_words(machine: Machine, kind: str, dtype: str) -> None
 
 
 def test_a_recording_cannot_have_curands_generators(machine: Machine) -> None:
-    machine.driver.capturing = 1
+    machine.driver.change(cuStreamIsCapturing=lambda _stream: (0, 1))
     with pytest.raises(Unsupported, match="draws of mrg32k3a cannot be recorded"):
         machine.words("mrg32k3a", 4)
     machine.words("philox4_32_10", 4)
@@ -243,7 +213,7 @@ def test_points(machine: Machine, bits: int, dimensions: int) -> None:
             machine.do(Points(law, kind, dimensions, 8, at(out), 8))
         assert (out == expected).all() != scramble
         assert len(np.unique(out[:, 0])) == 8
-    assert len(machine.driver.memory) == 3
+    assert len(machine.driver.held) == 3
 
 
 def test_tables_choices_and_rows(machine: Machine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import secrets
 import struct
 from typing import Any
 
@@ -17,6 +16,7 @@ from atomr_accel.libraries.rng.host._source import KERNELS, ROWS, SOURCE, parame
 from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS, FLOATS, WHOLE, digits
 from atomr_accel.libraries.rng.wire._messages import Distribution
 
+from .. import seeds
 from .conformance import Array, dtype_of
 from .host_kernels import compile_kernels, needs_compiler
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
@@ -104,7 +104,7 @@ class Kernels:
 
     def __init__(self, compiled: Any) -> None:
         self.compiled = compiled
-        self.key = secrets.randbits(64)
+        self.key = seeds.draw()
 
     def fill(
         self, law: Distribution, count: int, first: int = 0, table: Array | None = None
@@ -333,7 +333,7 @@ def test_permutations_of_few_are_all_as_likely(kernel: Kernels) -> None:
 @needs_compiler
 @pytest.mark.parametrize("size", ROWS)
 def test_rows(kernel: Kernels, size: int) -> None:
-    rows = np.frombuffer(secrets.token_bytes(7 * 3 * size), np.uint8).reshape(7, 3 * size)
+    rows = np.frombuffer(seeds.rng().bytes(7 * 3 * size), np.uint8).reshape(7, 3 * size)
     index = np.array([6, 0, 3, 3])
     out = np.zeros((4, 3 * size), np.uint8)
     head = struct.pack("<5Q", at(out), at(rows), at(index), 4 * 3, 3)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from atomr_accel.libraries._request import Request
 
+    from ..fake_driver import FakeDriver
+
 SEED = 11
 PSEUDO = [kind for kind, rule in KINDS.items() if not rule.quasi]
 WEIGHTED = np.arange(1.0, 41.0) / 820
@@ -215,7 +217,6 @@ class Vendor:
 
 @pytest.fixture(scope="module")
 def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    pytest.importorskip("cuda.bindings.driver")
     from atomr_accel.libraries.rng.host._source import KERNELS
 
     from .test_rng_kernels import INTRINSICS, instances
@@ -233,7 +234,9 @@ def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def on_cuda(monkeypatch: pytest.MonkeyPatch, noting_kernels: Any) -> Callable[[], Words]:
+def on_cuda(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, noting_kernels: Any
+) -> Callable[[], Words]:
     from atomr_accel.libraries.rng.host import _cuda
 
     vendor = Vendor()
@@ -241,15 +244,9 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, noting_kernels: Any) -> Callable[[]
     vendor.burner = burner.ctypes.data
     notes, count = np.zeros((MOST, 4), np.uint32), np.zeros(1, np.uint64)
     noting_kernels["note_at"](np.array([notes.ctypes.data, count.ctypes.data]).tobytes())
-    driver = SimpleNamespace(
-        cuStreamIsCapturing=lambda _stream: 0,
-        cuMemAlloc=lambda _nbytes: vendor.burner,
-        cuMemcpyHtoDAsync=lambda to, source, nbytes, _stream: ctypes.memmove(to, source, nbytes),
-    )
+    driver.change(cuMemAlloc=lambda _nbytes: (0, vendor.burner))
     monkeypatch.setattr(_cuda, "_library", lambda: vendor)
     monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(noting_kernels))
-    monkeypatch.setattr(_cuda, "driver", driver)
-    monkeypatch.setattr(_cuda, "check", lambda _call, answer: answer)
     context: Any = SimpleNamespace(pointer=lambda address: address)
     stream: Any = SimpleNamespace(pointer=1, handle=1, synchronize=lambda: None)
     executor = _cuda.CudaRng(context, stream)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ...backends import Capabilities
     from ...lanes import Port
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
@@ -123,6 +124,11 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     def backend(self) -> str:
         """The backend's name."""
         return self._core.backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """How devices of its backend differ from others."""
+        return self._core.capabilities
 
     @property
     def deterministic(self) -> bool:

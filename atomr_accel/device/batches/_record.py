@@ -216,7 +216,7 @@ class Program(Collector):
         del reads  # all that is bound is read, as far as other ops are concerned
         self._check_open()
         self._particular = self._particular or port.name != KERNELS.name
-        step = (port.executors[self.backend], name, message)
+        step = (port.executor_on(self._core.backend_description), name, message)
         if getattr(message, "prepares", False):
             self._prepare.append(step)
             self._note(writes)

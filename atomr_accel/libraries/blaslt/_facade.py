@@ -240,7 +240,7 @@ class BlasLt(Facade[D]):
         )
         candidates = driver.ask(heuristic)
         if candidates is None:  # the lane has to choose by itself
-            return b"", 0 if self._device.backend == "cpu" else WORKSPACE
+            return b"", WORKSPACE if self._device.capabilities.needs_scratch else 0
         fastest = 0
         if autotune and len(candidates) > 1:
             tuned = driver.ask(self._tuning(checked, candidates))

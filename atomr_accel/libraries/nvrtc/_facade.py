@@ -140,10 +140,10 @@ class Nvrtc(Facade[D]):
         if cpu is not None and not callable(cpu):
             raise TypeError(f"cpu must be callable, not {type(cpu).__name__}")
         parameters = read_signature(source, name)
-        if parameters is None and self._device.backend == "cpu":
+        if parameters is None and self._device.capabilities.python_kernels:
             log = f"no __global__ function named {name!r} is declared in the source"
             raise CompileError(f"kernel {name!r} does not compile: {log}", log=log)
-        function = cloudpickle.dumps(cpu) if self._device.backend == "cpu" and cpu else b""
+        function = cloudpickle.dumps(cpu) if self._device.capabilities.python_kernels and cpu else b""
         message = Compile(source, name, tuple(options))
 
         def finish(answer: tuple[bytes, str, str, bool]) -> Kernel[D]:
@@ -155,7 +155,7 @@ class Nvrtc(Facade[D]):
                 next(self._numbers),
                 name,
                 parameters,
-                image=function if self._device.backend == "cpu" else image,
+                image=function if self._device.capabilities.python_kernels else image,
                 lowered=lowered,
                 log=log,
             )
@@ -252,7 +252,7 @@ class Kernel(Facade[D]):
     ) -> None:
         self._device = device
         self._resident = _Resident(number, name, image, lowered)
-        self._runs = bool(image) or device.backend != "cpu"
+        self._runs = bool(image) or not device.capabilities.python_kernels
         self._positions = None if parameters is None else _positions(parameters)
         self._op_name = f"kernel {name}"
         self.name: Final = name

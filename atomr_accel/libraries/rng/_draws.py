@@ -112,7 +112,7 @@ class Drawing(Facade[D]):
         fits = values * dtype.itemsize == 4 * BLOCK and not count % values
         fits = fits and alignment(out) % (4 * BLOCK) == 0
         by_vendor = not state.spec.fused and not use.until_accepted
-        if by_vendor and not fits and driver.home.backend != "cpu":
+        if by_vendor and not fits and driver.home.capabilities.needs_scratch:
             words = driver.output((4 * BLOCK * blocks,), _UINT8)._block
             writes, scratch = (target, words), words.address
         message = Draw(
