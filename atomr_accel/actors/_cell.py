@@ -14,10 +14,11 @@ from ._actor import Actor, Terminated
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
 from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics
 from ._messages import Message
+from ._nursery import PlainNursery, plain
 from ._ref import ActorRef
 from ._supervision import ChildSpec, ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
-from ._util import check_instance, unwrap
+from ._util import check_instance
 
 if TYPE_CHECKING:
     from ._system import ActorSystem
@@ -369,7 +370,7 @@ class Cell(Node):
         self.inbox.task = trio.lowlevel.current_task()
         try:
             actor = _make(self, self._type, self._arguments)
-            async with trio.open_nursery() as nursery:
+            async with PlainNursery() as nursery:
                 self._nursery = nursery
                 try:
                     await _begin(actor, self)
@@ -394,7 +395,7 @@ class Cell(Node):
         except BaseException as exc:  # noqa: BLE001
             if failures:
                 self._failing(unprompted=False)
-            failures.append(unwrap(exc))  # raised below, with what comes on top of it
+            failures.append(exc)  # raised below, with what comes on top of it
         if up:
             await self._finish(actor, failures)
         if (current := self._current) is not None:
@@ -411,9 +412,11 @@ class Cell(Node):
             if len(failures) == 1:
                 raise failures[0]
             if failures:
-                raise BaseExceptionGroup(
-                    f"{self.path} failed, and again on its way out",
-                    tuple(failures),  # it keeps what it gets, and the list is emptied
+                raise plain(
+                    BaseExceptionGroup(
+                        f"{self.path} failed, and again on its way out",
+                        tuple(failures),  # it keeps what it gets, and the list is emptied
+                    )
                 )
         finally:
             failures.clear()  # the tracebacks have this frame in them

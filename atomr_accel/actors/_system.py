@@ -17,6 +17,7 @@ from ._errors import NoSuchActor
 from ._instrument import Instrument, Instruments
 from ._mailbox import Mailbox
 from ._messages import Message
+from ._nursery import PlainNursery
 from ._ref import ActorRef
 from ._supervision import ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
@@ -261,8 +262,8 @@ async def open_system(
 
     Leaving the block stops them in reverse order of their start, each after its own
     children. When the supervision at the top gives up, the body is cancelled and the
-    failure leaves the block in an exception group, as from any nursery. An actor that
-    waited for one that was stopped before it has not failed.
+    failure leaves the block; where several things failed, a group of them does. An actor
+    that waited for one that was stopped before it has not failed.
 
     Args:
         name: for logs and the tree.
@@ -273,7 +274,7 @@ async def open_system(
     check_instance("supervision", supervision, Supervision)
     told = tuple(instruments)
     hooks = Instruments(told) if told else None
-    async with trio.open_nursery() as nursery:
+    async with PlainNursery() as nursery:
         system = ActorSystem._create(name, nursery, supervision, hooks)
         try:
             yield system
