@@ -42,6 +42,13 @@ class Part(Cell):
 
     Parts that are mere places live from ``place`` to ``end``, and end with what they are in.
 
+    Args:
+        parent: the cell of what it is a part of.
+        name: among the children of that.
+        kind: for the tree.
+        run: like that of a `ChildSpec`; it looks after its own protection from Ctrl-C. None
+            for a mere place.
+
     Attributes:
         followers: what is told of its restarts, beside those who watch it.
     """
@@ -75,7 +82,7 @@ class Part(Cell):
             return ChildState.ENDED if self.ended else ChildState.RUNNING
         return super().state
 
-    def accept(self, entry: Entry, *, urgent: bool) -> bool:
+    def accept(self, entry: Entry, *, urgent: bool) -> bool:  # noqa: ARG002 (no queue here)
         if self.ended:
             raise self._stopped_error()
         message = entry.message if isinstance(entry, Ask) else entry
@@ -106,18 +113,9 @@ class Part(Cell):
                 child.end()
 
 
-async def start_part(parent: Node, name: str, kind: str, run: Run) -> Part:
-    """Have a task run as a part of an actor, and wait until it has started.
-
-    Args:
-        parent: the actor's cell.
-        name: among the actor's children.
-        kind: for the tree.
-        run: as that of a `ChildSpec`. It looks after its own protection from Ctrl-C.
-    """
-    part = Part(parent, name, kind, run)
-    await parent.start(part, ChildSpec(name, part.run))
-    return part
+async def start_part(part: Part) -> None:
+    """Start the task of a part, and wait until it has started."""
+    await part.parent.start(part, ChildSpec(part.name, part.run))
 
 
 def place(parent: Node, name: str, kind: str) -> Part:

@@ -21,6 +21,7 @@ from ..wire import MapSlab, Open, Opened, OpenLane, Preload, Probe, StickyFault
 from ._core import Startup, taken_down
 
 if TYPE_CHECKING:
+    from ..actors._part import Part
     from ..lanes import Op
     from ..wire import DeviceInfo, Fault
     from ._core import DeviceCore
@@ -348,10 +349,15 @@ class Context:
         ours.setblocking(False)
         core.add_lane(spec, index)
         port = self._ports[spec.name] = Port(spec.name, index, ours, core.in_flight)
-        self._nursery.start_soon(self._run_lane, port, name=f"{core.name} lane {spec.name}")
+        part = core.place.of_lane(port)
+        self._nursery.start_soon(self._run_lane, port, part, name=f"{core.name} lane {spec.name}")
 
-    async def _run_lane(self, port: Port) -> None:
-        await port.run(self._on_fault)
+    async def _run_lane(self, port: Port, part: Part | None) -> None:
+        try:
+            await port.run(self._on_fault)
+        finally:
+            if part is not None:
+                part.end()
         if self._ports.get(port.name) is port:  # or the lane was closed
             self.report_dead()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..memory import Block, Epoch, GpuRef, MemoryMap
-    from ._library import LaneSpec, Submitter
+    from ._library import LaneSpec, Submitted, Submitter
 
 T = TypeVar("T")
 
@@ -82,9 +82,11 @@ class Request(Message[T], Generic[T], frozen=True):
 
 
 class Pending(Exception):
-    """A request needs what takes a wait: memory, or the answer to another request."""
+    """A request needs what takes a wait: memory, a lane, or the answer to another request."""
 
-    def __init__(self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any]) -> None:
+    def __init__(
+        self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any] | LaneSpec
+    ) -> None:
         super().__init__()
         self.wanted = wanted
 
@@ -164,37 +166,62 @@ class NextTry:
         self._given = self._answered = 0
 
 
-async def perform(device: Submitter, request: Request[T]) -> T:
+def submit(
+    device: Submitter, request: Request[T], driver: FirstTry | NextTry
+) -> tuple[Submission[T], Submitted]:
+    """Submit a request, here and now.
+
+    Returns:
+        What was submitted, and the op on its way.
+
+    Raises:
+        Pending: something has to be waited for first.
+    """
+    submission = request.prepare(driver)
+    port = device.ports.get(request.lane.name)
+    if port is None:
+        raise Pending(request.lane)
+    if submission.sent is not None:
+        submission.sent()
+    return submission, device.submit(
+        port, request.name, submission.message, submission.reads, submission.writes
+    )
+
+
+async def result(submission: Submission[T], op: Submitted) -> T:
+    """Wait for what was submitted; what it gives."""
+    answer = await op.wait()
+    if submission.finish is not None:
+        return submission.finish(answer)
+    return answer if submission.result is None else submission.result  # type: ignore[no-any-return]
+
+
+async def perform(
+    device: Submitter, request: Request[T], submitted: Callable[[], object] | None = None
+) -> T:
     """Carry out a request: submit it, with nothing awaited since it was prepared, and wait.
 
     Args:
         device: where.
         request: what.
+        submitted: called as soon as it has its place in the program's order.
 
     Returns:
         Its result.
     """
     driver: FirstTry | NextTry = device.first_try
-    lane = request.lane
     while True:
-        wanted: Any
         try:
-            submission = request.prepare(driver)
+            submission, op = submit(device, request, driver)
         except Pending as pending:
-            wanted = pending.wanted
+            wanted: Any = pending.wanted
         else:
-            port = device.ports.get(lane.name)
-            if port is not None:
-                if submission.sent is not None:
-                    submission.sent()
-                op = device.submit(
-                    port, request.name, submission.message, submission.reads, submission.writes
-                )
-                answer = await op.wait()
-                if submission.finish is not None:
-                    return submission.finish(answer)
-                return answer if submission.result is None else submission.result
-            wanted = lane
+            if submitted is not None:
+                submitted()
+            answer = await op.wait()
+            if submission.finish is not None:
+                return submission.finish(answer)
+            return answer if submission.result is None else submission.result
         if not isinstance(driver, NextTry):
             driver = NextTry(device)
         await driver.provide(wanted)

@@ -617,7 +617,7 @@ async def test_out_of_descriptors_for_a_while_a_device_recovers(left: int) -> No
         max_restarts=OFTEN, backoff=Backoff(initial=0.01, base=0.01, factor=1.0)
     ) as device:
         sealed = await device.put(EYE, sealed=True)
-        supervisor = device._supervisor
+        supervisor = device._core.place.supervisor
         with no_descriptors(left):
             await kill_host(device)
             restarts = supervisor.statistics().restarts
