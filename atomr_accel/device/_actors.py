@@ -54,16 +54,17 @@ class DeviceActor(Actor):
         core, cell = self._core, self._cell
         if cell.restarts:
             core.renew()
-        self._context = Part(cell, "context", "Context", partial(_run_context, core))
-        core.place.add_context(self._context)
-        await start_part(self._context)
+        # First, so that they are there when the context is: it lets all go on who wait.
+        for name in NAMES:
+            core.place.libraries[name] = await self.spawn(LibraryActor, core, name, name=name)
         core.place.supervisor = cell.supervisor
+        context = Part(cell, "context", "Context", partial(_run_context, core))
+        core.place.add_context(context)
+        await start_part(context)
         if self._standby:
             if core.standby is None:
                 core.standby = Standby(core)
             await start_part(Part(cell, "standby", "Standby", core.standby.run))
-        for name in NAMES:
-            core.place.libraries[name] = await self.spawn(LibraryActor, core, name, name=name)
 
     def _ended(self, failure: BaseException | None) -> None:
         # Nothing is awaited at an actor's end, so a task sees to it that nothing is left.

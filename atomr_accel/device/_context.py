@@ -119,7 +119,7 @@ class Context:
             self._core.dying.append(self.host)
             fault = self._fault
             for port in [*self._ports.values()]:  # an answer may close a lane
-                port.fail_all(lambda op: fault or _not_finished(op))
+                port.fail_all(lambda op: fault or self._not_finished(op))
             self._core.forget(self)
             self._ended.set()
 
@@ -381,6 +381,21 @@ class Context:
         self._poison(0, type(error).__name__, f"{op.name} failed: {error}", op.name)
         self.report_dead()
 
+    def _not_finished(self, op: Op) -> AccelError:
+        """For what is in flight where no fault ends the context: the device is stopped."""
+        place, generation = self._core.place, self._core.memory.generation
+        if place.restarting:
+            return ContextPoisoned(
+                f"{op.name} did not finish: {self._core.name} is restarted by its supervisor",
+                generation=generation,
+                status=0,
+                status_name="restarted",
+                op=op.name,
+            )
+        return DeviceLost(
+            f"{op.name} did not finish: {self._core.name} is closed: {self._core.over_how}"
+        )
+
     async def wait_ended(self) -> None:
         """Wait until the context is over, once it was reported dead."""
         await self._ended.wait()
@@ -393,11 +408,6 @@ class Context:
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
-
-
-def _not_finished(op: Op) -> DeviceLost:
-    """For what is in flight where no fault ends the context: the device's block was left."""
-    return DeviceLost(f"{op.name} did not finish: the device's 'async with' block was left")
 
 
 def _is_echo(error: Exception) -> bool:

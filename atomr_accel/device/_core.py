@@ -299,9 +299,12 @@ class DeviceCore:
             await self.exports.close()
 
     def tells_of_the_loss(self, error: BaseException) -> bool:
-        """Whether all it says is that this device is lost."""
-        return self.memory.over == "is lost" and all(
-            isinstance(one, DeviceLost) and str(one) == str(self._end) for one in leaves(error)
+        """Whether all it says is that this device is lost, with what that has cancelled."""
+        told = [one for one in leaves(error) if not isinstance(one, trio.Cancelled)]
+        return (
+            bool(told)
+            and self.memory.over == "is lost"
+            and all(isinstance(one, DeviceLost) and str(one) == str(self._end) for one in told)
         )
 
     async def verdict(self) -> None:
@@ -325,7 +328,8 @@ class DeviceCore:
         self._opened.set()
         for watcher in list(self._watchers):
             watcher.close()
-        self.memory.bump()
+        if self._served is self.memory.epoch:  # or a fault has made its refs stale
+            self.memory.bump()
         self.memory.close()
         self.staging.close()
         self.copiers.shutdown(wait=False)

@@ -42,6 +42,11 @@ class Place:
         """Whether the device, or anything above it, is being stopped."""
         return self.cell is not None and self.cell.stopping
 
+    @property
+    def restarting(self) -> bool:
+        """Whether the device is being stopped to be started again."""
+        return self.cell is not None and self.cell._restarting
+
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""
         ref = self.libraries.get(library)
