@@ -121,13 +121,14 @@ def side_by_side(
     """
 
     def mark(method: Callable[[Any, Any], Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-        @functools.wraps(method)
+        @trio.lowlevel.enable_ki_protection
         async def give_away(actor: Any, message: Message[Any]) -> object:
             actor._cell.answer_later(message, method(actor, message))
             return LATER
 
+        functools.update_wrapper(give_away, method)
         give_away.__handles__ = message_types  # type: ignore[attr-defined]
-        return trio.lowlevel.enable_ki_protection(give_away)
+        return give_away
 
     return mark
 

@@ -41,7 +41,7 @@ class PlainNursery:
     ) -> bool:
         failure: BaseException
         try:
-            return await self._manager.__aexit__(kind, error, traceback)
+            return bool(await self._manager.__aexit__(kind, error, traceback))
         except BaseExceptionGroup as group:
             failure = plain(group)
         try:

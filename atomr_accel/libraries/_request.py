@@ -193,7 +193,7 @@ async def result(submission: Submission[T], op: Submitted) -> T:
     answer = await op.wait()
     if submission.finish is not None:
         return submission.finish(answer)
-    return answer if submission.result is None else submission.result  # type: ignore[no-any-return]
+    return answer if submission.result is None else submission.result
 
 
 async def perform(
