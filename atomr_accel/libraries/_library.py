@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ..actors import ActorRef
     from ..backends import Backend, Capabilities
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import Message
@@ -134,6 +135,9 @@ class Submitter(Protocol):
 
     async def empty(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
         """An uninitialised buffer."""
+
+    def library_ref(self, library: str) -> ActorRef:
+        """The actor of a library, by the name that the library has as an attribute."""
 
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Wait for the context, and start the lane if it is not running."""

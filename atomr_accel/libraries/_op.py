@@ -20,6 +20,7 @@ import trio
 from ._request import perform
 
 if TYPE_CHECKING:
+    from ..actors import ActorRef
     from ._library import Submitter
     from ._request import Request
 
@@ -50,6 +51,15 @@ class Facade(Generic[D]):
     """What has ops: a library, or what one has made, such as a generator or a kernel."""
 
     _device: Submitter
+    _library = ""
+
+    @property
+    def ref(self) -> ActorRef:
+        """The library's actor: others ask it, or tell it, what ``device.requests`` makes.
+
+        It is there for as long as the device, also while that is rebuilt.
+        """
+        return self._device.library_ref(self._library)
 
     def _on(self, device: Submitter) -> Any:
         """The same, with all its state, driven by ``device``."""

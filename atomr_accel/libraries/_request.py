@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, final
 
 import msgspec
 import trio
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
-    from ._library import LaneSpec, Submitter
+    from ._library import LaneSpec, Submitted, Submitter
 
 T = TypeVar("T")
 
@@ -113,9 +113,11 @@ class Request(Message[T], Generic[T], frozen=True):
 
 
 class Pending(Exception):
-    """A request needs what takes a wait: memory, or the answer to another request."""
+    """A request needs what takes a wait: memory, a lane, or the answer to another request."""
 
-    def __init__(self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any]) -> None:
+    def __init__(
+        self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any] | LaneSpec
+    ) -> None:
         super().__init__()
         self.wanted = wanted
 
@@ -199,43 +201,76 @@ class NextTry:
         self._given = self._answered = 0
 
 
-async def perform(device: Submitter, request: Request[T]) -> T:
+@final
+class _Nothing:
+    """Stands for the op where there is nothing to execute."""
+
+    async def wait(self) -> None:
+        """Nothing has to be waited for."""
+        await trio.lowlevel.checkpoint()
+
+
+_NOTHING: Final = _Nothing()
+
+
+def submit(
+    device: Submitter, request: Request[T], driver: FirstTry | NextTry
+) -> tuple[Submission[T], Submitted]:
+    """Submit a request, here and now.
+
+    Returns:
+        What was submitted, and the op on its way.
+
+    Raises:
+        Pending: something has to be waited for first.
+    """
+    submission = request.prepare(driver)
+    port = device.ports.get(request.lane.name)
+    if port is None:
+        raise Pending(request.lane)
+    if submission.message is None:
+        return submission, _NOTHING
+    if submission.sent is not None:
+        submission.sent()
+    return submission, device.submit(
+        port, request.name, submission.message, submission.reads, submission.writes
+    )
+
+
+async def result(submission: Submission[T], op: Submitted) -> T:
+    """Wait for what was submitted; what it gives."""
+    answer = await op.wait()
+    if submission.done is not None:
+        submission.done()
+    if submission.finish is not None:
+        return submission.finish(answer)
+    given: Any = answer if submission.result is None else submission.result
+    return given  # type: ignore[no-any-return]
+
+
+async def perform(
+    device: Submitter, request: Request[T], submitted: Callable[[], object] | None = None
+) -> T:
     """Carry out a request: submit it, with nothing awaited since it was prepared, and wait.
 
     Args:
         device: where.
         request: what.
+        submitted: called as soon as it has its place in the program's order.
 
     Returns:
         Its result.
     """
     driver: FirstTry | NextTry = device.first_try
-    lane = request.lane
     while True:
-        wanted: Any
         try:
-            submission = request.prepare(driver)
+            submission, op = submit(device, request, driver)
         except Pending as pending:
-            wanted = pending.wanted
+            wanted: Any = pending.wanted
         else:
-            port = device.ports.get(lane.name)
-            if port is not None:
-                if submission.message is None:
-                    await trio.lowlevel.checkpoint()
-                    result: Any = submission.result
-                    return result  # type: ignore[no-any-return]
-                if submission.sent is not None:
-                    submission.sent()
-                op = device.submit(
-                    port, request.name, submission.message, submission.reads, submission.writes
-                )
-                answer = await op.wait()
-                if submission.done is not None:
-                    submission.done()
-                if submission.finish is not None:
-                    return submission.finish(answer)
-                return answer if submission.result is None else submission.result
-            wanted = lane
+            if submitted is not None:
+                submitted()
+            return await result(submission, op)
         if not isinstance(driver, NextTry):
             driver = NextTry(device)
         await driver.provide(wanted)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ...actors import ActorRef
     from ...backends import Capabilities
     from ...lanes import Port
     from ...libraries._library import LaneSpec
@@ -139,6 +140,10 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     def first_try(self) -> FirstTry:
         """Nothing is awaited here."""
         raise AssertionError("a batch awaits nothing")
+
+    def library_ref(self, library: str) -> ActorRef:
+        """The actor of a library."""
+        return self._core.library_ref(library)
 
     async def open_lane(self, _lane: LaneSpec) -> Any:
         """Nothing is awaited here."""

@@ -143,7 +143,9 @@ class Nvrtc(Facade[D]):
         if parameters is None and self._device.capabilities.python_kernels:
             log = f"no __global__ function named {name!r} is declared in the source"
             raise CompileError(f"kernel {name!r} does not compile: {log}", log=log)
-        function = cloudpickle.dumps(cpu) if self._device.capabilities.python_kernels and cpu else b""
+        function = (
+            cloudpickle.dumps(cpu) if self._device.capabilities.python_kernels and cpu else b""
+        )
         message = Compile(source, name, tuple(options))
 
         def finish(answer: tuple[bytes, str, str, bool]) -> Kernel[D]:
