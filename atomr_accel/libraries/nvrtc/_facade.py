@@ -157,7 +157,7 @@ class Nvrtc(Facade[D]):
                 next(self._numbers),
                 name,
                 parameters,
-                image=function if self._device.capabilities.python_kernels else image,
+                image=function if in_python else image,
                 lowered=lowered,
                 log=log,
             )
