@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import current_thread, get_ident
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
@@ -506,10 +506,6 @@ class DeviceCore:
         if self.dropped:
             self._release()
         return op
-
-    def collect(self, *_call: object) -> NoReturn:
-        """Ops of the device itself are awaited."""
-        raise AssertionError("ops of a device are awaited")
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """What stands for something that the host keeps for a handle of the program.

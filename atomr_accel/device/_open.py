@@ -35,7 +35,8 @@ from .interop._exports import Exports
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from ..backends._registry import Backend, BackendName
+    from ..backends import Backend
+    from ..backends._registry import BackendName
     from ..lanes import Isolation
     from ..wire import StreamPlan
 

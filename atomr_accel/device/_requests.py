@@ -9,19 +9,19 @@ from ..libraries._table import Libraries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import numpy as np
+    from weakref import WeakKeyDictionary
 
     from ..actors import ActorRef
+    from ..backends import Capabilities
     from ..libraries._library import LaneSpec
     from ..libraries._op import Facade
-    from ..libraries._request import FirstTry
+    from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..libraries.dnn.attention._paged import PagedKVCache
     from ..libraries.dnn.graph._user_graph import Plan
     from ..libraries.dnn.rnn._facade import Rnn
     from ..libraries.nvrtc._facade import Kernel
     from ..libraries.rng._generator import Generator
-    from ..memory import GpuRef, Kept, MemoryMap
+    from ..memory import Kept, MemoryMap
     from ..wire import Message
     from ._core import DeviceCore
 
@@ -39,7 +39,7 @@ class Requests(Libraries[Described]):
     def __init__(self, core: DeviceCore, libraries: Libraries[Any]) -> None:
         self._core = core
         self.memory: Final[MemoryMap] = core.memory
-        self.first_try: Final[FirstTry] = core.first_try
+        self.scratch: Final[WeakKeyDictionary[Workspaces, WorkspaceSet]] = core.scratch
         self._share_libraries(libraries, self)
 
     @overload
@@ -79,6 +79,16 @@ class Requests(Libraries[Described]):
         return self._core.backend
 
     @property
+    def capabilities(self) -> Capabilities:
+        """How devices of its backend differ from others."""
+        return self._core.capabilities
+
+    @property
+    def memory_lane(self) -> LaneSpec:
+        """The lane that fills and copies."""
+        return self._core.memory_lane
+
+    @property
     def deterministic(self) -> bool:
         """Whether results must not depend on what else is in flight, nor on time."""
         return self._core.deterministic
@@ -86,22 +96,6 @@ class Requests(Libraries[Described]):
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""
         return self._core.library_ref(library)
-
-    def collect(self, *_call: object) -> NoReturn:
-        """Requests are not carried out here."""
-        raise AssertionError("a request is made, not carried out")
-
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
-        """An uninitialised buffer, or None where making it takes a wait."""
-        return self._core.try_empty(shape, dtype, nbytes)
-
-    async def empty(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
-        """An uninitialised buffer."""
-        return await self._core.empty(shape, dtype)
-
-    async def open_lane(self, lane: LaneSpec) -> Any:
-        """Start a lane."""
-        return await self._core.open_lane(lane)
 
     def submit(self, *_op: Any, **_blocks: Any) -> NoReturn:
         """Requests are not carried out here."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ._library import Submitter
+    from ._library import Home
 
 BLOCK_ALIGNMENT: Final = 256
 """What whole blocks are aligned to; views begin anywhere in them."""
@@ -163,7 +163,7 @@ def require_rank(ref: GpuRef, ndim: int, name: str) -> None:
         raise ValueError(f"{name} must have {ndim} dimensions, not shape {ref.shape}")
 
 
-def require_int32(device: Submitter, what: str, numbers: Iterable[int]) -> None:
+def require_int32(device: Home, what: str, numbers: Iterable[int]) -> None:
     """Refuse what the vendor's library cannot count, where it takes sizes and strides as ints.
 
     NumPy on the CPU counts further.
@@ -179,7 +179,7 @@ def require_int32(device: Submitter, what: str, numbers: Iterable[int]) -> None:
         )
 
 
-def require_no_race(device: Submitter, *, autotune: bool) -> None:
+def require_no_race(device: Home, *, autotune: bool) -> None:
     """Refuse to let time decide which algorithm computes, where it must not.
 
     Raises:

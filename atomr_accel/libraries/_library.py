@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from .._errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from weakref import WeakKeyDictionary
 
     import numpy as np
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..backends import Backend, Capabilities
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import Message
-    from ._op import Awaited, Collected, Described
-    from ._request import FirstTry, Request
+    from ._op import Driving
+    from ._request import FirstTry
     from ._workspaces import Workspaces, WorkspaceSet
 
 
@@ -75,40 +75,20 @@ class Submitted(Protocol):
         """Wait until it is done; its result."""
 
 
-class Submitter(Protocol):
-    """The device as a facade sees it: an open one, or what collects ops in its place."""
+class Home(Protocol):
+    """Where facades are at home: an open device, or what collects ops in its place."""
 
     @property
-    def driver(self) -> type[Awaited] | type[Collected] | type[Described]:
-        """How ops of its facades are called."""
-
-    @property
-    def scratch(self) -> WeakKeyDictionary[Workspaces, WorkspaceSet]:
-        """The workspaces that libraries keep for it."""
-
-    @property
-    def first_try(self) -> FirstTry:
-        """The driver of requests that are awaited and have not had to wait yet."""
-
-    def collect(
-        self,
-        make: Callable[..., Request[T]],
-        facade: object,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> T:
-        """Carry out a call at once; its result may get its content later.
-
-        Args:
-            make: makes the request.
-            facade: its first argument.
-            args: its arguments by position.
-            kwargs: its arguments by name.
-        """
+    def driver(self) -> type[Driving]:
+        """How ops of its facades are called: ``Awaited``, ``Collected`` or ``Described``."""
 
     @property
     def memory(self) -> MemoryMap:
         """The map of the device's memory."""
+
+    @property
+    def scratch(self) -> WeakKeyDictionary[Workspaces, WorkspaceSet]:
+        """The workspaces that libraries keep for it."""
 
     @property
     def ports(self) -> Mapping[str, Any]:
@@ -130,14 +110,39 @@ class Submitter(Protocol):
     def memory_lane(self) -> LaneSpec:
         """The lane that fills and copies."""
 
+    def library_ref(self, library: str) -> ActorRef:
+        """The actor of a library, by the name that the library has as an attribute."""
+
+    def submit(
+        self,
+        port: Any,
+        name: str,
+        message: Message,
+        reads: Iterable[Block] = (),
+        writes: Iterable[Block] = (),
+    ) -> Submitted | None:
+        """Put an op in its place in the program's order."""
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What stands for something that the host keeps for a handle of the program.
+
+        The handle holds it, and ops that need what is kept name it as read or written; when
+        all are gone ``release`` is executed on its lane.
+        """
+
+
+class Submitter(Home, Protocol):
+    """An open device, as what carries out requests sees it."""
+
+    @property
+    def first_try(self) -> FirstTry:
+        """The driver of requests that have not had to wait yet."""
+
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """An uninitialised buffer, or None where making it takes a wait."""
 
     async def empty(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
         """An uninitialised buffer."""
-
-    def library_ref(self, library: str) -> ActorRef:
-        """The actor of a library, by the name that the library has as an attribute."""
 
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Wait for the context, and start the lane if it is not running."""
@@ -151,10 +156,3 @@ class Submitter(Protocol):
         writes: Iterable[Block] = (),
     ) -> Submitted:
         """Put an op in its place in the program's order; its ``wait()`` has the result."""
-
-    def keep(self, lane: str, name: str, release: Message) -> Block:
-        """What stands for something that the host keeps for a handle of the program.
-
-        The handle holds it, and ops that need what is kept name it as read or written; when
-        all are gone ``release`` is executed on its lane.
-        """

@@ -21,7 +21,7 @@ from ._request import perform
 
 if TYPE_CHECKING:
     from ..actors import ActorRef
-    from ._library import Submitter
+    from ._library import Home
     from ._request import Request
 
 P = ParamSpec("P")
@@ -50,7 +50,7 @@ D = TypeVar("D", bound=Driving)
 class Facade(Generic[D]):
     """What has ops: a library, or what one has made, such as a generator or a kernel."""
 
-    _device: Submitter
+    _device: Home
     _library = ""
 
     @property
@@ -61,7 +61,7 @@ class Facade(Generic[D]):
         """
         return self._device.library_ref(self._library)
 
-    def _on(self, device: Submitter) -> Any:
+    def _on(self, device: Home) -> Any:
         """The same, with all its state, driven by ``device``."""
         facade = copy.copy(self)
         facade._device = device
@@ -74,11 +74,15 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
     def __init__(self, make: Callable[Concatenate[Any, P], Request[T]]) -> None:
         @functools.wraps(make)
         async def awaited(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
-            return await perform(facade._device, make(facade, *args, **kwargs))
+            device: Any = facade._device  # of such facades it is what carries requests out
+            result: T = await perform(device, make(facade, *args, **kwargs))
+            return result
 
         @functools.wraps(make)
         def collected(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
-            return facade._device.collect(make, facade, args, kwargs)
+            collector: Any = facade._device
+            result: T = collector.collect(make, facade, args, kwargs)
+            return result
 
         @functools.wraps(make)
         def described(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> Request[T]:

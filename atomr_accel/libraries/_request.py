@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
-    from ._library import LaneSpec, Submitted, Submitter
+    from ._library import Home, LaneSpec, Submitted, Submitter
 
 T = TypeVar("T")
 
@@ -58,14 +58,14 @@ class Keeper(Protocol):
     """What has executors, in which ops leave things for later ones."""
 
     def keep(self, lane: str, name: str, release: wire.Message) -> Block:
-        """What stands for something that the host keeps; see ``Submitter.keep``."""
+        """What stands for something that the host keeps; see ``Home.keep``."""
 
 
 class Driver(Protocol):
     """What a request may ask for while it is prepared."""
 
     @property
-    def home(self) -> Submitter:
+    def home(self) -> Home:
         """What executes the request: the device, or the batch or recording that collects it.
 
         What a library keeps for one of them, such as workspaces, it keeps by this.
@@ -126,15 +126,17 @@ class Pending(Exception):
 class FirstTry:
     """The driver of requests that find all they need: one for all of a device."""
 
-    __slots__ = ("home", "keeper", "memory")
+    __slots__ = ("_device", "home", "keeper", "memory")
 
     def __init__(self, device: Submitter) -> None:
-        self.home = self.keeper = device
+        self._device = device
+        self.home: Final[Home] = device
+        self.keeper: Final[Keeper] = device
         self.memory = device.memory
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, if there is room right now."""
-        made = self.home.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         return made
@@ -150,10 +152,12 @@ class FirstTry:
 class NextTry:
     """The driver of a request that had to wait: it keeps what was waited for."""
 
-    __slots__ = ("_answered", "_answers", "_given", "_made", "home", "keeper", "memory")
+    __slots__ = ("_answered", "_answers", "_device", "_given", "_made", "home", "keeper", "memory")
 
     def __init__(self, device: Submitter) -> None:
-        self.home = self.keeper = device
+        self._device = device
+        self.home: Final[Home] = device
+        self.keeper: Final[Keeper] = device
         self.memory = device.memory
         self._made: list[GpuRef] = []
         self._answers: list[tuple[Epoch, Any]] = []
@@ -168,7 +172,7 @@ class NextTry:
                 self._given += 1
                 return ref
             del self._made[self._given :]
-        made = self.home.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         self._made.append(made)
@@ -192,12 +196,12 @@ class NextTry:
         """Wait for what was missing, and begin anew."""
         if isinstance(wanted, Request):
             epoch = self.memory.epoch
-            answer = await perform(self.home, wanted)
+            answer = await perform(self._device, wanted)
             self._answers.append((epoch, answer))
         elif isinstance(wanted, tuple):
-            self._made.append(await self.home.empty(*wanted))
+            self._made.append(await self._device.empty(*wanted))
         else:
-            await self.home.open_lane(wanted)
+            await self._device.open_lane(wanted)
         self._given = self._answered = 0
 
 

@@ -17,7 +17,7 @@ from .rng._facade import Rng
 from .rng._generator import Generator
 
 if TYPE_CHECKING:
-    from ._library import Submitter
+    from ._library import Home
 
 
 CALLED: Final = (
@@ -41,7 +41,7 @@ class Libraries(Generic[D]):
     nvrtc: Nvrtc[D]
     rng: Rng[D]
 
-    def _add_libraries(self, device: Submitter) -> None:
+    def _add_libraries(self, device: Home) -> None:
         self.blas = Blas(device)
         self.blaslt = BlasLt(device)
         self.dnn = Dnn(device)
@@ -51,7 +51,7 @@ class Libraries(Generic[D]):
         for name in NAMES:
             getattr(self, name)._library = name
 
-    def _share_libraries(self, others: Libraries[Any], device: Submitter) -> None:
+    def _share_libraries(self, others: Libraries[Any], device: Home) -> None:
         """The libraries of another, with what they keep, driven by ``device``."""
         for name in NAMES:
             setattr(self, name, getattr(others, name)._on(device))

@@ -14,7 +14,7 @@ from .._dtypes import DTYPES
 
 if TYPE_CHECKING:
     from ..memory import Block, GpuRef
-    from ._library import Submitter
+    from ._library import Home
     from ._request import Driver
 
 TOGETHER: Final = 8
@@ -54,7 +54,7 @@ class Workspaces:
         self._ways = ways
         self._small = small
 
-    def take(self, device: Submitter, driver: Driver, nbytes: int) -> Block:
+    def take(self, device: Home, driver: Driver, nbytes: int) -> Block:
         """A workspace for one op, which has to name it as written.
 
         Args:
@@ -87,12 +87,12 @@ class Workspaces:
         kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
         return chosen._block
 
-    def nbytes(self, device: Submitter) -> int:
+    def nbytes(self, device: Home) -> int:
         """Bytes in use by all that are kept for a device."""
         epoch = device.memory.epoch
         kept = device.scratch.get(self, WorkspaceSet())
         return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
 
-    def clear(self, device: Submitter) -> None:
+    def clear(self, device: Home) -> None:
         """Give the memory back, after the ops in flight."""
         device.scratch.pop(self, None)

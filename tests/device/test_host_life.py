@@ -614,6 +614,7 @@ async def test_out_of_descriptors_for_a_while_a_device_recovers(left: int) -> No
     ) as device:
         sealed = await device.put(EYE, sealed=True)
         supervisor = device._core.place.supervisor
+        assert supervisor is not None
         with no_descriptors(left):
             await kill_host(device)
             restarts = supervisor.statistics().restarts

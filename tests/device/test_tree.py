@@ -301,7 +301,8 @@ async def test_only_what_a_library_of_the_device_made_can_be_described() -> None
         kernel = await device.nvrtc.compile(
             'extern "C" __global__ void inc(float* x) { x[0] += 1; }', "inc", cpu=_inc
         )
-        assert type(device.requests.using(kernel)) is type(kernel)
+        described: object = device.requests.using(kernel)
+        assert isinstance(described, type(kernel))
         with pytest.raises(TypeError, match="was not made by a library"):
             other.requests.using(kernel)
         with pytest.raises(TypeError, match="was not made by a library"):

@@ -159,7 +159,7 @@ def attention(**given: Any) -> bytes:
     """A graph of attention with two short sequences, unless something else is said."""
     sizes = {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 8}
     whole: dict[str, Any] = {"dtype": "float16", **sizes, "size": 16, "value_size": 16, **given}
-    return attention_graph(AttentionSpec(**whole)).program.encoded
+    return attention_graph(AttentionSpec(**whole)).graph.encoded
 
 
 def test_what_ends_the_planner_is_not_planned(tmp_path: Path) -> None:

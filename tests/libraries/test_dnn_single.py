@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.dnn.attention._graph import Question, attention_graph
+from atomr_accel.libraries.dnn.attention._graph import AttentionSpec, attention_graph
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host.fallback import _attention as _own_attention
 from atomr_accel.libraries.dnn.host.fallback import _attention_source
@@ -51,7 +51,7 @@ def attention(**options: Any) -> Attention:
     given = {"dtype": "float16", "batch": 3, "heads": 4, "kv_heads": 2, "queries": 1, "keys": 1}
     whole: dict[str, Any] = {**given, "size": 16, "value_size": 16, "scale": 0.3, **options}
     whole["dbias"] = whole.get("backward", False) and "bias" in whole
-    return attention_graph(Question(**whole))
+    return attention_graph(AttentionSpec(**whole))
 
 
 def filled(made: Attention, graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
@@ -80,7 +80,7 @@ def test_kernels(tmp_path: Path) -> None:
     for options in OPTIONS:
         for backward in (False, True):
             made = attention(**options, backward=backward)
-            graph = decode(made.program.encoded)
+            graph = decode(made.graph.encoded)
             assert _own_attention.computes(graph)
             arrays = filled(made, graph, rng)
             written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
@@ -123,7 +123,7 @@ def test_longer_ones_are_not_computed_by_them() -> None:
         {"queries": 64, "keys": 64, "ragged_q": True, "ragged_k": True, "lengths": True},
         {"page": 1, "pages": 4, "columns": 1, "lengths": True},
     ):
-        assert not computes(decode(attention(**options).program.encoded))
+        assert not computes(decode(attention(**options).graph.encoded))
 
 
 @pytest.mark.headers
@@ -135,7 +135,7 @@ def test_cudnn_is_asked_for_what_it_has(tmp_path: Path) -> None:
     expected = {}
     for options in OPTIONS:
         for backward in (False, True):
-            graph = attention(**options, backward=backward).program.encoded
+            graph = attention(**options, backward=backward).graph.encoded
             own = backward or bool(options.keys() & {"dropout", "sink"})
             own |= options.keys() >= {"softcap", "lengths"}
             op = "sdpa_backward" if backward else "sdpa"

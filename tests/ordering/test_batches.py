@@ -152,7 +152,7 @@ async def test_generators_and_plan_caches_in_a_batch(device: Device) -> None:
         assert batch.fft.statistics().plan_limit == limit + 1
         assert repr(made).startswith("<Generator")
         with pytest.raises(TypeError, match="was not made by a library"):
-            batch.using(np.random.default_rng(7))
+            batch.using(np.random.default_rng(7))  # type: ignore[call-overload]
     device.fft.plan_limit = limit
     expected = device.rng.default_rng(7)
     first = await device.get(await expected.normal(size=8))
@@ -219,7 +219,7 @@ async def test_wrong_arguments_raise_where_they_are_given(device: Device) -> Non
         with pytest.raises(Unsupported, match="cannot be in a batch"):
             batch.nvrtc.compile(ADD, "add", cpu=add)
         with pytest.raises(AttributeError):
-            batch.nothing  # noqa: B018
+            batch.nothing  # type: ignore[attr-defined]  # noqa: B018
         good = batch.blas.gemm(a, b, trans_b=True)
     assert (await device.get(good)).tolist() == [[0, 0], [0, 0]]
     sealed = await device.put(np.zeros(4, np.float32), sealed=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...lanes import Port
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
-    from ...libraries._request import FirstTry, Keeper, Request
+    from ...libraries._request import Keeper, Request
     from ...libraries._workspaces import Workspaces, WorkspaceSet
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
@@ -136,18 +136,9 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         """Whether results must not depend on what else is in flight, nor on time."""
         return self._core.deterministic
 
-    @property
-    def first_try(self) -> FirstTry:
-        """Nothing is awaited here."""
-        raise AssertionError("a batch awaits nothing")
-
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""
         return self._core.library_ref(library)
-
-    async def open_lane(self, _lane: LaneSpec) -> Any:
-        """Nothing is awaited here."""
-        raise AssertionError("a batch awaits nothing")
 
     def collect(
         self,

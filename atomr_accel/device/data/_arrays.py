@@ -16,7 +16,7 @@ from ...wire import Copy, Fill
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...libraries._library import Submitter
+    from ...libraries._library import Home
     from ...libraries._request import Driver
     from ...memory import GpuRef, MemoryMap
 
@@ -117,7 +117,7 @@ class Arrays(Facade[D]):
         return Request(self._device.memory_lane, "fill", prepare)
 
 
-def copying(device: Submitter, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
+def copying(device: Home, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
     """The request to copy one buffer of a device to another."""
 
     def prepare(driver: Driver) -> Submission[GpuRef]:

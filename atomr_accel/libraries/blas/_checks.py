@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import Block, MemoryMap
-    from .._library import Submitter
+    from .._library import Home
     from .._request import Driver, Submission
     from .wire._messages import Scalar
 
@@ -59,7 +59,7 @@ LARGEST_INT: Final = 2**31 - 1
 class Routines(Facade[D]):
     """Base of the classes that ``device.blas`` consists of."""
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Home) -> None:
         self._device = device
 
     def _request(self, name: str, prepare: Callable[[Driver], Submission[T]]) -> Request[T]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ...memory import Block, GpuRef
     from ...wire import Message
-    from .._library import Submitter
+    from .._library import Home
     from .._request import Driver, Request
 
 _F32: Final = ("32F", "32F_PEDANTIC")
@@ -120,7 +120,7 @@ class BlasStatistics:
 class Products(Routines[D]):
     """The part of ``Blas`` that multiplies matrices."""
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Home) -> None:
         super().__init__(device)
         self._plans: Recent[tuple[Any, ...], _Plan] = Recent(_MOST_PLANS)
         self._wide_plans: Recent[tuple[Any, ...], _Wide] = Recent(_MOST_PLANS)

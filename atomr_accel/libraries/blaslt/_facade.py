@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import GpuRef, MemoryMap
-    from .._library import Submitter
+    from .._library import Home
     from .._request import Driver
     from ._overloads import Results
     from ._product import Product
@@ -93,7 +93,7 @@ class BlasLt(Facade[D]):
     its largest number of that sign; NaN stays NaN in fp8.
     """
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Home) -> None:
         self._device = device
         self._plans: Recent[PlanKey, Plan] = Recent(_MOST_PLANS)
         self._choices: Recent[tuple[bytes, bool], _Choice] = Recent(_MOST_PLANS)

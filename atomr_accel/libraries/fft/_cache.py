@@ -21,7 +21,7 @@ from .wire._messages import Forget, Prepare
 
 if TYPE_CHECKING:
     from ...memory import Epoch
-    from .._library import Submitter
+    from .._library import Home
     from .._request import Driver
 
 LANE: Final = LaneSpec(
@@ -104,10 +104,10 @@ class PlanCache:
         workspaces: the work areas.
     """
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Home) -> None:
         self._device = device
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
-        self._told: WeakKeyDictionary[Submitter, set[int]] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Home, set[int]] = WeakKeyDictionary()
         self.workspaces: Final = Workspaces(LANE.ways, SMALL)
         self._numbers = itertools.count(1)
         self._hits = self._misses = self._evictions = 0
@@ -164,7 +164,7 @@ class PlanCache:
         self,
         spec: bytes,
         plan: Plan,
-        collector: Submitter | None,
+        collector: Home | None,
         epoch: Epoch | None,
         answer: int | None,
     ) -> None:

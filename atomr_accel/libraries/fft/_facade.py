@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef, MemoryMap
-    from .._library import Submitter
+    from .._library import Home
     from .._request import Driver
 
 _MOST_CALLS: Final = 1024
@@ -79,7 +79,7 @@ class Fft(Facade[D]):
     area each. Batches and recordings have work areas of their own.
     """
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Home) -> None:
         self._device = device
         self._calls: Recent[tuple[Any, ...], tuple[Call, ...]] = Recent(_MOST_CALLS)
         self._plans = PlanCache(device)

@@ -23,7 +23,7 @@ from .wire._messages import Array, Compile, Launch, Load, Scalar, Unload
 
 if TYPE_CHECKING:
     from ...memory import Block, MemoryMap
-    from .._library import Submitter
+    from .._library import Home
     from .._request import Driver
 
 COMPILER: Final = LaneSpec(
@@ -84,7 +84,7 @@ class Nvrtc(Facade[D]):
     include others are compiled each time.
     """
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Home) -> None:
         self._device = device
         self._numbers = itertools.count(1)
         self._compiled = self._found = 0
@@ -140,12 +140,11 @@ class Nvrtc(Facade[D]):
         if cpu is not None and not callable(cpu):
             raise TypeError(f"cpu must be callable, not {type(cpu).__name__}")
         parameters = read_signature(source, name)
-        if parameters is None and self._device.capabilities.python_kernels:
+        in_python = self._device.capabilities.python_kernels
+        if parameters is None and in_python:
             log = f"no __global__ function named {name!r} is declared in the source"
             raise CompileError(f"kernel {name!r} does not compile: {log}", log=log)
-        function = (
-            cloudpickle.dumps(cpu) if self._device.capabilities.python_kernels and cpu else b""
-        )
+        function = cloudpickle.dumps(cpu) if in_python and cpu else b""
         message = Compile(source, name, tuple(options))
 
         def finish(answer: tuple[bytes, str, str, bool]) -> Kernel[D]:
@@ -243,7 +242,7 @@ class Kernel(Facade[D]):
 
     def __init__(
         self,
-        device: Submitter,
+        device: Home,
         number: int,
         name: str,
         parameters: tuple[Parameter, ...] | None,

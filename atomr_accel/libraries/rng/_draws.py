@@ -22,7 +22,7 @@ from .wire._messages import Distribution, Draw, Points, Table
 
 if TYPE_CHECKING:
     from ...memory import Block, GpuRef
-    from .._library import Submitter
+    from .._library import Home
     from .._request import Driver
     from ._state import State
 
@@ -43,7 +43,7 @@ Entries = np.ndarray[Any, np.dtype[np.float64]]
 class Drawing(Facade[D]):
     """What generators draw with."""
 
-    def __init__(self, device: Submitter, state: State) -> None:
+    def __init__(self, device: Home, state: State) -> None:
         self._device = device
         self._state = state
 

@@ -9,7 +9,7 @@ from ._generator import Generator, check_dimensions
 from ._state import new_state
 
 if TYPE_CHECKING:
-    from .._library import Submitter
+    from .._library import Home
 
 
 @final
@@ -22,7 +22,7 @@ class Rng(Generator[D]):
     ``default_rng`` returns: ``help(type(device.rng.default_rng()))``.
     """
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Home) -> None:
         super().__init__(device, new_state(None, "philox4_32_10", "default", 0, 1))
 
     def seed(self, seed: Any = None) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ....memory import GpuRef
-    from ..._library import Submitter
+    from ..._library import Home
     from ..._request import Driver
     from ..graph._run import PlanCache
 
@@ -121,7 +121,7 @@ class PagedKVCache(AttentionPart[D]):
         page_size: rows of a page.
     """
 
-    def __init__(self, device: Submitter, plans: PlanCache, k: GpuRef, v: GpuRef) -> None:
+    def __init__(self, device: Home, plans: PlanCache, k: GpuRef, v: GpuRef) -> None:
         super().__init__(device, plans)
         self.k: Final = k
         self.v: Final = v
@@ -133,7 +133,7 @@ class PagedKVCache(AttentionPart[D]):
         self._numbers: Final = itertools.count()
         self._copied: Final[Counter[int]] = Counter()
 
-    def _on(self, device: Submitter) -> Any:
+    def _on(self, device: Home) -> Any:
         if device.driver is Collected:
             raise Unsupported(
                 "a cache's calls cannot be in a batch or a recording; await them, which may be "

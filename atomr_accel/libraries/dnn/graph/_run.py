@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ....memory import MemoryMap
-    from ..._library import Submitter
+    from ..._library import Home
     from ..._request import Driver
     from ..attention._call import SetupStage
 
@@ -259,9 +259,7 @@ class PlanCache:
             self._workspaces.move_to_end(key)
         return workspace
 
-    def keep(
-        self, device: Submitter, encoded: bytes, answer: tuple[int, str], *, tuned: bool
-    ) -> int:
+    def keep(self, device: Home, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
         """Note what the host said of a plan; how much workspace to bring."""
         workspace, origin = answer
         self._misses += 1
@@ -272,7 +270,7 @@ class PlanCache:
         self.evict(device, self._limit)
         return workspace
 
-    def evict(self, device: Submitter, limit: int) -> None:
+    def evict(self, device: Home, limit: int) -> None:
         """Drop the plans that were not used for longest."""
         port = device.ports.get(PLANNER.name)
         while len(self._workspaces) > limit:
@@ -281,7 +279,7 @@ class PlanCache:
             if port is not None:
                 device.submit(port, "dnn.forget", ForgetGraph(encoded, tuned))
 
-    def limit_to(self, device: Submitter, limit: int) -> None:
+    def limit_to(self, device: Home, limit: int) -> None:
         """Keep that many plans."""
         self._limit = limit
         self.calls.limit = self._graphs.limit = _CALLS_A_PLAN * max(limit, DEFAULT_LIMIT)
@@ -292,7 +290,7 @@ class PlanCache:
         """How many plans are kept."""
         return self._limit
 
-    def statistics(self, device: Submitter) -> DnnStatistics:
+    def statistics(self, device: Home) -> DnnStatistics:
         """A snapshot."""
         return DnnStatistics(
             plans=len(self._workspaces),
@@ -310,12 +308,12 @@ class PlanCache:
 class DnnPart(Facade[D]):
     """What the parts of ``device.dnn`` have in common."""
 
-    def __init__(self, device: Submitter, plans: PlanCache | None = None) -> None:
+    def __init__(self, device: Home, plans: PlanCache | None = None) -> None:
         self._device = device
         self._plans = plans or PlanCache()
         self._asked: set[bytes] = set()
 
-    def _on(self, device: Submitter) -> Any:
+    def _on(self, device: Home) -> Any:
         facade = super()._on(device)
         facade._asked = set()
         return facade

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....memory import GpuRef, MemoryMap
-    from ..._library import Submitter
+    from ..._library import Home
     from ..._request import Driver
     from ..wire._graph import Tensor
     from ._run import PlanCache
@@ -99,7 +99,7 @@ class Graph(Facade[D]):
     kernel; where it does not, the graph is run in as few parts as it takes.
     """
 
-    def __init__(self, device: Submitter, plans: PlanCache) -> None:
+    def __init__(self, device: Home, plans: PlanCache) -> None:
         self._device = device
         self._plans = plans
         self._builder = Builder()
@@ -337,7 +337,7 @@ class Plan(DnnPart[D]):
 
     def __init__(
         self,
-        device: Submitter,
+        device: Home,
         plans: PlanCache,
         graph: EncodedGraph,
         inputs: dict[str, Symbol],

@@ -19,7 +19,7 @@ from ..wire._routine_messages import RnnBackward, RnnData, RnnForward, RnnPack, 
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
-    from ..._library import Submitter
+    from ..._library import Home
     from ..._request import Driver
 
 _CELLS: Final = ("relu", "tanh", "lstm", "gru")
@@ -88,7 +88,7 @@ class Rnn(Facade[D]):
         spec: its sizes.
     """
 
-    def __init__(self, device: Submitter, spec: RnnSpec, sizes: _Known) -> None:
+    def __init__(self, device: Home, spec: RnnSpec, sizes: _Known) -> None:
         self._device = device
         self.spec: Final = spec
         self._dtype: Final = DTYPES[spec.dtype]
@@ -388,7 +388,7 @@ class Rnn(Facade[D]):
 class Recurrent(DnnPart[D]):
     """Recurrent networks."""
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Home) -> None:
         super().__init__(device)
         self._rnn_sizes: _Known = Recent(_MOST_SIZES)
 
