@@ -140,11 +140,12 @@ class Node:
             label = f"{self.system.name}:{self.path}" if self.path else self.system.name
             self.supervisor = Supervisor._create(label, self._nursery, self._supervision, self)
         self.children[cell.name] = cell
+        supervisor = self.supervisor
         try:
-            slot = self.supervisor._begin(spec)
-            await self.supervisor._wait_started(slot)
+            await supervisor._wait_started(supervisor._begin(spec))
         except BaseException:
-            cell.end()  # unless the supervisor has told us so already
+            if not supervisor._has(spec):  # it may run still, if Ctrl-C came again and again
+                cell.end()  # unless the supervisor has told us so already
             raise
         return cell.ref
 

@@ -226,13 +226,13 @@ class Supervisor(metaclass=NoPublicConstructor):
         assert slot.starter is not None
         try:
             await slot.starter.wait()
+        except KeyboardInterrupt:
+            await self._take_back(slot)
+            raise
         except trio.Cancelled:
             # It may even have started, the news crossing with our cancellation. Whoever is
             # cancelled has not started a child: stop it, and leave when it has left.
-            if self._slots.get(slot.spec.name) is slot:
-                gone = self._stop(slot)
-                with trio.CancelScope(shield=True):
-                    await gone.wait()
+            await self._take_back(slot)
             failure = slot.failure if slot.not_started is None else slot.not_started
             if failure is not None and not isinstance(failure, ChildStopped):
                 raise failure  # noqa: B904 (the Cancelled is its context, not its cause)
@@ -244,6 +244,12 @@ class Supervisor(metaclass=NoPublicConstructor):
         finally:
             # The tracebacks have this frame in them.
             failure = slot.starter = slot.value = slot.not_started = slot.failure = None
+
+    async def _take_back(self, slot: _Slot) -> None:
+        if self._slots.get(slot.spec.name) is slot:
+            gone = self._stop(slot)
+            with trio.CancelScope(shield=True):
+                await gone.wait()
 
     @trio.lowlevel.enable_ki_protection
     async def stop_child(self, name: str) -> None:
@@ -326,6 +332,10 @@ class Supervisor(metaclass=NoPublicConstructor):
             return judge(self._machine.decider, failure) is Directive.RESUME
         except Exception:  # noqa: BLE001
             return False  # the machine will ask again, and escalate what the decider raises
+
+    def _has(self, spec: ChildSpec) -> bool:
+        slot = self._slots.get(spec.name)
+        return slot is not None and slot.spec is spec
 
     def _stop_soon(self, name: str) -> None:
         self._perform(self._machine.stop(name, trio.current_time()))

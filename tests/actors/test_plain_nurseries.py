@@ -165,9 +165,7 @@ def test_several_failures_make_a_group(strict: bool) -> None:
 
 
 @pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
-def test_an_interrupt_leaves_as_itself(
-    strict: bool, opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_as_itself(strict: bool, opener: Opener) -> None:
     async def main() -> None:
         async with opener():
             signal.raise_signal(signal.SIGINT)
@@ -232,3 +230,34 @@ def test_a_supervised_task_that_fails_before_it_starts_is_raised_where_it_is_sta
 
     with pytest.raises(Boom):
         run(strict, main)
+
+
+def test_an_interrupt_while_an_actor_starts_stops_it(strict: bool) -> None:
+    steps: list[str] = []
+
+    class Slow(Actor):
+        @trio.lowlevel.enable_ki_protection  # so that it goes to the main task, which waits
+        async def started(self) -> None:
+            steps.append("starting")
+            signal.raise_signal(signal.SIGINT)
+            try:
+                await trio.sleep_forever()
+            finally:
+                steps.append("stopped")
+
+    async def main() -> None:
+        async with open_system("demo") as system:
+            try:
+                await system.spawn(Slow, name="slow")
+            except KeyboardInterrupt:
+                steps.append("interrupted")
+            assert not system.tree().children
+            raise Boom
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Boom):
+            run(strict, main)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert steps == ["starting", "stopped", "interrupted"]
