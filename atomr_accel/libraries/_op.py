@@ -73,19 +73,19 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
     def __init__(self, make: Callable[Concatenate[Any, P], Request[T]]) -> None:
         @functools.wraps(make)
-        async def awaited(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        async def awaited(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             device: Any = facade._device  # of such facades it is what carries requests out
             result: T = await perform(device, make(facade, *args, **kwargs))
             return result
 
         @functools.wraps(make)
-        def collected(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> T:
+        def collected(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             collector: Any = facade._device
             result: T = collector.collect(make, facade, args, kwargs)
             return result
 
         @functools.wraps(make)
-        def described(facade: Facade[Any], *args: P.args, **kwargs: P.kwargs) -> Request[T]:
+        def described(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
             return make(facade, *args, **kwargs)
 
         signature = inspect.signature(make)
