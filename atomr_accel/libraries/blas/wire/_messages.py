@@ -91,102 +91,31 @@ class GemmList(Message, frozen=True):
     pointers: int
 
 
-class Vectors(Message, frozen=True):
-    """A routine of level 1.
+class Routine(Message, frozen=True):
+    """A routine of levels 1 to 3: what its row in ``_rows`` leaves open.
 
     Attributes:
-        routine: its name, such as ``"axpy"``.
+        row: the row's name.
         dtype: element type.
-        n: how many elements.
-        x, y: addresses of the first element in memory.
-        incx, incy: elements from one to the next; negative ones go from the last to the first.
-        result: where a scalar result goes.
-        scalars: the routine's scalars, in its order.
+        sizes: in the row's order; of matrices as they count, transposed where they are.
+        places: the address of each operand; of a vector that of its first element in memory.
+        steps: of each operand: elements from one to the next of a vector, where negative ones
+            go from the last to the first.
+        scalars: in the row's order.
+        options: in the row's order; sides, triangles and diagonals of ones are 0 or 1.
+        clear: fill what is written with zeros first.
+        scratch: room for a copy of a band.
     """
 
-    routine: str
+    row: str
     dtype: str
-    n: int
-    x: int
-    incx: int
-    y: int = 0
-    incy: int = 1
-    result: int = 0
-    scalars: tuple[Scalar, ...] = ()
-
-
-class MatrixVector(Message, frozen=True):
-    """A routine of level 2.
-
-    Attributes:
-        routine: its name, such as ``"gemv"``.
-        dtype: element type.
-        m, n: the shape of the matrix.
-        a: its address.
-        x, incx, y, incy: as in ``Vectors``. Triangular routines read x and write y.
-        alpha, beta: scalars; with beta 0, what is written is not read.
-        trans: see above.
-        lower: whether the lower triangle holds the data.
-        unit: whether the diagonal is taken as ones.
-        kl, ku: sub- and superdiagonals of a band.
-        clear: fill the output with zeros first.
-        scratch: room for a copy of the band.
-    """
-
-    routine: str
-    dtype: str
-    m: int
-    n: int
-    a: int
-    x: int
-    incx: int
-    y: int
-    incy: int
-    alpha: Scalar
-    beta: Scalar
-    trans: int = 0
-    lower: bool = False
-    unit: bool = False
-    kl: int = 0
-    ku: int = 0
+    sizes: tuple[int, ...]
+    places: tuple[int, ...]
+    steps: tuple[int, ...]
+    scalars: tuple[Scalar, ...]
+    options: tuple[int, ...]
     clear: bool = False
     scratch: int = 0
-
-
-class MatrixMatrix(Message, frozen=True):
-    """A routine of level 3.
-
-    Attributes:
-        routine: its name, such as ``"syrk"``.
-        dtype: element type.
-        m, n: the shape of c.
-        k: the inner dimension, where there is one.
-        a, b, c: addresses; c is what is written. ``dgmm`` has its vector in b.
-        alpha, beta: scalars; with beta 0, what is written is not read.
-        right: whether the special matrix stands on the right.
-        lower, unit: as in ``MatrixVector``.
-        trans_a, trans_b: see above.
-        incx: the increment of ``dgmm``'s vector.
-        clear: fill c with zeros first.
-    """
-
-    routine: str
-    dtype: str
-    m: int
-    n: int
-    k: int
-    a: int
-    b: int
-    c: int
-    alpha: Scalar
-    beta: Scalar
-    right: bool = False
-    lower: bool = False
-    unit: bool = False
-    trans_a: int = 0
-    trans_b: int = 0
-    incx: int = 1
-    clear: bool = False
 
 
 class Factor(Message, frozen=True):
