@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...memory import GpuRef
+    from ...memory import Block, GpuRef, MemoryMap
     from .._library import Submitter
     from .._request import Driver
 
@@ -54,9 +54,10 @@ class _Plan(NamedTuple):
 
     Attributes:
         dtype, sizes, steps: of the message.
-        starts: for each operand, how many bytes of its buffer come before its first element.
+        operands: their names, their access, and how many bytes of their buffers come before
+            their first element.
         shapes, dtypes: of operands that are made.
-        numbers: dtypes of the scalars.
+        numbers: names of scalars, their dtypes, and whether those are real.
         clear: whether what is made begins with zeros.
         scratch: bytes.
     """
@@ -64,10 +65,10 @@ class _Plan(NamedTuple):
     dtype: str
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
-    starts: tuple[int, ...]
+    operands: tuple[tuple[str, str, int], ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype[Any], ...]
-    numbers: tuple[np.dtype[Any], ...]
+    numbers: tuple[tuple[str, np.dtype[Any], bool], ...]
     clear: bool
     scratch: int
 
@@ -86,75 +87,91 @@ class RowRoutines(Routines[D]):
             name: of its row.
             given: the arguments of its method, which have the names of the row.
         """
-        row = ROWS[name]
-        options = tuple([_OPTIONS[option](given[option], option) for option in row.options])
-        counts = [given[count] for count in _COUNTS[name]]
-        # 1, 1.0 and True are the same key, so what is no int goes without.
-        plain = {int, type(None)}.issuperset(map(type, counts))
+        row, called, options_of, counts_of, operands_of = _ROUTES[name]
+        options = tuple(
+            [
+                0 if given[option] is usual else read(given[option], option)
+                for option, usual, read in options_of
+            ]
+        )
+        counts: list[Any] = [given[count] for count in counts_of]
+        plain = True
+        for count in counts:
+            if type(count) is not int and count is not None:
+                plain = False  # 1, 1.0 and True are the same key, so it goes without
 
         def prepare(driver: Driver) -> Submission[Any]:
             memory = driver.memory
-            refs = []
+            blocks: list[Block | None] = []
             signature: list[Any] = [name, options, *counts]
-            for operand in row.operands:
-                ref = given[operand.name]
-                refs.append(ref)
-                if ref is not None or not operand.made:
-                    (usable if operand.access == "r" else writable)(ref, memory, operand.name)
-                    signature += ref.shape, ref.dtype
-                else:
+            for argument, check, made in operands_of:
+                ref = given[argument]
+                if ref is None and made:
+                    blocks.append(None)
                     signature.append(None)
+                else:
+                    blocks.append(check(ref, memory, argument))
+                    signature += ref.shape, ref.dtype
             key = tuple(signature) if plain else ()
             plan = self._checked.get(key)
             if plan is None:
                 plan = _check(row, given, dict(zip(row.options, options, strict=True)))
                 if plain:
                     self._checked.keep(key, plan)
+            name_of_dtype, sizes, steps, operands, shapes, dtypes, scalars, clear, nbytes = plan
             numbers: list[Scalar] = []
-            for (number, _), dtype in zip(row.numbers, plan.numbers, strict=True):
+            for number, dtype, is_real in scalars:
                 value = given[number]
-                usual = type(value) is float and dtype.kind != "c"
+                usual = type(value) is float and is_real
                 numbers.append(value if usual else scalar(value, dtype, number))
-            reads, writes, places = [], [], []
+            reads: list[Block] = []
+            writes: list[Block] = []
             results: list[GpuRef] = []
-            bases = set()
-            for ref, operand, start in zip(refs, row.operands, plan.starts, strict=True):
-                access = operand.access
-                if access == "beta" and not scales_nothing(numbers[-1], ref):
-                    access = "rw"
-                if ref is None:
+            places: list[int] = []
+            bases: list[object] = []
+            for (argument, access, start), block in zip(operands, blocks, strict=True):
+                rescaled = access == "beta" and numbers[-1] != 0.0
+                if rescaled:
+                    rescaled = not scales_nothing(numbers[-1], given[argument])
+                if block is None:
                     at = len(places)
-                    ref = driver.output(plan.shapes[at], plan.dtypes[at])  # noqa: PLW2901
-                block = ref._block
-                bases.add(id(block.base))
+                    ref = driver.output(shapes[at], dtypes[at])
+                    block = ref._block  # noqa: PLW2901
+                else:
+                    ref = given[argument]
                 places.append(block.address + start)
-                if access == "r" or access == "rw":  # noqa: PLR1714 - quicker
+                bases.append(block.base)
+                if access == "r":
                     reads.append(block)
-                if access != "r":
-                    writes.append(block)
-                    results.append(ref)
-            if len(bases) < len(refs):
-                _require_apart(row, refs, options, places, plan.steps)
+                    continue
+                writes.append(block)
+                results.append(ref)
+                if rescaled or access == "rw":
+                    reads.append(block)
+            for at in row.written:
+                if bases.count(bases[at]) > 1:
+                    _require_apart(row, given, options, places, steps)
+                    break
             scratch = 0
-            if plan.scratch:
-                block = driver.output((plan.scratch,), UINT8)._block
+            if nbytes:
+                block = driver.output((nbytes,), UINT8)._block
                 writes.append(block)
                 scratch = block.address
             message = Routine(
                 name,
-                plan.dtype,
-                plan.sizes,
+                name_of_dtype,
+                sizes,
                 tuple(places),
-                plan.steps,
+                steps,
                 tuple(numbers),
                 options,
-                plan.clear,
+                clear,
                 scratch,
             )
             result: Any = results[0] if len(results) == 1 else tuple(results)
             return Submission(message, reads, writes, result)
 
-        return Request(LANE, _CALLED[name], prepare)
+        return Request(LANE, called, prepare)
 
 
 def _diagonal(value: Any, name: str) -> int:
@@ -172,24 +189,49 @@ _OPTIONS: Final[dict[str, Callable[[Any, str], int]]] = {
 }
 """How options are read."""
 
-_COUNTS: Final = {
-    row.name: (*row.counts, *(f"{word}{axis}" for axis in row.steps for word in ("off", "inc")))
+_USUAL: Final = {"lower": False}
+"""What options are where they are not 0 by default."""
+
+
+class _Route(NamedTuple):
+    """What a call of a row looks at first.
+
+    Attributes:
+        row: the row.
+        called: the name of its requests.
+        options: names of options, what they usually are, and how they are read.
+        counts: names of the arguments that are whole numbers.
+        operands: names of operands, how they are checked, whether they are made where absent.
+    """
+
+    row: Row
+    called: str
+    options: tuple[tuple[str, object, Callable[[Any, str], int]], ...]
+    counts: tuple[str, ...]
+    operands: tuple[tuple[str, Callable[[GpuRef, MemoryMap, str], Block], bool], ...]
+
+
+_ROUTES: Final = {
+    row.name: _Route(
+        row,
+        f"blas.{row.name}",
+        tuple((option, _USUAL.get(option, 0), _OPTIONS[option]) for option in row.options),
+        (*row.counts, *(f"{word}{axis}" for axis in row.steps for word in ("off", "inc"))),
+        tuple(
+            (operand.name, writable if operand.written else usable, bool(operand.made))
+            for operand in row.operands
+        ),
+    )
     for row in ROWS.values()
 }
-"""The arguments of a routine that are whole numbers."""
-
-_CALLED: Final = {name: f"blas.{name}" for name in ROWS}
 
 
 def _require_apart(
-    row: Row,
-    refs: list[GpuRef | None],
-    options: tuple[int, ...],
-    places: list[int],
-    steps: tuple[int, ...],
+    row: Row, given: Given, options: tuple[int, ...], places: list[int], steps: tuple[int, ...]
 ) -> None:
     """What is written shares no memory with the rest, except where it may be in place."""
     chosen = dict(zip(row.options, options, strict=True))
+    refs = [given[operand.name] for operand in row.operands]
     written = [at for at in row.written if refs[at] is not None]
     reads, in_place = [], []
     for at, (operand, ref) in enumerate(zip(row.operands, refs, strict=True)):
@@ -205,7 +247,7 @@ def _require_apart(
                 in_place += [(row.operands[to].name, name) for to in written]
         reads.append((name, ref))
     outputs = [(row.operands[at].name, refs[at]) for at in reversed(written)]
-    require_apart(row.name, outputs, reads, in_place=in_place)  # type: ignore[arg-type]
+    require_apart(row.name, outputs, reads, in_place=in_place)
 
 
 def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
@@ -250,10 +292,16 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
         dtype,
         tuple(sizes.found[size] for size in row.sizes),
         tuple(steps),
-        tuple(starts),
+        tuple(
+            (operand.name, operand.access, start)
+            for (operand, _), start in zip(operands, starts, strict=True)
+        ),
         tuple(row.shapes(sizes.found, options)),
         tuple(DTYPES[operand.dtype_of(dtype)] for operand in row.operands),
-        tuple(real if is_real else lead.dtype for _, is_real in row.numbers),
+        tuple(
+            (name, *((real, True) if is_real else (lead.dtype, lead.dtype.kind != "c")))
+            for name, is_real in row.numbers
+        ),
         any(operand.made == "zeros" and ref is None for operand, ref in operands),
         lead.nbytes if row.operands[0].structure == "band" else 0,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ..wire._messages import Factor, Gemm, GemmEx, GemmList, Routine
+from ..wire._messages import Factor, Gemm, GemmEx, GemmList, ProductOptions, Routine
 from ._cpu_factor import factor
 from ._cpu_routines import apply, execute, number, wide
 
@@ -47,35 +47,42 @@ class CpuBlas:
         a = context.array(message.a, (k, m) if message.trans_a else (m, k), dtype)
         b = context.array(message.b, (n, k) if message.trans_b else (k, n), dtype)
         c = context.array(message.c, (m, n), dtype)
-        self._product(a, b, c, message)
+        self._product(a, b, c, message, message)
 
     def _gemm_ex(self, message: GemmEx) -> None:
-        context = self._context
+        context, options = self._context, message.options
         context.check()
-        m, n, k, batch = message.m, message.n, message.k, message.batch
-        dtype = DTYPES[message.dtype]
-        shape_a = (k, m) if message.trans_a else (m, k)
-        shape_b = (n, k) if message.trans_b else (k, n)
+        (m, n, k), batch = message.sizes, message.batch
+        dtype = DTYPES[options.dtype]
+        shape_a = (k, m) if options.trans_a else (m, k)
+        shape_b = (n, k) if options.trans_b else (k, n)
         a = self._stack(message.a, batch, message.strides_a, shape_a, dtype)
         b = self._stack(message.b, batch, message.strides_b, shape_b, dtype)
-        c = context.array(message.c, (*batch, m, n), DTYPES[message.dtype_c])
+        c = context.array(message.c, (*batch, m, n), DTYPES[options.dtype_c])
         if c.size:
-            self._product(a, b, c, message)
+            self._product(a, b, c, message, options)
 
     def _gemm_list(self, message: GemmList) -> None:
-        context = self._context
+        context, options = self._context, message.options
         context.check()
-        dtype, dtype_c = DTYPES[message.dtype], DTYPES[message.dtype_c]
+        dtype, dtype_c = DTYPES[options.dtype], DTYPES[options.dtype_c]
         places = zip(message.a, message.b, message.c, message.shapes, strict=True)
         for at_a, at_b, at_c, (m, n, k) in places:
-            a = context.array(at_a, (k, m) if message.trans_a else (m, k), dtype)
-            b = context.array(at_b, (n, k) if message.trans_b else (k, n), dtype)
-            self._product(a, b, context.array(at_c, (m, n), dtype_c), message)
+            a = context.array(at_a, (k, m) if options.trans_a else (m, k), dtype)
+            b = context.array(at_b, (n, k) if options.trans_b else (k, n), dtype)
+            self._product(a, b, context.array(at_c, (m, n), dtype_c), message, options)
 
-    def _product(self, a: Array, b: Array, c: Array, message: Gemm | GemmEx | GemmList) -> None:
+    @staticmethod
+    def _product(
+        a: Array,
+        b: Array,
+        c: Array,
+        message: Gemm | GemmEx | GemmList,
+        options: Gemm | ProductOptions,
+    ) -> None:
         kind = _INTEGER_SUMS if c.dtype.kind == "i" else wide(c.dtype)
-        left = apply(a.astype(kind, copy=False), message.trans_a)
-        right = apply(b.astype(kind, copy=False), message.trans_b)
+        left = apply(a.astype(kind, copy=False), options.trans_a)
+        right = apply(b.astype(kind, copy=False), options.trans_b)
         result: Array = left @ right
         alpha, beta = number(message.alpha), number(message.beta)
         if alpha != 1.0:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ..wire._messages import Factor
 from ...host._indices import require_within
+from ..wire._messages import Factor
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext

@@ -146,7 +146,7 @@ def _nrm2(c: Call) -> Any:
 
 
 def _outer(c: Call, x: Array, y: Array) -> Array:
-    return c.a.dtype.type(c.alpha) * np.outer(x, y)
+    return scaled(c.alpha, np.outer(x, y))
 
 
 def _geam(c: Call) -> Array:

@@ -50,7 +50,7 @@ __global__ void shift(T* target, const T* source, unsigned long long count, long
 @cache
 def load_cublas() -> VendorLibrary:
     """The library, loaded once."""
-    return VendorLibrary("cublas", PROTOTYPES, STATUS_NAME, half_symbol)
+    return VendorLibrary("cublas", PROTOTYPES, STATUS_NAME)
 
 
 @final

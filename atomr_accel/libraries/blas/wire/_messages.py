@@ -6,6 +6,8 @@ Addresses that an op does not use are 0.
 
 from __future__ import annotations
 
+import msgspec
+
 from ....wire import Message
 
 Scalar = float | tuple[float, float]
@@ -36,36 +38,48 @@ class Gemm(Message, frozen=True):
     beta: float
 
 
+class ProductOptions(msgspec.Struct, frozen=True, array_like=True):
+    """What products of any types have in common.
+
+    Attributes:
+        dtype: element type of a and b.
+        dtype_c: element type of c.
+        compute: how to compute, as the vendor calls it without ``CUBLAS_COMPUTE_``.
+        trans_a, trans_b: 0, 1 or 2.
+    """
+
+    dtype: str
+    dtype_c: str
+    compute: str
+    trans_a: int
+    trans_b: int
+
+
 class GemmEx(Message, frozen=True):
     """``Gemm`` over batches, of any types.
 
     Attributes:
+        a, b, c: addresses.
+        sizes: m, n and k.
         batch: the batch's shape; c is contiguous over it.
         strides_a, strides_b: elements from one matrix to the next along each dimension
             of ``batch``; 0 repeats the matrix.
-        dtype: element type of a and b.
-        dtype_c: element type of c.
-        compute: how to compute, as the vendor calls it without ``CUBLAS_COMPUTE_``.
+        options: see there.
+        alpha, beta: scalars; with beta 0, c is not read.
         pointers: room for three pointers for each product, where one stride is not enough.
     """
 
     a: int
     b: int
     c: int
-    m: int
-    n: int
-    k: int
+    sizes: tuple[int, int, int]
     batch: tuple[int, ...]
     strides_a: tuple[int, ...]
     strides_b: tuple[int, ...]
-    dtype: str
-    dtype_c: str
-    compute: str
-    trans_a: int
-    trans_b: int
+    options: ProductOptions
     alpha: Scalar
     beta: Scalar
-    pointers: int
+    pointers: int = 0
 
 
 class GemmList(Message, frozen=True):
@@ -74,6 +88,8 @@ class GemmList(Message, frozen=True):
     Attributes:
         a, b, c: an address for each product.
         shapes: (m, n, k) of each product.
+        options: see there.
+        alpha, beta: scalars; with beta 0, c is not read.
         pointers: room for three pointers for each product.
     """
 
@@ -81,11 +97,7 @@ class GemmList(Message, frozen=True):
     b: tuple[int, ...]
     c: tuple[int, ...]
     shapes: tuple[tuple[int, int, int], ...]
-    dtype: str
-    dtype_c: str
-    compute: str
-    trans_a: int
-    trans_b: int
+    options: ProductOptions
     alpha: Scalar
     beta: Scalar
     pointers: int
