@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 DOCUMENTED: Final = ("axpy", "scal", "dot", "dotc", "nrm2", "gemv")
 """The routines that cuBLAS promises for 16-bit types."""
 
-SCALARS: Final[dict[str, complex]] = {
-    **{"a": ALPHA, "alpha": ALPHA, "beta": BETA},
-    **{"c": 0.75, "s": BETA},
-}
+SCALARS: Final[dict[str, complex]] = dict(a=ALPHA, alpha=ALPHA, beta=BETA, c=0.75, s=BETA)  # noqa: C408
 
 LENGTHS: Final[list[Case]] = [
     *({"length": length} for length in (0, 1, 37, 300)),
@@ -89,16 +86,20 @@ def scalars_of(row: Row, like: Any) -> dict[str, Any]:
     }
 
 
-def shape_of(row: Row, operand: Operand, case: Case) -> tuple[int, ...]:
+def size_of(size: str, case: Case) -> Any:
+    """A size by its name; None for a vector that is taken as far as it goes."""
+    if size == "s":
+        size = "n" if case["side"] in (1, "R") else "m"
+    return case.get(size)
+
+
+def shape_of(operand: Operand, case: Case) -> tuple[int, ...]:
     """The shape of an operand's buffer."""
-    right = case.get("side") in (1, "R")
-    known = {**case, "s": case.get("n") if right else case.get("m")}
+    if "length" in case:
+        return (case["length"],)
     if operand.steps:
-        if "length" in case:
-            return (case["length"],)
-        off, inc = steps_of(operand, case)
-        return (room(known[operand.shape[0]], off, inc),)
-    m, n = (known[size] for size in operand.shape)
+        return (room(size_of(operand.shape[0], case), *steps_of(operand, case)),)
+    m, n = (size_of(size, case) for size in operand.shape)
     m, n = turned(m, n, case.get(operand.trans, 0))
     return (case["kl"] + case["ku"] + 1, n) if operand.structure == "band" else (m, n)
 
@@ -115,7 +116,7 @@ def given(row: Row, left_out: str = "") -> list[Operand]:
 def inputs(row: Row, left_out: str, sample: Sample, **case: Any) -> tuple[Array, ...]:
     arrays = []
     for operand in given(row, left_out):
-        shape = shape_of(row, operand, case)
+        shape = shape_of(operand, case)
         if operand.structure == "triangular":
             array = hide(sample.triangular(shape[0], unit=case["diag"] == 1), **case)
         elif operand.structure and not operand.written and operand.structure != "band":
@@ -156,7 +157,6 @@ def expect(row: Row, left_out: str, place: str, *arrays: Array, **case: Any) -> 
     scalars = scalars_of(row, arrays[0])
     if place:
         buffers[left_out] = buffers[place]
-    count = case.get("n") if "length" in case else None
     taken_arrays = {}
     for operand in row.operands:
         if operand.name not in buffers:
@@ -166,11 +166,7 @@ def expect(row: Row, left_out: str, place: str, *arrays: Array, **case: Any) -> 
             continue
         array = buffers[operand.name]
         if operand.steps:
-            (size,) = operand.shape
-            right = case.get("side") in (1, "R")
-            known = {**case, "s": case.get("n") if right else case.get("m")}
-            n = count if "length" in case else known[size]
-            array = taken(array, n, *steps_of(operand, case))
+            array = taken(array, size_of(operand.shape[0], case), *steps_of(operand, case))
         taken_arrays[operand.name] = array
     values = evaluate(row, taken_arrays, scalars, case)
     sizes = magnitudes(row, taken_arrays, scalars, case)
@@ -180,7 +176,7 @@ def expect(row: Row, left_out: str, place: str, *arrays: Array, **case: Any) -> 
         value, size = values[at], None if sizes is None else sizes[at]
         buffer = buffers.get(operand.name)
         if operand.steps and buffer is not None:
-            n = count if "length" in case else case[operand.shape[0]]
+            n = size_of(operand.shape[0], case)
             value = put_back(buffer, value, n, steps_of(operand, case))
             size = None if size is None else put_back(abs(buffer), size, n, steps_of(operand, case))
         dtype = None
@@ -196,7 +192,8 @@ REAL_RESULTS: Final = {"complex128": "float32", "clongdouble": "float64", "compl
 
 def made(operand: Operand, like: Array, case: Case) -> Array:
     """What the call makes itself, before it is written."""
-    return np.zeros([case.get(size, len(like)) for size in operand.shape], like.dtype)
+    sizes = [size_of(size, case) for size in operand.shape]
+    return np.zeros([len(like) if size is None else size for size in sizes], like.dtype)
 
 
 def put_back(buffer: Array, value: Array, n: int | None, steps: tuple[int, int]) -> Array:
