@@ -54,9 +54,8 @@ class _Plan(NamedTuple):
 
     Attributes:
         dtype, sizes, steps: of the message.
-        operands: their names, their access, and how many bytes of their buffers come before
-            their first element.
-        shapes, dtypes: of operands that are made.
+        starts: for each operand, how many bytes of its buffer come before its first element.
+        absent: positions, shapes and dtypes of what is to be made.
         numbers: names of scalars, their dtypes, and whether those are real.
         clear: whether what is made begins with zeros.
         scratch: bytes.
@@ -65,9 +64,8 @@ class _Plan(NamedTuple):
     dtype: str
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
-    operands: tuple[tuple[str, str, int], ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[np.dtype[Any], ...]
+    starts: tuple[int, ...]
+    absent: tuple[tuple[int, tuple[int, ...], np.dtype[Any]], ...]
     numbers: tuple[tuple[str, np.dtype[Any], bool], ...]
     clear: bool
     scratch: int
@@ -87,25 +85,29 @@ class RowRoutines(Routines[D]):
             name: of its row.
             given: the arguments of its method, which have the names of the row.
         """
-        row, called, options_of, counts_of, operands_of = _ROUTES[name]
-        options = tuple(
-            [
-                0 if given[option] is usual else read(given[option], option)
-                for option, usual, read in options_of
-            ]
-        )
-        counts: list[Any] = [given[count] for count in counts_of]
+        row, called, options_of, counts_of, operands, reads, writes, rescaled = _ROUTES[name]
+        # Loops, because these few lines are most of what a call costs the program.
+        read_options = []
+        for option, usual, read in options_of:
+            value = given[option]
+            read_options.append(0 if value is usual else read(value, option))
+        options = tuple(read_options)
+        counts = []
         plain = True
-        for count in counts:
-            if type(count) is not int and count is not None:
+        for count in counts_of:
+            value = given[count]
+            counts.append(value)
+            if type(value) is not int and value is not None:
                 plain = False  # 1, 1.0 and True are the same key, so it goes without
 
         def prepare(driver: Driver) -> Submission[Any]:
             memory = driver.memory
-            blocks: list[Block | None] = []
+            refs: list[Any] = []
+            blocks: list[Any] = []
             signature: list[Any] = [name, options, *counts]
-            for argument, check, made in operands_of:
+            for argument, check, made in operands:
                 ref = given[argument]
+                refs.append(ref)
                 if ref is None and made:
                     blocks.append(None)
                     signature.append(None)
@@ -118,44 +120,34 @@ class RowRoutines(Routines[D]):
                 plan = _check(row, given, dict(zip(row.options, options, strict=True)))
                 if plain:
                     self._checked.keep(key, plan)
-            name_of_dtype, sizes, steps, operands, shapes, dtypes, scalars, clear, nbytes = plan
+            name_of_dtype, sizes, steps, starts, absent, scalars, clear, scratch_bytes = plan
             numbers: list[Scalar] = []
             for number, dtype, is_real in scalars:
                 value = given[number]
                 usual = type(value) is float and is_real
                 numbers.append(value if usual else scalar(value, dtype, number))
-            reads: list[Block] = []
-            writes: list[Block] = []
-            results: list[GpuRef] = []
+            for at, shape, kind in absent:
+                if at == rescaled:
+                    scales_nothing(numbers[-1], None)
+                refs[at] = ref = driver.output(shape, kind)
+                blocks[at] = ref._block
             places: list[int] = []
             bases: list[object] = []
-            for (argument, access, start), block in zip(operands, blocks, strict=True):
-                rescaled = access == "beta" and numbers[-1] != 0.0
-                if rescaled:
-                    rescaled = not scales_nothing(numbers[-1], given[argument])
-                if block is None:
-                    at = len(places)
-                    ref = driver.output(shapes[at], dtypes[at])
-                    block = ref._block  # noqa: PLW2901
-                else:
-                    ref = given[argument]
+            for block, start in zip(blocks, starts, strict=True):
                 places.append(block.address + start)
                 bases.append(block.base)
-                if access == "r":
-                    reads.append(block)
-                    continue
-                writes.append(block)
-                results.append(ref)
-                if rescaled or access == "rw":
-                    reads.append(block)
-            for at in row.written:
+            read: list[Block] = [blocks[at] for at in reads]
+            if rescaled is not None and not scales_nothing(numbers[-1], refs[rescaled]):
+                read.append(blocks[rescaled])
+            written: list[Block] = []
+            for at in writes:
+                written.append(blocks[at])
                 if bases.count(bases[at]) > 1:
                     _require_apart(row, given, options, places, steps)
-                    break
             scratch = 0
-            if nbytes:
-                block = driver.output((nbytes,), UINT8)._block
-                writes.append(block)
+            if scratch_bytes:
+                block = driver.output((scratch_bytes,), UINT8)._block
+                written.append(block)
                 scratch = block.address
             message = Routine(
                 name,
@@ -168,8 +160,8 @@ class RowRoutines(Routines[D]):
                 clear,
                 scratch,
             )
-            result: Any = results[0] if len(results) == 1 else tuple(results)
-            return Submission(message, reads, writes, result)
+            result = refs[writes[0]] if len(writes) == 1 else tuple([refs[at] for at in writes])
+            return Submission(message, read, written, result)
 
         return Request(LANE, called, prepare)
 
@@ -202,6 +194,8 @@ class _Route(NamedTuple):
         options: names of options, what they usually are, and how they are read.
         counts: names of the arguments that are whole numbers.
         operands: names of operands, how they are checked, whether they are made where absent.
+        reads, writes: the positions of those that are read, and written.
+        rescaled: the position of what is read too, unless beta is 0.
     """
 
     row: Row
@@ -209,6 +203,9 @@ class _Route(NamedTuple):
     options: tuple[tuple[str, object, Callable[[Any, str], int]], ...]
     counts: tuple[str, ...]
     operands: tuple[tuple[str, Callable[[GpuRef, MemoryMap, str], Block], bool], ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    rescaled: int | None
 
 
 _ROUTES: Final = {
@@ -221,13 +218,20 @@ _ROUTES: Final = {
             (operand.name, writable if operand.written else usable, bool(operand.made))
             for operand in row.operands
         ),
+        tuple(at for at, operand in enumerate(row.operands) if operand.access in ("r", "rw")),
+        row.written,
+        next((at for at, each in enumerate(row.operands) if each.access == "beta"), None),
     )
     for row in ROWS.values()
 }
 
 
 def _require_apart(
-    row: Row, given: Given, options: tuple[int, ...], places: list[int], steps: tuple[int, ...]
+    row: Row,
+    given: Given,
+    options: tuple[int, ...],
+    places: tuple[int, ...],
+    steps: tuple[int, ...],
 ) -> None:
     """What is written shares no memory with the rest, except where it may be in place."""
     chosen = dict(zip(row.options, options, strict=True))
@@ -288,16 +292,17 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
         steps.append(int(inc))
         starts.append(int(off) * lead.dtype.itemsize)
     real = DTYPES[REAL_OF.get(dtype, dtype)]
+    shapes = row.shapes(sizes.found, options)
     return _Plan(
         dtype,
         tuple(sizes.found[size] for size in row.sizes),
         tuple(steps),
+        tuple(starts),
         tuple(
-            (operand.name, operand.access, start)
-            for (operand, _), start in zip(operands, starts, strict=True)
+            (at, shapes[at], DTYPES[operand.dtype_of(dtype)])
+            for at, (operand, ref) in enumerate(operands)
+            if ref is None
         ),
-        tuple(row.shapes(sizes.found, options)),
-        tuple(DTYPES[operand.dtype_of(dtype)] for operand in row.operands),
         tuple(
             (name, *((real, True) if is_real else (lead.dtype, lead.dtype.kind != "c")))
             for name, is_real in row.numbers
