@@ -18,9 +18,11 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
 from atomr_accel.libraries.blas.host import _prototypes as prototypes
 from atomr_accel.libraries.blas.host._prototypes import LETTERS, symbol
+from atomr_accel.libraries.blas.wire._rows import REAL_OF, ROWS, Row
 from atomr_accel.libraries.host._numbers import CUDA_TYPES
 from atomr_accel.wire import OFFSET_MASK, SLAB_SHIFT
 
+from .blas_rows.formulas import evaluate
 from .fake_lapack import BATCHED, memory
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 INVALID_VALUE, NOT_SUPPORTED = 7, 15
+HALF = 2
+"""Bytes of the types that compute in float32."""
 DTYPE_OF = {value: DTYPES[name] for name, value in CUDA_TYPES.items()}
 
 
@@ -81,220 +85,48 @@ def combine(out: Array, value: Array, beta: Any) -> None:
     store(out, value if beta == 0 else value + beta * wide(out))
 
 
-def triangle(a: Array, uplo: int, diag: int) -> Array:
-    half = np.tril(a, -1) if uplo == 0 else np.triu(a, 1)
-    return half + (np.eye(len(a), dtype=a.dtype) if diag else np.diag(np.diag(a)))
+SCALAR_WORDS = {"a": "alpha", "c": "cosine", "s": "sine"}
+"""What arguments are called that are scalars of a row."""
 
 
-def symmetric(a: Array, uplo: int, *, hermitian: bool = False) -> Any:
-    half = np.tril(a, -1) if uplo == 0 else np.triu(a, 1)
-    diagonal = np.diag(a).real if hermitian else np.diag(a)
-    return half + (half.conj().T if hermitian else half.T) + np.diag(diagonal)
-
-
-class Arguments(dict[str, Any]):
-    """A call's arguments by their words, with the dtype they have."""
-
-    def __init__(self, dtype: np.dtype[Any], values: dict[str, Any]) -> None:
-        super().__init__(values)
-        self.dtype = dtype
-        self.compute = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
-
-    def vector(self, name: str, n: int) -> Array:
-        return vector(self[name], n, self[f"inc{name}"], self.dtype)
-
-    def matrix(self, name: str, rows: int, columns: int) -> Array:
-        return matrix(self[name], rows, columns, self[f"ld{name}"], self.dtype)
-
-    def scalar(self, name: str, dtype: np.dtype[Any] | None = None) -> Any:
-        return number(self[name], dtype or self.compute)
-
-    @property
-    def real(self) -> np.dtype[Any]:
-        return np.zeros(0, self.dtype).real.dtype if self.dtype.kind == "c" else self.dtype
-
-
-def axpy(a: Arguments) -> None:
-    x, y = a.vector("x", a["n"]), a.vector("y", a["n"])
-    store(y, a.scalar("alpha") * wide(x) + wide(y))
-
-
-def scal(a: Arguments) -> None:
-    x = a.vector("x", a["n"])
-    store(x, a.scalar("alpha") * wide(x))
-
-
-def copy(a: Arguments) -> None:
-    a.vector("y", a["n"])[...] = a.vector("x", a["n"])
-
-
-def swap(a: Arguments) -> None:
-    x, y = a.vector("x", a["n"]), a.vector("y", a["n"])
-    x[...], y[...] = y.copy(), x.copy()
-
-
-def rot(a: Arguments) -> None:
-    x, y = a.vector("x", a["n"]), a.vector("y", a["n"])
-    c, s = (wide(a.scalar(name, kind)) for name, kind in (("cosine", a.real), ("sine", a.dtype)))
-    old_x, old_y = wide(x).copy(), wide(y).copy()
-    store(x, c * old_x + s * old_y)
-    store(y, c * old_y - np.conj(s) * old_x)
-
-
-def reduction(function: Callable[[Array, Array], Any], kind: str) -> Callable[[Arguments], None]:
-    def run(a: Arguments) -> None:
-        x = wide(a.vector("x", a["n"]))
-        y = wide(a.vector("y", a["n"])) if "y" in a else x
-        dtype = {"same": a.dtype, "real": a.real, "index": DTYPES["int64"]}[kind]
-        vector(a["result"], 1, 1, dtype)[0] = function(x, y)
-
-    return run
-
-
-def size_of(x: Array) -> Any:
-    return np.abs(x.real) + np.abs(x.imag)
-
-
-def gemv(a: Arguments) -> None:
-    m, n, trans = a["m"], a["n"], a["trans"]
-    whole = op(wide(a.matrix("a", m, n)), trans)
-    x, y = a.vector("x", whole.shape[1]), a.vector("y", whole.shape[0])
-    combine(y, a.scalar("alpha") * (whole @ wide(x)), a.scalar("beta"))
-
-
-def gbmv(a: Arguments) -> None:
-    m, n, kl, ku = a["m"], a["n"], a["kl"], a["ku"]
-    band = a.matrix("a", kl + ku + 1, n)
-    whole = np.zeros((m, n), a.dtype)
-    for j in range(n):
-        for i in range(max(0, j - ku), min(m, j + kl + 1)):
-            whole[i, j] = band[ku + i - j, j]
-    whole = op(whole, a["trans"])
-    x, y = a.vector("x", whole.shape[1]), a.vector("y", whole.shape[0])
-    combine(y, a.scalar("alpha") * (whole @ x), a.scalar("beta"))
-
-
-def symv(a: Arguments) -> None:
-    n = a["n"]
-    whole = symmetric(a.matrix("a", n, n), a["uplo"])
-    combine(a.vector("y", n), a.scalar("alpha") * (whole @ a.vector("x", n)), a.scalar("beta"))
-
-
-def trmv(a: Arguments) -> None:
-    n = a["n"]
-    x = a.vector("x", n)
-    x[...] = op(triangle(a.matrix("a", n, n), a["uplo"], a["diag"]), a["trans"]) @ x
-
-
-def trsv(a: Arguments) -> None:
-    n = a["n"]
-    x = a.vector("x", n)
-    whole = op(triangle(a.matrix("a", n, n), a["uplo"], a["diag"]), a["trans"])
-    x[...] = np.linalg.solve(whole, x)
-
-
-def ger(a: Arguments) -> None:
-    m, n = a["m"], a["n"]
-    a.matrix("a", m, n)[...] += a.scalar("alpha") * np.outer(a.vector("x", m), a.vector("y", n))
-
-
-def symm(a: Arguments, *, hermitian: bool = False) -> None:
-    m, n, right = a["m"], a["n"], a["side"]
-    size = n if right else m
-    whole = symmetric(a.matrix("a", size, size), a["uplo"], hermitian=hermitian)
-    b, c = a.matrix("b", m, n), a.matrix("c", m, n)
-    combine(c, a.scalar("alpha") * (b @ whole if right else whole @ b), a.scalar("beta"))
-
-
-def rank_k(a: Arguments, *, hermitian: bool = False, two: bool = False) -> None:
-    n, k, trans = a["n"], a["k"], a["trans"]
-    if a.dtype.kind == "c" and trans == (1 if hermitian else 2):
+def run_row(row: Row, dtype: np.dtype[Any], values: dict[str, Any]) -> None:
+    """What the vendor's function of a row does, given arguments by their words."""
+    case: dict[str, Any] = {size: values[size] for size in row.sizes}
+    if row.name in ("gemv", "gbmv") and values["trans"]:  # its sizes are of what is stored
+        case |= {"m": case["n"], "n": case["m"]}
+    for option in row.options:
+        case[option] = values.get(option, values.get(option.partition("_")[0]))
+    if "lower" in row.options:
+        case["lower"] = values["uplo"] == 0
+    transposes = [case[option] for option in row.options if option.startswith("trans")]
+    if dtype.kind == "c" and not {*transposes} <= {*row.transposes}:
         raise Refusal(INVALID_VALUE)
-    shape = (k, n) if trans else (n, k)
-    adjoint = 2 if hermitian else 1
-    left = op(a.matrix("a", *shape), adjoint if trans else 0)
-    right = op(a.matrix("b", *shape), adjoint if trans else 0) if two else left
-    alpha = a.scalar("alpha", a.real if hermitian and not two else None)
-    value = alpha * (left @ op(right, adjoint))
-    if two:
-        value = value + op(value, adjoint)
-    c = a.matrix("c", n, n)
-    beta = a.scalar("beta", a.real if hermitian else None)
-    inside = (np.tril if a["uplo"] == 0 else np.triu)(np.ones((n, n), bool))
-    part = c[inside]
-    combine(part, value[inside], beta)
-    c[inside] = part
-    if hermitian:
-        diagonal = np.arange(n)
-        c[diagonal, diagonal] = c[diagonal, diagonal].real
-
-
-def trmm(a: Arguments) -> None:
-    m, n, right = a["m"], a["n"], a["side"]
-    size = n if right else m
-    whole = op(triangle(a.matrix("a", size, size), a["uplo"], a["diag"]), a["trans"])
-    b = a.matrix("b", m, n)
-    store(a.matrix("c", m, n), a.scalar("alpha") * (b @ whole if right else whole @ b))
-
-
-def trsm(a: Arguments) -> None:
-    m, n, right = a["m"], a["n"], a["side"]
-    size = n if right else m
-    whole = op(triangle(a.matrix("a", size, size), a["uplo"], a["diag"]), a["trans"])
-    c = a.matrix("c", m, n)
-    sides = a.scalar("alpha") * c
-    store(c, np.linalg.solve(whole.T, sides.T).T if right else np.linalg.solve(whole, sides))
-
-
-def geam(a: Arguments) -> None:
-    m, n = a["m"], a["n"]
-    c = a.matrix("c", m, n)
-    total = np.zeros((m, n), a.dtype)
-    for name, scale in (("a", "alpha"), ("b", "beta")):
-        trans, factor = a[f"trans_{name}"], a.scalar(scale)
-        each = a.matrix(name, *((n, m) if trans else (m, n)))
-        if a[name] == a["c"] and (trans or a[f"ld{name}"] != a["ldc"]):
+    arrays = {}
+    for operand, shape in zip(row.operands, row.shapes(case, case), strict=True):
+        word = operand.word if operand.word in values else "c"
+        kind = DTYPES[operand.dtype_of(dtype.name)]
+        if operand.steps:
+            array = vector(values[word], shape[0], values[f"inc{word}"], kind)
+        elif shape:
+            array = matrix(values[word], *shape, values[f"ld{word}"], kind)
+        else:
+            array = vector(values[word], 1, 1, kind).reshape(())
+        if case.get(operand.trans) and values[word] == values.get("c"):
             raise Refusal(INVALID_VALUE)
-        if factor != 0:
-            total = total + factor * op(each, trans)
-    store(c, total)
+        arrays[operand.name] = array
+    compute = np.dtype(np.float32) if dtype.itemsize == HALF else dtype
+    scalars = {}
+    for name, is_real in row.numbers:
+        word = SCALAR_WORDS.get(name, name)
+        kind = DTYPES[REAL_OF.get(dtype.name, dtype.name)] if is_real else dtype
+        kind = compute if word in ("alpha", "beta") and dtype.itemsize == HALF else kind
+        scalars[name] = wide(number(values[word], kind))
+    given = {name: wide(array) for name, array in arrays.items()}
+    results = evaluate(row, given, scalars, case)
+    for at, result in zip(row.written, results, strict=True):
+        operand = row.operands[at]
+        store(arrays[operand.name], result + 1 if operand.dtype == "index" else result)
 
-
-def dgmm(a: Arguments) -> None:
-    m, n, right = a["m"], a["n"], a["side"]
-    whole, x = a.matrix("a", m, n), a.vector("x", n if right else m)
-    store(a.matrix("c", m, n), whole * x if right else x[:, None] * whole)
-
-
-ROUTINES: dict[str, Callable[[Arguments], None]] = {
-    "axpy": axpy,
-    "scal": scal,
-    "copy": copy,
-    "swap": swap,
-    "rot": rot,
-    "dot": reduction(lambda x, y: x @ y, "same"),
-    "dotc": reduction(lambda x, y: x.conj() @ y, "same"),
-    "nrm2": reduction(lambda x, _: np.sqrt((np.abs(x) ** 2).sum()), "real"),
-    "asum": reduction(lambda x, _: size_of(x).sum(), "real"),
-    "amax": reduction(lambda x, _: np.argmax(size_of(x)) + 1, "index"),
-    "amin": reduction(lambda x, _: np.argmin(size_of(x)) + 1, "index"),
-    "gemv": gemv,
-    "gbmv": gbmv,
-    "symv": symv,
-    "trmv": trmv,
-    "trsv": trsv,
-    "ger": ger,
-    "symm": symm,
-    "hemm": lambda a: symm(a, hermitian=True),
-    "syrk": rank_k,
-    "herk": lambda a: rank_k(a, hermitian=True),
-    "syr2k": lambda a: rank_k(a, two=True),
-    "her2k": lambda a: rank_k(a, hermitian=True, two=True),
-    "trmm": trmm,
-    "trsm": trsm,
-    "geam": geam,
-    "dgmm": dgmm,
-}
 
 SCALES = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
 
@@ -356,31 +188,30 @@ class FakeLibrary:
             "cublasGemmBatchedEx_64": self.guarded(self.gemm_batched),
             "cublasGemmGroupedBatchedEx_64": self.guarded(self.gemm_grouped),
         }
-        for routine, (kind, name, words) in (
-            prototypes.ROUTINES | prototypes.COMPLEX_ROUTINES
-        ).items():
-            for dtype in LETTERS:
-                if routine in prototypes.ROUTINES or dtype.startswith("complex"):
+        for row in ROWS.values():
+            if row.vendor is not None:
+                letter, name, words = row.vendor
+                for dtype in LETTERS.keys() & {*row.dtypes}:
                     # dotc and dot are one symbol where the type is real.
-                    self.add(symbol(kind, name, dtype), routine, words, DTYPES[dtype])
-        for routine, (name, words) in prototypes.HALF_ROUTINES.items():
-            self.add(name, routine, words, None)
+                    self.add(symbol(letter, name, dtype), row, words, DTYPES[dtype])
+            if row.half is not None:
+                self.add(prototypes.half_symbol(row.half[0]), row, row.half[1], None)
         for half, name in prototypes.HALF_GEMV.items():
-            self.add(name, "gemv", prototypes.HALF_GEMV_ARGUMENTS, DTYPES[half])
+            self.add(name, ROWS["gemv"], prototypes.HALF_GEMV_ARGUMENTS, DTYPES[half])
         for dtype, letters in LETTERS.items():
             for routine, run in BATCHED.items():
                 self.functions[f"cublas{letters['t']}{routine}Batched"] = self.guarded(
                     lambda *args, run=run, dtype=dtype: run(DTYPES[dtype], *args)
                 )
 
-    def add(self, name: str, routine: str, words: str, dtype: np.dtype[Any] | None) -> None:
+    def add(self, name: str, row: Row, words: str, dtype: np.dtype[Any] | None) -> None:
         """A routine whose arguments have words."""
 
         def run(*arguments: Any) -> None:
             values = dict(zip(words.split(), arguments, strict=True))
             assert self.device_mode == ("result" in values)
             kind = dtype or DTYPE_OF[values["type"]]
-            ROUTINES[routine](Arguments(kind, values))
+            run_row(row, kind, values)
 
         self.functions[name] = self.guarded(run)
 

@@ -14,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel.libraries._arguments import require_apart
+from atomr_accel.libraries.blas.wire._rows import COMPLEX
+from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
+from atomr_accel.libraries.blas.wire._rows import Row as BlasRow
 
 from .conformance import MARKS, dtype_of
 
@@ -108,31 +111,31 @@ _SCALES: Final = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s",
 _BY_IMAGE: Final = {"x": I, "out": I}
 _BY_GRAD: Final = {"grad": I, "x": I, "out": I}
 
+
+def of_blas(routine: BlasRow) -> Row:
+    """A routine of levels 1 to 3, from its own row."""
+    dtype = "complex64" if routine.dtypes == COMPLEX else "float32"
+    buffers: dict[str, Any] = {}
+    for operand in routine.operands:
+        shape = (16,) * len(operand.shape)
+        shape = (3, 16) if operand.structure == "band" else shape
+        buffers[operand.name] = (shape, operand.dtype_of(dtype))
+    options: dict[str, Any] = {name: 0.6 for name, _ in routine.numbers if name in ("c", "s")}
+    if "kl" in routine.counts:
+        options |= {"m": 16, "n": 16, "kl": 1, "ku": 1}
+    written = tuple(routine.operands[at].name for at in routine.written)
+    return row(
+        f"blas.{routine.name}",
+        *routine.in_place,
+        written=written,
+        options=options,
+        **buffers,
+    )
+
+
 ROWS: Final = [
-    *(row(f"blas.{name}", x=V, out=()) for name in ("nrm2", "asum")),
-    *(row(f"blas.{name}", x=V, out=((), "int64")) for name in ("amax", "amin")),
-    *(row(f"blas.{name}", x=V, y=V, out=()) for name in ("dot", "dotc")),
-    row("blas.axpy", "x", x=V, y=V, written=("y",)),
-    row("blas.copy", x=V, y=V, written=("y",)),
-    row("blas.swap", x=V, y=V, written=("x", "y")),
-    row("blas.rot", x=V, y=V, written=("x", "y"), options={"c": 0.6, "s": 0.8}),
-    row("blas.gemv", a=M, x=V, out=V),
-    row("blas.gbmv", a=(3, 16), x=V, out=V, options={"m": 16, "n": 16, "kl": 1, "ku": 1}),
-    row("blas.symv", a=M, x=V, out=V),
-    row("blas.hemv", a=M, x=V, out=V, dtype="complex64"),
-    row("blas.ger", x=V, y=V, a=M, written=("a",)),
-    row("blas.gerc", x=V, y=V, a=M, written=("a",), dtype="complex64"),
-    *(row(f"blas.{name}", "x", a=M, x=V, out=V) for name in ("trmv", "trsv")),
-    row("blas.symm", a=M, b=M, out=M),
-    row("blas.hemm", a=M, b=M, out=M, dtype="complex64"),
-    row("blas.syrk", a=M, out=M),
-    row("blas.herk", a=M, out=M, dtype="complex64"),
-    row("blas.syr2k", a=M, b=M, out=M),
-    row("blas.her2k", a=M, b=M, out=M, dtype="complex64"),
-    *(row(f"blas.{name}", "b", a=M, b=M, out=M) for name in ("trmm", "trsm")),
-    row("blas.geam", "a", "b", a=M, b=M, out=M),
+    *(of_blas(each) for each in BLAS.values() if len(each.operands) > 1),
     row("blas.geam", "b", a=M, b=M, out=M, options={"trans_a": 1}),
-    row("blas.dgmm", "a", a=M, x=V, out=M),
     *(row(f"blas.{name}", a=M, b=M, out=M) for name in ("gemm", "matmul")),
     *(
         row(
@@ -322,7 +325,9 @@ async def test_the_table_has_every_function(device: Device) -> None:
         facade = type(getattr(device, library))
         for name, function in inspect.getmembers(facade, inspect.iscoroutinefunction):
             parameters = inspect.signature(function).parameters
-            if not name.startswith("_") and {"out", "grads", "y"} & parameters.keys():
+            of_row = library == "blas" and name in BLAS and len(BLAS[name].operands) > 1
+            writes = of_row or {"out", "grads", "y"} & parameters.keys()
+            if not name.startswith("_") and writes:
                 found.add(f"{library}.{name}")
     assert found - _NOTHING_ELSE - _ONLY_READ == {each.name for each in ROWS}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numbers
 import operator
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
 from ...memory import GpuRef
-from .._arguments import require_dtype, require_rank, usable, writable
+from .._arguments import require_rank
 from .._library import LaneSpec
 from .._op import D, Facade
 from .._request import Request
@@ -19,7 +19,6 @@ from ..wire._options import LARGEST
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...memory import Block, MemoryMap
     from .._library import Home
     from .._request import Driver, Submission
     from .wire._messages import Scalar
@@ -127,44 +126,21 @@ def require_matrix(ref: GpuRef, shape: tuple[int, int], name: str, why: str) -> 
         raise ValueError(f"{name} has shape {ref.shape}, but {why}, so it must be {shape}")
 
 
-def square(ref: GpuRef, name: str) -> int:
-    """The size of a square matrix."""
-    require_rank(ref, 2, name)
-    rows, columns = ref.shape
-    if rows != columns:
-        raise ValueError(f"{name} must be square, not of shape {ref.shape}")
-    return rows
-
-
-class Vector(NamedTuple):
-    """A vector argument: elements of a one-dimensional buffer.
-
-    Attributes:
-        block: its memory.
-        address: of its first element in memory.
-        inc: elements from one to the next; negative ones go backwards.
-    """
-
-    block: Block
-    address: int
-    inc: int
-
-
 def count_elements(ref: GpuRef, name: str, off: int, inc: int) -> int:
     """How many elements there are from ``off`` on, in steps of ``inc``."""
     require_rank(ref, 1, name)
-    if not _is_integer(inc) or not inc:
+    if not is_number(inc) or not inc:
         raise ValueError(
             f"the increment of {name} must be an integer other than 0, from {-LARGEST} to "
             f"{LARGEST}, not {inc!r}"
         )
     size = ref.shape[0]
-    if not _is_integer(off) or not 0 <= off <= size:
+    if not is_number(off) or not 0 <= off <= size:
         raise ValueError(f"the offset of {name} is {off!r}, but {name} has {size} elements")
     return -((off - size) // abs(inc))
 
 
-def _is_integer(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether that is a whole number that messages carry; True and False are none."""
     return (
         isinstance(value, (int, np.integer))
@@ -175,74 +151,9 @@ def _is_integer(value: Any) -> bool:
 
 def given_count(n: Any) -> int:
     """A number of elements that the caller gave."""
-    if not _is_integer(n) or n < 0:
+    if not is_number(n) or n < 0:
         raise ValueError(f"n must be a number of elements, not {n!r}")
     return int(n)
-
-
-def vector(
-    ref: GpuRef,
-    name: str,
-    memory: MemoryMap,
-    *,
-    n: int,
-    off: int = 0,
-    inc: int = 1,
-    write: bool = False,
-    why: str = "",
-) -> Vector:
-    """Check a vector of ``n`` elements.
-
-    ``why`` says what asks for just so many elements; without it there may be more.
-
-    Raises:
-        ValueError: not one-dimensional, too short, a wrong offset or increment.
-    """
-    block = (writable if write else usable)(ref, memory, name)
-    there = count_elements(ref, name, off, inc)
-    plain = inc == 1 and not off
-    if n > there or (why and plain and n != there):
-        step = "" if plain else f" in steps of {inc} from {off}"
-        raise ValueError(
-            f"{name} has {there} elements{step} (shape {ref.shape}), but {why or 'n'} is {n}"
-        )
-    return Vector(block, block.address + int(off) * ref.dtype.itemsize, int(inc))
-
-
-def vector_output(
-    out: GpuRef | None,
-    like: GpuRef,
-    n: int,
-    driver: Driver,
-    memory: MemoryMap,
-    *,
-    off: int = 0,
-    inc: int = 1,
-    name: str = "out",
-    why: str = "",
-) -> tuple[GpuRef, Vector]:
-    """Check the vector that a routine writes, or make it."""
-    if out is None:
-        if off or inc != 1:
-            raise ValueError(f"offset {off} and increment {inc} of {name} need an {name}")
-        out = driver.output((n,), like.dtype)
-    else:
-        writable(out, memory, name)
-        require_dtype(out, like.dtype, name, "the input")
-    return out, vector(out, name, memory, n=n, off=off, inc=inc, write=True, why=why)
-
-
-def matrix_output(
-    out: GpuRef | None, like: GpuRef, shape: tuple[int, int], driver: Driver, memory: MemoryMap
-) -> tuple[GpuRef, Block]:
-    """Check the matrix that a routine writes, or make it."""
-    if out is None:
-        out = driver.output(shape, like.dtype)
-    block = writable(out, memory, "out")
-    require_dtype(out, like.dtype, "out", "the input")
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, but the result has shape {shape}")
-    return out, block
 
 
 def scales_nothing(beta: Scalar, out: GpuRef | None) -> bool:

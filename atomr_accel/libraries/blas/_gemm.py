@@ -21,7 +21,7 @@ from .._request import Submission
 from ..wire._broadcast import broadcast
 from ..wire._recent import Recent
 from ._checks import UINT8, Number, Routines, Trans, operation, scalar, scales_nothing
-from .wire._messages import Gemm, GemmEx, GemmList, Scalar
+from .wire._messages import Gemm, GemmEx, GemmList, ProductOptions, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,17 +90,13 @@ class _Operands(NamedTuple):
 class _Wide(NamedTuple):
     """A product over batches, planned."""
 
-    m: int
-    n: int
-    k: int
+    sizes: tuple[int, int, int]
     batch: tuple[int, ...]
     strides_a: tuple[int, ...]
     strides_b: tuple[int, ...]
     shape: tuple[int, ...]
     dtype_c: np.dtype[Any]
-    compute: str
-    op_a: int
-    op_b: int
+    options: ProductOptions
     pointer_bytes: int
 
 
@@ -383,7 +379,7 @@ class Products(Routines[D]):
             plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
             self._wide_plans.keep(key, plan)
         _require_starts(a, b)
-        factor, scale = _factors(a, alpha, beta, plan.compute)
+        factor, scale = _factors(a, alpha, beta, plan.options.compute)
         fresh = scales_nothing(scale, out)
         result = driver.output(plan.shape, plan.dtype_c) if out is None else out
         block = writable(result, memory, "out")
@@ -403,17 +399,11 @@ class Products(Routines[D]):
             block_a.address,
             block_b.address,
             block.address,
-            plan.m,
-            plan.n,
-            plan.k,
+            plan.sizes,
             plan.batch,
             plan.strides_a,
             plan.strides_b,
-            NAMES[a.dtype],
-            NAMES[plan.dtype_c],
-            plan.compute,
-            plan.op_a,
-            plan.op_b,
+            plan.options,
             factor,
             scale,
             pointers,
@@ -498,11 +488,7 @@ class Products(Routines[D]):
                 tuple(pair[1].address for pair in blocks),
                 tuple(block.address for block in written),
                 tuple(shapes),
-                first.name,
-                dtype_c.name,
-                compute,
-                op_a,
-                op_b,
+                ProductOptions(first.name, dtype_c.name, compute, op_a, op_b),
                 factor,
                 scale,
                 pointers.address,
@@ -539,17 +525,17 @@ def _plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> _Plan:
     wide = _plan_wide(a, b, a.shape, b.shape, op_a, op_b, None, None)
     if wide.pointer_bytes:
         return _WIDE
-    m, n, k, batch, steps_a, steps_b = wide[:6]
-    compute = wide.compute
+    m, n, k = wide.sizes
+    several_of = wide[:4]
+    options = wide.options
 
     def one(a: int, b: int, c: int, alpha: float, beta: float) -> Gemm:
         return Gemm(a, b, c, m, n, k, name, op_a, op_b, alpha, beta)
 
     def several(a: int, b: int, c: int, alpha: float, beta: float) -> GemmEx:
-        sizes = (m, n, k, batch, steps_a, steps_b)
-        return GemmEx(a, b, c, *sizes, name, name, compute, op_a, op_b, alpha, beta, 0)
+        return GemmEx(a, b, c, *several_of, options, alpha, beta)
 
-    return _Plan(wide.shape, several if batch else one)
+    return _Plan(wide.shape, several if wide.batch else one)
 
 
 def _inner(
@@ -647,6 +633,5 @@ def _plan_wide(
         m, batch = m * batch.products, broadcast((1, 1), (1, 1))
     _, sizes, steps_a, steps_b = batch
     pointer_bytes = 3 * _POINTER_BYTES * batch.products if len(sizes) > 1 else 0
-    return _Wide(
-        m, n, k, sizes, steps_a, steps_b, shape, dtype_c, compute, op_a, op_b, pointer_bytes
-    )
+    options = ProductOptions(NAMES[a.dtype], NAMES[dtype_c], compute, op_a, op_b)
+    return _Wide((m, n, k), sizes, steps_a, steps_b, shape, dtype_c, options, pointer_bytes)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .._arguments import require_apart, require_dtype, usable, writable
 from .._op import D, op
-from .._request import Submission
-from ._checks import (
-    FLOATS,
-    INT64,
-    REAL_OF,
-    Number,
-    Routines,
-    count_elements,
-    given_count,
-    require_kind,
-    scalar,
-    vector,
-    vector_output,
-)
-from .wire._messages import Scalar, Vectors
+from ._routines import RowRoutines
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ...memory import GpuRef
-    from .._request import Driver, Request
+    from .._request import Request
+    from ._checks import Number
 
 
-class Level1(Routines[D]):
+class Level1(RowRoutines[D]):
     """The part of ``Blas`` for vectors."""
 
     @op
@@ -68,7 +52,7 @@ class Level1(Routines[D]):
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
         """
-        return self._two("axpy", x, y, n, offx, incx, offy, incy, scalars={"a": a})
+        return self._routine("axpy", locals())
 
     @op
     def copy(
@@ -102,7 +86,7 @@ class Level1(Routines[D]):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._two("copy", x, y, n, offx, incx, offy, incy, apart=True)
+        return self._routine("copy", locals())
 
     @op
     def swap(
@@ -136,7 +120,7 @@ class Level1(Routines[D]):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._two("swap", x, y, n, offx, incx, offy, incy, apart=True, writes_x=True)
+        return self._routine("swap", locals())
 
     @op
     def rot(
@@ -174,10 +158,7 @@ class Level1(Routines[D]):
             ValueError: shapes that do not fit, or ``y`` is ``x``.
             TypeError: unequal or unsupported dtypes, a complex ``c``.
         """
-        numbers = {"c": c, "s": s}
-        return self._two(
-            *("rot", x, y, n, offx, incx, offy, incy), apart=True, writes_x=True, scalars=numbers
-        )
+        return self._routine("rot", locals())
 
     @op
     def scal(
@@ -202,17 +183,7 @@ class Level1(Routines[D]):
             ValueError: offsets or increments that do not fit.
             TypeError: an unsupported dtype.
         """
-
-        def prepare(_driver: Driver) -> Submission[Any]:
-            memory = self._device.memory
-            block = writable(x, memory, "x")
-            dtype = require_kind(x, FLOATS, "scal")
-            count, address, step = _forward(x, n, offx, incx, block.address)
-            scalars = (scalar(a, x.dtype, "a"),)
-            message = Vectors("scal", dtype, count, address, step, scalars=scalars)
-            return Submission(message, (block,), (block,), x)
-
-        return self._request("scal", prepare)
+        return self._routine("scal", locals())
 
     @op
     def dot(
@@ -249,7 +220,7 @@ class Level1(Routines[D]):
             ValueError: shapes that do not fit.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._product("dot", x, y, out, n, offx, incx, offy, incy)
+        return self._routine("dot", locals())
 
     @op
     def dotc(
@@ -269,7 +240,7 @@ class Level1(Routines[D]):
         Vendor function: ``cublas<t>dotc_64``, ``cublasDotcEx_64``; for real types ``dot``.
         Arguments, result and errors are those of ``dot``.
         """
-        return self._product("dotc", x, y, out, n, offx, incx, offy, incy)
+        return self._routine("dotc", locals())
 
     @op
     def nrm2(
@@ -299,7 +270,7 @@ class Level1(Routines[D]):
             ValueError: offsets or increments that do not fit.
             TypeError: an unsupported dtype.
         """
-        return self._reduce("nrm2", x, out, n, offx, incx)
+        return self._routine("nrm2", locals())
 
     @op
     def asum(
@@ -316,7 +287,7 @@ class Level1(Routines[D]):
         Vendor function: ``cublas<t>asum_64``, ``cublasAsumEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``nrm2``.
         """
-        return self._reduce("asum", x, out, n, offx, incx)
+        return self._routine("asum", locals())
 
     @op
     def amax(
@@ -349,7 +320,7 @@ class Level1(Routines[D]):
             ValueError: an empty vector, offsets or increments that do not fit.
             TypeError: an unsupported dtype.
         """
-        return self._reduce("amax", x, out, n, offx, incx, INT64)
+        return self._routine("amax", locals())
 
     @op
     def amin(
@@ -366,153 +337,4 @@ class Level1(Routines[D]):
         Vendor function: ``cublasI<t>amin_64``, ``cublasIaminEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``amax``.
         """
-        return self._reduce("amin", x, out, n, offx, incx, INT64)
-
-    # --- in common ------------------------------------------------------------------------
-
-    def _two(
-        self,
-        routine: str,
-        x: GpuRef,
-        y: GpuRef | None,
-        n: int | None,
-        offx: int,
-        incx: int,
-        offy: int,
-        incy: int,
-        *,
-        apart: bool = False,
-        writes_x: bool = False,
-        scalars: dict[str, Number] | None = None,
-    ) -> Request[Any]:
-        """Routines that write y, or both; what they write is what they give."""
-
-        def prepare(driver: Driver) -> Submission[Any]:
-            memory = self._device.memory
-            (writable if writes_x else usable)(x, memory, "x")
-            dtype = require_kind(x, FLOATS, routine)
-            count = _shared_count(x, y, n, offx, incx, offy, incy)
-            first = vector(x, "x", memory, n=count, off=offx, inc=incx, write=writes_x)
-            out, second = vector_output(y, x, count, driver, memory, off=offy, inc=incy, name="y")
-            if apart or (first.address, incx) != (second.address, incy):
-                written = [("y", out), ("x", x)] if writes_x else [("y", out)]
-                require_apart(routine, written, [] if writes_x else [("x", x)])
-            numbers: list[Scalar] = []
-            for name, value in (scalars or {}).items():
-                kind = REAL_OF.get(dtype, x.dtype) if name == "c" else x.dtype
-                numbers.append(scalar(value, kind, name))
-            message = Vectors(
-                routine,
-                dtype,
-                count,
-                first.address,
-                first.inc,
-                second.address,
-                second.inc,
-                scalars=tuple(numbers),
-            )
-            writes = (first.block, second.block) if writes_x else (second.block,)
-            return Submission(
-                message, (first.block, second.block), writes, (x, out) if writes_x else out
-            )
-
-        return self._request(routine, prepare)
-
-    def _product(
-        self,
-        routine: str,
-        x: GpuRef,
-        y: GpuRef,
-        out: GpuRef | None,
-        n: int | None,
-        offx: int,
-        incx: int,
-        offy: int,
-        incy: int,
-    ) -> Request[GpuRef]:
-        def prepare(driver: Driver) -> Submission[Any]:
-            memory = self._device.memory
-            usable(x, memory, "x")
-            usable(y, memory, "y")
-            dtype = require_kind(x, FLOATS, routine)
-            require_dtype(y, x.dtype, "y", "x")
-            count = _shared_count(x, y, n, offx, incx, offy, incy)
-            first = vector(x, "x", memory, n=count, off=offx, inc=incx)
-            second = vector(y, "y", memory, n=count, off=offy, inc=incy)
-            result = self._scalar_output(out, x.dtype, driver)
-            require_apart(routine, [("out", result)], [("x", x), ("y", y)])
-            message = Vectors(
-                routine,
-                dtype,
-                count,
-                first.address,
-                first.inc,
-                second.address,
-                second.inc,
-                result._block.address,
-            )
-            return Submission(message, (first.block, second.block), (result._block,), result)
-
-        return self._request(routine, prepare)
-
-    def _reduce(
-        self,
-        routine: str,
-        x: GpuRef,
-        out: GpuRef | None,
-        n: int | None,
-        offx: int,
-        incx: int,
-        result_dtype: np.dtype[Any] | None = None,
-    ) -> Request[GpuRef]:
-        def prepare(driver: Driver) -> Submission[Any]:
-            block = usable(x, self._device.memory, "x")
-            dtype = require_kind(x, FLOATS, routine)
-            count, address, step = _forward(x, n, offx, incx, block.address)
-            if result_dtype is not None and not count:
-                raise ValueError(f"{routine} of an empty vector: it has no elements to choose from")
-            kind = result_dtype or REAL_OF.get(dtype, x.dtype)
-            result = self._scalar_output(out, kind, driver)
-            require_apart(routine, [("out", result)], [("x", x)])
-            message = Vectors(routine, dtype, count, address, step, result=result._block.address)
-            return Submission(message, (block,), (result._block,), result)
-
-        return self._request(routine, prepare)
-
-    def _scalar_output(self, out: GpuRef | None, dtype: np.dtype[Any], driver: Driver) -> GpuRef:
-        if out is None:
-            return driver.output((), dtype)
-        writable(out, self._device.memory, "out")
-        if out.dtype is not dtype:
-            raise TypeError(f"out has dtype {out.dtype.name}, but the result has {dtype.name}")
-        if out.shape != ():
-            raise ValueError(f"out has shape {out.shape}, but the result has shape ()")
-        return out
-
-
-def _shared_count(
-    x: GpuRef, y: GpuRef | None, n: int | None, offx: int, incx: int, offy: int, incy: int
-) -> int:
-    """How many elements a routine of two vectors takes."""
-    if n is not None:
-        return given_count(n)
-    count = count_elements(x, "x", offx, incx)
-    if y is not None:
-        there = count_elements(y, "y", offy, incy)
-        if there != count:
-            raise ValueError(
-                f"x has {count} elements (shape {x.shape}), but y has {there} (shape {y.shape}); "
-                f"say how many to take: n="
-            )
-    return count
-
-
-def _forward(x: GpuRef, n: int | None, offx: int, incx: int, address: int) -> tuple[int, int, int]:
-    """Count, address and step of a vector that the library takes in positive steps only."""
-    there = count_elements(x, "x", offx, incx)
-    if incx < 0:
-        raise ValueError(f"incx is {incx}, but with one vector it must be positive")
-    count = there if n is None else given_count(n)
-    if count > there:
-        raise ValueError(f"x has {there} elements (shape {x.shape}), but n is {count}")
-    return count, address + int(offx) * x.dtype.itemsize, int(incx)
+        return self._routine("amin", locals())

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._arguments import require_apart, require_dtype, require_rank, usable, writable
 from .._op import D, op
-from .._request import Submission
-from ..wire._options import flag
-from ._checks import (
-    FLOATS,
-    SINGLE_OR_DOUBLE,
-    UINT8,
-    Number,
-    Routines,
-    Trans,
-    count_elements,
-    operation,
-    require_kind,
-    require_matrix,
-    scalar,
-    scales_nothing,
-    square,
-    vector,
-    vector_output,
-)
-from .wire._messages import MatrixVector
+from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Driver, Request
+    from .._request import Request
+    from ._checks import Number, Trans
 
 
-class Level2(Routines[D]):
+class Level2(RowRoutines[D]):
     """The part of ``Blas`` for a matrix and vectors."""
 
     @op
@@ -77,49 +58,7 @@ class Level2(Routines[D]):
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
         """
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block = usable(a, memory, "a")
-            usable(x, memory, "x")
-            require_rank(a, 2, "a")
-            dtype = require_kind(a, FLOATS, "gemv")
-            require_dtype(x, a.dtype, "x", "a")
-            m, n = a.shape
-            op = operation(trans, "trans")
-            rows, columns = (n, m) if op else (m, n)
-            if op == 2 and a.dtype.kind == "c" and min(incx, incy) < 0:
-                raise ValueError(
-                    f"gemv with trans='C' takes positive steps, not incx={incx}, incy={incy}"
-                )
-            of = f"of op(a) (a has shape {a.shape}, trans={trans!r})"
-            why = f"the number of columns {of}"
-            first = vector(x, "x", memory, n=columns, off=offx, inc=incx, why=why)
-            scale = scalar(beta, a.dtype, "beta")
-            fresh = scales_nothing(scale, out)
-            why = f"the number of rows {of}"
-            result, second = vector_output(
-                out, a, rows, driver, memory, off=offy, inc=incy, why=why
-            )
-            require_apart("gemv", [("out", result)], [("a", a), ("x", x)])
-            message = MatrixVector(
-                "gemv",
-                dtype,
-                m,
-                n,
-                block.address,
-                first.address,
-                first.inc,
-                second.address,
-                second.inc,
-                scalar(alpha, a.dtype, "alpha"),
-                scale,
-                op,
-            )
-            reads = (block, first.block) if fresh else (block, first.block, second.block)
-            return Submission(message, reads, (second.block,), result)
-
-        return self._request("gemv", prepare)
+        return self._routine("gemv", locals())
 
     @op
     def gbmv(
@@ -169,50 +108,7 @@ class Level2(Routines[D]):
             ValueError: sizes or shapes that do not fit, ``beta`` without ``out``, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block = usable(a, memory, "a")
-            usable(x, memory, "x")
-            dtype = require_kind(a, SINGLE_OR_DOUBLE, "gbmv")
-            require_dtype(x, a.dtype, "x", "a")
-            if min(m, n, kl, ku) < 0:
-                raise ValueError(f"no size may be negative: m={m}, n={n}, kl={kl}, ku={ku}")
-            require_matrix(a, (kl + ku + 1, n), "a", f"there are {kl}+{ku}+1 diagonals of {n}")
-            op = operation(trans, "trans")
-            rows, columns = (n, m) if op else (m, n)
-            of = f"of op(a) (a is {m} by {n}, trans={trans!r})"
-            why = f"the number of columns {of}"
-            first = vector(x, "x", memory, n=columns, off=offx, inc=incx, why=why)
-            scale = scalar(beta, a.dtype, "beta")
-            fresh = scales_nothing(scale, out)
-            why = f"the number of rows {of}"
-            result, second = vector_output(
-                out, a, rows, driver, memory, off=offy, inc=incy, why=why
-            )
-            require_apart("gbmv", [("out", result)], [("a", a), ("x", x)])
-            scratch = driver.output((a.nbytes,), UINT8)._block
-            message = MatrixVector(
-                "gbmv",
-                dtype,
-                m,
-                n,
-                block.address,
-                first.address,
-                first.inc,
-                second.address,
-                second.inc,
-                scalar(alpha, a.dtype, "alpha"),
-                scale,
-                op,
-                kl=kl,
-                ku=ku,
-                scratch=scratch.address,
-            )
-            reads = (block, first.block) if fresh else (block, first.block, second.block)
-            return Submission(message, reads, (second.block, scratch), result)
-
-        return self._request("gbmv", prepare)
+        return self._routine("gbmv", locals())
 
     @op
     def symv(
@@ -252,7 +148,7 @@ class Level2(Routines[D]):
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._symmetric("symv", a, x, out, alpha, beta, lower, offx, incx, offy, incy)
+        return self._routine("symv", locals())
 
     @op
     def hemv(
@@ -275,7 +171,7 @@ class Level2(Routines[D]):
         ``cublas<t>hemm_64`` with one column, because the conjugate that row-major order
         asks for is none of ``hemv``'s options.
         """
-        return self._symmetric("hemv", a, x, out, alpha, beta, lower, offx, incx, offy, incy)
+        return self._routine("hemv", locals())
 
     @op
     def ger(
@@ -312,7 +208,7 @@ class Level2(Routines[D]):
             ValueError: shapes that do not fit, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._outer("ger", x, y, a, alpha, offx, incx, offy, incy)
+        return self._routine("ger", locals())
 
     @op
     def gerc(
@@ -333,7 +229,61 @@ class Level2(Routines[D]):
         because in row-major order it is the other vector that ``gerc`` would conjugate.
         Steps must be positive.
         """
-        return self._outer("gerc", x, y, a, alpha, offx, incx, offy, incy)
+        return self._routine("gerc", locals())
+
+    @op
+    def syr(
+        self,
+        x: GpuRef,
+        *,
+        a: GpuRef | None = None,
+        alpha: Number = 1.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+    ) -> Request[GpuRef]:
+        """Add a vector's outer product with itself, in place: ``a += alpha * outer(x, x)``.
+
+        Vendor function: ``cublas<t>syr_64``.
+
+        Args:
+            x: n elements.
+            a: shape (n, n), same dtype, not sealed, no memory in common with the inputs. One
+                triangle is read and written; the other keeps what it holds. Zeros if absent.
+            alpha: the factor.
+            lower: the lower triangle is meant, not the upper one.
+            offx: where ``x`` begins.
+            incx: steps in ``x``.
+
+        Returns:
+            ``a``.
+
+        Raises:
+            ValueError: shapes that do not fit, aliasing.
+            TypeError: unequal or unsupported dtypes.
+        """
+        return self._routine("syr", locals())
+
+    @op
+    def syr2(
+        self,
+        x: GpuRef,
+        y: GpuRef,
+        *,
+        a: GpuRef | None = None,
+        alpha: Number = 1.0,
+        lower: bool = False,
+        offx: int = 0,
+        incx: int = 1,
+        offy: int = 0,
+        incy: int = 1,
+    ) -> Request[GpuRef]:
+        """Add two outer products: ``a += alpha * (outer(x, y) + outer(y, x))``, in place.
+
+        As ``syr`` with a second vector ``y`` of n elements. Vendor function:
+        ``cublas<t>syr2_64``.
+        """
+        return self._routine("syr2", locals())
 
     @op
     def trmv(
@@ -370,7 +320,7 @@ class Level2(Routines[D]):
             ValueError: shapes that do not fit, aliasing with ``a``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._triangular("trmv", a, x, out, lower, trans, diag, offx, incx)
+        return self._routine("trmv", locals())
 
     @op
     def trsv(
@@ -391,172 +341,4 @@ class Level2(Routines[D]):
         singular matrix is not looked for: a zero on the diagonal gives infinities and
         NaNs. Arguments, result and errors are those of ``trmv``.
         """
-        return self._triangular("trsv", a, x, out, lower, trans, diag, offx, incx)
-
-    # --- in common ------------------------------------------------------------------------
-
-    def _symmetric(
-        self,
-        routine: str,
-        a: GpuRef,
-        x: GpuRef,
-        out: GpuRef | None,
-        alpha: Number,
-        beta: Number,
-        lower: bool,
-        offx: int,
-        incx: int,
-        offy: int,
-        incy: int,
-    ) -> Request[GpuRef]:
-        dtypes = SINGLE_OR_DOUBLE if routine == "symv" else SINGLE_OR_DOUBLE[2:]
-        below = flag(lower, "lower")
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block = usable(a, memory, "a")
-            usable(x, memory, "x")
-            dtype = require_kind(a, dtypes, routine)
-            require_dtype(x, a.dtype, "x", "a")
-            n = square(a, "a")
-            if routine == "hemv" and min(incx, incy) < 0:
-                raise ValueError(f"hemv takes positive steps only, not incx={incx}, incy={incy}")
-            why = f"the size of a (shape {a.shape})"
-            first = vector(x, "x", memory, n=n, off=offx, inc=incx, why=why)
-            scale = scalar(beta, a.dtype, "beta")
-            fresh = scales_nothing(scale, out)
-            result, second = vector_output(out, a, n, driver, memory, off=offy, inc=incy, why=why)
-            require_apart(routine, [("out", result)], [("a", a), ("x", x)])
-            message = MatrixVector(
-                routine,
-                dtype,
-                n,
-                n,
-                block.address,
-                first.address,
-                first.inc,
-                second.address,
-                second.inc,
-                scalar(alpha, a.dtype, "alpha"),
-                scale,
-                lower=below,
-            )
-            reads = (block, first.block) if fresh else (block, first.block, second.block)
-            return Submission(message, reads, (second.block,), result)
-
-        return self._request(routine, prepare)
-
-    def _outer(
-        self,
-        routine: str,
-        x: GpuRef,
-        y: GpuRef,
-        a: GpuRef | None,
-        alpha: Number,
-        offx: int,
-        incx: int,
-        offy: int,
-        incy: int,
-    ) -> Request[GpuRef]:
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            usable(x, memory, "x")
-            usable(y, memory, "y")
-            dtype = require_kind(x, SINGLE_OR_DOUBLE, routine)
-            require_dtype(y, x.dtype, "y", "x")
-            if routine == "gerc" and min(incx, incy) < 0:
-                raise ValueError(f"gerc takes positive steps only, not incx={incx}, incy={incy}")
-            if a is None:
-                m, n = count_elements(x, "x", offx, incx), count_elements(y, "y", offy, incy)
-                target = driver.output((m, n), x.dtype)
-            else:
-                target = a
-                require_rank(target, 2, "a")
-                require_dtype(target, x.dtype, "a", "x")
-                m, n = target.shape
-            block = writable(target, memory, "a")
-            why = f"of a (shape {target.shape})"
-            first = vector(x, "x", memory, n=m, off=offx, inc=incx, why=f"the number of rows {why}")
-            second = vector(
-                y, "y", memory, n=n, off=offy, inc=incy, why=f"the number of columns {why}"
-            )
-            require_apart(routine, [("a", target)], [("x", x), ("y", y)])
-            factor = scalar(alpha, x.dtype, "alpha")
-            message = MatrixVector(
-                routine,
-                dtype,
-                m,
-                n,
-                block.address,
-                first.address,
-                first.inc,
-                second.address,
-                second.inc,
-                factor,
-                scalar(1.0, x.dtype, "beta"),
-                clear=a is None,
-            )
-            return Submission(message, (first.block, second.block, block), (block,), target)
-
-        return self._request(routine, prepare)
-
-    def _triangular(
-        self,
-        routine: str,
-        a: GpuRef,
-        x: GpuRef,
-        out: GpuRef | None,
-        lower: bool,
-        trans: Trans,
-        diag: int,
-        offx: int,
-        incx: int,
-    ) -> Request[GpuRef]:
-        below = flag(lower, "lower")
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block = usable(a, memory, "a")
-            usable(x, memory, "x")
-            dtype = require_kind(a, SINGLE_OR_DOUBLE, routine)
-            require_dtype(x, a.dtype, "x", "a")
-            n = square(a, "a")
-            op = operation(trans, "trans")
-            if op == 2 and a.dtype.kind == "c" and incx < 0:
-                raise ValueError(f"{routine} with trans='C' takes positive steps, not {incx}")
-            why = f"the size of a (shape {a.shape})"
-            first = vector(x, "x", memory, n=n, off=offx, inc=incx, why=why)
-            if out is None:
-                result = driver.output((n,), a.dtype)
-                second = vector(result, "out", memory, n=n, write=True)
-            else:
-                result = out
-                require_dtype(out, a.dtype, "out", "a")
-                second = vector(out, "out", memory, n=n, off=offx, inc=incx, write=True, why=why)
-            require_apart(routine, [("out", result)], [("a", a), ("x", x)], in_place=[("out", "x")])
-            one = scalar(1.0, a.dtype, "alpha")
-            message = MatrixVector(
-                routine,
-                dtype,
-                n,
-                n,
-                block.address,
-                first.address,
-                first.inc,
-                second.address,
-                second.inc,
-                one,
-                scalar(0.0, a.dtype, "beta"),
-                op,
-                below,
-                _unit(diag),
-            )
-            return Submission(message, (block, first.block), (second.block,), result)
-
-        return self._request(routine, prepare)
-
-
-def _unit(diag: int) -> bool:
-    if diag not in (0, 1):
-        raise ValueError(f"diag must be 0 (as it is) or 1 (ones), not {diag!r}")
-    return bool(diag)
+        return self._routine("trsv", locals())

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._arguments import require_apart, require_dtype, require_rank, usable
 from .._op import D, op
-from .._request import Submission
-from ..wire._options import flag
-from ._checks import (
-    REAL_OF,
-    SINGLE_OR_DOUBLE,
-    Number,
-    Routines,
-    Side,
-    Trans,
-    matrix_output,
-    on_the_right,
-    operation,
-    require_kind,
-    scalar,
-    scales_nothing,
-    square,
-    vector,
-)
-from .wire._messages import MatrixMatrix
+from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from .._request import Driver, Request
+    from .._request import Request
+    from ._checks import Number, Side, Trans
 
-_COMPLEX = SINGLE_OR_DOUBLE[2:]
 
-
-class Level3(Routines[D]):
+class Level3(RowRoutines[D]):
     """The part of ``Blas`` for matrices with structure."""
 
     @op
@@ -71,7 +51,7 @@ class Level3(Routines[D]):
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
         """
-        return self._one_sided("symm", a, b, out, alpha, beta, side, lower)
+        return self._routine("symm", locals())
 
     @op
     def hemm(
@@ -90,7 +70,7 @@ class Level3(Routines[D]):
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hemm_64``.
         """
-        return self._one_sided("hemm", a, b, out, alpha, beta, side, lower)
+        return self._routine("hemm", locals())
 
     @op
     def syrk(
@@ -125,7 +105,7 @@ class Level3(Routines[D]):
                 ``trans="C"`` for complex types, for which there is ``herk``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._rank_k("syrk", a, None, out, alpha, beta, trans, lower)
+        return self._routine("syrk", locals())
 
     @op
     def herk(
@@ -144,7 +124,7 @@ class Level3(Routines[D]):
         ``trans=2`` (``"C"``) for ``a.conj().T @ a``. The imaginary part of the diagonal
         becomes 0. Vendor function: ``cublas<t>herk_64``.
         """
-        return self._rank_k("herk", a, None, out, alpha, beta, trans, lower)
+        return self._routine("herk", locals())
 
     @op
     def syr2k(
@@ -163,7 +143,7 @@ class Level3(Routines[D]):
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``. Vendor function:
         ``cublas<t>syr2k_64``.
         """
-        return self._rank_k("syr2k", a, b, out, alpha, beta, trans, lower)
+        return self._routine("syr2k", locals())
 
     @op
     def her2k(
@@ -184,7 +164,7 @@ class Level3(Routines[D]):
         As ``herk`` with a second matrix ``b`` of the shape of ``a``, and complex
         ``alpha``. Vendor function: ``cublas<t>her2k_64``.
         """
-        return self._rank_k("her2k", a, b, out, alpha, beta, trans, lower)
+        return self._routine("her2k", locals())
 
     @op
     def trmm(
@@ -220,7 +200,7 @@ class Level3(Routines[D]):
             ValueError: shapes that do not fit, aliasing with ``a``.
             TypeError: unequal or unsupported dtypes.
         """
-        return self._triangle("trmm", a, b, out, alpha, side, lower, trans_a, diag)
+        return self._routine("trmm", locals())
 
     @op
     def trsm(
@@ -241,7 +221,7 @@ class Level3(Routines[D]):
         on the diagonal gives infinities and NaNs. Arguments, result and errors are those
         of ``trmm``.
         """
-        return self._triangle("trsm", a, b, out, alpha, side, lower, trans_a, diag)
+        return self._routine("trsm", locals())
 
     @op
     def geam(
@@ -277,49 +257,10 @@ class Level3(Routines[D]):
             ValueError: shapes that do not fit, aliasing with a transposed input.
             TypeError: unequal or unsupported dtypes.
         """
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block_a = usable(a, memory, "a")
-            dtype = require_kind(a, SINGLE_OR_DOUBLE, "geam")
-            require_rank(a, 2, "a")
-            op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
-            m, n = a.shape[::-1] if op_a else a.shape
-            block_b = block_a
-            if b is not None:
-                block_b = usable(b, memory, "b")
-                require_rank(b, 2, "b")
-                require_dtype(b, a.dtype, "b", "a")
-                if (b.shape[::-1] if op_b else b.shape) != (m, n):
-                    raise ValueError(
-                        f"op(a) is {(m, n)} (a has shape {a.shape}, trans_a={trans_a!r}), but "
-                        f"b has shape {b.shape}, trans_b={trans_b!r}"
-                    )
-            result, block = matrix_output(out, a, (m, n), driver, memory)
-            inputs = [
-                (f"{name} (transposed)" if op else name, ref)
-                for name, ref, op in (("a", a, op_a), ("b", b, op_b))
-                if ref is not None
-            ]
-            as_they_are = (("out", "a"), ("out", "b"))
-            require_apart("geam", [("out", result)], inputs, in_place=as_they_are)
-            message = MatrixMatrix(
-                "geam",
-                dtype,
-                m,
-                n,
-                0,
-                block_a.address,
-                block_b.address if b is not None else 0,
-                block.address,
-                scalar(alpha, a.dtype, "alpha"),
-                scalar(beta if b is not None else 0.0, a.dtype, "beta"),
-                trans_a=op_a,
-                trans_b=op_b,
-            )
-            return Submission(message, (block_a, block_b), (block,), result)
-
-        return self._request("geam", prepare)
+        given = locals()
+        if b is None:  # nothing times a again is as good as zeros
+            given |= {"b": a, "beta": 0.0, "trans_b": trans_a}
+        return self._routine("geam", given)
 
     @op
     def dgmm(
@@ -351,195 +292,4 @@ class Level3(Routines[D]):
             ValueError: shapes that do not fit, aliasing with ``x``.
             TypeError: unequal or unsupported dtypes.
         """
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block_a = usable(a, memory, "a")
-            usable(x, memory, "x")
-            dtype = require_kind(a, SINGLE_OR_DOUBLE, "dgmm")
-            require_rank(a, 2, "a")
-            require_dtype(x, a.dtype, "x", "a")
-            m, n = a.shape
-            right = on_the_right(side)
-            why = f"the number of {'columns' if right else 'rows'} of a (shape {a.shape})"
-            diagonal = vector(x, "x", memory, n=n if right else m, off=offx, inc=incx, why=why)
-            result, block = matrix_output(out, a, (m, n), driver, memory)
-            require_apart("dgmm", [("out", result)], [("x", x), ("a", a)], in_place=[("out", "a")])
-            message = MatrixMatrix(
-                "dgmm",
-                dtype,
-                m,
-                n,
-                0,
-                block_a.address,
-                diagonal.address,
-                block.address,
-                scalar(1.0, a.dtype, "alpha"),
-                scalar(0.0, a.dtype, "beta"),
-                right=right,
-                incx=diagonal.inc,
-            )
-            return Submission(message, (block_a, diagonal.block), (block,), result)
-
-        return self._request("dgmm", prepare)
-
-    # --- in common ------------------------------------------------------------------------
-
-    def _one_sided(
-        self,
-        routine: str,
-        a: GpuRef,
-        b: GpuRef,
-        out: GpuRef | None,
-        alpha: Number,
-        beta: Number,
-        side: Side,
-        lower: bool,
-    ) -> Request[GpuRef]:
-        dtypes = SINGLE_OR_DOUBLE if routine == "symm" else _COMPLEX
-        below = flag(lower, "lower")
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
-            dtype = require_kind(a, dtypes, routine)
-            require_dtype(b, a.dtype, "b", "a")
-            right = on_the_right(side)
-            m, n = _beside(a, b, right)
-            scale = scalar(beta, a.dtype, "beta")
-            fresh = scales_nothing(scale, out)
-            result, block = matrix_output(out, a, (m, n), driver, memory)
-            require_apart(routine, [("out", result)], [("a", a), ("b", b)])
-            message = MatrixMatrix(
-                routine,
-                dtype,
-                m,
-                n,
-                0,
-                block_a.address,
-                block_b.address,
-                block.address,
-                scalar(alpha, a.dtype, "alpha"),
-                scale,
-                right,
-                below,
-            )
-            reads = (block_a, block_b) if fresh else (block_a, block_b, block)
-            return Submission(message, reads, (block,), result)
-
-        return self._request(routine, prepare)
-
-    def _rank_k(
-        self,
-        routine: str,
-        a: GpuRef,
-        b: GpuRef | None,
-        out: GpuRef | None,
-        alpha: Number,
-        beta: Number,
-        trans: Trans,
-        lower: bool,
-    ) -> Request[GpuRef]:
-        hermitian = routine.startswith("her")
-        dtypes = _COMPLEX if hermitian else SINGLE_OR_DOUBLE
-        below = flag(lower, "lower")
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block_a = usable(a, memory, "a")
-            dtype = require_kind(a, dtypes, routine)
-            require_rank(a, 2, "a")
-            op = operation(trans, "trans")
-            if a.dtype.kind == "c" and op == (1 if hermitian else 2):
-                wanted = "2 ('C')" if hermitian else "1 ('T')"
-                raise ValueError(f"{routine} of a complex type takes trans 0 or {wanted}, not {op}")
-            n, k = a.shape[::-1] if op else a.shape
-            inputs = [("a", a)]
-            if b is not None:
-                usable(b, memory, "b")
-                inputs.append(("b", b))
-                require_dtype(b, a.dtype, "b", "a")
-                if b.shape != a.shape:
-                    raise ValueError(f"a has shape {a.shape}, but b has shape {b.shape}")
-            real = REAL_OF.get(dtype, a.dtype)
-            scale = scalar(beta, real if hermitian else a.dtype, "beta")
-            fresh = scales_nothing(scale, out)
-            result, block = matrix_output(out, a, (n, n), driver, memory)
-            require_apart(routine, [("out", result)], inputs)
-            message = MatrixMatrix(
-                routine,
-                dtype,
-                n,
-                n,
-                k,
-                block_a.address,
-                inputs[-1][1]._block.address,
-                block.address,
-                scalar(alpha, real if routine == "herk" else a.dtype, "alpha"),
-                scale,
-                lower=below,
-                trans_a=op,
-                clear=out is None,
-            )
-            reads = tuple(each._block for _, each in inputs)
-            return Submission(message, reads if fresh else (*reads, block), (block,), result)
-
-        return self._request(routine, prepare)
-
-    def _triangle(
-        self,
-        routine: str,
-        a: GpuRef,
-        b: GpuRef,
-        out: GpuRef | None,
-        alpha: Number,
-        side: Side,
-        lower: bool,
-        trans_a: Trans,
-        diag: int,
-    ) -> Request[GpuRef]:
-        below = flag(lower, "lower")
-
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = self._device.memory
-            block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
-            dtype = require_kind(a, SINGLE_OR_DOUBLE, routine)
-            require_dtype(b, a.dtype, "b", "a")
-            right = on_the_right(side)
-            m, n = _beside(a, b, right)
-            if diag not in (0, 1):
-                raise ValueError(f"diag must be 0 (as it is) or 1 (ones), not {diag!r}")
-            result, block = matrix_output(out, a, (m, n), driver, memory)
-            require_apart(routine, [("out", result)], [("a", a), ("b", b)], in_place=[("out", "b")])
-            message = MatrixMatrix(
-                routine,
-                dtype,
-                m,
-                n,
-                0,
-                block_a.address,
-                block_b.address,
-                block.address,
-                scalar(alpha, a.dtype, "alpha"),
-                scalar(0.0, a.dtype, "beta"),
-                right,
-                below,
-                bool(diag),
-                operation(trans_a, "trans_a"),
-            )
-            return Submission(message, (block_a, block_b), (block,), result)
-
-        return self._request(routine, prepare)
-
-
-def _beside(a: GpuRef, b: GpuRef, right: bool) -> tuple[int, int]:
-    """The shape of b, where the square a stands beside it."""
-    size = square(a, "a")
-    require_rank(b, 2, "b")
-    m, n = b.shape
-    if size != (n if right else m):
-        raise ValueError(
-            f"a has shape {a.shape} and b has shape {b.shape}: on the "
-            f"{'right' if right else 'left'} side a must be {(n, n) if right else (m, m)}"
-        )
-    return m, n
+        return self._routine("dgmm", locals())

@@ -84,6 +84,17 @@ def triangular(a: Array, case: Case) -> Array:
     return np.tril(a) if case.get("lower") else np.triu(a)
 
 
+def banded(a: Array, case: Case) -> Array:
+    """The matrix of a band; sizes are those of ``op`` of it."""
+    m, n = turned(case["m"], case["n"], case.get("trans", 0))
+    kl, ku = case["kl"], case["ku"]
+    whole = np.zeros((m, n), a.dtype)
+    for i in range(m):
+        for j in range(max(0, i - kl), min(n, i + ku + 1)):
+            whole[i, j] = a[ku + i - j, j]
+    return whole
+
+
 def hide(a: Array, lower: Any = False, diag: Any = 0, **_: Any) -> Array:
     """Poison what a routine must not read of a structured matrix."""
     keep = np.tril(np.ones(a.shape, bool)) if lower else np.triu(np.ones(a.shape, bool))

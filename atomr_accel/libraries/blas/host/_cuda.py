@@ -15,7 +15,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...host._numbers import CUDA_TYPES
 from ...wire._recent import Recent
-from ..wire._messages import Gemm, GemmEx, GemmList
+from ..wire._messages import Gemm, GemmEx, GemmList, ProductOptions
 from ._cuda_factor import CudaFactorizations
 from ._cuda_handle import Handle, load_cublas
 from ._cuda_routines import CudaRoutines
@@ -107,64 +107,69 @@ class CudaBlas:
             handles = [self._handle.value]
             if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
                 handles.insert(0, self._handle.small)  # the other one where that does not do
-            product = self._keep(key, message, dtype, COMPUTE_TYPES[dtype], handles)
+            options = ProductOptions(dtype, dtype, "", message.trans_a, message.trans_b)
+            scalars = self._scalar(dtype, message.alpha), self._scalar(dtype, message.beta)
+            end = (COMPUTE_TYPES[dtype], GEMM_DEFAULT)
+            steps: tuple[tuple[int, ...], ...] = ((), (), ())
+            product = self._prepare(
+                "cublasGemmEx_64", (m, n, k), options, scalars, steps, end, handles
+            )
+            self._products.keep(key, product)
         self._run(product, message)
 
     def _gemm_strided(self, message: GemmEx) -> None:
-        m, n, k, batch = message.m, message.n, message.k, message.batch
+        (m, n, k), batch, options = message.sizes, message.batch, message.options
         if not m or not n or 0 in batch:
             return
         if not k:
             count = math.prod(batch)
             c = self._pointer(message.c)
-            self._handle.scale(c, count * m * n, 1, message.dtype_c, message.beta)
+            self._handle.scale(c, count * m * n, 1, options.dtype_c, message.beta)
             return
         if len(batch) > 1:
             self._gemm_by_pointers(message)
             return
         key = (
             *(m, n, k, batch, message.strides_a, message.strides_b),
-            *(message.dtype, message.dtype_c, message.compute),
-            *(message.trans_a, message.trans_b, message.alpha, message.beta),
+            *(options, message.alpha, message.beta),
         )
         product = self._products.get(key)
         if product is None:
+            steps = (message.strides_a or (0,), message.strides_b or (0,), (m * n,))
+            end = (math.prod(batch), COMPUTES[options.compute], GEMM_DEFAULT)
+            scalars = self._scalars(message)
+            function = "cublasGemmStridedBatchedEx_64"
             handles = [self._handle.value]
-            compute = COMPUTES[message.compute]
-            product = self._keep(key, message, message.dtype_c, compute, handles)
+            product = self._prepare(function, message.sizes, options, scalars, steps, end, handles)
+            self._products.keep(key, product)
         self._run(product, message)
 
-    def _keep(
+    def _prepare(
         self,
-        key: tuple[Any, ...],
-        message: Gemm | GemmEx,
-        dtype_c: str,
-        compute: int,
+        function: str,
+        sizes: tuple[int, int, int],
+        options: ProductOptions,
+        scalars: tuple[Any, Any],
+        steps: tuple[tuple[int, ...], ...],
+        end: tuple[int, ...],
         handles: list[int | None],
     ) -> _Product:
         """Convert the arguments of a product, to be tried with one handle after the other."""
-        m, n, k = message.m, message.n, message.k
+        m, n, k = sizes
         a, b, c = (c_void_p() for _ in range(3))
-        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[dtype_c]
-        row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
-        steps: tuple[tuple[int, ...], ...] = ((), (), ())
-        end: tuple[int, ...] = (compute, GEMM_DEFAULT)
-        function, alpha, beta = "cublasGemmEx_64", *self._scalars(message)
-        if isinstance(message, GemmEx):
-            function = "cublasGemmStridedBatchedEx_64"
-            steps = (message.strides_a or (0,), message.strides_b or (0,), (m * n,))
-            end = (math.prod(message.batch), *end)
+        a_type, c_type = CUDA_TYPES[options.dtype], CUDA_TYPES[options.dtype_c]
+        row_a, row_b = m if options.trans_a else k, k if options.trans_b else n
         arguments = (
-            *(message.trans_b, message.trans_a, n, m, k),
-            alpha,
+            *(options.trans_b, options.trans_a, n, m, k),
+            scalars[0],
             *(b, a_type, row_b, *steps[1]),
             *(a, a_type, row_a, *steps[0]),
-            beta,
+            scalars[1],
             *(c, c_type, n, *steps[2]),
             *end,
         )
         calls = [self._handle.prepare(function, handle, *arguments) for handle in handles]
-        return self._products.keep(key, _Product(a, b, c, tuple(calls), function))
+        return _Product(a, b, c, tuple(calls), function)
 
     def _run(self, product: _Product, message: Gemm | GemmEx) -> None:
         pointer = self._pointer
@@ -180,9 +185,13 @@ class CudaBlas:
 
     def _gemm_by_pointers(self, message: GemmEx) -> None:
         """Products of which no single step leads from one to the next."""
-        pointer, batch, itemsize = self._pointer, message.batch, DTYPES[message.dtype].itemsize
-        m, n, k, count = message.m, message.n, message.k, math.prod(batch)
-        itemsize_c = DTYPES[message.dtype_c].itemsize
+        pointer, batch, itemsize = (
+            self._pointer,
+            message.batch,
+            DTYPES[message.options.dtype].itemsize,
+        )
+        (m, n, k), count = message.sizes, math.prod(batch)
+        itemsize_c = DTYPES[message.options.dtype_c].itemsize
         pointers = np.concatenate(
             [
                 _places(pointer(message.b), batch, message.strides_b, itemsize),
@@ -190,8 +199,8 @@ class CudaBlas:
                 _places(pointer(message.c), (count,), (m * n,), itemsize_c),
             ]
         )
-        sizes = (message.trans_b, message.trans_a, n, m, k)
-        row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
+        sizes = (message.options.trans_b, message.options.trans_a, n, m, k)
+        row_a, row_b = m if message.options.trans_a else k, k if message.options.trans_b else n
         self._batched(message, sizes, (row_b, row_a, n), pointers, count)
 
     def _gemm_list(self, message: GemmList) -> None:
@@ -201,15 +210,15 @@ class CudaBlas:
             if m and n and k:
                 places.append((pointer(b), pointer(a), pointer(c), (m, n, k)))
             elif m and n:
-                handle.scale(pointer(c), m * n, 1, message.dtype_c, message.beta)
+                handle.scale(pointer(c), m * n, 1, message.options.dtype_c, message.beta)
         if not places:
             return
         pointers = np.array([place[:3] for place in places], np.uint64).T.ravel()
         shapes = [place[3] for place in places]
         m, n, k = shapes[0]
         if all(shape == shapes[0] for shape in shapes):
-            row_a, row_b = m if message.trans_a else k, k if message.trans_b else n
-            sizes = (message.trans_b, message.trans_a, n, m, k)
+            row_a, row_b = m if message.options.trans_a else k, k if message.options.trans_b else n
+            sizes = (message.options.trans_b, message.options.trans_a, n, m, k)
             self._batched(message, sizes, (row_b, row_a, n), pointers, len(places))
         else:
             self._grouped(message, shapes, pointers)
@@ -228,7 +237,7 @@ class CudaBlas:
             self._one_by_one(message, shapes * count, pointers)
             return
         alpha, beta = self._scalars(message)
-        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        a_type, c_type = CUDA_TYPES[message.options.dtype], CUDA_TYPES[message.options.dtype_c]
         table = self._pointer(message.pointers)
         self._handle.upload(table, pointers)
         step = 8 * count
@@ -240,7 +249,7 @@ class CudaBlas:
             *(table + step, a_type, rows[1]),
             beta,
             *(table + 2 * step, c_type, rows[2]),
-            *(count, COMPUTES[message.compute], GEMM_DEFAULT),
+            *(count, COMPUTES[message.options.compute], GEMM_DEFAULT),
         )
 
     def _grouped(
@@ -263,16 +272,16 @@ class CudaBlas:
                 members.append(1)
         m, n, k = np.array(groups, np.int64).T.copy()
         number = len(groups)
-        scalars = DTYPES[_scalar_type(message.compute, message.dtype)]
+        scalars = DTYPES[_scalar_type(message.options.compute, message.options.dtype)]
         host = [
-            np.full(number, message.trans_b, np.int32),
-            np.full(number, message.trans_a, np.int32),
+            np.full(number, message.options.trans_b, np.int32),
+            np.full(number, message.options.trans_a, np.int32),
             n,
             m,
             k,
             np.full(number, message.alpha, scalars),
-            k if message.trans_b else n,
-            m if message.trans_a else k,
+            k if message.options.trans_b else n,
+            m if message.options.trans_a else k,
             np.full(number, message.beta, scalars),
             np.array(members, np.int64),
         ]
@@ -280,7 +289,7 @@ class CudaBlas:
         op_b, op_a, columns, rows, depth, alpha, row_b, row_a, beta, sizes = (
             array.ctypes.data for array in host
         )
-        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        a_type, c_type = CUDA_TYPES[message.options.dtype], CUDA_TYPES[message.options.dtype_c]
         table = self._pointer(message.pointers)
         self._handle.upload(table, pointers)
         step = 8 * len(shapes)
@@ -292,7 +301,7 @@ class CudaBlas:
             *(table + step, a_type, row_a),
             beta,
             *(table + 2 * step, c_type, columns),
-            *(number, sizes, COMPUTES[message.compute]),
+            *(number, sizes, COMPUTES[message.options.compute]),
         )
 
     def _one_by_one(
@@ -303,29 +312,26 @@ class CudaBlas:
     ) -> None:
         """Products that the library does not take together."""
         alpha, beta = self._scalars(message)
-        a_type, c_type = CUDA_TYPES[message.dtype], CUDA_TYPES[message.dtype_c]
+        a_type, c_type = CUDA_TYPES[message.options.dtype], CUDA_TYPES[message.options.dtype_c]
         places = pointers.reshape(3, len(shapes)).T.tolist()
         for (m, n, k), (b, a, c) in zip(shapes, places, strict=True):
             self._handle.call(
                 "cublasGemmEx_64",
-                *(message.trans_b, message.trans_a, n, m, k),
+                *(message.options.trans_b, message.options.trans_a, n, m, k),
                 alpha,
-                *(b, a_type, k if message.trans_b else n),
-                *(a, a_type, m if message.trans_a else k),
+                *(b, a_type, k if message.options.trans_b else n),
+                *(a, a_type, m if message.options.trans_a else k),
                 beta,
                 *(c, c_type, n),
-                *(COMPUTES[message.compute], GEMM_DEFAULT),
+                *(COMPUTES[message.options.compute], GEMM_DEFAULT),
             )
 
     def _scalar(self, dtype: str, value: float) -> Any:
         """A pointer to a scalar of a plain product."""
         return self._handle.scalar(_COMPUTED[dtype], value)
 
-    def _scalars(self, message: Gemm | GemmEx | GemmList) -> tuple[Any, Any]:
-        if isinstance(message, Gemm):
-            kind = _COMPUTED[message.dtype]
-        else:
-            kind = _scalar_type(message.compute, message.dtype)
+    def _scalars(self, message: GemmEx | GemmList) -> tuple[Any, Any]:
+        kind = _scalar_type(message.options.compute, message.options.dtype)
         handle = self._handle
         return handle.scalar(kind, message.alpha), handle.scalar(kind, message.beta)
 
@@ -344,7 +350,7 @@ def _are_askew(
     The library does not look, and a misaligned access would be the end of the context. Where
     it may use tensor cores it wants 16 bytes if k is a multiple of 8, and 8 if it is one of 4.
     """
-    if message.dtype not in _NARROW and "FAST" not in message.compute:
+    if message.options.dtype not in _NARROW and "FAST" not in message.options.compute:
         return False
     k = np.array([k for _, _, k in shapes], np.uint64)
     wanted = np.where(k % 8 == 0, 16, np.where(k % 4 == 0, 8, 1)).astype(np.uint64)

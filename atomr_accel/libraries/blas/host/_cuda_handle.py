@@ -15,7 +15,7 @@ from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
 from ...host._numbers import CUDA_TYPES, Scalars
 from ...host._vendor import VendorLibrary, undone_on_error
-from ._prototypes import ENUMS, HALF_ROUTINES, NOT_SUPPORTED, PROTOTYPES, STATUS_NAME
+from ._prototypes import ENUMS, NOT_SUPPORTED, PROTOTYPES, STATUS_NAME, half_symbol
 
 if TYPE_CHECKING:
     from ....backends.cuda.host._context import CudaContext, CudaStream
@@ -231,7 +231,7 @@ class Handle:
             return
         compute = "float32" if kind.itemsize == 2 else dtype
         self.call(
-            HALF_ROUTINES["scal"][0],
+            half_symbol("ScalEx"),
             *(n, self.scalar(compute, beta), CUDA_TYPES[compute]),
             *(pointer, CUDA_TYPES[dtype], abs(inc), CUDA_TYPES[compute]),
         )

@@ -1,31 +1,31 @@
 """Levels 1 to 3 on CUDA.
 
-A routine's arguments are looked up by the words of its row in ``_prototypes``. In the
-column-major view of cuBLAS a row-major matrix is its transpose: the upper triangle is the
-lower one, left is right, and ``op`` turns around where the routine cannot swap operands.
-Conjugates that this makes necessary and level 2 does not have come from level 3.
+A message becomes values for the words of the vendor's arguments, by the roles of its row. In
+the column-major view of cuBLAS a row-major matrix is its transpose: the upper triangle is the
+lower one, left is right, and m is n. What a routine needs besides is in ``_CALLS``: conjugates
+that this makes necessary and level 2 does not have come from level 3.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ...host._numbers import CUDA_TYPES
-from ..wire._messages import MatrixMatrix, MatrixVector, Scalar, Vectors
+from ..wire._messages import Routine, Scalar
+from ..wire._rows import REAL_OF, ROWS, Row
 from ._prototypes import (
-    COMPLEX_ROUTINES,
     COMPUTES,
     ENUMS,
     GEMM_DEFAULT,
     HALF_GEMV,
     HALF_GEMV_ARGUMENTS,
-    HALF_ROUTINES,
     LETTERS,
     OP_C,
     OP_N,
     OP_T,
-    ROUTINES,
+    half_symbol,
     symbol,
 )
 
@@ -41,9 +41,32 @@ _UPPER: Final = ENUMS["CUBLAS_FILL_MODE_UPPER"]
 _TURNED: Final = (OP_T, OP_N)
 """The op of the transposed matrix that gives 0 and 1 of the matrix itself."""
 
-_REAL_OF: Final = {"complex64": "float32", "complex128": "float64"}
-_RESULTS: Final = {"dot": "same", "dotc": "same", "nrm2": "real", "asum": "real"}
-_INDICES: Final = ("amax", "amin")
+_SCALAR_WORDS: Final = {"a": "alpha", "c": "cosine", "s": "sine"}
+"""What the vendor calls scalars, where it is not their name."""
+
+
+class _Call(NamedTuple):
+    """A routine's call.
+
+    Attributes:
+        row: the routine.
+        message: what came.
+        dtype: of the operands.
+        sizes, options: by name. Real matrices have no conjugates here.
+        values: what the words of the vendor's arguments stand for.
+    """
+
+    row: Row
+    message: Routine
+    dtype: str
+    sizes: dict[str, int]
+    options: dict[str, int]
+    values: dict[str, Any]
+
+    @property
+    def conjugates(self) -> bool:
+        """Whether a matrix is to be conjugated."""
+        return self.options.get("trans") == OP_C
 
 
 @final
@@ -53,19 +76,19 @@ class CudaRoutines:
     def __init__(self, handle: Handle) -> None:
         self._handle: Final = handle
         self._pointer: Final = handle.pointer
-        self.handlers: Final[dict[type, Callable[[Any], None]]] = {
-            Vectors: self._vectors,
-            MatrixVector: self._matrix_vector,
-            MatrixMatrix: self._matrix_matrix,
-        }
+        self.handlers: Final[dict[type, Callable[[Any], None]]] = {Routine: self._routine}
 
     def call(self, routine: str, dtype: str, **values: Any) -> None:
         """Call a routine with arguments by their words; ``result`` is on the device."""
+        row = ROWS[routine]
         if dtype in LETTERS:
-            kind, name, words = ROUTINES.get(routine) or COMPLEX_ROUTINES[routine]
+            assert row.vendor is not None
+            kind, name, words = row.vendor
             function = symbol(kind, name, dtype)
         else:
-            function, words = HALF_ROUTINES[routine]
+            assert row.half is not None
+            name, words = row.half
+            function = half_symbol(name)
             values |= {"type": CUDA_TYPES[dtype], "scale": CUDA_TYPES["float32"]}
         arguments = [values[word] for word in words.split()]
         if "result" in values:
@@ -73,268 +96,169 @@ class CudaRoutines:
         else:
             self._handle.call(function, *arguments)
 
-    # --- level 1 --------------------------------------------------------------------------
+    def _routine(self, message: Routine) -> None:
+        handle, row, dtype = self._handle, ROWS[message.row], message.dtype
+        sizes = dict(zip(row.sizes, message.sizes, strict=True))
+        options = dict(zip(row.options, message.options, strict=True))
+        shapes = row.shapes(sizes, options)
+        written = row.operands[row.written[-1]]
+        target = self._pointer(message.places[row.written[-1]])
+        target_type = written.dtype_of(dtype)
+        count = math.prod(shapes[row.written[-1]])
+        if message.clear or (not written.shape and not sizes["n"]):
+            handle.clear(target, count * DTYPES[target_type].itemsize)
+        if not count or (row.counts == ("n",) and not sizes["n"]):
+            return
+        if written.steps and not all(map(math.prod, shapes)):
+            step, beta = message.steps[row.written[-1]], message.scalars[-1]
+            handle.scale(target, count, step, dtype, beta)  # an empty sum
+            return
+        if dtype not in REAL_OF:
+            options = {name: OP_T if op == OP_C else op for name, op in options.items()}
+        values = self._values(row, message, sizes, options, shapes)
+        call = _CALLS.get(row.name, CudaRoutines._plain)
+        call(self, _Call(row, message, dtype, sizes, options, values))
+        if written.dtype == "index":
+            handle.shift("long long", target, target, 1, -1)
 
-    def _vectors(self, message: Vectors) -> None:
-        handle, pointer = self._handle, self._pointer
-        routine, dtype, n = message.routine, message.dtype, message.n
-        itemsize = DTYPES[dtype].itemsize
-        result = pointer(message.result) if message.result else 0
-        if not n:
-            if result:
-                real = _REAL_OF.get(dtype, dtype) if _RESULTS[routine] == "real" else dtype
-                handle.clear(result, DTYPES[real].itemsize)
-            return
-        x = pointer(message.x)
-        y = pointer(message.y) if message.y else 0
-        if routine == "copy" and message.incx == message.incy == 1:
-            handle.copy(y, x, n * itemsize)
-            return
-        values = {"n": n, "x": x, "incx": message.incx, "y": y, "incy": message.incy}
-        if result:
-            values["result"] = result
-        compute = "float32" if itemsize == 2 else dtype
-        if routine == "rot":
-            cosine = dtype if itemsize == 2 else _REAL_OF.get(dtype, dtype)
-            values["cosine"] = handle.scalar(cosine, message.scalars[0])
-            values["sine"] = handle.scalar(dtype, message.scalars[1])
-        elif message.scalars:
-            values["alpha"] = handle.scalar(compute, message.scalars[0])
-        self.call(routine, dtype, **values)
-        if routine in _INDICES:
-            handle.shift("long long", result, result, 1, -1)
+    def _values(
+        self,
+        row: Row,
+        message: Routine,
+        sizes: dict[str, int],
+        options: dict[str, int],
+        shapes: list[tuple[int, ...]],
+    ) -> dict[str, Any]:
+        """What the words stand for, of row-major matrices as columns."""
+        dtype, pointer = message.dtype, self._pointer
+        values: dict[str, Any] = dict(sizes)
+        if "m" in sizes:
+            values |= {"m": sizes["n"], "n": sizes["m"]}
+        places = zip(row.operands, message.places, message.steps, shapes, strict=True)
+        for operand, place, step, shape in places:
+            word = operand.word
+            values[word] = pointer(place)
+            if operand.steps:
+                values[f"inc{word}"] = step
+            elif shape:
+                values[f"ld{word}"] = max(1, shape[1])
+        for (name, is_real), number in zip(row.numbers, message.scalars, strict=True):
+            word = _SCALAR_WORDS.get(name, name)
+            kind = REAL_OF.get(dtype, dtype) if is_real else dtype
+            if word in ("alpha", "beta") and DTYPES[dtype].itemsize == _HALF:
+                kind = "float32"
+            values[word] = self._handle.scalar(kind, number)
+        values |= options
+        if "lower" in options:
+            values["uplo"] = _UPPER if options["lower"] else _LOWER
+        if "side" in options:
+            values["side"] = _LEFT if options["side"] else _RIGHT
+        return values
 
-    # --- level 2 --------------------------------------------------------------------------
+    # --- calls ----------------------------------------------------------------------------
 
-    def _matrix_vector(self, message: MatrixVector) -> None:
-        handle, pointer = self._handle, self._pointer
-        routine, dtype, m, n = message.routine, message.dtype, message.m, message.n
-        a, x, y = pointer(message.a), pointer(message.x), pointer(message.y)
-        if routine in ("ger", "gerc"):
-            self._outer(message, a, x, y)
-            return
-        rows, columns = (n, m) if message.trans else (m, n)
-        if not rows:
-            return
-        if not columns:
-            handle.scale(y, rows, message.incy, dtype, message.beta)
-            return
-        op = message.trans
-        conjugates = op == OP_C and dtype in _REAL_OF
-        if op == OP_C and not conjugates:
-            op = OP_T
-        if routine in ("trmv", "trsv"):
-            self._triangular(message, a, x, y, op, conjugates=conjugates)
-            return
-        compute = "float32" if dtype in HALF_GEMV else dtype
-        alpha, beta = handle.scalar(compute, message.alpha), handle.scalar(compute, message.beta)
-        vectors = {
-            "x": x,
-            "incx": message.incx,
-            "y": y,
-            "incy": message.incy,
-            "alpha": alpha,
-            "beta": beta,
-        }
-        uplo = _UPPER if message.lower else _LOWER
-        if routine == "gbmv":
-            # The band of the matrix as it is: only its storage has to be turned.
-            diagonals = message.kl + message.ku + 1
-            band = pointer(message.scratch)
-            self.transpose(dtype, band, a, diagonals, n)
-            self.call(
-                "gbmv",
-                dtype,
-                **vectors,
-                trans=op,
-                m=m,
-                n=n,
-                kl=message.kl,
-                ku=message.ku,
-                a=band,
-                lda=diagonals,
-            )
-        elif routine == "symv":
-            self.call("symv", dtype, **vectors, uplo=uplo, n=n, a=a, lda=n)
-        elif routine == "hemv":
-            # In the column-major view the vector is a row, and the matrix stands behind it.
-            self.call(
-                "hemm",
-                dtype,
-                side=_RIGHT,
-                uplo=uplo,
-                m=1,
-                n=n,
-                a=a,
-                lda=n,
-                b=x,
-                ldb=message.incx,
-                c=y,
-                ldc=message.incy,
-                alpha=alpha,
-                beta=beta,
-            )
-        elif conjugates:
-            self.gemm(
-                dtype,
-                (rows, 1, columns),
-                (a, n, op),
-                (x, message.incx, OP_N),
-                (y, message.incy),
-                message.alpha,
-                message.beta,
-            )
-        elif dtype in HALF_GEMV:
-            values = {
-                **vectors,
-                "trans": _TURNED[op],
-                "m": n,
-                "n": m,
-                "a": a,
-                "lda": n,
-                "batch": 1,
-                "stride_a": 0,
-                "stride_x": 0,
-                "stride_y": 0,
-            }
-            handle.call(HALF_GEMV[dtype], *(values[word] for word in HALF_GEMV_ARGUMENTS.split()))
+    def _plain(self, call: _Call) -> None:
+        self.call(call.row.name, call.dtype, **call.values)
+
+    def _copy(self, call: _Call) -> None:
+        values = call.values
+        if values["incx"] == values["incy"] == 1:
+            nbytes = values["n"] * DTYPES[call.dtype].itemsize
+            self._handle.copy(values["y"], values["x"], nbytes)
         else:
-            self.call("gemv", dtype, **vectors, trans=_TURNED[op], m=n, n=m, a=a, lda=n)
+            self._plain(call)
 
-    def _outer(self, message: MatrixVector, a: int, x: int, y: int) -> None:
-        m, n, dtype = message.m, message.n, message.dtype
-        if message.clear:
-            self._handle.clear(a, m * n * DTYPES[dtype].itemsize)
-        if not m or not n:
-            return
-        if message.routine == "gerc" and dtype in _REAL_OF:
+    def _gemv(self, call: _Call) -> None:
+        values, dtype, message = call.values, call.dtype, call.message
+        op = call.options["trans"]
+        if call.conjugates:
+            m, n = call.sizes["m"], call.sizes["n"]
             self.gemm(
                 dtype,
-                (m, n, 1),
-                (x, message.incx, OP_N),
-                (y, message.incy, OP_C),
-                (a, n),
-                message.alpha,
-                (1.0, 0.0),
+                (m, 1, n),
+                (values["a"], values["lda"], op),
+                (values["x"], values["incx"], OP_N),
+                (values["y"], values["incy"]),
+                *message.scalars,
             )
             return
-        alpha = self._handle.scalar(dtype, message.alpha)
-        self.call(
-            "ger",
-            dtype,
-            m=n,
-            n=m,
-            alpha=alpha,
-            a=a,
-            lda=n,
-            x=y,
-            incx=message.incy,
-            y=x,
-            incy=message.incx,
+        if op:  # the vendor's sizes are those of the matrix as it is stored
+            values |= {"m": values["n"], "n": values["m"]}
+        values["trans"] = _TURNED[op]
+        if dtype in HALF_GEMV:
+            values |= {"batch": 1, "stride_a": 0, "stride_x": 0, "stride_y": 0}
+            words = HALF_GEMV_ARGUMENTS.split()
+            self._handle.call(HALF_GEMV[dtype], *(values[word] for word in words))
+        else:
+            self._plain(call)
+
+    def _gbmv(self, call: _Call) -> None:
+        """The band of the matrix as it is: only its storage has to be turned."""
+        values, sizes = call.values, call.sizes
+        band = self._pointer(call.message.scratch)
+        diagonals = sizes["kl"] + sizes["ku"] + 1
+        self.transpose(call.dtype, band, values["a"], diagonals, values["lda"])
+        m, n = (sizes["n"], sizes["m"]) if call.options["trans"] else (sizes["m"], sizes["n"])
+        self.call("gbmv", call.dtype, **values | {"m": m, "n": n, "a": band, "lda": diagonals})
+
+    def _hemv(self, call: _Call) -> None:
+        """In the column-major view the vector is a row, and the matrix stands behind it."""
+        values = call.values
+        values |= {"side": _RIGHT, "m": 1, "b": values["x"], "ldb": values["incx"]}
+        self.call("hemm", call.dtype, **values, c=values["y"], ldc=values["incy"])
+
+    def _ger(self, call: _Call) -> None:
+        values = call.values
+        x, y = (values["y"], values["incy"]), (values["x"], values["incx"])
+        values |= {"x": x[0], "incx": x[1], "y": y[0], "incy": y[1]}
+        self.call("ger", call.dtype, **values)
+
+    def _gerc(self, call: _Call) -> None:
+        if call.dtype not in REAL_OF:
+            self._ger(call)
+            return
+        values = call.values
+        self.gemm(
+            call.dtype,
+            (call.sizes["m"], call.sizes["n"], 1),
+            (values["x"], values["incx"], OP_N),
+            (values["y"], values["incy"], OP_C),
+            (values["a"], values["lda"]),
+            call.message.scalars[0],
+            (1.0, 0.0),
         )
 
-    def _triangular(
-        self, message: MatrixVector, a: int, x: int, y: int, op: int, *, conjugates: bool
-    ) -> None:
-        dtype, n, inc = message.dtype, message.n, message.incy
-        if x != y:
-            self.call("copy", dtype, n=n, x=x, incx=message.incx, y=y, incy=inc)
-        uplo = _UPPER if message.lower else _LOWER
-        if conjugates:
-            self.call(
-                "trmm" if message.routine == "trmv" else "trsm",
-                dtype,
-                side=_RIGHT,
-                uplo=uplo,
-                trans=OP_C,
-                diag=int(message.unit),
-                m=1,
-                n=n,
-                alpha=self._handle.scalar(dtype, (1.0, 0.0)),
-                a=a,
-                lda=n,
-                b=y,
-                ldb=inc,
-                c=y,
-                ldc=inc,
-            )
+    def _triangular(self, call: _Call) -> None:
+        """``trmv`` and ``trsv``, in place; with conjugates as ``trmm`` and ``trsm`` of a row."""
+        values, message, dtype = call.values, call.message, call.dtype
+        given, target = map(self._pointer, message.places[1:])
+        n, step, inc = values["n"], *message.steps[1:]
+        if given != target:
+            self.call("copy", dtype, n=n, x=given, incx=step, y=target, incy=inc)
+        if not call.conjugates:
+            values["trans"] = _TURNED[call.options["trans"]]
+            self._plain(call)
             return
-        self.call(
-            message.routine,
-            dtype,
-            uplo=uplo,
-            trans=_TURNED[op],
-            diag=int(message.unit),
-            n=n,
-            a=a,
-            lda=n,
-            x=y,
-            incx=inc,
-        )
+        values |= {"side": _RIGHT, "m": 1, "alpha": self._handle.scalar(dtype, (1.0, 0.0))}
+        row = {"b": target, "ldb": inc, "c": target, "ldc": inc}
+        self.call("trmm" if call.row.name == "trmv" else "trsm", dtype, **values | row)
 
-    # --- level 3 --------------------------------------------------------------------------
+    def _beside_triangle(self, call: _Call) -> None:
+        values, sizes = call.values, call.sizes
+        values["trans"] = call.options["trans_a"]
+        if call.row.name == "trsm":
+            nbytes = sizes["m"] * sizes["n"] * DTYPES[call.dtype].itemsize
+            self._handle.copy(values["c"], values["b"], nbytes)
+        self._plain(call)
 
-    def _matrix_matrix(self, message: MatrixMatrix) -> None:
-        handle, pointer = self._handle, self._pointer
-        routine, dtype, m, n = message.routine, message.dtype, message.m, message.n
-        c = pointer(message.c)
-        if message.clear:
-            handle.clear(c, m * n * DTYPES[dtype].itemsize)
-        if not m or not n:
-            return
-        a = pointer(message.a)
-        b = pointer(message.b) if message.b else a
-        values: dict[str, Any] = {"m": n, "n": m, "a": a, "b": b, "ldb": n, "c": c, "ldc": n}
-        op = message.trans_a
-        size = n if message.right else m
-        if routine in ("syrk", "syr2k", "herk", "her2k"):
-            self._rank_k(message, values)
-            return
-        values |= {
-            "alpha": handle.scalar(dtype, message.alpha),
-            "beta": handle.scalar(dtype, message.beta),
-            "side": _LEFT if message.right else _RIGHT,
-            "uplo": _UPPER if message.lower else _LOWER,
-            "lda": size,
-        }
-        if routine == "geam":
-            op_b = message.trans_b if message.b else op
-            values |= {"trans_a": op, "lda": m if op else n}
-            values |= {"trans_b": op_b, "ldb": m if op_b else n}
-        elif routine == "dgmm":
-            values |= {"lda": n, "x": b, "incx": message.incx}
-        elif routine in ("trmm", "trsm"):
-            values |= {"trans": op, "diag": int(message.unit)}
-            if routine == "trsm":
-                handle.copy(c, b, m * n * DTYPES[dtype].itemsize)
-        self.call(routine, dtype, **values)
-
-    def _rank_k(self, message: MatrixMatrix, values: dict[str, Any]) -> None:
-        routine, dtype, n, k = message.routine, message.dtype, message.n, message.k
-        handle = self._handle
-        hermitian = routine.startswith("her")
-        alpha, beta = message.alpha, message.beta
-        real = _REAL_OF.get(dtype, dtype)
-        if routine == "her2k":
-            assert isinstance(alpha, tuple)
-            alpha = (alpha[0], -alpha[1])  # the result is turned, hence conjugated
-        turned = OP_C if hermitian else OP_T
-        row = max(1, n if message.trans_a else k)
-        self.call(
-            routine,
-            dtype,
-            **values
-            | {
-                "n": n,
-                "k": k,
-                "uplo": _UPPER if message.lower else _LOWER,
-                "trans": OP_N if message.trans_a else turned,
-                "lda": row,
-                "ldb": row,
-                "alpha": handle.scalar(real if routine == "herk" else dtype, alpha),
-                "beta": handle.scalar(real if hermitian else dtype, beta),
-            },
-        )
+    def _rank_k(self, call: _Call) -> None:
+        """Of the turned matrices; what came second comes first in the turned result."""
+        values = call.values
+        turned = OP_C if call.row.operands[-1].structure == "hermitian" else OP_T
+        values["trans"] = OP_N if call.options["trans"] else turned
+        if "b" in values:
+            values |= {"a": values["b"], "b": values["a"]}
+        self._plain(call)
 
     # --- in common ------------------------------------------------------------------------
 
@@ -365,8 +289,8 @@ class CudaRoutines:
 
     def transpose(self, dtype: str, to: int, source: int, rows: int, columns: int) -> None:
         """Write the transpose of a row-major matrix."""
-        one = (1.0, 0.0) if dtype in _REAL_OF else 1.0
-        zero = (0.0, 0.0) if dtype in _REAL_OF else 0.0
+        one = (1.0, 0.0) if dtype in REAL_OF else 1.0
+        zero = (0.0, 0.0) if dtype in REAL_OF else 0.0
         self.call(
             "geam",
             dtype,
@@ -383,3 +307,20 @@ class CudaRoutines:
             c=to,
             ldc=rows,
         )
+
+
+_HALF: Final = 2
+"""Bytes of the types that compute in float32."""
+
+_CALLS: Final[dict[str, Callable[[CudaRoutines, _Call], None]]] = {
+    "copy": CudaRoutines._copy,
+    "gemv": CudaRoutines._gemv,
+    "gbmv": CudaRoutines._gbmv,
+    "hemv": CudaRoutines._hemv,
+    "ger": CudaRoutines._ger,
+    "gerc": CudaRoutines._gerc,
+    **dict.fromkeys(("trmv", "trsv"), CudaRoutines._triangular),
+    **dict.fromkeys(("trmm", "trsm"), CudaRoutines._beside_triangle),
+    **dict.fromkeys(("syrk", "herk", "syr2k", "her2k"), CudaRoutines._rank_k),
+}
+"""The routines that take more than the values of their words."""

@@ -1,8 +1,8 @@
 """The functions of cuBLAS in use (``cublas_api.h``); ``_64`` take 64-bit sizes.
 
-Routines that come once per type are rows of ``ROUTINES``: a symbol with a hole for the
-type's letter, and the words for its arguments. The words give the prototype, and the
-executor looks the arguments up by them, so the two cannot disagree.
+Those of levels 1 to 3 are in ``wire/_rows``: a name that takes the type's letter, and the
+words for its arguments. The words give the prototype, and the executor looks the arguments up
+by them, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...host._numbers import DATA_TYPES
+from ..wire._rows import ROWS
 
 STATUS_NAME: Final = "cublasGetStatusName"
 NOT_SUPPORTED: Final = 15
@@ -84,57 +85,6 @@ LETTERS: Final = {
 """How a symbol begins for a dtype: t plainly, r with a real result, i with an index;
 u and c also end differently where complex numbers come unconjugated and conjugated."""
 
-ROUTINES: Final = {
-    # routine: (kind of letter, name, arguments)
-    "axpy": ("t", "axpy_v2", "n alpha x incx y incy"),
-    "scal": ("t", "scal_v2", "n alpha x incx"),
-    "copy": ("t", "copy_v2", "n x incx y incy"),
-    "swap": ("t", "swap_v2", "n x incx y incy"),
-    "dot": ("u", "dot", "n x incx y incy result"),
-    "dotc": ("c", "dot", "n x incx y incy result"),
-    "nrm2": ("r", "nrm2_v2", "n x incx result"),
-    "asum": ("r", "asum_v2", "n x incx result"),
-    "amax": ("i", "amax_v2", "n x incx result"),
-    "amin": ("i", "amin_v2", "n x incx result"),
-    "rot": ("t", "rot_v2", "n x incx y incy cosine sine"),
-    "gemv": ("t", "gemv_v2", "trans m n alpha a lda x incx beta y incy"),
-    "gbmv": ("t", "gbmv_v2", "trans m n kl ku alpha a lda x incx beta y incy"),
-    "symv": ("t", "symv_v2", "uplo n alpha a lda x incx beta y incy"),
-    "trmv": ("t", "trmv_v2", "uplo trans diag n a lda x incx"),
-    "trsv": ("t", "trsv_v2", "uplo trans diag n a lda x incx"),
-    "ger": ("u", "ger", "m n alpha x incx y incy a lda"),
-    "symm": ("t", "symm_v2", "side uplo m n alpha a lda b ldb beta c ldc"),
-    "syrk": ("t", "syrk_v2", "uplo trans n k alpha a lda beta c ldc"),
-    "syr2k": ("t", "syr2k_v2", "uplo trans n k alpha a lda b ldb beta c ldc"),
-    "trmm": ("t", "trmm_v2", "side uplo trans diag m n alpha a lda b ldb c ldc"),
-    "trsm": ("t", "trsm_v2", "side uplo trans diag m n alpha a lda c ldc"),
-    "geam": ("t", "geam", "trans_a trans_b m n alpha a lda beta b ldb c ldc"),
-    "dgmm": ("t", "dgmm", "side m n a lda x incx c ldc"),
-}
-"""Routines of all four types."""
-
-COMPLEX_ROUTINES: Final = {
-    "hemm": ("t", "hemm_v2", "side uplo m n alpha a lda b ldb beta c ldc"),
-    "herk": ("t", "herk_v2", "uplo trans n k alpha a lda beta c ldc"),
-    "her2k": ("t", "her2k_v2", "uplo trans n k alpha a lda b ldb beta c ldc"),
-}
-"""Routines of the complex types alone."""
-
-HALF_ROUTINES: Final = {
-    "axpy": ("cublasAxpyEx_64", "n alpha scale x type incx y type incy scale"),
-    "scal": ("cublasScalEx_64", "n alpha scale x type incx scale"),
-    "copy": ("cublasCopyEx_64", "n x type incx y type incy"),
-    "swap": ("cublasSwapEx_64", "n x type incx y type incy"),
-    "dot": ("cublasDotEx_64", "n x type incx y type incy result type scale"),
-    "dotc": ("cublasDotcEx_64", "n x type incx y type incy result type scale"),
-    "nrm2": ("cublasNrm2Ex_64", "n x type incx result type scale"),
-    "asum": ("cublasAsumEx_64", "n x type incx result type scale"),
-    "amax": ("cublasIamaxEx_64", "n x type incx result"),
-    "amin": ("cublasIaminEx_64", "n x type incx result"),
-    "rot": ("cublasRotEx_64", "n x type incx y type incy cosine sine type scale"),
-}
-"""Level 1 of the 16-bit types, which compute in float32."""
-
 HALF_GEMV: Final = {
     "float16": "cublasHSHgemvStridedBatched_64",
     "bfloat16": "cublasTSTgemvStridedBatched_64",
@@ -159,6 +109,11 @@ def symbol(kind: str, name: str, dtype: str) -> str:
     """The function of a routine for a dtype."""
     letter = LETTERS[dtype][kind]
     return f"cublas{letter.format(name) + '_v2' if '{' in letter else letter + name}_64"
+
+
+def half_symbol(name: str) -> str:
+    """The function of a routine for the 16-bit types, which compute in float32."""
+    return f"cublas{name}_64"
 
 
 def prototype(arguments: str) -> str:
@@ -186,16 +141,13 @@ PROTOTYPES: Final = {
         "ptr ptr ptr ptr ptr ptr ptr ptr int ptr ptr int ptr ptr ptr int ptr i64 ptr int"
     ),
     **{
-        symbol(kind, name, dtype): prototype(arguments)
-        for kind, name, arguments in ROUTINES.values()
-        for dtype in LETTERS
+        symbol(row.vendor[0], row.vendor[1], dtype): prototype(row.vendor[2])
+        for row in ROWS.values()
+        if row.vendor is not None
+        for dtype in row.dtypes
+        if dtype in LETTERS
     },
-    **{
-        symbol(kind, name, dtype): prototype(arguments)
-        for kind, name, arguments in COMPLEX_ROUTINES.values()
-        for dtype in ("complex64", "complex128")
-    },
-    **{name: prototype(arguments) for name, arguments in HALF_ROUTINES.values()},
+    **{half_symbol(row.half[0]): prototype(row.half[1]) for row in ROWS.values() if row.half},
     **{name: prototype(HALF_GEMV_ARGUMENTS) for name in HALF_GEMV.values()},
     **{
         f"cublas{letters['t']}{routine}Batched": words

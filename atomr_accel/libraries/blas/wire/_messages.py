@@ -6,6 +6,8 @@ Addresses that an op does not use are 0.
 
 from __future__ import annotations
 
+import msgspec
+
 from ....wire import Message
 
 Scalar = float | tuple[float, float]
@@ -36,36 +38,48 @@ class Gemm(Message, frozen=True):
     beta: float
 
 
+class ProductOptions(msgspec.Struct, frozen=True, array_like=True):
+    """What products of any types have in common.
+
+    Attributes:
+        dtype: element type of a and b.
+        dtype_c: element type of c.
+        compute: how to compute, as the vendor calls it without ``CUBLAS_COMPUTE_``.
+        trans_a, trans_b: 0, 1 or 2.
+    """
+
+    dtype: str
+    dtype_c: str
+    compute: str
+    trans_a: int
+    trans_b: int
+
+
 class GemmEx(Message, frozen=True):
     """``Gemm`` over batches, of any types.
 
     Attributes:
+        a, b, c: addresses.
+        sizes: m, n and k.
         batch: the batch's shape; c is contiguous over it.
         strides_a, strides_b: elements from one matrix to the next along each dimension
             of ``batch``; 0 repeats the matrix.
-        dtype: element type of a and b.
-        dtype_c: element type of c.
-        compute: how to compute, as the vendor calls it without ``CUBLAS_COMPUTE_``.
+        options: see there.
+        alpha, beta: scalars; with beta 0, c is not read.
         pointers: room for three pointers for each product, where one stride is not enough.
     """
 
     a: int
     b: int
     c: int
-    m: int
-    n: int
-    k: int
+    sizes: tuple[int, int, int]
     batch: tuple[int, ...]
     strides_a: tuple[int, ...]
     strides_b: tuple[int, ...]
-    dtype: str
-    dtype_c: str
-    compute: str
-    trans_a: int
-    trans_b: int
+    options: ProductOptions
     alpha: Scalar
     beta: Scalar
-    pointers: int
+    pointers: int = 0
 
 
 class GemmList(Message, frozen=True):
@@ -74,6 +88,8 @@ class GemmList(Message, frozen=True):
     Attributes:
         a, b, c: an address for each product.
         shapes: (m, n, k) of each product.
+        options: see there.
+        alpha, beta: scalars; with beta 0, c is not read.
         pointers: room for three pointers for each product.
     """
 
@@ -81,112 +97,37 @@ class GemmList(Message, frozen=True):
     b: tuple[int, ...]
     c: tuple[int, ...]
     shapes: tuple[tuple[int, int, int], ...]
-    dtype: str
-    dtype_c: str
-    compute: str
-    trans_a: int
-    trans_b: int
+    options: ProductOptions
     alpha: Scalar
     beta: Scalar
     pointers: int
 
 
-class Vectors(Message, frozen=True):
-    """A routine of level 1.
+class Routine(Message, frozen=True):
+    """A routine of levels 1 to 3: what its row in ``_rows`` leaves open.
 
     Attributes:
-        routine: its name, such as ``"axpy"``.
+        row: the row's name.
         dtype: element type.
-        n: how many elements.
-        x, y: addresses of the first element in memory.
-        incx, incy: elements from one to the next; negative ones go from the last to the first.
-        result: where a scalar result goes.
-        scalars: the routine's scalars, in its order.
+        sizes: in the row's order; of matrices as they count, transposed where they are.
+        places: the address of each operand; of a vector that of its first element in memory.
+        steps: of each operand: elements from one to the next of a vector, where negative ones
+            go from the last to the first.
+        scalars: in the row's order.
+        options: in the row's order; sides, triangles and diagonals of ones are 0 or 1.
+        clear: fill what is written with zeros first.
+        scratch: room for a copy of a band.
     """
 
-    routine: str
+    row: str
     dtype: str
-    n: int
-    x: int
-    incx: int
-    y: int = 0
-    incy: int = 1
-    result: int = 0
-    scalars: tuple[Scalar, ...] = ()
-
-
-class MatrixVector(Message, frozen=True):
-    """A routine of level 2.
-
-    Attributes:
-        routine: its name, such as ``"gemv"``.
-        dtype: element type.
-        m, n: the shape of the matrix.
-        a: its address.
-        x, incx, y, incy: as in ``Vectors``. Triangular routines read x and write y.
-        alpha, beta: scalars; with beta 0, what is written is not read.
-        trans: see above.
-        lower: whether the lower triangle holds the data.
-        unit: whether the diagonal is taken as ones.
-        kl, ku: sub- and superdiagonals of a band.
-        clear: fill the output with zeros first.
-        scratch: room for a copy of the band.
-    """
-
-    routine: str
-    dtype: str
-    m: int
-    n: int
-    a: int
-    x: int
-    incx: int
-    y: int
-    incy: int
-    alpha: Scalar
-    beta: Scalar
-    trans: int = 0
-    lower: bool = False
-    unit: bool = False
-    kl: int = 0
-    ku: int = 0
+    sizes: tuple[int, ...]
+    places: tuple[int, ...]
+    steps: tuple[int, ...]
+    scalars: tuple[Scalar, ...]
+    options: tuple[int, ...]
     clear: bool = False
     scratch: int = 0
-
-
-class MatrixMatrix(Message, frozen=True):
-    """A routine of level 3.
-
-    Attributes:
-        routine: its name, such as ``"syrk"``.
-        dtype: element type.
-        m, n: the shape of c.
-        k: the inner dimension, where there is one.
-        a, b, c: addresses; c is what is written. ``dgmm`` has its vector in b.
-        alpha, beta: scalars; with beta 0, what is written is not read.
-        right: whether the special matrix stands on the right.
-        lower, unit: as in ``MatrixVector``.
-        trans_a, trans_b: see above.
-        incx: the increment of ``dgmm``'s vector.
-        clear: fill c with zeros first.
-    """
-
-    routine: str
-    dtype: str
-    m: int
-    n: int
-    k: int
-    a: int
-    b: int
-    c: int
-    alpha: Scalar
-    beta: Scalar
-    right: bool = False
-    lower: bool = False
-    unit: bool = False
-    trans_a: int = 0
-    trans_b: int = 0
-    incx: int = 1
-    clear: bool = False
 
 
 class Factor(Message, frozen=True):

@@ -1,0 +1,448 @@
+"""Levels 1 to 3 in the caller: one check, which walks through the roles of a routine's row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..._dtypes import DTYPES
+from .._arguments import (
+    require_apart,
+    require_dtype,
+    require_rank,
+    require_shape,
+    usable,
+    writable,
+)
+from .._op import D
+from .._request import Request, Submission
+from ..wire._options import flag, whole
+from ..wire._recent import Recent
+from ._checks import (
+    LANE,
+    UINT8,
+    Routines,
+    count_elements,
+    given_count,
+    is_number,
+    on_the_right,
+    operation,
+    require_kind,
+    require_matrix,
+    scalar,
+    scales_nothing,
+)
+from .wire._messages import Routine, Scalar
+from .wire._rows import REAL_OF, ROWS, Operand, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from ...memory import Block, GpuRef, MemoryMap
+    from .._library import Home
+    from .._request import Driver
+
+_MOST_PLANS: Final = 4096
+
+Given = dict[str, Any]
+"""The arguments of a call, by name."""
+
+
+class _Plan(NamedTuple):
+    """A call that was checked; it is kept for the shapes, dtypes and options of its arguments.
+
+    Attributes:
+        dtype, sizes, steps: of the message.
+        starts: for each operand, how many bytes of its buffer come before its first element.
+        absent: positions, shapes and dtypes of what is to be made.
+        numbers: names of scalars, their dtypes, and whether those are real.
+        clear: whether what is made begins with zeros.
+        scratch: bytes.
+    """
+
+    dtype: str
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    starts: tuple[int, ...]
+    absent: tuple[tuple[int, tuple[int, ...], np.dtype[Any]], ...]
+    numbers: tuple[tuple[str, np.dtype[Any], bool], ...]
+    clear: bool
+    scratch: int
+
+
+class RowRoutines(Routines[D]):
+    """What the classes of levels 1 to 3 have in common."""
+
+    def __init__(self, device: Home) -> None:
+        super().__init__(device)
+        self._checked: Recent[tuple[Any, ...], _Plan] = Recent(_MOST_PLANS)
+
+    def _routine(self, name: str, given: Given) -> Request[Any]:
+        """The request for a routine.
+
+        Args:
+            name: of its row.
+            given: the arguments of its method, which have the names of the row.
+        """
+        row, called, options_of, counts_of, operands, reads, writes, rescaled = _ROUTES[name]
+        # Loops, because these few lines are most of what a call costs the program.
+        read_options = []
+        for option, usual, read in options_of:
+            value = given[option]
+            read_options.append(0 if value is usual else read(value, option))
+        options = tuple(read_options)
+        counts = []
+        plain = True
+        for count in counts_of:
+            value = given[count]
+            counts.append(value)
+            if type(value) is not int and value is not None:
+                plain = False  # 1, 1.0 and True are the same key, so it goes without
+
+        def prepare(driver: Driver) -> Submission[Any]:
+            memory = driver.memory
+            refs: list[Any] = []
+            blocks: list[Any] = []
+            signature: list[Any] = [name, options, *counts]
+            for argument, check, made in operands:
+                ref = given[argument]
+                refs.append(ref)
+                if ref is None and made:
+                    blocks.append(None)
+                    signature.append(None)
+                else:
+                    blocks.append(check(ref, memory, argument))
+                    signature += ref.shape, ref.dtype
+            key = tuple(signature) if plain else ()
+            plan = self._checked.get(key)
+            if plan is None:
+                plan = _check(row, given, dict(zip(row.options, options, strict=True)))
+                if plain:
+                    self._checked.keep(key, plan)
+            name_of_dtype, sizes, steps, starts, absent, scalars, clear, scratch_bytes = plan
+            numbers: list[Scalar] = []
+            for number, dtype, is_real in scalars:
+                value = given[number]
+                usual = type(value) is float and is_real
+                numbers.append(value if usual else scalar(value, dtype, number))
+            for at, shape, kind in absent:
+                if at == rescaled:
+                    scales_nothing(numbers[-1], None)
+                refs[at] = ref = driver.output(shape, kind)
+                blocks[at] = ref._block
+            places: list[int] = []
+            bases: list[object] = []
+            for block, start in zip(blocks, starts, strict=True):
+                places.append(block.address + start)
+                bases.append(block.base)
+            read: list[Block] = [blocks[at] for at in reads]
+            if rescaled is not None and not scales_nothing(numbers[-1], refs[rescaled]):
+                read.append(blocks[rescaled])
+            written: list[Block] = []
+            for at in writes:
+                written.append(blocks[at])
+                if bases.count(bases[at]) > 1:
+                    _require_apart(row, given, options, places, steps)
+            scratch = 0
+            if scratch_bytes:
+                block = driver.output((scratch_bytes,), UINT8)._block
+                written.append(block)
+                scratch = block.address
+            message = Routine(
+                name,
+                name_of_dtype,
+                sizes,
+                tuple(places),
+                steps,
+                tuple(numbers),
+                options,
+                clear,
+                scratch,
+            )
+            result = refs[writes[0]] if len(writes) == 1 else tuple([refs[at] for at in writes])
+            return Submission(message, read, written, result)
+
+        return Request(LANE, called, prepare)
+
+
+def _diagonal(value: Any, name: str) -> int:
+    """Whether the diagonal is taken as ones."""
+    if value not in (0, 1):
+        raise ValueError(f"{name} must be 0 (as it is) or 1 (ones), not {value!r}")
+    return int(value)
+
+
+_OPTIONS: Final[dict[str, Callable[[Any, str], int]]] = {
+    "lower": lambda value, name: int(flag(value, name)),
+    "side": lambda value, _: int(on_the_right(value)),
+    "diag": _diagonal,
+    **dict.fromkeys(("trans", "trans_a", "trans_b"), operation),
+}
+"""How options are read."""
+
+_USUAL: Final = {"lower": False}
+"""What options are where they are not 0 by default."""
+
+
+class _Route(NamedTuple):
+    """What a call of a row looks at first.
+
+    Attributes:
+        row: the row.
+        called: the name of its requests.
+        options: names of options, what they usually are, and how they are read.
+        counts: names of the arguments that are whole numbers.
+        operands: names of operands, how they are checked, whether they are made where absent.
+        reads, writes: the positions of those that are read, and written.
+        rescaled: the position of what is read too, unless beta is 0.
+    """
+
+    row: Row
+    called: str
+    options: tuple[tuple[str, object, Callable[[Any, str], int]], ...]
+    counts: tuple[str, ...]
+    operands: tuple[tuple[str, Callable[[GpuRef, MemoryMap, str], Block], bool], ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    rescaled: int | None
+
+
+_ROUTES: Final = {
+    row.name: _Route(
+        row,
+        f"blas.{row.name}",
+        tuple((option, _USUAL.get(option, 0), _OPTIONS[option]) for option in row.options),
+        (*row.counts, *(f"{word}{axis}" for axis in row.steps for word in ("off", "inc"))),
+        tuple(
+            (operand.name, writable if operand.written else usable, bool(operand.made))
+            for operand in row.operands
+        ),
+        tuple(at for at, operand in enumerate(row.operands) if operand.access in ("r", "rw")),
+        row.written,
+        next((at for at, each in enumerate(row.operands) if each.access == "beta"), None),
+    )
+    for row in ROWS.values()
+}
+
+
+def _require_apart(
+    row: Row,
+    given: Given,
+    options: tuple[int, ...],
+    places: tuple[int, ...],
+    steps: tuple[int, ...],
+) -> None:
+    """What is written shares no memory with the rest, except where it may be in place."""
+    chosen = dict(zip(row.options, options, strict=True))
+    refs = [given[operand.name] for operand in row.operands]
+    written = [at for at in row.written if refs[at] is not None]
+    reads, in_place = [], []
+    for at, (operand, ref) in enumerate(zip(row.operands, refs, strict=True)):
+        if ref is None or operand.written:
+            continue
+        name = operand.name
+        if name in row.in_place:
+            if chosen.get(operand.trans):
+                name = f"{name} (transposed)"
+            elif any((places[at], steps[at]) == (places[to], steps[to]) for to in written):
+                continue
+            elif not row.counts:
+                in_place += [(row.operands[to].name, name) for to in written]
+        reads.append((name, ref))
+    outputs = [(row.operands[at].name, refs[at]) for at in reversed(written)]
+    require_apart(row.name, outputs, reads, in_place=in_place)
+
+
+def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
+    """Hold the arguments of a call against its row, and one another.
+
+    Raises:
+        ValueError: shapes, sizes or options that do not fit.
+        TypeError: unequal or unsupported dtypes.
+    """
+    operands = [(operand, given[operand.name]) for operand in row.operands]
+    like, lead = next((each.name, ref) for each, ref in operands if ref is not None)
+    dtype = require_kind(lead, row.dtypes, row.name)
+    _require_options(row, given, options, lead.dtype)
+    sizes = _Sizes(row, given, options)
+    for operand, ref in operands:
+        if ref is None:
+            continue
+        if not operand.shape:
+            _require_result(operand, ref, DTYPES[operand.dtype_of(dtype)])
+            continue
+        if ref is not lead:
+            require_dtype(ref, lead.dtype, operand.name, like)
+        if operand.steps:
+            sizes.vector(operand, ref)
+        else:
+            sizes.matrix(operand, ref)
+    if row.filled and not sizes.found["n"]:
+        raise ValueError(f"{row.name} of an empty vector: it has no elements to choose from")
+    steps, starts = [], []
+    for operand, ref in operands:
+        off, inc = sizes.steps(operand)
+        if operand.steps and ref is None:
+            shared = sum(each.steps == operand.steps for each in row.operands) > 1
+            if not shared and (off or inc != 1):
+                name = operand.name
+                raise ValueError(f"offset {off} and increment {inc} of {name} need an {name}")
+            off, inc = 0, 1
+        steps.append(int(inc))
+        starts.append(int(off) * lead.dtype.itemsize)
+    real = DTYPES[REAL_OF.get(dtype, dtype)]
+    shapes = row.shapes(sizes.found, options)
+    return _Plan(
+        dtype,
+        tuple(sizes.found[size] for size in row.sizes),
+        tuple(steps),
+        tuple(starts),
+        tuple(
+            (at, shapes[at], DTYPES[operand.dtype_of(dtype)])
+            for at, (operand, ref) in enumerate(operands)
+            if ref is None
+        ),
+        tuple(
+            (name, *((real, True) if is_real else (lead.dtype, lead.dtype.kind != "c")))
+            for name, is_real in row.numbers
+        ),
+        any(operand.made == "zeros" and ref is None for operand, ref in operands),
+        lead.nbytes if row.operands[0].structure == "band" else 0,
+    )
+
+
+def _require_options(
+    row: Row, given: Given, options: Mapping[str, int], dtype: np.dtype[Any]
+) -> None:
+    """Options that go with one another, and with the dtype."""
+    for name in ("trans", "trans_a", "trans_b"):
+        op = options.get(name, 0)
+        if dtype.kind == "c" and op not in row.transposes:
+            wanted = "1 ('T')" if 1 in row.transposes else "2 ('C')"
+            raise ValueError(f"{row.name} of a complex type takes {name} 0 or {wanted}, not {op}")
+    conjugates = dtype.kind == "c" and options.get("trans") == 2
+    if row.forward == "always" or (row.forward and conjugates):
+        steps = [(f"inc{axis}", given[f"inc{axis}"]) for axis in row.steps]
+        if any(is_number(inc) and inc < 0 for _, inc in steps):
+            where = " with trans='C'" if row.forward == "conjugates" else ""
+            found = ", ".join(f"{name}={inc}" for name, inc in steps)
+            raise ValueError(f"{row.name}{where} takes positive steps only, not {found}")
+
+
+def _require_result(operand: Operand, ref: GpuRef, dtype: np.dtype[Any]) -> None:
+    """A buffer for a scalar result."""
+    name = operand.name
+    if ref.dtype is not dtype:
+        raise TypeError(f"{name} has dtype {ref.dtype.name}, but the result has {dtype.name}")
+    require_shape(ref, (), name)
+
+
+class _Sizes:
+    """The sizes of a call: the first operand that has one says it, the others are held to it.
+
+    Attributes:
+        found: by name.
+    """
+
+    def __init__(self, row: Row, given: Given, options: Mapping[str, int]) -> None:
+        self.found: dict[str, int] = {}
+        self._row = row
+        self._given = given
+        self._options = options
+        self._on_side = "n" if options.get("side") else "m"
+        self._says: dict[str, tuple[str, str]] = {}
+        if row.counts == ("n",):
+            if given["n"] is not None:
+                self.found["n"] = given_count(given["n"])
+        elif row.counts:
+            self._take_band()
+
+    def _take_band(self) -> None:
+        counts = {name: whole(self._given[name], name) for name in self._row.counts}
+        if min(counts.values()) < 0:
+            shown = ", ".join(f"{name}={value}" for name, value in counts.items())
+            raise ValueError(f"no size may be negative: {shown}")
+        m, n = counts["m"], counts["n"]
+        if self._options["trans"]:
+            m, n = n, m
+        self.found = {**counts, "m": m, "n": n}
+        shown = f"a is {counts['m']} by {counts['n']}, trans={self._given['trans']!r}"
+        for size, side in (("m", "rows"), ("n", "columns")):
+            self._says[size] = ("a", f"the number of {side} of op(a) ({shown}) is")
+
+    def steps(self, operand: Operand) -> tuple[int, int]:
+        """Where a vector begins, and its increment."""
+        axis = operand.steps
+        return (self._given[f"off{axis}"], self._given[f"inc{axis}"]) if axis else (0, 1)
+
+    def vector(self, operand: Operand, ref: GpuRef) -> None:
+        """A vector: as long as is known, or now it is known."""
+        (size,) = self._names(operand)
+        off, inc = self.steps(operand)
+        there = count_elements(ref, operand.name, off, inc)
+        n = self.found.setdefault(size, there)
+        by, why = self._says.setdefault(size, (operand.name, ""))
+        plain = inc == 1 and not off
+        if self._row.counts == ("n",) and self._given["n"] is None:
+            if there != n:
+                first = self._given[by]
+                raise ValueError(
+                    f"{by} has {n} elements (shape {first.shape}), but {operand.name} has {there} "
+                    f"(shape {ref.shape}); say how many to take: n="
+                )
+        elif n > there or (why and plain and n != there):
+            in_steps = "" if plain else f" in steps of {inc} from {off}"
+            raise ValueError(
+                f"{operand.name} has {there} elements{in_steps} (shape {ref.shape}), but "
+                f"{why or f'{size} is'} {n}"
+            )
+
+    def matrix(self, operand: Operand, ref: GpuRef) -> None:
+        """A matrix: of the shape that is known, as far as it is."""
+        name = operand.name
+        require_rank(ref, 2, name)
+        names = self._names(operand)
+        rows, columns = ref.shape
+        if names[0] == names[1] and rows != columns and not operand.written:
+            raise ValueError(f"{name} must be square, not of shape {ref.shape}")
+        turned = bool(self._options.get(operand.trans))
+        if operand.structure == "band":
+            kl, ku, n = (self.found[size] for size in ("kl", "ku", "m" if turned else "n"))
+            why = f"there are {kl}+{ku}+1 diagonals of {n}"
+            require_matrix(ref, (kl + ku + 1, n), name, why)
+            return
+        if turned:
+            names = names[::-1]
+        known = [self.found.get(size, size) for size in names]
+        if any(
+            type(size) is int and size != there
+            for size, there in zip(known, ref.shape, strict=True)
+        ):
+            expected = f"({known[0]}, {known[1]})"
+            if operand.written:
+                raise ValueError(
+                    f"{name} has shape {ref.shape}, but the result has shape {expected}"
+                )
+            by = self._says[next(size for size in names if size in self._says)][0]
+            raise ValueError(
+                f"{by} has shape {self._given[by].shape}{self._chosen()}, so {name} must have "
+                f"shape {expected}, not {ref.shape}"
+            )
+        for size, there, side in zip(names, ref.shape, ("rows", "columns"), strict=True):
+            self.found[size] = there
+            if size not in self._says:
+                of = f"{name} (shape {ref.shape})"
+                if operand.trans and operand.structure != "triangular":
+                    side = {"rows": "columns", "columns": "rows"}[side] if turned else side  # noqa: PLW2901
+                    trans = self._given[operand.trans]
+                    of = f"op({name}) ({name} has shape {ref.shape}, {operand.trans}={trans!r})"
+                self._says[size] = (name, f"the number of {side} of {of} is")
+
+    def _names(self, operand: Operand) -> tuple[str, ...]:
+        return tuple(self._on_side if size == "s" else size for size in operand.shape)
+
+    def _chosen(self) -> str:
+        """The options that shapes depend on."""
+        shaping = [name for name in self._options if name == "side" or name.startswith("trans")]
+        return "".join(f", {name}={self._given[name]!r}" for name in shaping)

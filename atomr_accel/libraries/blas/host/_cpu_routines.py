@@ -1,0 +1,237 @@
+"""Levels 1 to 3 on the CPU: a function for each row.
+
+The functions get operands as they count: transposed, completed by their structure, 16-bit ones
+in float32. What they give is stored here: with beta times what was there, and in the part that
+the structure leaves.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ..wire._rows import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....backends.cpu.host._context import CpuContext
+    from ..wire._messages import Routine, Scalar
+    from ..wire._rows import Operand
+
+Array = np.ndarray[Any, Any]
+
+
+Call = Any
+"""The arguments of a routine, as attributes."""
+
+
+def execute(context: CpuContext, message: Routine) -> None:
+    """Execute a ``Routine`` message."""
+    row = ROWS[message.row]
+    dtype = DTYPES[message.dtype]
+    compute = wide(dtype)
+    sizes = dict(zip(row.sizes, message.sizes, strict=True))
+    options = dict(zip(row.options, message.options, strict=True))
+    scalars = {
+        name: number(value) for (name, _), value in zip(row.numbers, message.scalars, strict=True)
+    }
+    call = SimpleNamespace(**sizes, **options, **scalars)
+    beta = scalars.get("beta", 0.0)
+    targets = []
+    places = zip(
+        row.operands, message.places, message.steps, row.shapes(sizes, options), strict=True
+    )
+    for operand, place, step, shape in places:
+        if operand.steps:
+            stored = vector(context, place, shape[0], step, dtype)
+        else:
+            stored = context.array(place, shape, DTYPES[operand.dtype_of(message.dtype)])
+        if operand.written:
+            targets.append((operand, stored))
+            if message.clear:
+                stored[...] = 0
+        if operand.access in ("r", "rw"):
+            setattr(call, operand.name, _whole(operand, stored.astype(compute, copy=False), call))
+    result = _FUNCTIONS[row.name](call)
+    values = result if isinstance(result, tuple) else (result,)
+    for (operand, stored), value in zip(targets, values, strict=True):
+        if operand.access == "beta" and beta != 0:
+            value = value + beta * stored.astype(compute)  # noqa: PLW2901
+        _store(operand, stored, value, lower=bool(options.get("lower")))
+
+
+def _whole(operand: Operand, stored: Array, call: Call) -> Array:
+    """An operand as it counts; triangles as they are stored, as SciPy wants them."""
+    if operand.written or operand.structure == "triangular":
+        return stored
+    op = getattr(call, operand.trans) if operand.trans else 0
+    if operand.structure == "band":
+        m, n = (call.n, call.m) if op else (call.m, call.n)
+        stored = _from_band(stored, m, n, call.kl, call.ku)
+    elif operand.structure:
+        stored = mirrored(stored, lower=call.lower, hermitian=operand.structure == "hermitian")
+    return apply(stored, op)
+
+
+def _store(operand: Operand, stored: Array, value: Any, *, lower: bool) -> None:
+    if not operand.structure:
+        stored[...] = value
+        return
+    n = len(stored)
+    inside = np.tril_indices(n) if lower else np.triu_indices(n)
+    stored[inside] = value[inside]
+    if operand.structure == "hermitian":
+        np.fill_diagonal(stored.imag, 0)
+
+
+def vector(context: CpuContext, place: int, n: int, step: int, dtype: np.dtype[Any]) -> Array:
+    """The elements of a vector, as a view."""
+    if not n:
+        return np.empty(0, dtype)
+    flat = context.array(place, ((n - 1) * abs(step) + 1,), dtype)
+    return flat[::step]
+
+
+def number(value: Scalar) -> Any:
+    """A scalar of a message as Python has it."""
+    return complex(*value) if isinstance(value, (tuple, list)) else value
+
+
+def apply(array: Array, op: int) -> Array:
+    """``op(array)`` over its last two dimensions."""
+    if not op:
+        return array
+    return np.swapaxes(array.conj() if op == 2 else array, -1, -2)
+
+
+def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What a dtype is computed in."""
+    return dtype if dtype.itemsize > 2 else DTYPES["float32"]
+
+
+def mirrored(stored: Array, *, lower: bool, hermitian: bool) -> Array:
+    """The whole of a symmetric matrix of which one triangle is stored."""
+    half = np.tril(stored, -1) if lower else np.triu(stored, 1)
+    diagonal = np.diag(stored).real if hermitian else np.diag(stored)
+    whole: Array = half + (half.conj().T if hermitian else half.T)
+    np.fill_diagonal(whole, diagonal)
+    return whole
+
+
+def _from_band(band: Array, m: int, n: int, kl: int, ku: int) -> Array:
+    whole = np.zeros((m, n), band.dtype)
+    for diagonal in range(-kl, ku + 1):
+        first, last = max(0, diagonal), min(n, m + diagonal)
+        if first < last:
+            columns = np.arange(first, last)
+            whole[columns - diagonal, columns] = band[ku - diagonal, first:last]
+    return whole
+
+
+def _magnitude(x: Array) -> Array:
+    return np.abs(x.real) + np.abs(x.imag) if x.dtype.kind == "c" else np.abs(x)
+
+
+def _nrm2(c: Call) -> Any:
+    from scipy.linalg.blas import dnrm2, dznrm2
+
+    if not c.x.size:
+        return 0.0
+    exact = np.ascontiguousarray(c.x, np.complex128 if c.x.dtype.kind == "c" else np.float64)
+    return dznrm2(exact) if exact.dtype.kind == "c" else dnrm2(exact)
+
+
+def _outer(c: Call, x: Array, y: Array) -> Array:
+    return scaled(c.alpha, np.outer(x, y))
+
+
+def _geam(c: Call) -> Array:
+    """A factor of 0 ignores its matrix, NaNs included."""
+    terms = [c.a.dtype.type(f) * each for f, each in ((c.alpha, c.a), (c.beta, c.b)) if f != 0]
+    return sum(terms, np.zeros((c.m, c.n), c.a.dtype))
+
+
+def _beside(c: Call) -> Array:
+    return scaled(c.alpha, c.b @ c.a if c.side else c.a @ c.b)
+
+
+def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
+    """``trmm`` or ``trsm``; those of SciPy do not read what they should not."""
+    from scipy.linalg import get_blas_funcs
+
+    if not b.size:
+        return b
+    function = get_blas_funcs(routine, (c.a, b))
+    result: Array = function(getattr(c, "alpha", 1.0), c.a, b, lower=c.lower, diag=c.diag, **more)
+    return result
+
+
+def _triangle_vector(routine: str, c: Call) -> Array:
+    return _triangle(routine, c, c.x[:, None], trans_a=c.trans)[:, 0]
+
+
+def _triangle_matrix(routine: str, c: Call) -> Array:
+    return _triangle(routine, c, c.b, trans_a=c.trans_a, side=c.side)
+
+
+def scaled(factor: Any, value: Array) -> Array:
+    """A multiple of an array, of its dtype."""
+    result: Array = value.dtype.type(factor) * value
+    return result
+
+
+def _rank_2k(c: Call) -> Array:
+    product = scaled(c.alpha, c.a @ c.b.T)
+    return product + product.T
+
+
+def _hermitian_rank_2k(c: Call) -> Array:
+    product = scaled(c.alpha, c.a @ c.b.conj().T)
+    return product + product.conj().T
+
+
+def _product(c: Call) -> Array:
+    return scaled(c.alpha, c.a @ c.x)
+
+
+_FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
+    "axpy": lambda c: c.y + scaled(c.a, c.x),
+    "scal": lambda c: scaled(c.a, c.x),
+    "copy": lambda c: c.x,
+    "swap": lambda c: (c.y.copy(), c.x.copy()),
+    "rot": lambda c: (
+        scaled(c.c, c.x) + scaled(c.s, c.y),
+        scaled(c.c, c.y) - scaled(np.conj(c.s), c.x),
+    ),
+    "dot": lambda c: c.x @ c.y,
+    "dotc": lambda c: c.x.conj() @ c.y,
+    "nrm2": _nrm2,
+    "asum": lambda c: _magnitude(c.x).sum(),
+    "amax": lambda c: np.argmax(_magnitude(c.x)),
+    "amin": lambda c: np.argmin(_magnitude(c.x)),
+    "gemv": _product,
+    "gbmv": _product,
+    "symv": _product,
+    "hemv": _product,
+    "ger": lambda c: c.a + _outer(c, c.x, c.y),
+    "gerc": lambda c: c.a + _outer(c, c.x, c.y.conj()),
+    "syr": lambda c: c.a + _outer(c, c.x, c.x),
+    "syr2": lambda c: c.a + _outer(c, c.x, c.y) + _outer(c, c.y, c.x),
+    "trmv": lambda c: _triangle_vector("trmm", c),
+    "trsv": lambda c: _triangle_vector("trsm", c),
+    "symm": _beside,
+    "hemm": _beside,
+    "syrk": lambda c: scaled(c.alpha, c.a @ c.a.T),
+    "herk": lambda c: scaled(c.alpha, c.a @ c.a.conj().T),
+    "syr2k": _rank_2k,
+    "her2k": _hermitian_rank_2k,
+    "trmm": lambda c: _triangle_matrix("trmm", c),
+    "trsm": lambda c: _triangle_matrix("trsm", c),
+    "geam": _geam,
+    "dgmm": lambda c: c.a * c.x if c.side else c.x[:, None] * c.a,
+}
+"""By row. What is written comes back, two as a tuple; beta times it is added afterwards."""

@@ -1,0 +1,444 @@
+"""The routines of levels 1 to 3, a row for each.
+
+A row says what both sides need to know of a routine: its arguments and what part they take, the
+dtypes, what is read and written, and the vendor's function. Checks, messages, executors and
+tests walk through these roles, so a further routine is a row, a line for the CPU
+(``host/_cpu_routines``), and the method with its docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple
+
+SINGLE_OR_DOUBLE: Final = ("float32", "float64", "complex64", "complex128")
+COMPLEX: Final = ("complex64", "complex128")
+FLOATS: Final = ("float16", "bfloat16", *SINGLE_OR_DOUBLE)
+REAL_OF: Final = {"complex64": "float32", "complex128": "float64"}
+"""The real dtype of the same precision; others are their own."""
+
+
+class Operand(NamedTuple):
+    """A vector, a matrix or a scalar result of a routine.
+
+    Attributes:
+        name: of the argument.
+        shape: the sizes of what the routine takes, after transposing: ``("m", "n")`` of a matrix,
+            one for a vector, none for a scalar result. ``"s"`` is the size on the matrix's
+            side: n on the right, m on the left.
+        access: ``"r"`` read, ``"w"`` written, ``"rw"`` both; ``"beta"`` is written, and read
+            unless beta is 0.
+        word: what the vendor calls it.
+        steps: which options tell where a vector begins and what its steps are: x or y.
+        trans: which option transposes it.
+        structure: which part of it counts, and what that makes of the whole.
+        dtype: ``"real"`` or ``"index"``, where it is not that of the other operands.
+        made: how it is made where it is absent; ``""`` if it has to be given.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    access: Literal["r", "w", "rw", "beta"] = "r"
+    word: str = ""
+    steps: Literal["", "x", "y"] = ""
+    trans: str = ""
+    structure: Literal["", "symmetric", "hermitian", "triangular", "band"] = ""
+    dtype: Literal["", "real", "index"] = ""
+    made: Literal["", "empty", "zeros"] = ""
+
+    @property
+    def written(self) -> bool:
+        """Whether the routine writes it."""
+        return self.access != "r"
+
+    def dtype_of(self, dtype: str) -> str:
+        """Its dtype, where the others have this one."""
+        if not self.dtype:
+            return dtype
+        return "int64" if self.dtype == "index" else REAL_OF.get(dtype, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A routine.
+
+    Attributes:
+        name: of the method.
+        formula: what its results are, in NumPy's words: of operands as they count, transposed
+            and completed by their structure. ``mul`` and ``solve`` mind the side. Tests hold
+            the routine against it.
+        operands: in the order in which they are looked at.
+        vendor: the letter of the vendor's function (see ``symbol``), its name, and its
+            arguments; None if others do its work.
+        half: the function for 16-bit types, and its arguments.
+        dtypes: of the operands.
+        scalars: names; with ``:real`` those that are real for complex dtypes too.
+        options: of ``lower``, ``side``, ``diag`` and those that transpose.
+        counts: sizes that the caller gives, and not the operands.
+        in_place: operands that may be what is written, exactly.
+        forward: whether steps must be positive: always, or for conjugates.
+        transposes: what may be done to matrices of a complex dtype.
+        filled: whether it needs at least one element.
+    """
+
+    name: str
+    formula: str
+    operands: tuple[Operand, ...]
+    vendor: tuple[str, str, str] | None = None
+    half: tuple[str, str] | None = None
+    dtypes: tuple[str, ...] = SINGLE_OR_DOUBLE
+    scalars: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
+    in_place: tuple[str, ...] = ()
+    forward: Literal["", "always", "conjugates"] = ""
+    transposes: tuple[int, ...] = (0, 1, 2)
+    filled: bool = False
+
+    @cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of its sizes, in the order of messages."""
+        shapes = [size for operand in self.operands for size in operand.shape if size != "s"]
+        return tuple(dict.fromkeys((*self.counts, *shapes)))
+
+    @cached_property
+    def steps(self) -> tuple[str, ...]:
+        """The vectors that have options of their own."""
+        return tuple(dict.fromkeys(each.steps for each in self.operands if each.steps))
+
+    @cached_property
+    def numbers(self) -> tuple[tuple[str, bool], ...]:
+        """Names of scalars, and whether they are real for complex dtypes too."""
+        return tuple((each.removesuffix(":real"), each.endswith(":real")) for each in self.scalars)
+
+    @cached_property
+    def written(self) -> tuple[int, ...]:
+        """The positions of the operands that it writes."""
+        return tuple(at for at, each in enumerate(self.operands) if each.written)
+
+    def shapes(self, sizes: Mapping[str, int], options: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The shapes of all operands in memory."""
+        known = {**sizes, "s": sizes["n"] if options.get("side") else sizes.get("m", 0)}
+        found = []
+        for operand in self.operands:
+            shape = tuple(known[size] for size in operand.shape)
+            if options.get(operand.trans):
+                shape = shape[::-1]
+            if operand.structure == "band":
+                shape = (sizes["kl"] + sizes["ku"] + 1, shape[1])
+            found.append(shape)
+        return found
+
+
+def _in(name: str, size: str = "n") -> Operand:
+    """A vector that is read."""
+    steps: Any = name
+    return Operand(name, (size,), word=name, steps=steps)
+
+
+def _matrix(name: str, *shape: str, trans: str = "", structure: Any = "") -> Operand:
+    """A matrix that is read."""
+    return Operand(name, shape, word=name, trans=trans, structure=structure)
+
+
+_X: Final = _in("x")
+_Y: Final = _in("y")
+_X_BOTH: Final = _X._replace(access="rw")
+_Y_BOTH: Final = _Y._replace(access="rw")
+_RESULT: Final = Operand("out", (), "w", "result", made="empty")
+_MAGNITUDE: Final = "abs(real(x)) + abs(imag(x))"
+
+_SYMMETRIC: Final = _matrix("a", "n", "n", structure="symmetric")
+_HERMITIAN: Final = _SYMMETRIC._replace(structure="hermitian")
+_TRIANGLE: Final = _matrix("a", "n", "n", trans="trans", structure="triangular")
+_OUT_N: Final = Operand("out", ("n",), "beta", "y", "y", made="empty")
+_OUT_M: Final = _OUT_N._replace(shape=("m",))
+_SOLVED: Final = Operand("out", ("n",), "w", "x", "x", made="empty")
+_ADDED: Final = Operand("a", ("m", "n"), "rw", "a", made="zeros")
+_HALF_ADDED: Final = Operand("a", ("n", "n"), "rw", "a", made="zeros", structure="symmetric")
+
+_BESIDE: Final = _matrix("a", "s", "s")
+_B: Final = _matrix("b", "m", "n")
+_C: Final = Operand("out", ("m", "n"), "w", "c", made="empty")
+_C_BETA: Final = _C._replace(access="beta")
+_WIDE_A: Final = _matrix("a", "n", "k", trans="trans")
+_WIDE_B: Final = _matrix("b", "n", "k", trans="trans")
+_C_HALF: Final = Operand("out", ("n", "n"), "beta", "c", structure="symmetric", made="zeros")
+_C_HERMITIAN: Final = _C_HALF._replace(structure="hermitian")
+
+_REDUCED: Final = "n x incx result"
+_HALF_REDUCED: Final = "n x type incx result type scale"
+_HALF_TWO: Final = "n x type incx y type incy"
+_FACTORS: Final = ("alpha", "beta")
+
+
+def _level1(
+    name: str,
+    formula: str,
+    operands: tuple[Operand, ...],
+    vendor: tuple[str, str, str],
+    half: tuple[str, str],
+    **more: Any,
+) -> Row:
+    return Row(name, formula, operands, vendor, half, FLOATS, counts=("n",), **more)
+
+
+_LEVEL1: Final = (
+    _level1(
+        "axpy",
+        "a * x + y",
+        (_X, _Y_BOTH),
+        ("t", "axpy_v2", "n alpha x incx y incy"),
+        ("AxpyEx", "n alpha scale x type incx y type incy scale"),
+        scalars=("a",),
+        in_place=("x",),
+    ),
+    _level1(
+        "scal",
+        "a * x",
+        (_X_BOTH,),
+        ("t", "scal_v2", "n alpha x incx"),
+        ("ScalEx", "n alpha scale x type incx scale"),
+        scalars=("a",),
+        forward="always",
+    ),
+    _level1(
+        "copy",
+        "x",
+        (_X, _Y._replace(access="rw", made="empty")),
+        ("t", "copy_v2", "n x incx y incy"),
+        ("CopyEx", _HALF_TWO),
+    ),
+    _level1(
+        "swap",
+        "y, x",
+        (_X_BOTH, _Y_BOTH),
+        ("t", "swap_v2", "n x incx y incy"),
+        ("SwapEx", _HALF_TWO),
+    ),
+    _level1(
+        "rot",
+        "c * x + s * y, c * y - conj(s) * x",
+        (_X_BOTH, _Y_BOTH),
+        ("t", "rot_v2", "n x incx y incy cosine sine"),
+        ("RotEx", f"{_HALF_TWO} cosine sine type scale"),
+        scalars=("c:real", "s"),
+    ),
+    *(
+        _level1(
+            name,
+            formula,
+            (_X, _Y, _RESULT),
+            (letter, "dot", "n x incx y incy result"),
+            (half, f"{_HALF_TWO} result type scale"),
+        )
+        for name, formula, letter, half in (
+            ("dot", "x @ y", "u", "DotEx"),
+            ("dotc", "conj(x) @ y", "c", "DotcEx"),
+        )
+    ),
+    *(
+        _level1(
+            name,
+            formula,
+            (_X, _RESULT._replace(dtype="real")),
+            ("r", f"{name}_v2", _REDUCED),
+            (f"{name.capitalize()}Ex", _HALF_REDUCED),
+            forward="always",
+        )
+        for name, formula in (
+            ("nrm2", "sqrt(sum(abs(x) ** 2))"),
+            ("asum", f"sum({_MAGNITUDE})"),
+        )
+    ),
+    *(
+        _level1(
+            name,
+            f"arg{name[1:]}({_MAGNITUDE})",
+            (_X, _RESULT._replace(dtype="index")),
+            ("i", f"{name}_v2", _REDUCED),
+            (f"I{name}Ex", "n x type incx result"),
+            forward="always",
+            filled=True,
+        )
+        for name in ("amax", "amin")
+    ),
+)
+
+_LEVEL2: Final = (
+    Row(
+        "gemv",
+        "alpha * a @ x + beta * out",
+        (_matrix("a", "m", "n", trans="trans"), _X, _OUT_M),
+        ("t", "gemv_v2", "trans m n alpha a lda x incx beta y incy"),
+        dtypes=FLOATS,
+        scalars=_FACTORS,
+        options=("trans",),
+        forward="conjugates",
+    ),
+    Row(
+        "gbmv",
+        "alpha * a @ x + beta * out",
+        (_matrix("a", "m", "n", trans="trans", structure="band"), _X, _OUT_M),
+        ("t", "gbmv_v2", "trans m n kl ku alpha a lda x incx beta y incy"),
+        scalars=_FACTORS,
+        options=("trans",),
+        counts=("m", "n", "kl", "ku"),
+    ),
+    Row(
+        "symv",
+        "alpha * a @ x + beta * out",
+        (_SYMMETRIC, _X, _OUT_N),
+        ("t", "symv_v2", "uplo n alpha a lda x incx beta y incy"),
+        scalars=_FACTORS,
+        options=("lower",),
+    ),
+    Row(
+        "hemv",
+        "alpha * a @ x + beta * out",
+        (_HERMITIAN, _X, _OUT_N),
+        dtypes=COMPLEX,
+        scalars=_FACTORS,
+        options=("lower",),
+        forward="always",
+    ),
+    Row(
+        "ger",
+        "a + alpha * outer(x, y)",
+        (_ADDED, _in("x", "m"), _Y),
+        ("u", "ger", "m n alpha x incx y incy a lda"),
+        scalars=("alpha",),
+    ),
+    Row(
+        "gerc",
+        "a + alpha * outer(x, conj(y))",
+        (_ADDED, _in("x", "m"), _Y),
+        scalars=("alpha",),
+        forward="always",
+    ),
+    Row(
+        "syr",
+        "a + alpha * outer(x, x)",
+        (_HALF_ADDED, _X),
+        ("t", "syr_v2", "uplo n alpha x incx a lda"),
+        scalars=("alpha",),
+        options=("lower",),
+    ),
+    Row(
+        "syr2",
+        "a + alpha * (outer(x, y) + outer(y, x))",
+        (_HALF_ADDED, _X, _Y),
+        ("t", "syr2_v2", "uplo n alpha x incx y incy a lda"),
+        scalars=("alpha",),
+        options=("lower",),
+    ),
+    *(
+        Row(
+            name,
+            formula,
+            (_TRIANGLE, _X, _SOLVED),
+            ("t", f"{name}_v2", "uplo trans diag n a lda x incx"),
+            options=("lower", "trans", "diag"),
+            in_place=("x",),
+            forward="conjugates",
+        )
+        for name, formula in (("trmv", "a @ x"), ("trsv", "solve(a, x)"))
+    ),
+)
+
+_LEVEL3: Final = (
+    *(
+        Row(
+            name,
+            "alpha * mul(a, b) + beta * out",
+            (operand, _B, _C_BETA),
+            ("t", f"{name}_v2", "side uplo m n alpha a lda b ldb beta c ldc"),
+            dtypes=dtypes,
+            scalars=_FACTORS,
+            options=("side", "lower"),
+        )
+        for name, operand, dtypes in (
+            ("symm", _BESIDE._replace(structure="symmetric"), SINGLE_OR_DOUBLE),
+            ("hemm", _BESIDE._replace(structure="hermitian"), COMPLEX),
+        )
+    ),
+    Row(
+        "syrk",
+        "alpha * a @ a.T + beta * out",
+        (_WIDE_A, _C_HALF),
+        ("t", "syrk_v2", "uplo trans n k alpha a lda beta c ldc"),
+        scalars=_FACTORS,
+        options=("trans", "lower"),
+        transposes=(0, 1),
+    ),
+    Row(
+        "herk",
+        "alpha * a @ conj(a).T + beta * out",
+        (_WIDE_A, _C_HERMITIAN),
+        ("t", "herk_v2", "uplo trans n k alpha a lda beta c ldc"),
+        dtypes=COMPLEX,
+        scalars=("alpha:real", "beta:real"),
+        options=("trans", "lower"),
+        transposes=(0, 2),
+    ),
+    Row(
+        "syr2k",
+        "alpha * (a @ b.T + b @ a.T) + beta * out",
+        (_WIDE_A, _WIDE_B, _C_HALF),
+        ("t", "syr2k_v2", "uplo trans n k alpha a lda b ldb beta c ldc"),
+        scalars=_FACTORS,
+        options=("trans", "lower"),
+        transposes=(0, 1),
+    ),
+    Row(
+        "her2k",
+        "alpha * a @ conj(b).T + conj(alpha) * b @ conj(a).T + beta * out",
+        (_WIDE_A, _WIDE_B, _C_HERMITIAN),
+        ("t", "her2k_v2", "uplo trans n k alpha a lda b ldb beta c ldc"),
+        dtypes=COMPLEX,
+        scalars=("alpha", "beta:real"),
+        options=("trans", "lower"),
+        transposes=(0, 2),
+    ),
+    *(
+        Row(
+            name,
+            formula,
+            (_BESIDE._replace(trans="trans_a", structure="triangular"), _B, _C),
+            ("t", f"{name}_v2", f"side uplo trans diag m n alpha a lda {words}c ldc"),
+            scalars=("alpha",),
+            options=("side", "lower", "trans_a", "diag"),
+            in_place=("b",),
+        )
+        for name, formula, words in (
+            ("trmm", "alpha * mul(a, b)", "b ldb "),
+            ("trsm", "solve(a, alpha * b)", ""),
+        )
+    ),
+    Row(
+        "geam",
+        "alpha * a + beta * b",
+        (
+            _matrix("a", "m", "n", trans="trans_a"),
+            _matrix("b", "m", "n", trans="trans_b"),
+            _C,
+        ),
+        ("t", "geam", "trans_a trans_b m n alpha a lda beta b ldb c ldc"),
+        scalars=_FACTORS,
+        options=("trans_a", "trans_b"),
+        in_place=("a", "b"),
+    ),
+    Row(
+        "dgmm",
+        "mul(diag(x), a)",
+        (_matrix("a", "m", "n"), _in("x", "s"), _C),
+        ("t", "dgmm", "side m n a lda x incx c ldc"),
+        options=("side",),
+        in_place=("a",),
+    ),
+)
+
+ROWS: Final = {row.name: row for row in (*_LEVEL1, *_LEVEL2, *_LEVEL3)}
+"""All of them, by name."""
