@@ -72,7 +72,7 @@ PYPROJECT = load_toml(ROOT / "pyproject.toml")
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["tests", "lint", "types"]
+nox.options.sessions = ["tests", "lint", "types", "docs"]
 
 
 @nox.session
@@ -148,10 +148,12 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff."""
-    _install(session, *dependency_groups(PYPROJECT, "lint"))
+    """Check style and formatting with ruff, and which way imports go with import-linter."""
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "lint"))
     _python(session, "-m", "ruff", "check", *session.posargs)
     _python(session, "-m", "ruff", "format", "--check")
+    imports = "from importlinter.cli import lint_imports_command as main; main()"
+    _python(session, "-c", imports, "--no-logo", "--no-cache")
 
 
 @nox.session
@@ -159,6 +161,22 @@ def types(session: nox.Session) -> None:
     """Check types with mypy, strictly: the package, its tests, its examples and this file."""
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "types"))
     _python(session, "-m", "mypy", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site into ``.site/html``; warnings are errors. It needs no network."""
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "docs"))
+    options = ("-W", "--keep-going", "-q", "-j", "auto", "-d", ".site/doctrees", *session.posargs)
+    _python(session, "-m", "sphinx", *options, "docs", ".site/html")
+
+
+@nox.session
+def changelog(session: nox.Session) -> None:
+    """Show what CHANGELOG.md would gain; ``changelog build --version 0.2.0`` writes it."""
+    _install(session, *dependency_groups(PYPROJECT, "changelog"))
+    words = session.posargs or ("build", "--draft", "--version", "next")
+    _python(session, "-m", "towncrier", *words)
 
 
 def _install(session: nox.Session, *requirements: str) -> None:

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
         Device,
         DeviceStatistics,
         FromAsyncio,
+        Requests,
         SharedBuffer,
+        System,
         from_asyncio,
         open_device,
+        open_system,
     )
     from .memory import GpuRef
 
@@ -53,10 +56,13 @@ __all__ = [
     "LibraryMissing",
     "OutOfMemory",
     "RemoteError",
+    "Requests",
     "SharedBuffer",
+    "System",
     "Unsupported",
     "from_asyncio",
     "open_device",
+    "open_system",
 ]
 
 __version__ = "0.1.0"
@@ -67,9 +73,12 @@ _HOME = {
     "Device": "device",
     "DeviceStatistics": "device",
     "FromAsyncio": "device",
+    "Requests": "device",
     "SharedBuffer": "device",
+    "System": "device",
     "from_asyncio": "device",
     "open_device": "device",
+    "open_system": "device",
     "GpuRef": "memory",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from . import seeds
 from .harness import BACKEND, ON_CUDA, Gate, Shared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from atomr_accel.lanes import Isolation
 
@@ -23,7 +25,8 @@ PLUGIN = "atomr_accel.testing.pytest_plugin"
 if all(entry.value != PLUGIN for entry in entry_points(group="pytest11")):
     pytest_plugins = [PLUGIN]
 
-# The same examples in every run. To look for new ones: pytest --hypothesis-profile=explore
+# The same examples in every run. To look for new ones: pytest --hypothesis-profile=explore,
+# or pytest --seed 5; see seeds.py.
 settings.register_profile(
     "repeatable",
     derandomize=True,
@@ -34,6 +37,49 @@ settings.register_profile(
 )
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for the seed of all random choices."""
+    parser.addoption("--seed", type=int, help="seed of what tests choose by chance; 0 by default")
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis looks at its own option
+def pytest_configure(config: pytest.Config) -> None:
+    """Settle the seed. One that was asked for is Hypothesis's as well."""
+    explore = config.getoption("hypothesis_profile") == "explore"
+    asked = config.getoption("seed") is not None or bool(os.environ.get(seeds.VARIABLE))
+    seeds.choose_run_seed(config.getoption("seed"), explore=explore)
+    if explore or (asked and seeds.run_seed() != seeds.DEFAULT):
+        settings.load_profile("explore")
+        config.option.hypothesis_seed = config.getoption("hypothesis_seed") or seeds.run_seed()
+
+
+def pytest_report_header() -> str:
+    """Say how to repeat this run."""
+    return f"seed: {seeds.run_seed()} (--seed or {seeds.VARIABLE})"
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What is chosen while a module is imported follows from the module's name."""
+    seeds.begin(collector.nodeid)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Each test has seeds of its own."""
+    seeds.begin(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where a test fails that has chosen by chance, say how to repeat that."""
+    report = yield
+    if report.failed and seeds.current().drawn:
+        again = f"pytest --seed {seeds.run_seed()} '{item.nodeid}'"
+        report.sections.append(("seed", f"{seeds.VARIABLE}={seeds.run_seed()}: {again}"))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

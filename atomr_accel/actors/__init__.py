@@ -1,6 +1,6 @@
 """Supervised actors on trio. Nothing in here knows of accelerators."""
 
-from ._actor import Actor, Group, Terminated
+from ._actor import Actor, Group, Restarted, Terminated
 from ._cell import ActorStatistics
 from ._deciders import Decider, Directive, decide_by_type
 from ._errors import (
@@ -67,6 +67,7 @@ __all__ = [
     "NoSuchChild",
     "Overflow",
     "RestartType",
+    "Restarted",
     "Strategy",
     "Supervision",
     "SupervisionFailed",

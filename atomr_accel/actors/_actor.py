@@ -32,6 +32,21 @@ class Terminated(Message[None]):
     cause: BaseException | None
 
 
+class Restarted(Message[None]):
+    """An actor that this one watches has been started again: its state is a new one.
+
+    Only those are told that have a handler for it. For a device and its libraries it means
+    that the device was rebuilt.
+
+    Attributes:
+        ref: the actor that was started again.
+        cause: the failure, its own or a sibling's, that made it necessary.
+    """
+
+    ref: ActorRef
+    cause: BaseException | None
+
+
 class Actor:
     """Base of all actors: state of its own, changed by one message at a time.
 
@@ -156,7 +171,8 @@ class Actor:
         """Ask for a `Terminated` message when another actor ends for good.
 
         It comes at once if that has happened, is urgent, and needs no room in the
-        mailbox. A restart of either actor changes nothing.
+        mailbox. If this actor has a handler for `Restarted`, it is told of the other's
+        restarts, too. A restart of either does not end the watch.
 
         Raises:
             TypeError: this actor has no handler for `Terminated`.

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from ._actor import Actor, Terminated
+from ._actor import Actor, Restarted, Terminated
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
 from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics
-from ._messages import Message
+from ._messages import LATER, Message
+from ._nursery import PlainNursery, plain
 from ._ref import ActorRef
 from ._supervision import ChildSpec, ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
-from ._util import check_instance, unwrap
+from ._util import check_instance
 
 if TYPE_CHECKING:
     from ._system import ActorSystem
@@ -46,6 +47,17 @@ class ActorStatistics:
     mailbox: MailboxStatistics
     children: SupervisorStatistics | None
     """How it supervises its children; None if it has had none in this life."""
+    generation: int | None = None
+    """Of a device and its parts, the present generation."""
+
+
+class Condition(NamedTuple):
+    """What a tree shows of an actor."""
+
+    state: ChildState
+    restarts: int
+    depth: int
+    generation: int | None = None
 
 
 class Node:
@@ -104,13 +116,6 @@ class Node:
                 f"there is an actor {self.path}/{name} already; stop it first, or choose "
                 "another name"
             )
-        if self._nursery is None:
-            raise SupervisorStopped(
-                f"cannot start {self.path}/{name}: {self.path or 'the system'} is not running"
-            )
-        if self.supervisor is None:
-            label = f"{self.system.name}:{self.path}" if self.path else self.system.name
-            self.supervisor = Supervisor._create(label, self._nursery, self._supervision, self)
         cell = Cell(
             self,
             name,
@@ -122,8 +127,19 @@ class Node:
             mailbox,
             supervision,
         )
-        spec = ChildSpec(name, cell.run, restart, grace, significant)
-        self.children[name] = cell
+        return await self.start(cell, ChildSpec(name, cell.run, restart, grace, significant))
+
+    @trio.lowlevel.enable_ki_protection
+    async def start(self, cell: Cell, spec: ChildSpec) -> ActorRef:
+        """Start a child that was made, and wait until it has started."""
+        if self._nursery is None:
+            raise SupervisorStopped(
+                f"cannot start {cell.path}: {self.path or 'the system'} is not running"
+            )
+        if self.supervisor is None:
+            label = f"{self.system.name}:{self.path}" if self.path else self.system.name
+            self.supervisor = Supervisor._create(label, self._nursery, self._supervision, self)
+        self.children[cell.name] = cell
         try:
             slot = self.supervisor._begin(spec)
             await self.supervisor._wait_started(slot)
@@ -194,12 +210,14 @@ class Cell(Node):
         "_was_up",
         "_watchers",
         "_watching",
+        "at_end",
         "ended",
         "inbox",
         "name",
         "parent",
         "ref",
         "restarts",
+        "shown",
     )
 
     def __init__(
@@ -247,6 +265,10 @@ class Cell(Node):
         # Dicts for their order: sets would notify in another one in every run.
         self._watchers: dict[Cell, None] | None = None
         self._watching: dict[Cell, None] | None = None
+        # For what is more than an actor: called at the end for good, with the failure, and
+        # what makes of its own condition the one that trees and statistics show.
+        self.at_end: Callable[[BaseException | None], None] | None = None
+        self.shown: Callable[[Condition], Condition] | None = None
 
     @property
     def kind(self) -> str:
@@ -267,17 +289,23 @@ class Cell(Node):
             )
         return self._nursery
 
+    def condition(self) -> Condition:
+        condition = Condition(self.state, self.restarts, self.inbox.statistics().depth)
+        return condition if self.shown is None or self.ended else self.shown(condition)
+
     def statistics(self) -> ActorStatistics:
+        condition = self.condition()
         return ActorStatistics(
             path=self.path,
             kind=self.kind,
-            state=self.state,
-            restarts=self.restarts,
+            state=condition.state,
+            restarts=condition.restarts,
             handled=self._handled,
             failed=self._failed,
             unhandled=self._unhandled,
             mailbox=self.inbox.statistics(),
             children=None if self.supervisor is None else self.supervisor.statistics(),
+            generation=condition.generation,
         )
 
     # --- messages in
@@ -336,6 +364,8 @@ class Cell(Node):
         if self.ended:
             return
         self.ended = True
+        if self.at_end is not None:
+            self.at_end(self._failure)
         if self.parent.children.get(self.name) is self:
             del self.parent.children[self.name]
         unread: list[Message[Any]] = []
@@ -369,14 +399,13 @@ class Cell(Node):
         self.inbox.task = trio.lowlevel.current_task()
         try:
             actor = _make(self, self._type, self._arguments)
-            async with trio.open_nursery() as nursery:
+            async with PlainNursery() as nursery:
                 self._nursery = nursery
                 try:
                     await _begin(actor, self)
                     up = self._was_up = True
                     task_status.started(self.ref)
-                    if self.system._instruments is not None:
-                        self.system._instruments("actor_started", self.ref)
+                    self._has_started()
                     await self._serve(actor)
                 except BaseException as exc:
                     if not isinstance(exc, Exception):
@@ -394,7 +423,7 @@ class Cell(Node):
         except BaseException as exc:  # noqa: BLE001
             if failures:
                 self._failing(unprompted=False)
-            failures.append(unwrap(exc))  # raised below, with what comes on top of it
+            failures.append(exc)  # raised below, with what comes on top of it
         if up:
             await self._finish(actor, failures)
         if (current := self._current) is not None:
@@ -411,12 +440,27 @@ class Cell(Node):
             if len(failures) == 1:
                 raise failures[0]
             if failures:
-                raise BaseExceptionGroup(
-                    f"{self.path} failed, and again on its way out",
-                    tuple(failures),  # it keeps what it gets, and the list is emptied
+                raise plain(
+                    BaseExceptionGroup(
+                        f"{self.path} failed, and again on its way out",
+                        tuple(failures),  # it keeps what it gets, and the list is emptied
+                    )
                 )
         finally:
             failures.clear()  # the tracebacks have this frame in them
+
+    def _has_started(self) -> None:
+        if self.system._instruments is not None:
+            self.system._instruments("actor_started", self.ref)
+        cause, self._cause = self._cause, None
+        if self.restarts:
+            self.announce(cause)
+
+    def announce(self, cause: BaseException | None) -> None:
+        """Tell those who watch, and want to know, that it was started again."""
+        for watcher in self._watchers or ():
+            if watcher._handler_of(Restarted) is not None:
+                watcher.inbox.force(Restarted(self.ref, cause))
 
     async def _finish(self, actor: Actor, failures: list[BaseException]) -> None:
         try:
@@ -475,13 +519,54 @@ class Cell(Node):
                 if not self._survives(entry, failure):
                     raise
             else:
-                self._handled += 1
-                if type(entry) is Ask:
-                    self._current = None
-                    entry.reply(value)
-                if instruments is not None:
-                    instruments("message_finished", self.ref, message, None)
+                if value is not LATER:
+                    self._handled += 1
+                    if type(entry) is Ask:
+                        self._current = None
+                        entry.reply(value)
+                    if instruments is not None:
+                        instruments("message_finished", self.ref, message, None)
             entry = message = value = None  # type: ignore[assignment] # keep none alive while idle
+
+    def answer_later(self, message: Message[Any], work: Coroutine[Any, Any, Any]) -> None:
+        """Have a task answer the message that is being handled; see `side_by_side`."""
+        ask, self._current = self._current, None
+        scope = trio.CancelScope()
+        if ask is not None:
+            ask.scope = scope
+        self.nursery.start_soon(self._answer, ask, message, work, scope, name=self.path)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _answer(
+        self,
+        ask: Ask | None,
+        message: Message[Any],
+        work: Coroutine[Any, Any, Any],
+        scope: trio.CancelScope,
+    ) -> None:
+        failure: BaseException | None = None
+        try:
+            with scope:
+                value = await work
+                self._handled += 1
+                if ask is not None:
+                    ask.reply(value)
+        except Exception as error:  # noqa: BLE001 (the asker's)
+            failure = error
+            self._failed += 1
+            if ask is not None:
+                ask.fail(error)
+            else:
+                _log.error("%s: a message failed, and the actor goes on", self.path, exc_info=error)
+        except BaseException as error:
+            failure = error
+            if ask is not None:
+                ask.fail(self._interrupted(restarting=self._restarting))
+            raise
+        finally:
+            if self.system._instruments is not None:
+                self.system._instruments("message_finished", self.ref, message, failure)
+            del failure  # its traceback has this frame in it
 
     def _unpark(self, _: object) -> trio.lowlevel.Abort:
         self.inbox.receiver = None
@@ -601,8 +686,7 @@ def _make(cell: Cell, actor_type: type[Actor], arguments: tuple[Any, Any]) -> Ac
 @trio.lowlevel.disable_ki_protection
 async def _begin(actor: Actor, cell: Cell) -> None:
     if cell.restarts:
-        cause, cell._cause = cell._cause, None
-        await actor.restarting(cause)
+        await actor.restarting(cell._cause)
     await actor.started()
 
 

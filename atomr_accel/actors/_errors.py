@@ -97,7 +97,7 @@ class NameTaken(ActorError, ValueError):
 class SupervisionFailed(ActorError):
     """A supervisor gave up: it escalated a failure, or restarted too often.
 
-    You get it inside the exception group that leaves the ``async with`` of
+    You get it when it leaves the ``async with`` of
     ``open_supervisor``, after all children have been stopped. ``__cause__`` is the
     failure that was one too many. You don't get it for failures that a restart dealt
     with, nor for `KeyboardInterrupt` and `SystemExit`, which leave as themselves.

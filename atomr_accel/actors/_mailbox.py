@@ -69,7 +69,7 @@ class Ask:
     cancellation.
     """
 
-    __slots__ = ("error", "line", "message", "task", "value")
+    __slots__ = ("error", "line", "message", "scope", "task", "value")
 
     def __init__(self, message: Message[Any], task: trio.lowlevel.Task, line: Line) -> None:
         self.message = message
@@ -77,6 +77,8 @@ class Ask:
         self.line = line
         self.value: Any = None
         self.error: BaseException | None = None
+        # Of the task that answers, where the actor has given the message to one.
+        self.scope: trio.CancelScope | None = None
 
     def reply(self, value: Any) -> None:
         if (task := self.task) is not None:
@@ -92,7 +94,10 @@ class Ask:
 
     def abort(self, _: object) -> trio.lowlevel.Abort:
         self.task = None
-        self.line.inbox.withdraw(self)
+        if self.scope is not None:
+            self.scope.cancel()
+        else:
+            self.line.inbox.withdraw(self)
         return trio.lowlevel.Abort.SUCCEEDED
 
     def admitted(self) -> Entry:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import (
     Annotated,
     Any,
@@ -100,6 +101,36 @@ def handler(function: F) -> F:
     function.__handles__ = _handled_types(function, names)  # type: ignore[attr-defined]
     # Handlers are called from a loop that is protected from Ctrl-C; they are not.
     return trio.lowlevel.disable_ki_protection(function)
+
+
+LATER = object()
+"""What a handler returns that has given its message to a task."""
+
+
+def side_by_side(
+    *message_types: type[Message[Any]],
+) -> Callable[[Callable[[Any, Any], Coroutine[Any, Any, Any]]], Callable[..., Any]]:
+    """Mark a plain method as the handler of messages that are handled side by side.
+
+    It is called for one message after the other. The coroutine it returns runs in a task of
+    the actor's nursery and gives the reply; if the asker is cancelled, so is that task. What
+    the task raises is the asker's alone, and no failure of the actor.
+
+    Args:
+        *message_types: what it takes.
+    """
+
+    def mark(method: Callable[[Any, Any], Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        @trio.lowlevel.enable_ki_protection
+        async def give_away(actor: Any, message: Message[Any]) -> object:
+            actor._cell.answer_later(message, method(actor, message))
+            return LATER
+
+        functools.update_wrapper(give_away, method)
+        give_away.__handles__ = message_types  # type: ignore[attr-defined]
+        return give_away
+
+    return mark
 
 
 def collect_handlers(actor_type: type) -> dict[type, Callable[..., Any]]:

@@ -14,6 +14,7 @@ import trio
 
 from ._deciders import Decider, Directive, judge, leaves, restart_always
 from ._errors import ActorStopped, ChildExited, ChildStopped, NoSuchChild, SupervisionFailed
+from ._nursery import PlainNursery
 from ._supervision import (
     Action,
     AutoShutdown,
@@ -37,7 +38,7 @@ from ._supervision import (
     Verdict,
     Wake,
 )
-from ._util import NoPublicConstructor, unwrap
+from ._util import NoPublicConstructor
 
 _log = logging.getLogger("atomr_accel.actors")
 
@@ -361,7 +362,6 @@ class Supervisor(metaclass=NoPublicConstructor):
             if self._family is None:
                 actions = self._machine.exited(name, failure, now)
             else:
-                failure = None if failure is None else unwrap(failure)
                 if (
                     failure is not None
                     and self._family.stopping
@@ -537,9 +537,9 @@ async def open_supervisor(
     Leaving the block stops the children in reverse order of their start, each before
     the next. When the supervisor gives up, because a failure was escalated or restarts
     exceeded the intensity, it stops the children in the same way, then raises in its
-    nursery: the body is cancelled, and the failure leaves the block in an exception
-    group. When significant children end, it stops the others and cancels the body, and
-    the block is left without an exception.
+    nursery: the body is cancelled, and the failure leaves the block; where several things
+    failed, a group of them does. When significant children end, it stops the others and
+    cancels the body, and the block is left without an exception.
 
     Args:
         name: for logs, errors and statistics.
@@ -560,7 +560,7 @@ async def open_supervisor(
         escalation=escalation,
         auto_shutdown=auto_shutdown,
     )
-    async with trio.open_nursery() as nursery:
+    async with PlainNursery() as nursery:
         supervisor = Supervisor._create(name, nursery, supervision)
         try:
             yield supervisor

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeVar
 
 import trio
 
@@ -17,6 +17,7 @@ from ._errors import NoSuchActor
 from ._instrument import Instrument, Instruments
 from ._mailbox import Mailbox
 from ._messages import Message
+from ._nursery import PlainNursery
 from ._ref import ActorRef
 from ._supervision import ChildState, RestartType, Supervision
 from ._supervisor import Supervisor, SupervisorStatistics
@@ -49,8 +50,10 @@ class ActorTree:
     state: ChildState
     restarts: int
     depth: int
-    """Messages in its mailbox."""
+    """Messages in its mailbox; for parts of a device, the ops that are not answered."""
     children: tuple[ActorTree, ...]
+    generation: int | None = None
+    """Of a device and its parts, the present generation."""
 
     def __str__(self) -> str:
         # With a list of what is still to draw: a tree may be deeper than Python's stack.
@@ -58,9 +61,10 @@ class ActorTree:
         todo = [(self, "", "")]
         while todo:
             node, first, rest = todo.pop()
+            generation = "" if node.generation is None else f"  generation={node.generation}"
             lines.append(
                 f"{first}{node.name}  {node.kind}  {node.state.value}  "
-                f"restarts={node.restarts}  mailbox={node.depth}"
+                f"restarts={node.restarts}  mailbox={node.depth}{generation}"
             )
             for child in reversed(node.children):
                 last = child is node.children[-1]
@@ -74,7 +78,6 @@ class ActorTree:
         return "\n".join(lines)
 
 
-@final
 class ActorSystem(metaclass=NoPublicConstructor):
     """A tree of actors, and the root of it. `open_system` makes one."""
 
@@ -186,18 +189,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         """The system and all its actors at this moment."""
         below: dict[Node, tuple[ActorTree, ...]] = {}
         for node in reversed(_nodes(self._root)):  # whoever is below comes first
-            below[node] = tuple(
-                ActorTree(
-                    name=cell.name,
-                    path=cell.path,
-                    kind=cell.kind,
-                    state=cell.state,
-                    restarts=cell.restarts,
-                    depth=cell.inbox.statistics().depth,
-                    children=below.pop(cell),
-                )
-                for cell in node.children.values()
-            )
+            below[node] = tuple(_drawn(cell, below.pop(cell)) for cell in node.children.values())
         return ActorTree(
             name=self.name,
             path="/",
@@ -242,6 +234,20 @@ class ActorSystem(metaclass=NoPublicConstructor):
                 self._instruments("dead_letter", ref, message, reason)
 
 
+def _drawn(cell: Cell, children: tuple[ActorTree, ...]) -> ActorTree:
+    condition = cell.condition()
+    return ActorTree(
+        name=cell.name,
+        path=cell.path,
+        kind=cell.kind,
+        state=condition.state,
+        restarts=condition.restarts,
+        depth=condition.depth,
+        children=children,
+        generation=condition.generation,
+    )
+
+
 def _nodes(root: Node) -> list[Node]:
     """A node and all below it, each before its children."""
     nodes = [root]
@@ -261,20 +267,32 @@ async def open_system(
 
     Leaving the block stops them in reverse order of their start, each after its own
     children. When the supervision at the top gives up, the body is cancelled and the
-    failure leaves the block in an exception group, as from any nursery. An actor that
-    waited for one that was stopped before it has not failed.
+    failure leaves the block; where several things failed, a group of them does. An actor
+    that waited for one that was stopped before it has not failed.
 
     Args:
         name: for logs and the tree.
         supervision: how the actors at the top are supervised.
         instruments: objects to tell what happens in the system.
     """
+    async with opened(ActorSystem, name, supervision, instruments) as system:
+        yield system
+
+
+S = TypeVar("S", bound=ActorSystem)
+
+
+@asynccontextmanager
+async def opened(
+    kind: type[S], name: str, supervision: Supervision, instruments: Iterable[Instrument] = ()
+) -> AsyncIterator[S]:
+    """Open a system that is an instance of ``kind``; see `open_system`."""
     check_instance("a system's name", name, str)
     check_instance("supervision", supervision, Supervision)
     told = tuple(instruments)
     hooks = Instruments(told) if told else None
-    async with trio.open_nursery() as nursery:
-        system = ActorSystem._create(name, nursery, supervision, hooks)
+    async with PlainNursery() as nursery:
+        system = kind._create(name, nursery, supervision, hooks)
         try:
             yield system
         finally:

@@ -55,13 +55,6 @@ def check_whole(what: str, value: object) -> None:
         raise TypeError(f"{what} must be a whole number, got {value!r}")
 
 
-def unwrap(failure: BaseException) -> BaseException:
-    """The failure itself, where a nursery has put it alone into a group."""
-    while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
-        failure = failure.exceptions[0]
-    return failure
-
-
 def describe(failure: BaseException) -> str:
     """One line about an exception, also where its ``__str__`` is broken."""
     return "".join(traceback.format_exception_only(failure)[:1]).strip()

@@ -1,61 +1,27 @@
-"""Backends: what they are, and how one is chosen.
+"""How a backend is found by its name.
 
-The two that come with this package are known by name; another package can bring one by
-an entry point. A description is all the program loads; the rest is loaded in the host.
+The two that come with this package are there even where it is only on the path. Another
+package brings one by an entry point.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Final, Literal
+from pkgutil import resolve_name
+from typing import Final, Literal
 
 from .._errors import DeviceUnavailable
-from . import cpu, cuda
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ._backend import Backend
 
 GROUP: Final = "atomr_accel.backends"
 
 BackendName = Literal["auto", "cuda", "cpu"]
 
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A backend as the program knows it.
-
-    Attributes:
-        name: such as ``"cuda"``; libraries name their executors by it.
-        context: ``module:class`` of its ``HostContext``.
-        memory: ``module:class`` of the executor of its memory lane.
-        why_absent: a cheap check in the program that loads no vendor library: why there
-            can be no such device here, or None if there may be.
-        slow_start: whether a host takes so long to start that a warm one is worth it.
-    """
-
-    name: str
-    context: str
-    memory: str
-    why_absent: Callable[[], str | None]
-    slow_start: bool = False
-
-
-_BUILT_IN: Final = {
-    "cpu": Backend(
-        name="cpu",
-        context="atomr_accel.backends.cpu.host._context:CpuContext",
-        memory="atomr_accel.backends.cpu.host._memory:CpuMemory",
-        why_absent=cpu.why_absent,
-    ),
-    "cuda": Backend(
-        name="cuda",
-        context="atomr_accel.backends.cuda.host._context:CudaContext",
-        memory="atomr_accel.backends.cuda.host._memory:CudaMemory",
-        why_absent=cuda.why_absent,
-        slow_start=True,
-    ),
+BUILT_IN: Final = {
+    "cpu": "atomr_accel.backends.cpu:BACKEND",
+    "cuda": "atomr_accel.backends.cuda:BACKEND",
 }
+"""``module:attribute`` of those that come with this package, the same as its entry points."""
 
 
 def find_backend(name: str) -> Backend:
@@ -63,15 +29,19 @@ def find_backend(name: str) -> Backend:
 
     Raises:
         DeviceUnavailable: no installed package provides it.
+        TypeError: what is provided under that name is no backend.
     """
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]
+    if name in BUILT_IN:
+        return _checked(name, resolve_name(BUILT_IN[name]))
     others = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name in others:
-        backend = others[name].load()
-        if not isinstance(backend, Backend):
-            raise TypeError(f"entry point {name!r} of {GROUP} is {backend!r}, not a Backend")
-        return backend
+        return _checked(name, others[name].load())
     # Once each: those that come with the package are entry points of it, too.
-    names = ", ".join(map(repr, dict.fromkeys(["auto", *_BUILT_IN, *others])))
+    names = ", ".join(map(repr, dict.fromkeys(["auto", *BUILT_IN, *others])))
     raise DeviceUnavailable(f"there is no backend {name!r}; expected one of {names}")
+
+
+def _checked(name: str, backend: object) -> Backend:
+    if not isinstance(backend, Backend):
+        raise TypeError(f"entry point {name!r} of {GROUP} is {backend!r}, not a Backend")
+    return backend

@@ -1,6 +1,8 @@
 """Devices: supervised contexts behind one stable address."""
 
-from ._device import Device, DeviceStatistics, open_device
+from ._device import Device, DeviceStatistics
+from ._open import System, open_device, open_system
+from ._requests import Requests
 from .interop._sharing import SharedBuffer
 from .portal._calls import FromAsyncio, from_asyncio
 
@@ -8,7 +10,10 @@ __all__ = [
     "Device",
     "DeviceStatistics",
     "FromAsyncio",
+    "Requests",
     "SharedBuffer",
+    "System",
     "from_asyncio",
     "open_device",
+    "open_system",
 ]

@@ -30,6 +30,7 @@ from ..wire import MapSlab, Open, Opened, OpenLane, Preload, Probe, StickyFault
 from ._core import Startup, taken_down
 
 if TYPE_CHECKING:
+    from ..actors._part import Part
     from ..lanes import Op
     from ..wire import DeviceInfo, Fault
     from ._core import DeviceCore
@@ -343,7 +344,7 @@ class Context:
 
     async def _start_lane(self, spec: LaneSpec) -> None:
         core = self._core
-        executor = spec.executors[core.backend]
+        executor = spec.executor_on(core.backend_description)
         index = core.lane_number(spec.name)
         ours, theirs = socket.socketpair()
         # Left as it is where the host does not survive this: then it is what tells why.
@@ -362,10 +363,15 @@ class Context:
         ours.setblocking(False)
         core.add_lane(spec, index)
         port = self._ports[spec.name] = Port(spec.name, index, ours, core.in_flight)
-        self._nursery.start_soon(self._run_lane, port, name=f"{core.name} lane {spec.name}")
+        part = core.place.of_lane(port)
+        self._nursery.start_soon(self._run_lane, port, part, name=f"{core.name} lane {spec.name}")
 
-    async def _run_lane(self, port: Port) -> None:
-        await port.run(self._on_fault)
+    async def _run_lane(self, port: Port, part: Part | None) -> None:
+        try:
+            await port.run(self._on_fault)
+        finally:
+            if part is not None:
+                part.end()
         if self._ports.get(port.name) is port:  # or the lane was closed
             self.report_dead()
 
@@ -393,8 +399,19 @@ class Context:
         """The error for an op that was in flight at the end."""
         if self._fault is not None:
             return taken_down(op.name, self._fault)
-        # No fault ends the context: the device's block was left.
-        return DeviceLost(f"{op.name} did not finish: the device's 'async with' block was left")
+        # No fault ends the context: the device is stopped.
+        place, generation = self._core.place, self._core.memory.generation
+        if place.restarting:
+            return ContextPoisoned(
+                f"{op.name} did not finish: {self._core.name} is restarted by its supervisor",
+                generation=generation,
+                status=0,
+                status_name="restarted",
+                op=op.name,
+            )
+        return DeviceLost(
+            f"{op.name} did not finish: {self._core.name} is closed: {self._core.over_how}"
+        )
 
     async def wait_ended(self) -> None:
         """Wait until the context is over, once it was reported dead."""

@@ -23,12 +23,14 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
+from ..actors._deciders import leaves
 from ..lanes import STAGING_BYTES, Gate, HostDied, Op, PinnedPool, Port, fail_some, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
 from ..memory import SLICE, GpuRef, Kept, MemoryMap, Release, Slab, as_shape, least_slab
 from ..wire import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs, arrived
+from ._place import Place
 from .data._bulk import COPIERS
 
 if TYPE_CHECKING:
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..backends._registry import Backend
+    from ..actors import ActorRef
+    from ..backends import Backend, Capabilities
     from ..lanes import HostHandle, Isolation
+    from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch
     from ..wire import DeviceInfo, Message
     from ._context import Context
@@ -102,8 +106,11 @@ class DeviceCore:
         info: what the device said of itself when it was opened last.
         lanes: the lanes in use, with their numbers; a rebuild opens them again.
         crashes: how many hosts in a row have crashed as they started a lane.
+        scratch: the workspaces that libraries keep.
         standby: keeps a host warm for the next rebuild, if there is one.
         dying: hosts that were killed and may not have ended yet; see ``bury``.
+        place: where it is in a tree of actors.
+        over_how: why the device is closed, if it is and was not lost.
     """
 
     driver: Final = Awaited
@@ -142,7 +149,8 @@ class DeviceCore:
         self.standby: Standby | None = None
         self.dying: list[HostHandle] = []
         self._gone: weakref.WeakSet[HostHandle] = weakref.WeakSet()
-        self.closing = False
+        self.place: Final = Place(self)
+        self.over_how = "it was stopped"
         self.faults = 0
         self.last_fault: ContextPoisoned | None = None
         self.memory.bump()
@@ -155,9 +163,13 @@ class DeviceCore:
         self._opened = Gate()
         self._bumped = Gate()
         self._end: DeviceLost | None = None
+        self._served: Epoch | None = None
         self._growing = trio.Lock()
         self.sealing: Final = trio.Lock()
         self.first_try: Final = FirstTry(self)
+        self.scratch: Final[weakref.WeakKeyDictionary[Workspaces, WorkspaceSet]] = (
+            weakref.WeakKeyDictionary()
+        )
         self.memory_lane: Final = LaneSpec("memory", {backend.name: backend.memory})
         self.being_sealed: Final[Counter[Block]] = Counter()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
@@ -166,6 +178,11 @@ class DeviceCore:
     def backend(self) -> str:
         """The backend's name."""
         return self._backend.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """How devices of its backend differ from others."""
+        return self._backend.capabilities
 
     @property
     def deterministic(self) -> bool:
@@ -211,6 +228,7 @@ class DeviceCore:
     def attach(self, context: Context, ports: Mapping[str, Port], info: DeviceInfo) -> None:
         """Open the gate: ``context`` has proved good."""
         self._context = context
+        self._served = self.memory.epoch
         self.ports = ports
         self.info = info
         self._opened.open()
@@ -227,14 +245,22 @@ class DeviceCore:
             return
         self.faults += 1
         self.last_fault = fault
-        generation = self.memory.bump()
+        self._next_generation()
         self.shut(context)
+        self._answer_some(context, lambda op: taken_down(op.name, fault))
+
+    def _next_generation(self) -> None:
+        generation = self.memory.bump()
         self._bumped.open()
         self._bumped = Gate()
         for watcher in self._watchers:
             with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
                 watcher.send_nowait(generation)
-        self._answer_some(context, lambda op: taken_down(op.name, fault))
+
+    def renew(self) -> None:
+        """The device was stopped to be started again: what its context had is gone."""
+        if self._served is self.memory.epoch:
+            self._next_generation()
 
     def _answer_some(self, context: Context, make_error: Callable[[Op], Exception]) -> None:
         if self._failing is context and self.in_flight:
@@ -257,23 +283,51 @@ class DeviceCore:
         if self._failing is context:
             self._failing = None
 
-    def lose(self, _name: str, cause: BaseException) -> BaseException:
-        """Give the device up for good; the error that says so."""
-        if self._end is None:
-            if self.isolation == "thread" and isinstance(cause, ContextPoisoned):
-                why = (
-                    'a sticky fault poisons the whole process, so under isolation="thread" '
-                    'it is final; isolation="process" survives it'
-                )
-            elif self.isolation == "process" and is_passing(cause):
-                why = "its context failed more often than its restart intensity allows"
-            else:
-                why = "its context ended by what another one would not mend"
-            self._end = DeviceLost(f"{self.name} is lost: {why}; the last failure: {_told(cause)}")
-            self._end.__cause__ = cause
+    def loss(self, _name: str, cause: BaseException) -> BaseException:
+        """The error for a device that is lost on account of a failure of its context.
+
+        Whether it is, somebody above decides: see ``end``.
+        """
+        if isinstance(cause, DeviceLost):
+            return cause
+        if self.isolation == "thread" and isinstance(cause, ContextPoisoned):
+            why = (
+                'a sticky fault poisons the whole process, so under isolation="thread" '
+                'it is final; isolation="process" survives it'
+            )
+        elif self.isolation == "process" and is_passing(cause):
+            why = "its context failed more often than its restart intensity allows"
+        else:
+            why = "its context ended by what another one would not mend"
+        error = DeviceLost(f"{self.name} is lost: {why}; the last failure: {_told(cause)}")
+        error.__cause__ = cause
+        return error
+
+    def end(self, failure: BaseException | None) -> None:
+        """The device is over, by a failure or without one: answer whoever waits, free memory."""
+        if self._end is None and failure is not None:
+            end = next((one for one in leaves(failure) if isinstance(one, DeviceLost)), failure)
+            if not isinstance(end, DeviceLost):
+                end = DeviceLost(f"{self.name} is lost; the last failure: {_told(failure)}")
+                end.__cause__ = failure
+            self._end = end
             self.memory.over = "is lost"
-            self._opened.open()
-        return self._end
+        self.close()
+
+    async def settle(self) -> None:
+        """Wait, as long as that makes sense, until nothing is left of a device that is over."""
+        with trio.CancelScope(shield=True):
+            await self.bury_all()
+            await self.exports.close()
+
+    def tells_of_the_loss(self, error: BaseException) -> bool:
+        """Whether all it says is that this device is lost, with what that has cancelled."""
+        told = [one for one in leaves(error) if not isinstance(one, trio.Cancelled)]
+        return (
+            bool(told)
+            and self.memory.over == "is lost"
+            and all(isinstance(one, DeviceLost) and str(one) == str(self._end) for one in told)
+        )
 
     async def verdict(self) -> None:
         """Wait until it is decided what becomes of the device, if its context is failing."""
@@ -284,14 +338,15 @@ class DeviceCore:
             await context.wait_ended()
 
     def close(self) -> None:
-        """The block of ``open_device`` is left: let go whoever waits for a context, free memory."""
+        """Nobody uses the device any more: let go whoever still waits, free memory."""
         if self._end is None:
-            self.memory.over = "is closed: its 'async with' block was left"
+            self.memory.over = f"is closed: {self.over_how}"
             self._end = DeviceLost(f"{self.name} {self.memory.over}")
         self._opened.open()
         for watcher in list(self._watchers):
             watcher.close()
-        self.memory.bump()
+        if self._served is self.memory.epoch:  # or a fault has made its refs stale
+            self.memory.bump()
         self.memory.close()
         self.staging.close()
         self.copiers.shutdown(wait=False)
@@ -358,9 +413,13 @@ class DeviceCore:
             await self._bumped.wait()
         return self.memory.generation
 
+    def library_ref(self, library: str) -> ActorRef:
+        """The actor of a library."""
+        return self.place.library_ref(library)
+
     def executors(self) -> set[str]:
         """What a host of this device loads: ``module:class`` of its context and lanes."""
-        lanes = {spec.executors[self.backend] for spec, _ in self.lanes.values()}
+        lanes = {spec.executor_on(self._backend) for spec, _ in self.lanes.values()}
         return {self._backend.context, *lanes}
 
     def lane_number(self, name: str) -> int:
@@ -419,8 +478,7 @@ class DeviceCore:
             context = await self.ready()
             port = self.ports.get(lane.name)
             if port is None:
-                if self.backend not in lane.executors:
-                    raise Unsupported(f"{lane.name} has no executor for backend {self.backend!r}")
+                lane.executor_on(self._backend)  # there is one, or this raises
                 if self.crashes[lane.name] >= _MOST_CRASHES:
                     raise Unsupported(
                         f"lane {lane.name!r} of {self.name} is not started any more: "

@@ -1,48 +1,33 @@
-"""``open_device`` and what it yields."""
+"""``Device``: what programs hold of an open device."""
 
 from __future__ import annotations
 
-import operator
-import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
-import trio
-
-from .._errors import CpuFallbackWarning, DeviceUnavailable
-from ..actors import Backoff, ChildSpec, Directive, Intensity, open_supervisor
-from ..backends._registry import find_backend
 from ..lanes import uninterrupted
 from ..libraries._op import Awaited
-from ..libraries._table import CALLED, Libraries
-from ..memory import GpuRef, MemoryScope, refuse
-from ._context import Context
-from ._core import DeviceCore, Startup, is_passing
+from ..libraries._table import Libraries
+from ..memory import GpuRef, refuse
 from ._event import Event
+from ._requests import Requests
 from ._retry import T, Ts, retry
 from ._run import Functions
-from ._settings import Completion, StreamStrategy, check_settings, stream_plan
-from ._standby import Standby
 from .batches._batch import Batch
 from .batches._record import Program
 from .data._methods import Data
-from .data._pinned import Pinned
 from .data._transfer import TransferStatistics
-from .interop._exports import Exports
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from ..actors import SupervisorStatistics
-    from ..backends._registry import Backend, BackendName
+    from ..actors import ActorRef, ActorSystem, SupervisorStatistics
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import MemoryStatistics
     from ..wire import DeviceInfo
-
-_RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
+    from ._core import DeviceCore, Startup
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +47,8 @@ class DeviceStatistics:
         lanes: the open lanes.
         startup: how long the present context took to come up.
         standby: whether a warm host is ready for the next rebuild.
-        supervisor: restarts of the context, and the window they are counted in.
+        supervisor: the device's children, restarts of its context, and the window these are
+            counted in.
     """
 
     state: str
@@ -89,7 +75,7 @@ class Device(Data, Libraries[Awaited]):
     thread, by ``trio.from_thread.run``. Ops that share no buffer run concurrently; those that
     do behave as if they ran in the order in which they were called.
 
-    Whatever is awaited may raise, beside its own errors:
+    Whatever is awaited may also raise:
         RuntimeError: it was called in another thread.
         ContextPoisoned: the device failed while the op was in flight. It is being rebuilt.
         DeviceLost: the device is gone for good, or its block was left.
@@ -101,13 +87,15 @@ class Device(Data, Libraries[Awaited]):
         fft: Fourier transforms (cuFFT).
         nvrtc: kernels compiled at run time (NVRTC).
         rng: random numbers (cuRAND).
+        requests: the same libraries, whose methods make requests: messages to their actors.
     """
 
-    def __init__(self, core: DeviceCore, supervisor: Any) -> None:
+    def __init__(self, core: DeviceCore, ref: ActorRef) -> None:
         self._core = self._device = core
-        self._supervisor = supervisor
+        self._ref = ref
         self._functions = Functions(core)
         self._add_libraries(core)
+        self.requests = Requests(core, self)
 
     def __repr__(self) -> str:
         return f"<Device {self._core.name}, {self._core.state}, generation {self.generation}>"
@@ -125,7 +113,7 @@ class Device(Data, Libraries[Awaited]):
 
     @property
     def backend(self) -> str:
-        """``"cuda"`` or ``"cpu"``."""
+        """The backend's name: ``"cuda"``, ``"cpu"``, or what another package brings."""
         return self._core.backend
 
     @property
@@ -149,6 +137,21 @@ class Device(Data, Libraries[Awaited]):
     def closed(self) -> bool:
         """Whether it is gone for good: its block was left, or the device was lost."""
         return self._core.state == "lost"
+
+    # --- as an actor -------------------------------------------------------------------------
+
+    @property
+    def ref(self) -> ActorRef:
+        """The device's actor: to be watched, and stopped where no block does that.
+
+        Its children are the context and the libraries' actors, such as ``device.blas.ref``.
+        """
+        return self._ref
+
+    @property
+    def system(self) -> ActorSystem:
+        """The system of actors that the device belongs to."""
+        return self._ref._cell.system
 
     # --- functions ---------------------------------------------------------------------------
 
@@ -311,6 +314,7 @@ class Device(Data, Libraries[Awaited]):
     def statistics(self) -> DeviceStatistics:
         """A snapshot of the device, its memory and its lanes."""
         core = self._core
+        assert core.place.supervisor is not None  # set before the device is handed out
         return DeviceStatistics(
             state=core.state,
             generation=self.generation,
@@ -327,185 +331,5 @@ class Device(Data, Libraries[Awaited]):
             lanes=tuple(port.statistics() for port in core.ports.values()),
             startup=core.startup,
             standby=core.standby is not None and core.standby.warm,
-            supervisor=self._supervisor.statistics(),
+            supervisor=core.place.supervisor.statistics(),
         )
-
-
-@asynccontextmanager
-@trio.lowlevel.enable_ki_protection
-async def open_device(
-    index: int = 0,
-    *,
-    backend: BackendName | str = "auto",
-    isolation: Isolation = "process",
-    max_restarts: int = 3,
-    restart_period: float = 60.0,
-    backoff: Backoff = _RESTART_BACKOFF,
-    standby: bool | None = None,
-    op_deadline: float | None = None,
-    memory_limit: int | None = None,
-    pinned_limit: int = 1 << 30,
-    streams: StreamStrategy = "per_actor",
-    stream_pool: int = 4,
-    priorities: Mapping[str, int] | None = None,
-    completion: Completion | None = None,
-    deterministic: bool = False,
-) -> AsyncIterator[Device]:
-    """Open a device for the length of an ``async with`` block.
-
-    Inside the block the device comes back by itself after a fault, under a new
-    generation. Once it has failed more than ``max_restarts`` times in ``restart_period``
-    seconds, the block is cancelled and ``DeviceLost`` leaves it, in an exception group as
-    from any nursery.
-
-    Args:
-        index: which device.
-        backend: ``"auto"`` takes CUDA where a driver and a device answer, otherwise the
-            CPU with a ``CpuFallbackWarning``. ``"cuda"`` and ``"cpu"`` insist.
-        isolation: ``"process"`` runs the vendor's libraries in a child process, so that a
-            fault does not touch the program. ``"thread"`` runs them in threads of this
-            process; a sticky fault is then final.
-        max_restarts: failures to recover from within ``restart_period``.
-        restart_period: seconds.
-        backoff: how long to wait before a restart; not at all before the first.
-        standby: keep a second, warm host process, which makes rebuilds about twice as
-            fast and costs some 100 MB of memory but nothing on the device. By default
-            where a host is slow to start: on CUDA, under ``isolation="process"``.
-        op_deadline: seconds after which an op at the head of its lane counts as hung: its
-            host is killed, the op and what was in flight with it fail with
-            ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
-            kernel that never finishes. Compiling is not counted. Needs
-            ``isolation="process"``.
-        memory_limit: bytes of device memory that buffers may take at most, with results,
-            workspaces and work areas; by default all there is. Beyond that, ``OutOfMemory`` is
-            raised. It is taken in pieces of 2 MiB and more. What the vendors' libraries take for
-            themselves is not counted.
-        pinned_limit: bytes that arrays of ``device.pinned`` may take together.
-        streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
-            ``stream_pool`` of them, ``"single"`` runs everything on one.
-        stream_pool: how many streams ``"pooled"`` shares.
-        priorities: stream priority by lane name (``"blas"``, ``"kernels"``, ...); lower
-            runs first, 0 is the default.
-        completion: how a lane learns that work is done: ``"polled"``, ``"blocking"``,
-            ``"hybrid"`` (polls, then naps; the default in a host process) or
-            ``"callback"`` (a host function that needs no GIL). Under
-            ``isolation="thread"`` only the second (the default there) and the last are
-            good neighbours.
-        deterministic: have the same calls give the same bits on the same kind of device,
-            whatever else is in flight. By default small products that are in flight together
-            are launched together, which may add up in another order, and libraries may choose
-            what is fastest: algorithms that differ from run to run, or, where a program asks
-            for ``autotune``, those that win a race. With this nothing of the kind is done, and
-            ``autotune`` is a ``ValueError``. Small products and some gradients take longer.
-
-    Raises:
-        RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
-        DeviceUnavailable: there is no such device; the message says what was looked for.
-        LibraryMissing: the backend's own library is not installed.
-        TypeError: an argument of a wrong type, such as a number as text.
-        ValueError: an argument out of its range, or a priority for a lane that there is not.
-        ExceptionGroup: around whatever leaves the block; ``DeviceLost`` in it if the device
-            was lost.
-    """
-    if not trio.lowlevel.in_trio_run():
-        raise RuntimeError(
-            "open_device is for programs of trio, and this runs under another event loop; in "
-            "asyncio or Jupyter: `async with atomr_accel.from_asyncio(open_device(0)) as gpu:`"
-        )
-    check_settings(
-        index=index,
-        backend=backend,
-        isolation=isolation,
-        max_restarts=max_restarts,
-        restart_period=restart_period,
-        backoff=backoff,
-        standby=standby,
-        op_deadline=op_deadline,
-        memory_limit=memory_limit,
-        pinned_limit=pinned_limit,
-    )
-    plan = stream_plan(
-        streams=streams,
-        stream_pool=stream_pool,
-        priorities=priorities,
-        completion=completion,
-        isolation=isolation,
-        op_deadline=op_deadline,
-        deterministic=deterministic,
-    )
-    unavailable: DeviceUnavailable | None = None
-    for candidate in _candidates(backend):
-        absent = candidate.why_absent()
-        if absent is not None:
-            unavailable = DeviceUnavailable(f"{candidate.name}:{index} cannot be opened: {absent}")
-            continue
-        if unavailable is not None:
-            warnings.warn(CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=3)
-        core = DeviceCore(
-            candidate,
-            operator.index(index),  # NumPy's numbers do not travel to a host
-            isolation,
-            op_deadline=op_deadline,
-            plan=plan,
-            memory_limit=memory_limit,
-        )
-        core.pinned = Pinned(core, pinned_limit)
-        core.exports = Exports(core)
-        try:
-            async with open_supervisor(
-                core.name,
-                decider=_decide_final if isolation == "thread" else _decide,
-                intensity=Intensity(restarts=max_restarts, within=restart_period),
-                backoff=backoff,
-                escalation=core.lose,
-            ) as supervisor:
-                context = ChildSpec("context", partial(_run_context, core))
-                try:
-                    await supervisor.start_child(context)
-                except DeviceUnavailable as error:
-                    unavailable = error
-                else:
-                    wanted = candidate.slow_start if standby is None else standby
-                    if wanted and isolation == "process":
-                        core.standby = Standby(core)
-                        await supervisor.start_child(ChildSpec("standby", core.standby.run))
-                    try:
-                        yield Device(core, supervisor)
-                        await core.verdict()
-                    finally:
-                        core.closing = True
-                    return
-        finally:
-            core.close()
-            with trio.CancelScope(shield=True):
-                await core.bury_all()
-                await core.exports.close()
-    assert unavailable is not None
-    raise unavailable
-
-
-# These know nothing of trio: hosts import them, too, or what lies beside them.
-for _called in (*CALLED, MemoryScope):
-    uninterrupted(_called)
-
-
-async def _run_context(core: DeviceCore, *, task_status: trio.TaskStatus[None]) -> None:
-    try:
-        await Context(core).run(task_status=task_status)
-    except Exception as error:
-        # A device that is being closed needs no other context. Nothing is hidden by this:
-        # whatever was in flight has had the fault for its answer.
-        if not (core.closing and is_passing(error)):
-            raise
-
-
-def _candidates(backend: str) -> list[Backend]:
-    return [find_backend(name) for name in (("cuda", "cpu") if backend == "auto" else (backend,))]
-
-
-def _decide(error: BaseException) -> Directive:
-    return Directive.RESTART if is_passing(error) else Directive.ESCALATE
-
-
-def _decide_final(_error: BaseException) -> Directive:
-    return Directive.ESCALATE

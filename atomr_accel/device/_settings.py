@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any, Final, Literal, SupportsFloat, SupportsIndex, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    SupportsFloat,
+    SupportsIndex,
+    TypedDict,
+    get_args,
+)
 
 from .._errors import said_of
 from ..actors import Backoff
@@ -13,8 +22,32 @@ from ..libraries._table import LANES
 from ..wire import StreamPlan
 from ._context import MEMORY_LANE
 
+if TYPE_CHECKING:
+    from ..backends._registry import BackendName
+    from ..lanes import Isolation
+
 StreamStrategy = Literal["per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]
+
+
+class DeviceSettings(TypedDict, total=False):
+    """The settings of ``open_device``, which says what they mean."""
+
+    backend: BackendName | str
+    isolation: Isolation
+    max_restarts: int
+    restart_period: float
+    backoff: Backoff
+    standby: bool | None
+    op_deadline: float | None
+    memory_limit: int | None
+    pinned_limit: int
+    streams: StreamStrategy
+    stream_pool: int
+    priorities: Mapping[str, int] | None
+    completion: Completion | None
+    deterministic: bool
+
 
 _LANES: Final = (MEMORY_LANE, *LANES, "programs", "run")
 

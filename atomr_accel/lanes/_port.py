@@ -15,6 +15,7 @@ import itertools
 import socket
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -76,22 +77,15 @@ class Op:
         answered: whether it is over, one way or the other.
     """
 
-    __slots__ = (
-        "_error",
-        "_make_error",
-        "answered",
-        "dependencies",
-        "message",
-        "name",
-        "on_answer",
-        "port",
-        "reads",
-        "sent",
-        "seq",
-        "task",
-        "value",
-        "writes",
-    )
+    # What most ops never have; in the class, so that making one sets less.
+    dependencies: tuple[tuple[int, int], ...] = ()
+    sent = False
+    answered = False
+    task: trio.lowlevel.Task | None = None
+    value: Any = None
+    on_answer: Callable[[], None] | None = None
+    _error: Exception | None = None
+    _make_error: Callable[[Op], Exception] | None = None
 
     def __init__(
         self,
@@ -108,14 +102,6 @@ class Op:
         self.message = message
         self.reads = reads
         self.writes = writes
-        self.dependencies: tuple[tuple[int, int], ...] = ()
-        self.sent = False
-        self.answered = False
-        self.task: trio.lowlevel.Task | None = None
-        self.value: Any = None
-        self.on_answer: Callable[[], None] | None = None
-        self._error: Exception | None = None
-        self._make_error: Callable[[Op], Exception] | None = None
 
     async def wait(self) -> Any:
         """The op's result; a cancelled caller withdraws it if it is not on its way yet."""
@@ -264,7 +250,7 @@ class Port:
                         dependencies.append((in_flight[reader].port.index, reader))
             block.writer = seq
         if dependencies:
-            op.dependencies = tuple(set(dependencies))
+            op.dependencies = tuple(set(dependencies) if len(dependencies) > 1 else dependencies)
         if not in_flight:
             hurry()
         in_flight[seq] = op
@@ -452,6 +438,8 @@ class Port:
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
             bunch = Bunch(buffer)
             most = min(room, _MOST_BUNCHED)
+            if len(outbox) > 1:
+                self._take_small(bunch, most)
             while outbox and bunch.count < most and len(buffer) < _SEND_HIGH:
                 op = outbox.popleft()
                 op.sent = True
@@ -476,6 +464,18 @@ class Port:
             return
         self._frames += 1
         del buffer[:sent]
+
+    def _take_small(self, bunch: Bunch, most: int) -> None:
+        """Encode the ops at the head of the queue at once, unless one needs a closer look."""
+        ops = list(islice(self._outbox, most))
+        payloads: list[object] = [(op.seq, op.dependencies, op.message) for op in ops]
+        if any(op.message.bulky for op in ops):
+            return
+        with contextlib.suppress(Exception):  # then one by one, to find out which
+            bunch.extend(payloads)
+            for op in ops:
+                op.sent = True
+                self._outbox.popleft()
 
     def _receive(self) -> None:
         """Take what has come and hand it out; never blocks."""
@@ -536,7 +536,8 @@ class Port:
                         continue
                     self._completed += 1
                     self._settle(op)
-                    self._wake(op)
+                    if op.task is not None:
+                        self._wake(op)
             elif type(reply) is Value:
                 op = self._answered_by(reply.seq)
                 value = _value_of(op, reply)
@@ -579,9 +580,9 @@ class Port:
 
     def _settle(self, op: Op) -> None:
         """The op is over: let go of its buffers."""
-        seq = op.seq
-        del self._in_flight[seq]
-        if not self._in_flight:
+        seq, in_flight = op.seq, self._in_flight
+        del in_flight[seq]
+        if not in_flight:
             relax()
         self._count -= 1
         for block in op.reads:

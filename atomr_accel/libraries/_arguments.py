@@ -172,7 +172,7 @@ def require_int32(device: Submitter, what: str, numbers: Iterable[int]) -> None:
         Unsupported: one is too large.
     """
     largest = max(numbers, default=0)
-    if device.backend == "cuda" and largest > _LARGEST_INT:
+    if device.capabilities.counts_in_int32 and largest > _LARGEST_INT:
         raise Unsupported(
             f"{what} of this size: the vendor's library counts elements and strides with 32 bits, "
             f"and {largest} is more than {_LARGEST_INT}; do it in parts"

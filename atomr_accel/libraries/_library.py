@@ -14,15 +14,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from .._errors import Unsupported
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from weakref import WeakKeyDictionary
 
     import numpy as np
 
+    from ..actors import ActorRef
+    from ..backends import Backend, Capabilities
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import Message
     from ._op import Awaited, Collected, Described
     from ._request import FirstTry, Request
+    from ._workspaces import Workspaces, WorkspaceSet
 
 
 T = TypeVar("T")
@@ -34,7 +40,8 @@ class LaneSpec:
 
     Attributes:
         name: unique in the device, such as ``"blas"``.
-        executors: ``module:class`` by backend name.
+        executors: ``module:class`` by backend name. A backend may bring its own; see
+            ``executor_on``.
         ways: how many executors, each with a stream of its own, may run side by side in
             the lane, so that independent ops overlap on the device.
         hangs: whether its ops are work of the device, which ends only if its kernels do. A
@@ -45,6 +52,20 @@ class LaneSpec:
     executors: Mapping[str, str]
     ways: int = 1
     hangs: bool = True
+
+    def executor_on(self, backend: Backend) -> str:
+        """``module:class`` of what executes this lane's messages on a backend.
+
+        Raises:
+            Unsupported: neither the backend nor the library has one.
+        """
+        found = backend.executors.get(self.name) or self.executors.get(backend.name)
+        if found is None:
+            raise Unsupported(
+                f"{self.name} has no executor for backend {backend.name!r}; it has some for "
+                f"{', '.join(map(repr, self.executors)) or 'none'}"
+            )
+        return found
 
 
 class Submitted(Protocol):
@@ -60,6 +81,10 @@ class Submitter(Protocol):
     @property
     def driver(self) -> type[Awaited] | type[Collected] | type[Described]:
         """How ops of its facades are called."""
+
+    @property
+    def scratch(self) -> WeakKeyDictionary[Workspaces, WorkspaceSet]:
+        """The workspaces that libraries keep for it."""
 
     @property
     def first_try(self) -> FirstTry:
@@ -91,7 +116,11 @@ class Submitter(Protocol):
 
     @property
     def backend(self) -> str:
-        """The backend's name."""
+        """The backend's name, to be shown; what it can do is told by ``capabilities``."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """How devices of its backend differ from others."""
 
     @property
     def deterministic(self) -> bool:
@@ -106,6 +135,9 @@ class Submitter(Protocol):
 
     async def empty(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
         """An uninitialised buffer."""
+
+    def library_ref(self, library: str) -> ActorRef:
+        """The actor of a library, by the name that the library has as an attribute."""
 
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Wait for the context, and start the lane if it is not running."""

@@ -20,6 +20,7 @@ import trio
 from ._request import perform
 
 if TYPE_CHECKING:
+    from ..actors import ActorRef
     from ._library import Submitter
     from ._request import Request
 
@@ -27,25 +28,38 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Awaited:
+class Driving:
+    """How the ops of a facade are called."""
+
+
+class Awaited(Driving):
     """Of facades whose ops are awaited: those of a device."""
 
 
-class Collected:
+class Collected(Driving):
     """Of facades whose ops return their results at once: those of batches and recordings."""
 
 
-class Described:
+class Described(Driving):
     """Of facades whose ops return requests, which are messages to the library's actor."""
 
 
-D = TypeVar("D", Awaited, Collected, Described)
+D = TypeVar("D", bound=Driving)
 
 
 class Facade(Generic[D]):
     """What has ops: a library, or what one has made, such as a generator or a kernel."""
 
     _device: Submitter
+    _library = ""
+
+    @property
+    def ref(self) -> ActorRef:
+        """The library's actor: others ask it, or tell it, what ``device.requests`` makes.
+
+        It is there for as long as the device, also while that is rebuilt.
+        """
+        return self._device.library_ref(self._library)
 
     def _on(self, device: Submitter) -> Any:
         """The same, with all its state, driven by ``device``."""
@@ -72,12 +86,10 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
         signature = inspect.signature(make)
         result = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")
-        for function in (awaited, collected):
-            del function.__wrapped__  # type: ignore[attr-defined]
-            function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-                return_annotation=result
-            )
         functions: tuple[Any, ...] = (awaited, collected, described)
+        for function in functions[:2]:
+            del function.__wrapped__
+            function.__signature__ = signature.replace(return_annotation=result)
         self._by_driver: Final = {
             driver: trio.lowlevel.enable_ki_protection(function)
             for driver, function in zip((Awaited, Collected, Described), functions, strict=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, final
 
 import msgspec
 import trio
@@ -24,8 +24,9 @@ from ..actors import Message
 if TYPE_CHECKING:
     import numpy as np
 
+    from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
-    from ._library import LaneSpec, Submitter
+    from ._library import LaneSpec, Submitted, Submitter
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
         result: what the caller gets; whatever the lane answers, if it is None.
         finish: makes the result of the lane's answer. Such a request cannot be in a batch.
         sent: called when it is submitted, right before.
+        done: called once it was executed, if it did not fail; for what a batch has
+            collected, once all of the batch was, and never for what is only recorded.
     """
 
     message: Any
@@ -48,14 +51,33 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     result: T | None = None
     finish: Callable[[Any], T] | None = None
     sent: Callable[[], None] | None = None
+    done: Callable[[], None] | None = None
+
+
+class Keeper(Protocol):
+    """What has executors, in which ops leave things for later ones."""
+
+    def keep(self, lane: str, name: str, release: wire.Message) -> Block:
+        """What stands for something that the host keeps; see ``Submitter.keep``."""
 
 
 class Driver(Protocol):
     """What a request may ask for while it is prepared."""
 
     @property
+    def home(self) -> Submitter:
+        """What executes the request: the device, or the batch or recording that collects it.
+
+        What a library keeps for one of them, such as workspaces, it keeps by this.
+        """
+
+    @property
     def memory(self) -> MemoryMap:
         """The map of the device's memory."""
+
+    @property
+    def keeper(self) -> Keeper:
+        """Where ops leave things for later ones: in the device, or in a recording."""
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
@@ -65,6 +87,14 @@ class Driver(Protocol):
 
         Returns:
             Its result; None where results come later, as in a batch.
+        """
+
+    def ask(self, request: Request[T]) -> T | None:
+        """Ask for what the request can do without.
+
+        Returns:
+            The answer; None, and nothing is asked, where no answer can be waited for, as in a
+            batch.
         """
 
 
@@ -83,9 +113,11 @@ class Request(Message[T], Generic[T], frozen=True):
 
 
 class Pending(Exception):
-    """A request needs what takes a wait: memory, or the answer to another request."""
+    """A request needs what takes a wait: memory, a lane, or the answer to another request."""
 
-    def __init__(self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any]) -> None:
+    def __init__(
+        self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any] | LaneSpec
+    ) -> None:
         super().__init__()
         self.wanted = wanted
 
@@ -94,15 +126,15 @@ class Pending(Exception):
 class FirstTry:
     """The driver of requests that find all they need: one for all of a device."""
 
-    __slots__ = ("_device", "memory")
+    __slots__ = ("home", "keeper", "memory")
 
     def __init__(self, device: Submitter) -> None:
-        self._device = device
+        self.home = self.keeper = device
         self.memory = device.memory
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, if there is room right now."""
-        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        made = self.home.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         return made
@@ -111,15 +143,17 @@ class FirstTry:
         """Nothing was asked for so far."""
         raise Pending(request)
 
+    ask = perform
+
 
 @final
 class NextTry:
     """The driver of a request that had to wait: it keeps what was waited for."""
 
-    __slots__ = ("_answered", "_answers", "_device", "_given", "_made", "memory")
+    __slots__ = ("_answered", "_answers", "_given", "_made", "home", "keeper", "memory")
 
     def __init__(self, device: Submitter) -> None:
-        self._device = device
+        self.home = self.keeper = device
         self.memory = device.memory
         self._made: list[GpuRef] = []
         self._answers: list[tuple[Epoch, Any]] = []
@@ -134,7 +168,7 @@ class NextTry:
                 self._given += 1
                 return ref
             del self._made[self._given :]
-        made = self._device.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
+        made = self.home.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made is None:
             raise Pending((shape, dtype))
         self._made.append(made)
@@ -152,54 +186,91 @@ class NextTry:
             del self._answers[self._answered :]
         raise Pending(request)
 
+    ask = perform
+
     async def provide(self, wanted: Any) -> None:
         """Wait for what was missing, and begin anew."""
         if isinstance(wanted, Request):
             epoch = self.memory.epoch
-            answer = await perform(self._device, wanted)
+            answer = await perform(self.home, wanted)
             self._answers.append((epoch, answer))
         elif isinstance(wanted, tuple):
-            self._made.append(await self._device.empty(*wanted))
+            self._made.append(await self.home.empty(*wanted))
         else:
-            await self._device.open_lane(wanted)
+            await self.home.open_lane(wanted)
         self._given = self._answered = 0
 
 
-async def perform(device: Submitter, request: Request[T]) -> T:
+@final
+class _Nothing:
+    """Stands for the op where there is nothing to execute."""
+
+    async def wait(self) -> None:
+        """Nothing has to be waited for."""
+        await trio.lowlevel.checkpoint()
+
+
+_NOTHING: Final = _Nothing()
+
+
+def submit(
+    device: Submitter, request: Request[T], driver: FirstTry | NextTry
+) -> tuple[Submission[T], Submitted]:
+    """Submit a request, here and now.
+
+    Returns:
+        What was submitted, and the op on its way.
+
+    Raises:
+        Pending: something has to be waited for first.
+    """
+    submission = request.prepare(driver)
+    port = device.ports.get(request.lane.name)
+    if port is None:
+        raise Pending(request.lane)
+    if submission.message is None:
+        return submission, _NOTHING
+    if submission.sent is not None:
+        submission.sent()
+    return submission, device.submit(
+        port, request.name, submission.message, submission.reads, submission.writes
+    )
+
+
+async def result(submission: Submission[T], op: Submitted) -> T:
+    """Wait for what was submitted; what it gives."""
+    answer = await op.wait()
+    if submission.done is not None:
+        submission.done()
+    if submission.finish is not None:
+        return submission.finish(answer)
+    given: Any = answer if submission.result is None else submission.result
+    return given  # type: ignore[no-any-return]
+
+
+async def perform(
+    device: Submitter, request: Request[T], submitted: Callable[[], object] | None = None
+) -> T:
     """Carry out a request: submit it, with nothing awaited since it was prepared, and wait.
 
     Args:
         device: where.
         request: what.
+        submitted: called as soon as it has its place in the program's order.
 
     Returns:
         Its result.
     """
     driver: FirstTry | NextTry = device.first_try
-    lane = request.lane
     while True:
-        wanted: Any
         try:
-            submission = request.prepare(driver)
+            submission, op = submit(device, request, driver)
         except Pending as pending:
-            wanted = pending.wanted
+            wanted: Any = pending.wanted
         else:
-            port = device.ports.get(lane.name)
-            if port is not None:
-                if submission.message is None:
-                    await trio.lowlevel.checkpoint()
-                    result: Any = submission.result
-                    return result  # type: ignore[no-any-return]
-                if submission.sent is not None:
-                    submission.sent()
-                op = device.submit(
-                    port, request.name, submission.message, submission.reads, submission.writes
-                )
-                answer = await op.wait()
-                if submission.finish is not None:
-                    return submission.finish(answer)
-                return answer if submission.result is None else submission.result
-            wanted = lane
+            if submitted is not None:
+                submitted()
+            return await result(submission, op)
         if not isinstance(driver, NextTry):
             driver = NextTry(device)
         await driver.provide(wanted)

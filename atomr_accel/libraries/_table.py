@@ -48,6 +48,8 @@ class Libraries(Generic[D]):
         self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device)
+        for name in NAMES:
+            getattr(self, name)._library = name
 
     def _share_libraries(self, others: Libraries[Any], device: Submitter) -> None:
         """The libraries of another, with what they keep, driven by ``device``."""

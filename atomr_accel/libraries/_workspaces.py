@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
-from weakref import WeakKeyDictionary
 
 from .._dtypes import DTYPES
 
 if TYPE_CHECKING:
     from ..memory import Block, GpuRef
     from ._library import Submitter
-    from ._perform import Room
+    from ._request import Driver
 
 TOGETHER: Final = 8
 """How many ops in a row get the same one: a lane launches as many on one way before it goes
@@ -26,7 +25,7 @@ _UINT8: Final = DTYPES["uint8"]
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class WorkspaceSet:
     """Those of the device, a batch or a recording.
 
     Attributes:
@@ -43,7 +42,7 @@ class Workspaces:
     """The workspaces of a lane, kept from op to op.
 
     Batches and recordings have some of their own, which go with them: their memory may come
-    late, and a recording's has to stay where it is.
+    late, and a recording's has to stay where it is. So each keeps its own, in ``scratch``.
 
     Args:
         ways: how many there may be at a time.
@@ -54,19 +53,18 @@ class Workspaces:
     def __init__(self, ways: int, small: int) -> None:
         self._ways = ways
         self._small = small
-        self._kept: WeakKeyDictionary[Submitter, _Kept] = WeakKeyDictionary()
 
-    def take(self, device: Submitter, room: Room, nbytes: int) -> Block:
+    def take(self, device: Submitter, driver: Driver, nbytes: int) -> Block:
         """A workspace for one op, which has to name it as written.
 
         Args:
             device: the device, or what collects ops in its place.
-            room: where to make it, if there is none.
+            driver: makes it, if there is none.
             nbytes: how large it has to be at least.
         """
-        kept = self._kept.get(device)
+        kept = device.scratch.get(self)
         if kept is None:
-            kept = self._kept[device] = _Kept()
+            kept = device.scratch[self] = WorkspaceSet()
         epoch = device.memory.epoch
         last = kept.refs[-1] if kept.refs else None
         if last is not None and last._block.epoch is epoch and last.nbytes >= nbytes:
@@ -84,7 +82,7 @@ class Workspaces:
         else:
             # Drop first what is too small, so that the new one may take its place.
             kept.refs = there = fitting if len(there) >= most else there
-            chosen = room.empty((nbytes,), _UINT8)
+            chosen = driver.output((nbytes,), _UINT8)
         kept.run = kept.run + 1 if chosen is last else 1
         kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
         return chosen._block
@@ -92,9 +90,9 @@ class Workspaces:
     def nbytes(self, device: Submitter) -> int:
         """Bytes in use by all that are kept for a device."""
         epoch = device.memory.epoch
-        kept = self._kept.get(device, _Kept())
+        kept = device.scratch.get(self, WorkspaceSet())
         return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
 
     def clear(self, device: Submitter) -> None:
         """Give the memory back, after the ops in flight."""
-        self._kept.pop(device, None)
+        device.scratch.pop(self, None)

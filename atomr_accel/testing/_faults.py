@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..device import Device
 
 FaultName = Literal["illegal_address", "trap", "misaligned_address", "assert"]
+"""A kind of sticky fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ FAULTS: Final[dict[FaultName, Fault]] = {
     "misaligned_address": Fault(716, "CUDA_ERROR_MISALIGNED_ADDRESS"),
     "assert": Fault(710, "CUDA_ERROR_ASSERT"),
 }
-"""The faults that ``poison`` can cause, by name: also that of the file whose kernel does."""
+"""The kinds of sticky faults, and what the driver says of each; a kernel's file has its name."""
 
 
 def source_of(name: str) -> str:

@@ -103,7 +103,7 @@ def test_what_is_escalated_leaves_all_the_same(schedule: None, below: bool) -> N
             with pytest.raises(Boom):
                 await actor.ask(Fail(Boom()))
 
-    with pytest.RaisesGroup(SupervisionFailed):
+    with pytest.raises(SupervisionFailed):
         trio.run(main)
 
 
@@ -129,7 +129,7 @@ def test_one_failure_too_many_leaves_all_the_same(schedule: None) -> None:
             with pytest.raises(Boom):
                 await actor.ask(Fail(Boom()))
 
-    with pytest.RaisesGroup(SupervisionFailed):
+    with pytest.raises(SupervisionFailed):
         trio.run(main)
 
 
@@ -291,7 +291,7 @@ async def test_an_end_by_a_failure_is_no_orderly_stop() -> None:
         async def stopping(self) -> None:
             raise Boom
 
-    with pytest.RaisesGroup(Boom):
+    with pytest.raises(Boom):
         async with open_system("demo", supervision=stop) as system:
             front = await system.spawn(Front)
             front.tell(Lean(await system.spawn(Frail)))

@@ -20,6 +20,7 @@ from atomr_accel import CpuFallbackWarning, open_device
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
+    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._facade import Kernel
 
 WRITE = """
@@ -74,7 +75,7 @@ async def transform(device: Device, case: Case) -> Row:
     return Row(name, ref.nbytes + out.nbytes, "GB/s", *paces, {"cupy": 1.0})
 
 
-async def constant(device: Device, kernel: Kernel, out: GpuRef) -> Pace:
+async def constant(device: Device, kernel: Kernel[Awaited], out: GpuRef) -> Pace:
     """How fast memory is written."""
     blocks = (132 * 16, 256)
 

@@ -14,6 +14,8 @@ from atomr_accel.testing import FAULTS, kill_host, poison
 from atomr_accel.testing._faults import sleep_for_ever, source_of
 from tests.harness import cpu_only, opened, program
 
+from .. import seeds
+
 if TYPE_CHECKING:
     from atomr_accel.lanes import Isolation
 
@@ -58,7 +60,7 @@ async def test_everything_in_flight_shares_one_cause() -> None:
 
 @program
 async def test_sealed_buffers_survive_and_others_are_refused() -> None:
-    host = np.random.default_rng().standard_normal((50, 60))
+    host = seeds.rng().standard_normal((50, 60))
     async with opened(max_restarts=10) as device:
         plain = await device.put(host)
         put_sealed = await device.put(host, sealed=True)
@@ -104,9 +106,7 @@ async def test_work_that_waits_for_a_rebuild_goes_on_or_is_refused() -> None:
 
 @program
 async def test_too_many_faults_lose_the_device() -> None:
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(DeviceLost, match="more often"), flatten_subgroups=True
-    ):
+    with pytest.raises(DeviceLost, match="more often"):
         async with opened(max_restarts=1) as device:
             await poison(device)
             await poison(device)
@@ -117,7 +117,7 @@ async def test_too_many_faults_lose_the_device() -> None:
 @program
 async def test_a_fault_in_a_thread_is_final() -> None:
     isolation: Isolation = "thread"
-    with pytest.RaisesGroup(pytest.RaisesExc(DeviceLost, match="final"), flatten_subgroups=True):
+    with pytest.raises(DeviceLost, match="final"):
         async with opened(isolation=isolation) as device:
             await poison(device)
             with pytest.raises(DeviceLost):

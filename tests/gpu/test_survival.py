@@ -12,6 +12,8 @@ from atomr_accel import ContextPoisoned
 from atomr_accel.testing import FAULTS, poison
 from tests.harness import opened, program
 
+from .. import seeds
+
 pytestmark = pytest.mark.gpu
 
 _ONE_FAULT = """
@@ -21,7 +23,7 @@ from atomr_accel import ContextPoisoned, open_device
 from atomr_accel.testing import FAULTS, poison
 
 async def main(kind):
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     a, b = rng.standard_normal((300, 200)), rng.standard_normal((200, 100))
     async with open_device(0, backend="cuda") as device:
         fault = await poison(device, kind)
@@ -44,7 +46,7 @@ def test_a_real_fault_is_survived_by_a_fresh_process(kind: str) -> None:
 
 @program
 async def test_the_hardware_protects_sealed_memory() -> None:
-    host = np.random.default_rng().standard_normal(1000).astype(np.float32)
+    host = seeds.rng().standard_normal(1000).astype(np.float32)
     source = "__global__ void cheat(const float* x) { ((float*)x)[threadIdx.x] = 1.0f; }"
     async with opened() as device:
         sealed = await device.put(host, sealed=True)
@@ -57,7 +59,7 @@ async def test_the_hardware_protects_sealed_memory() -> None:
 
 @program
 async def test_fifty_faults_in_a_row() -> None:
-    weights = np.random.default_rng().standard_normal((64, 64))
+    weights = seeds.rng().standard_normal((64, 64))
     async with opened(max_restarts=1000) as device:
         sealed = await device.put(weights, sealed=True)
         before = device.statistics().memory.used
@@ -73,7 +75,7 @@ async def test_fifty_faults_in_a_row() -> None:
 
 @program
 async def test_forty_gib_survive_a_fault_bit_for_bit() -> None:
-    tile = np.random.default_rng().integers(0, 2**63, 1 << 27, dtype=np.int64)  # 1 GiB
+    tile = seeds.rng().integers(0, 2**63, 1 << 27, dtype=np.int64)  # 1 GiB
     async with opened() as device:
         if device.info.total_memory < 48 << 30:
             pytest.skip(f"needs 48 GiB on the device; it has {device.info.total_memory >> 30}")

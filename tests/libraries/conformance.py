@@ -4,9 +4,9 @@ A library's test module holds rows of ``Operation``; ``conform`` makes tests of 
 
     test_blas_conforms = conform([Operation("blas.gemv", DTYPES, cases=[...], ...), ...])
 
-Each case gets fresh random inputs, runs on a device whose free memory was filled with
-``0x7f`` bytes (a NaN in every float type), and is compared with a reference computed in
-higher precision. Inputs must come out as they went in, unless the row says that the op
+Each case gets random inputs of its own (see ``seeds``), runs on a device whose free memory was
+filled with ``0x7f`` bytes (a NaN in every float type), and is compared with a reference computed
+in higher precision. Inputs must come out as they went in, unless the row says that the op
 writes them. A failure names the case and the seed that repeats it.
 
 The same tests run on a GPU with ``ATOMR_TEST_BACKEND=cuda``.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +25,8 @@ import numpy as np
 import pytest
 
 from atomr_accel import Device, GpuRef, Unsupported
+
+from .. import seeds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -37,9 +38,6 @@ REAL: Final = ("float32", "float64")
 COMPLEX: Final = ("complex64", "complex128")
 HALF: Final = ("float16", "bfloat16")
 FLOATS: Final = (*HALF, *REAL, *COMPLEX)
-
-SEED: Final = os.environ.get("ATOMR_TEST_SEED")
-"""Repeats the inputs of a failure; without it they are fresh every time."""
 
 _WIDE: Final[dict[str, np.dtype[Any]]] = {
     "float64": np.dtype(np.longdouble),
@@ -103,7 +101,7 @@ class Near:
 
 
 class Sample:
-    """Fresh random inputs of one dtype."""
+    """Random inputs of one dtype."""
 
     def __init__(self, seed: int, dtype: str) -> None:
         self.seed = seed
@@ -215,7 +213,7 @@ def conform(
 
     @pytest.mark.parametrize(("operation", "dtype"), parameters)
     async def test(operation: Operation, dtype: str, device: Device) -> None:
-        first = secrets.randbelow(min(take, len(operation.cases)))
+        first = seeds.draw() % min(take, len(operation.cases))
         for case in operation.cases[first::take]:
             await check(device, operation, dtype, case, of or operation.library)
 
@@ -226,7 +224,7 @@ async def check(
     device: Device, operation: Operation, dtype: str, case: Mapping[str, Any], of: str
 ) -> None:
     """Run one case and compare it with its reference."""
-    seed = int(SEED) if SEED else secrets.randbits(32)
+    seed = seeds.draw()
     tally = TALLIES.setdefault(of, Tally())
     tally.operations.add(operation.name)
     sample = Sample(seed, dtype)
@@ -256,7 +254,8 @@ async def check(
                     f"input {position} was changed"
                 )
     except BaseException as error:
-        error.add_note(f"{operation.name} {dtype} {dict(case)}: ATOMR_TEST_SEED={seed}")
+        repeat = f"{seeds.VARIABLE}={seeds.run_seed()}, seed {seed}"
+        error.add_note(f"{operation.name} {dtype} {dict(case)}: {repeat}")
         raise
     tally.cases += 1
 

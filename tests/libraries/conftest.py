@@ -1,17 +1,25 @@
 from __future__ import annotations
 
-from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 
 from atomr_accel.lanes import Isolation
 
+from ..fake_driver import FakeDriver, installed
 from .conformance import pytest_terminal_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["pytest_terminal_summary"]
 
-# It imports an executor for CUDA, and those import the vendor's bindings.
-collect_ignore = [] if find_spec("cuda") else ["test_dnn_sequences.py"]
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    """A driver on the host's memory, which executors for CUDA call."""
+    with installed(FakeDriver()) as fake:
+        yield fake
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 It takes column-major matrices by pointer, counts indices from one, and refuses what cuBLAS
 refuses (leading dimensions that are too small, types it does not have), so what our
-executor makes of row-major arrays is checked on any machine. The driver's few functions in
-use work on host memory. ``FakeCudaBlas`` is an executor for the CPU backend.
+executor makes of row-major arrays is checked on any machine. ``FakeCudaBlas`` is an executor
+for the CPU backend.
 """
 
 from __future__ import annotations
@@ -489,59 +489,6 @@ class FakeLibrary:
             status=status,
             status_name=str(status),
         )
-
-
-def fake_driver() -> SimpleNamespace:
-    """The driver's functions in use, on host memory."""
-    held: dict[int, Any] = {}
-
-    def allocate(nbytes: int) -> tuple[int, int]:
-        buffer = ctypes.create_string_buffer(nbytes)
-        pointer = ctypes.addressof(buffer)
-        held[pointer] = buffer
-        return 0, pointer
-
-    def free(pointer: int) -> tuple[int]:
-        del held[pointer]
-        return (0,)
-
-    def fill(pointer: int, value: int, nbytes: int, _stream: Any) -> tuple[int]:
-        memory(pointer, nbytes)[:] = value
-        return (0,)
-
-    def fill_rows(
-        pointer: int, pitch: int, value: int, width: int, height: int, _stream: Any
-    ) -> tuple[int]:
-        assert width <= pitch
-        for row in range(height):
-            memory(pointer + row * pitch, width)[:] = value
-        return (0,)
-
-    def copy(to: int, source: int, nbytes: int, _stream: Any) -> tuple[int]:
-        memory(to, nbytes)[:] = memory(source, nbytes)
-        return (0,)
-
-    def copy_rows(rows: Any, _stream: Any) -> tuple[int]:
-        for row in range(rows.Height):
-            to = memory(rows.dstDevice + row * rows.dstPitch, rows.WidthInBytes)
-            to[:] = memory(rows.srcDevice + row * rows.srcPitch, rows.WidthInBytes)
-        return (0,)
-
-    return SimpleNamespace(
-        held=lambda pointer: pointer in held,
-        CUDA_MEMCPY2D=SimpleNamespace,
-        CUmemorytype=SimpleNamespace(CU_MEMORYTYPE_DEVICE=2),
-        cuMemAlloc=allocate,
-        cuMemAllocHost=allocate,
-        cuMemFree=free,
-        cuMemFreeHost=free,
-        cuMemsetD8Async=fill,
-        cuMemsetD2D8Async=fill_rows,
-        cuMemcpyDtoDAsync=copy,
-        cuMemcpyHtoDAsync=copy,
-        cuMemcpy2DAsync=copy_rows,
-        cuStreamIsCapturing=lambda _stream: (0, 0),
-    )
 
 
 class FakeContext:

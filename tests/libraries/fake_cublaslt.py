@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
 
+    from ..fake_driver import FakeDriver
+
 Array = np.ndarray[Any, Any]
 
 DTYPE_OF = {value: DTYPES[name] for name, value in CUDA_TYPES.items()}
@@ -247,7 +249,7 @@ class FakeEvents:
         milliseconds: what an algorithm takes; 1 unless it is here.
     """
 
-    def __init__(self, driver: SimpleNamespace, library: FakeLt) -> None:
+    def __init__(self, driver: FakeDriver, library: FakeLt) -> None:
         self.milliseconds: dict[str, float] = {}
         numbers, records = itertools.count(), dict[int, int]()
 
@@ -259,11 +261,12 @@ class FakeEvents:
             between = library.launched[records[start] : records[end]]
             return 0, sum(self.milliseconds.get(name, 1.0) for name in between)
 
-        driver.cuEventCreate = lambda _flags: (0, next(numbers))
-        driver.cuEventRecord = record
-        driver.cuEventSynchronize = lambda _event: (0,)
-        driver.cuEventElapsedTime = elapsed
-        driver.cuEventDestroy = lambda _event: (0,)
+        driver.change(
+            cuEventCreate=lambda _flags: (0, next(numbers)),
+            cuEventRecord=record,
+            cuEventElapsedTime=elapsed,
+            cuEventDestroy=lambda _event: (0,),
+        )
 
 
 class FakeCudaBlasLt:

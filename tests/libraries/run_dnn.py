@@ -23,6 +23,7 @@ import trio
 
 from atomr_accel import DeviceLost, Unsupported, open_device
 
+from .. import seeds
 from .conformance import TALLIES, Operation, check
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ async def main() -> None:
     parser.add_argument("--isolation", default="process", choices=("process", "thread"))
     parser.add_argument("--most", type=int, default=40, help="kinds of failures to print")
     options = parser.parse_args()
+    seeds.choose_run_seed(options.seed, explore=False)
     rows = [
         row
         for name in options.rows.split(",")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 
+from .. import seeds
 from .conformance import dtype_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ async def test_vectors_of_half_precision(device: Device) -> None:
 
 @pytest.mark.parametrize("library", ["blas", "blaslt"])
 async def test_products_whose_result_is_large(device: Device, library: str) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((LONG, 8), (8, LONG // 2)))
     left, right = await device.put(a), await device.put(b)
     multiply = device.blas.gemm if library == "blas" else device.blaslt.matmul
@@ -81,7 +82,7 @@ async def test_batches_that_are_large_together(device: Device) -> None:
 async def test_transforms(device: Device) -> None:
     rows, columns = 2**21 + 1, 1024
     a = await device.zeros((rows, columns), np.complex64)
-    row = np.random.default_rng().standard_normal(columns).astype(np.complex64)
+    row = seeds.rng().standard_normal(columns).astype(np.complex64)
     await device.copy(await device.put(row), a[rows - 1])
     spectrum = await device.fft.fft(a)
     got = await device.get(spectrum[rows - 1])

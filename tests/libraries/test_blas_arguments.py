@@ -9,6 +9,7 @@ import pytest
 
 from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
 
+from .. import seeds
 from .conformance import MARKS, dtype_of, on_cuda
 
 if TYPE_CHECKING:
@@ -403,7 +404,7 @@ async def test_the_first_of_equal_elements_is_found(device: Device) -> None:
 
 
 async def test_everything_works_in_a_batch(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     host = rng.random((4, 4))
     a = await device.put(host)
     x = await device.put(host[0].copy())
@@ -422,7 +423,7 @@ async def test_everything_works_in_a_batch(device: Device) -> None:
 
 
 async def test_a_recorded_program_repeats_everything(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     hosts = [rng.random((4, 4)) for _ in range(2)]
     a, b = [await device.put(host) for host in hosts]
     x = await device.put(hosts[0][0].copy())
@@ -452,7 +453,7 @@ async def test_results_go_where_they_are_told(device: Device) -> None:
 
 
 async def test_libraries_live_in_a_process_of_their_own_too(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     host = rng.random((8, 8), dtype=np.float32)
     async with open_device(0, backend=device.backend, isolation="process") as apart:
         a = await apart.put(host)

@@ -12,14 +12,15 @@ import pytest
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.blas._facade import LANE
 
+from .. import seeds
 from .blas_rows import OPERATIONS
 from .conformance import conform, on_cuda
-from .fake_cublas import FakeCudaBlas, FakeKernels, FakeLibrary, fake_driver
+from .fake_cublas import FakeCudaBlas, FakeKernels, FakeLibrary
 
 if TYPE_CHECKING:
     from atomr_accel import Device
 
-pytest.importorskip("cuda.bindings.driver")
+    from ..fake_driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
@@ -29,22 +30,15 @@ class Fakes:
     """What stands for the vendor's libraries."""
 
     library: FakeLibrary
-    driver: SimpleNamespace
+    driver: FakeDriver
 
 
 @pytest.fixture(autouse=True)
-def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
-    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle, _fused
+def fakes(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Fakes:
+    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle
     from atomr_accel.libraries.host import _cuda_kernels
 
-    def check(_call: str, answer: tuple[Any, ...]) -> Any:
-        assert answer[0] == 0
-        return answer[1] if len(answer) > 1 else None
-
-    library, driver = FakeLibrary(), fake_driver()
-    for module in (_cuda_handle, _fused):
-        monkeypatch.setattr(module, "driver", driver)
-        monkeypatch.setattr(module, "check", check)
+    library = FakeLibrary()
     for module in (_cuda_handle, _cuda):
         monkeypatch.setattr(module, "load_cublas", lambda: library)
     monkeypatch.setattr(_cuda_kernels, "Kernels", FakeKernels)
@@ -112,7 +106,7 @@ async def test_what_a_graph_reads_stays_until_the_graph_is_gone(
         sources.append(source)
         return copy(to, source, nbytes, stream)
 
-    fakes.driver.cuMemcpyHtoDAsync = spy
+    fakes.driver.change(cuMemcpyHtoDAsync=spy)
     out = await device.empty((4, 4), np.float32)
     for _ in range(2):
         assert await device.blas.gemm_batched([a], [a], out=[out]) == [out]
@@ -123,18 +117,18 @@ async def test_what_a_graph_reads_stays_until_the_graph_is_gone(
     assert read
     assert {*read} <= {array.ctypes.data for array in arrays}
     assert len(sources) == 3
-    assert all(map(fakes.driver.held, sources)), "freed, though a graph would read it again"
+    assert {*sources} <= {*fakes.driver.held}, "freed, though a graph would read it again"
     for _, give_back in kept:
         if give_back is not None:
             give_back()
-    assert not any(map(fakes.driver.held, sources))
+    assert not {*sources} & {*fakes.driver.held}
 
 
 async def test_products_of_views_by_pointers_touch_no_misaligned_memory(
     device: Device, fakes: Fakes
 ) -> None:
     """The fake stops where a device would fault; see ``require_alignment``."""
-    host = np.random.default_rng().standard_normal(200).astype(np.float16)
+    host = seeds.rng().standard_normal(200).astype(np.float16)
     buffer = await device.put(host)
     for start in (0, 1, 4, 8):
         a, b = (buffer[at : at + 32].reshape(4, 8) for at in (start, start + 64))

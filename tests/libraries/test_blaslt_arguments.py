@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRefSealed, Unsupported
+from atomr_accel import GpuRef, GpuRefSealed, Unsupported
 from atomr_accel.libraries.blaslt.wire._layout import Layout
 
+from .. import seeds
+from ..harness import on_shared
 from .conformance import MARKS, Array, dtype_of, on_cuda
 from .test_blas_arguments import DTYPES, Refs
 
@@ -374,7 +376,7 @@ async def test_an_algorithm_is_looked_up_once(device: Device) -> None:
 
 
 async def test_products_work_in_a_batch(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     hosts = [rng.random((16, 16), dtype=np.float32) for _ in range(2)]
     a, b = [await device.put(host) for host in hosts]
     bias = await device.put(hosts[0][0].copy())
@@ -388,7 +390,7 @@ async def test_products_work_in_a_batch(device: Device) -> None:
 
 
 async def test_a_bias_may_differ_from_product_to_product(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     host_a, host_b = rng.random((3, 4, 8)), rng.random((3, 8, 8))
     host_bias = rng.random((3, 8)).astype(np.float32)
     a = await device.put(host_a.astype(np.float32))
@@ -407,3 +409,25 @@ async def test_a_bias_may_differ_from_product_to_product(device: Device) -> None
     for product, shape in ((b, (3, 8)), (b[0], (8,))):
         _, gradient = await device.blaslt.matmul(a, product, epilogue="bgradb")
         assert gradient.shape == shape
+
+
+@on_shared
+async def test_type_checkers_know_how_many_results_there_are(device: Device) -> None:
+    x = await device.put(np.ones((8, 8), np.float32))
+    e4 = await device.put(np.ones((16, 16), dtype_of("float8_e4m3fn")))
+    assert_type(await device.blaslt.matmul(x, x), GpuRef)
+    out, aux = await device.blaslt.matmul(x, x, epilogue="relu_aux")
+    assert_type((out, aux), tuple[GpuRef, GpuRef])
+    narrow, largest = await device.blaslt.matmul(
+        e4, e4, trans_b=True, dtype="float8_e4m3fn", amax=True
+    )
+    assert_type((narrow, largest), tuple[GpuRef, GpuRef])
+    name: str = "bgradb"
+    some = await device.blaslt.matmul(x, x, epilogue=name)
+    assert_type(some, GpuRef | tuple[GpuRef, ...])
+    assert isinstance(some, tuple)
+    async with device.batch() as batch:
+        assert_type(batch.blaslt.matmul(x, x, epilogue="relu_bias", bias=x[0]), GpuRef)
+        both = batch.blaslt.matmul(x, x, epilogue="drelu_bgrad", aux=aux)
+        assert_type(both, tuple[GpuRef, GpuRef])
+    assert len(both) == 2

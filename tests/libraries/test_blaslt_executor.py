@@ -12,7 +12,7 @@ from atomr_accel.libraries.blaslt._facade import LANE
 
 from .blaslt_rows import E2M1, OPERATIONS
 from .conformance import check, conform, dtype_of, on_cuda
-from .fake_cublas import FakeContext, fake_driver
+from .fake_cublas import FakeContext
 from .fake_cublaslt import FakeCudaBlasLt, FakeEvents, FakeLt
 from .host_kernels import compile_kernels, needs_compiler, on_host
 
@@ -21,23 +21,17 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
-pytest.importorskip("cuda.bindings.driver")
+    from ..fake_driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 
 @pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
+def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeLt:
     from atomr_accel.libraries.blaslt.host import _cuda
 
-    def checked(_call: str, answer: tuple[Any, ...]) -> Any:
-        assert answer[0] == 0
-        return answer[1] if len(answer) > 1 else None
-
-    fake, driver = FakeLt(), fake_driver()
+    fake = FakeLt()
     fake.events = FakeEvents(driver, fake)
-    monkeypatch.setattr(_cuda, "driver", driver)
-    monkeypatch.setattr(_cuda, "check", checked)
     monkeypatch.setattr(_cuda, "load_cublaslt", lambda: fake)
     assert isinstance(LANE.executors, dict)
     executor = f"{FakeCudaBlasLt.__module__}:FakeCudaBlasLt"

@@ -10,12 +10,13 @@ import pytest
 
 from atomr_accel import open_device
 from atomr_accel.libraries.blas._facade import LANE
-from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, encode
+from atomr_accel.libraries.dnn.graph._builder import Builder
+from atomr_accel.libraries.dnn.wire._graph import Graph, encode
 
 from ..harness import program
 from . import attention_rows, dnn_rows, fake_cudnn
 from .conformance import on_cuda
-from .fake_cublas import FakeCudaBlas, FakeKernels, FakeLibrary, fake_driver
+from .fake_cublas import FakeCudaBlas, FakeKernels, FakeLibrary
 from .test_dnn_lowering import graphs_of, offer
 
 if TYPE_CHECKING:
@@ -23,22 +24,18 @@ if TYPE_CHECKING:
 
     from atomr_accel.device import Device
 
+    from ..fake_driver import FakeDriver
+
 not_on_cuda = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def launched(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> list[str]:
     """Which functions of cuBLAS are called for products."""
-    pytest.importorskip("cuda.bindings.driver")
-    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle, _fused
+    from atomr_accel.libraries.blas.host import _cuda, _cuda_handle
     from atomr_accel.libraries.host import _cuda_kernels
 
-    def check(_call: str, answer: tuple[Any, ...]) -> Any:
-        assert answer[0] == 0
-        return answer[1] if len(answer) > 1 else None
-
-    library, driver = FakeLibrary(), fake_driver()
-    driver.cuMemcpyHtoDAsync = driver.cuMemcpyDtoDAsync
+    library = FakeLibrary()
     calls: list[str] = []
 
     def noted(name: str, function: Any) -> Any:
@@ -51,9 +48,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in ("cublasGemmEx_64", "cublasGemmBatchedEx_64"):
         library.functions[name] = noted(name, library.functions[name])
-    for module in (_cuda_handle, _fused):
-        monkeypatch.setattr(module, "driver", driver)
-        monkeypatch.setattr(module, "check", check)
     for module in (_cuda_handle, _cuda):
         monkeypatch.setattr(module, "load_cublas", lambda: library)
     monkeypatch.setattr(_cuda_kernels, "Kernels", FakeKernels)

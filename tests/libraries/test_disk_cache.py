@@ -142,6 +142,18 @@ def test_by_default_it_is_where_caches_are(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "atomr-accel" / "things").stat().st_mode & 0o777 == 0o700
 
 
+def test_without_a_home_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, as in containers: no folder named ``~`` is made."""
+    for variable in ("ATOMR_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    cache = DiskCache("things")
+    cache.put(b"key", b"data")
+    assert cache.get(b"key") is None
+    assert [*tmp_path.iterdir()] == []
+
+
 # --- kernels -------------------------------------------------------------------------------
 
 SOURCE = "__global__ void {name}(float* x) {{ x[0] = {value}; }}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRefSealed, GpuRefStale, open_device
+from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
+from atomr_accel.device._core import DeviceCore
 from atomr_accel.testing import poison
 
+from .. import seeds
 from .conformance import MARKS, on_cuda
 
 if TYPE_CHECKING:
@@ -214,7 +216,7 @@ async def test_results_go_where_they_are_wanted(device: Device) -> None:
 
 
 async def test_a_graph(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     x, w, b = (
         rng.standard_normal(shape).astype(np.float32)
         for shape in ((4, 16, 32), (4, 32, 24), (1, 1, 24))
@@ -237,7 +239,7 @@ async def test_a_graph(device: Device) -> None:
 
 
 async def test_a_graph_of_images_with_channels_last(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     x = rng.standard_normal((2, 6, 5, 8)).astype(np.float32)
     w = rng.standard_normal((16, 1, 1, 8)).astype(np.float32)
     graph = device.dnn.graph()
@@ -297,7 +299,7 @@ async def test_what_a_graph_does_not_take(device: Device) -> None:
 
 
 async def test_in_a_batch_and_in_a_recording(device: Device) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     x = rng.standard_normal((2, 4, 6, 6)).astype(np.float32)
     w = rng.standard_normal((4, 4, 3, 3)).astype(np.float32)
     refs = [await device.put(array) for array in (x, w)]
@@ -312,6 +314,66 @@ async def test_in_a_batch_and_in_a_recording(device: Device) -> None:
         z = program.dnn.tanh(y)
     await program.replay()
     np.testing.assert_allclose(await device.get(z), np.tanh(expected), rtol=1e-4, atol=1e-5)
+
+
+async def test_a_plan_in_a_batch_and_in_a_recording(device: Device) -> None:
+    graph = device.dnn.graph()
+    graph.output(graph.relu(graph.tensor((3,), "float32", name="facade")))
+    plan = await graph.build()
+    x = await device.put(np.array([-1, 2, -3], np.float32))
+    made = [await plan(facade=x)]
+    async with device.batch() as batch:
+        made += [batch.using(plan)(facade=x), batch.dnn.run(plan, facade=x)]
+        other = batch.dnn.graph()
+        other.output(other.relu(other.tensor((4,), "float32")))
+        with pytest.raises(Unsupported, match="waits for the device's answer"):
+            other.build()
+    async with device.record() as program:
+        made += [program.using(plan)(facade=x), program.dnn.run(plan, facade=x)]
+    await program.replay()
+    for y in made:
+        np.testing.assert_array_equal(await device.get(y), [0, 2, 0])
+
+
+async def test_what_calls_return_is_known_to_type_checkers(device: Device) -> None:
+    x = await device.put(np.ones((2, 4), np.float32))
+    w = await device.put(np.ones(4, np.float32))
+    q = await device.put(np.ones((1, 2, 2, 16), np.float16))
+    assert_type(await device.dnn.relu(x), GpuRef)
+    assert_type(await device.dnn.layer_norm(x, w, w), GpuRef)
+    three = await device.dnn.layer_norm(x, w, w, training=True)
+    assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
+    async with device.batch() as batch:
+        assert_type(batch.dnn.relu(x), GpuRef)
+        assert_type(batch.dnn.flash_attention(q, q, q, causal=True), GpuRef)
+        two = batch.dnn.flash_attention(q, q, q, return_lse=True)
+        assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+    async with device.record() as program:
+        pair = program.dnn.rms_norm(x, w, training=True)
+        assert len(assert_type(pair, tuple[GpuRef, GpuRef])) == 2
+
+
+async def test_a_batch_asks_once_for_a_plan(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = await device.put(np.array([-1, 2, -3], np.float32))
+    await device.dnn.tanh(x)  # opens the lanes
+    device.dnn.clear_plans()
+    names: list[str] = []
+    submit = DeviceCore.submit
+
+    def noting(core: DeviceCore, port: Any, name: str, *args: Any, **more: Any) -> Any:
+        names.append(name)
+        return submit(core, port, name, *args, **more)
+
+    monkeypatch.setattr(DeviceCore, "submit", noting)
+    for _ in range(2):  # no answer of a batch tells the next one
+        async with device.batch() as batch:
+            y = x
+            for _ in range(3):
+                y = batch.dnn.relu(y)
+        assert names == ["dnn.plan", *["dnn.relu"] * 3]
+        names.clear()
 
 
 async def test_plans_are_known_again_after_a_rebuild() -> None:

@@ -693,7 +693,8 @@ async def test_bad_arguments(device: Any) -> None:
         (ValueError, r"sink must have shape \(4,\)", (q, q, q), {"sink": wide}),
         (ValueError, "bias must have shape", (q, q, q), {"bias": q}),
         (ValueError, "belong together", (q, q, q), {"seqlens_q": q}),
-        (ValueError, "out must be float16 of shape", (q, q, q), {"out": wide}),
+        (TypeError, "out is float32 .* but the result is float16", (q, q, q), {"out": wide}),
+        (ValueError, "out is float16 of shape .* but the result", (q, q, q), {"out": q[0]}),
     ):
         with pytest.raises(error, match=match):
             await dnn.flash_attention(*args, **options)

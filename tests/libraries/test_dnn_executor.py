@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from atomr_accel.libraries.host._disk_cache import DiskCache
 from . import fake_cudnn
 from .conformance import conform, on_cuda
 from .dnn_rows import OPERATIONS
-from .fake_cublas import fake_driver
 from .fake_cudnn import FakeCudaDnn, FakeFrontend, FakeLibrary, FakeOwn
 
 if TYPE_CHECKING:
@@ -24,26 +22,21 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
-pytest.importorskip("cuda.bindings.driver")
+    from ..fake_driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 
 @pytest.fixture(autouse=True)
-def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
+def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeFrontend:
     from atomr_accel.libraries.dnn.host import (
         _cuda,
         _cuda_routines,
         _cuda_sequences,
         _plans,
-        _timing,
     )
 
-    def checked(_call: str, answer: tuple[Any, ...]) -> Any:
-        assert answer[0] == 0
-        return answer[1] if len(answer) > 1 else None
-
-    fake, driver, library = FakeFrontend(), fake_driver(), FakeLibrary()
+    fake, library = FakeFrontend(), FakeLibrary()
 
     def elapsed(start: int, end: int) -> tuple[int, float]:
         # The last candidate is the fastest.
@@ -53,26 +46,20 @@ def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFrontend:
         fake.launches += 1
         return (0,)
 
-    driver.cuEventCreate = lambda _flags: (0, 1)
-    driver.cuEventRecord = lambda _event, _stream: (0,)
-    driver.cuEventSynchronize = lambda _event: (0,)
-    driver.cuEventElapsedTime = elapsed
-    driver.cuEventDestroy = lambda _event: (0,)
-    driver.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
-    driver.cuStreamBeginCapture = lambda _stream, _mode: (0,)
-    driver.cuStreamEndCapture = lambda _stream: (fake.uncapturable, 1)
-    driver.cuGraphInstantiate = lambda _graph, _flags: (0, 1)
-    driver.cuGraphLaunch = launch
-    driver.cuGraphExecDestroy = lambda _executable: (0,)
-    driver.cuGraphDestroy = lambda _graph: (0,)
+    driver.change(
+        cuEventElapsedTime=elapsed,
+        cuStreamBeginCapture=lambda _stream, _mode: (0,),
+        cuStreamEndCapture=lambda _stream: (fake.uncapturable, 1),
+        cuGraphInstantiate=lambda _graph, _flags: (0, 1),
+        cuGraphLaunch=launch,
+        cuGraphExecDestroy=lambda _executable: (0,),
+        cuGraphDestroy=lambda _graph: (0,),
+    )
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))  # the fake's files are its own
     monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
-    monkeypatch.setattr(_cuda, "driver", driver)
-    monkeypatch.setattr(_cuda, "check", checked)
-    monkeypatch.setattr(_timing, "driver", driver)
-    monkeypatch.setattr(_timing, "check", checked)
     monkeypatch.setattr(_cuda, "load_cudnn", lambda: library)
-    monkeypatch.setattr(_plans, "load_frontend", lambda: fake)
+    for module in (_cuda, _plans):
+        monkeypatch.setattr(module, "load_frontend", lambda: fake)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
     monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from .. import seeds
 from .conformance import MARKS
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ CASES: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
 @pytest.mark.parametrize("name", CASES)
 async def test_gradients_are_slopes(device: Device, name: str) -> None:
     forward, backward, shapes = CASES[name]
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     dnn = device.dnn
     arrays = [rng.standard_normal(shape) for shape in shapes]
     refs = [await device.put(array) for array in arrays]
@@ -130,7 +131,7 @@ async def test_gradients_are_slopes(device: Device, name: str) -> None:
 
 async def test_gradients_of_a_transposed_convolution_are_convolutions(device: Device) -> None:
     """``conv_transpose`` is the adjoint of ``conv``: <conv(x), y> = <x, conv_transpose(y)>."""
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     x, w, y = (rng.standard_normal(shape) for shape in (IMAGE, FILTER, RESULT))
     refs = [await device.put(each) for each in (x, w, y)]
     ahead = await device.get(await device.dnn.conv(refs[0], refs[1], **WINDOW))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host._rewrite import cut
 from atomr_accel.libraries.dnn.host.fallback import (
@@ -29,7 +30,7 @@ from atomr_accel.libraries.dnn.host.fallback._fallback import launches
 from atomr_accel.libraries.dnn.host.fallback._launch import THREADS
 from atomr_accel.libraries.dnn.host.fallback._nodes import pointwise_name, reduction_name
 from atomr_accel.libraries.dnn.wire._element_types import INTEGERS, LOGICAL, OF_INTEGERS
-from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, packed_strides
+from atomr_accel.libraries.dnn.wire._graph import Graph, packed_strides
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
 from atomr_accel.libraries.host._device_code import C_TYPES
 

@@ -11,7 +11,7 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefStale, OutOfMemory
+from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.testing import poison
 
 from ..harness import ON_CUDA, on_shared, opened, program
@@ -258,6 +258,22 @@ async def test_bad_use(device: Device) -> None:
         await dnn.kv_cache(4, 4, HEADS, SIZE, dtype="float32")
     with pytest.raises(ValueError, match="pages must be"):
         await dnn.kv_cache(0, 4, HEADS, SIZE)
+
+
+async def test_its_calls_are_awaited_inside_a_batch_too(device: Device) -> None:
+    cache = await device.dnn.kv_cache(PAGES, PAGE, HEADS, SIZE, dtype="float16")
+    sequence = cache.new()
+    rows = await device.put(np.ones((1, 3, HEADS, SIZE), HALF))
+    async with device.batch() as batch:
+        with pytest.raises(Unsupported, match="await them"):
+            batch.using(cache)  # type: ignore[call-overload]
+        with pytest.raises(Unsupported, match="waits for the device's answer"):
+            batch.dnn.kv_cache(PAGES, PAGE, HEADS, SIZE, dtype="float16")
+        await cache.append([sequence], rows, rows)
+    async with device.record() as program:
+        with pytest.raises(Unsupported, match="recording"):
+            program.using(cache)  # type: ignore[call-overload]
+    assert cache.length(sequence) == 3
 
 
 @program

@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from atomr_accel import Unsupported, open_device
-from atomr_accel.libraries.dnn.attention._graph import Question, attention_graph
-from atomr_accel.libraries.dnn.graph import _run
+from atomr_accel.libraries.dnn.attention._graph import AttentionSpec, attention_graph
+from atomr_accel.libraries.dnn.graph._builder import Builder
+from atomr_accel.libraries.dnn.graph._run import DnnPart
 from atomr_accel.libraries.dnn.host._plan_compiler import Workshop
-from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, encode
+from atomr_accel.libraries.dnn.wire._graph import Graph, encode
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 
 from .conformance import Sample
@@ -59,14 +60,14 @@ def offer(graphs: list[bytes], folder: Path, *options: str) -> list[str]:
 async def graphs_of(monkeypatch: pytest.MonkeyPatch, rows: Any) -> dict[bytes, str]:
     """The graphs that rows make, each with the first case that made it."""
     graphs: dict[bytes, str] = {}
-    prepare = _run._prepare
+    run = DnnPart._run
     case_of = [""]
 
-    def spy(device: Any, plans: Any, bound: Any, *args: Any, **more: Any) -> Any:
-        graphs.setdefault(bound.program.encoded, case_of[0])
-        return prepare(device, plans, bound, *args, **more)
+    def spy(part: Any, driver: Any, call: Any, *args: Any, **more: Any) -> Any:
+        graphs.setdefault(call.graph.encoded, case_of[0])
+        return run(part, driver, call, *args, **more)
 
-    monkeypatch.setattr(_run, "_prepare", spy)
+    monkeypatch.setattr(DnnPart, "_run", spy)
     async with open_device(0, backend="cpu", isolation="thread") as device:
         for row in rows:
             for number, dtype in enumerate(row.dtypes):
@@ -158,7 +159,7 @@ def attention(**given: Any) -> bytes:
     """A graph of attention with two short sequences, unless something else is said."""
     sizes = {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 8}
     whole: dict[str, Any] = {"dtype": "float16", **sizes, "size": 16, "value_size": 16, **given}
-    return attention_graph(Question(**whole)).program.encoded
+    return attention_graph(AttentionSpec(**whole)).program.encoded
 
 
 def test_what_ends_the_planner_is_not_planned(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host._rewrite import cut, flattened
-from atomr_accel.libraries.dnn.wire._graph import Builder, Graph, decode, encode, strides_of
+from atomr_accel.libraries.dnn.wire._graph import Graph, decode, encode, strides_of
 
 Array = np.ndarray[Any, Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 from . import fake_cudnn
 from .conformance import conform, on_cuda
 from .dnn_routine_rows import OPERATIONS as ROUTINES
-from .fake_cublas import fake_driver
 from .fake_cudnn import FakeCudaDnn, FakeFrontend, FakeOwn
 from .fake_cudnn_routines import FakeRoutines
 from .rnn_rows import OPERATIONS as NETWORKS
@@ -23,34 +22,28 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
-pytest.importorskip("cuda.bindings.driver")
+    from ..fake_driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 
 @pytest.fixture(autouse=True)
-def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRoutines:
+def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeRoutines:
     from atomr_accel.libraries.dnn.host import (
         _cuda,
-        _cuda_rnn,
         _cuda_routines,
         _cuda_sequences,
         _plans,
     )
 
-    def checked(_call: str, answer: tuple[Any, ...]) -> Any:
-        assert answer[0] == 0
-
-    fake, driver = FakeRoutines(), fake_driver()
+    fake = FakeRoutines()
     monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
-    for module in (_cuda, _cuda_rnn):
-        monkeypatch.setattr(module, "driver", driver)
-        monkeypatch.setattr(module, "check", checked)
     for module in (_cuda, _cuda_routines):
         monkeypatch.setattr(module, "load_cudnn", lambda: fake)
     monkeypatch.setattr(_cuda_routines, "last_error", lambda: "a fake's reason")
-    monkeypatch.setattr(_plans, "load_frontend", FakeFrontend)
+    for module in (_cuda, _plans):
+        monkeypatch.setattr(module, "load_frontend", FakeFrontend)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
     monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.dnn.attention._graph import Question, attention_graph
+from atomr_accel.libraries.dnn.attention._graph import AttentionSpec, attention_graph
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host.fallback import _attention as _own_attention
 from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
@@ -49,7 +49,7 @@ def attention(**options: Any) -> Attention:
     given = {"dtype": "float16", "batch": 3, "heads": 4, "kv_heads": 2, "queries": 1, "keys": 1}
     whole: dict[str, Any] = {**given, "size": 16, "value_size": 16, "scale": 0.3, **options}
     whole["dbias"] = whole.get("backward", False) and "bias" in whole
-    return attention_graph(Question(**whole))
+    return attention_graph(AttentionSpec(**whole))
 
 
 def filled(made: Attention, graph: Graph, rng: np.random.Generator) -> dict[int, Array]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from .. import seeds
 from .conformance import MARKS, dtype_of, eps_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def back(array: Any, *, last: bool) -> Any:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("last", [False, True])
 async def test_convolution_and_its_gradients(device: Device, dtype: str, last: bool) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     shapes = ((2, 16, 12, 10), (24, 8, 3, 3), (24,))
     x, w, b = (rounded(rng, shape, dtype) for shape in shapes)
     window: Any = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2), "groups": 2}
@@ -74,7 +75,7 @@ async def test_convolution_and_its_gradients(device: Device, dtype: str, last: b
 
 @pytest.mark.parametrize("dtype", DTYPES)
 async def test_transposed_convolution(device: Device, dtype: str) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     shapes = ((2, 16, 7, 6), (16, 4, 3, 2))
     x, w = (rounded(rng, shape, dtype) for shape in shapes)
     window: Any = {"stride": 2, "padding": 1, "output_padding": 1, "dilation": 2, "groups": 2}
@@ -94,7 +95,7 @@ NORMS: dict[str, Any] = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NORMS)
 async def test_norms_and_their_gradients(device: Device, dtype: str, name: str) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     shape = (4, 16, 6, 5)
     sizes = shape[2:] if name == "layer" else shape[1:2]
     kept = "float64" if dtype == "float64" else "float32"
@@ -126,7 +127,7 @@ ACTIVATIONS: dict[str, Any] = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 async def test_activations_and_their_gradients(device: Device, dtype: str, name: str) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     x, grad = (rounded(rng, (8, 96), dtype) for _ in range(2))
     tx = wide(x)
     ty = ACTIVATIONS[name](tx)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-import sys
+import gc
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +12,15 @@ import trio
 import trio.testing
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported, open_device
+from atomr_accel.libraries._op import Described
+from atomr_accel.libraries._request import perform
 from atomr_accel.libraries._workspaces import TOGETHER
 from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
 from atomr_accel.testing import poison
 
+from .. import seeds
 from ..harness import Gate
-from .conformance import MARKS, SEED, on_cuda
+from .conformance import MARKS, on_cuda
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,18 +30,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::atomr_accel.CpuFallbackWarning"),
 ]
 
-START = int(SEED) if SEED else secrets.randbits(32)
-RNG = np.random.default_rng(START)
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    """Have pytest show the seed where a test fails."""
-    sys.stdout.write(f"ATOMR_TEST_SEED={START}\n")
-
 
 def noise(*shape: int, dtype: str = "complex64") -> Any:
-    values = RNG.uniform(-1, 1, shape) + 1j * RNG.uniform(-1, 1, shape)
+    values = seeds.rng().uniform(-1, 1, (*shape, 2)) @ [1, 1j]
     return (values if dtype.startswith("complex") else values.real).astype(dtype)
 
 
@@ -322,3 +316,93 @@ async def test_recorded(device: Device) -> None:
     await program.replay(a)
     expected = np.fft.rfft(host, axis=1)
     np.testing.assert_allclose(await device.get(spectrum), expected, atol=1e-4)
+
+
+async def test_a_request_uses_work_areas_of_what_carries_it_out(device: Device) -> None:
+    """A work area of a batch goes with it, so nothing else may write there."""
+    host = noise(100, dtype="float32")
+    a, expected = await device.put(host), np.fft.rfft(host, n=200)
+    requests: Any = device.fft._on(SimpleNamespace(driver=Described))
+    request = requests.rfft(a, n=200)  # padded in scratch memory
+    device.fft.clear()
+    results = []
+    for _ in range(2):
+        async with device.batch() as batch:
+            results.append(batch.perform(request))
+        assert device.fft.statistics().workspace == 0
+    results += [await perform(device._core, request) for _ in range(2)]
+    assert device.fft.statistics().workspace >= 200 * 4
+    async with device.record(a) as program:
+        results.append(program.perform(requests.rfft(program.take(a), n=200)))
+    await program.replay()
+    for result in results:
+        np.testing.assert_allclose(await device.get(result), expected, atol=1e-4)
+
+
+async def test_an_axis_that_repeats_in_a_batch_and_recorded(device: Device) -> None:
+    host = noise(4, 6)
+    a = await device.put(host)
+    expected = np.fft.fftn(host, axes=(0, 1, 0))
+    out = await device.put(np.zeros_like(host))
+    async with device.batch() as batch:
+        made = batch.fft.fftn(a, axes=(0, 1, 0), out=out)
+        real = batch.fft.irfftn(a, (4, 6), (1, 1))
+    assert made is out
+    np.testing.assert_allclose(await device.get(out), expected, atol=1e-4)
+    wanted = np.fft.irfftn(host, (4, 6), (1, 1))
+    np.testing.assert_allclose(await device.get(real), wanted, atol=1e-4)
+    async with device.record(a) as program:
+        again = program.fft.fftn(a, axes=(0, 1, 0))
+    await program.replay()
+    np.testing.assert_allclose(await device.get(again), expected, atol=1e-4)
+
+
+async def test_what_is_refused_is_refused_before_anything_is_sent(device: Device) -> None:
+    a = await device.put(noise(4, 6))
+    before = device.fft.statistics()
+    wrong = await device.put(noise(4, 5))
+    with pytest.raises(ValueError, match=r"out has shape \(4, 5\)"):
+        await device.fft.fftn(a, axes=(0, 1, 0), out=wrong)
+    with pytest.raises(ValueError, match=r"out has shape \(4, 5\)"):
+        await device.fft.fft(a, out=wrong)
+    assert device.fft.statistics() == before
+
+
+async def test_a_plan_that_was_asked_for_in_vain_has_the_same_number_again(
+    fresh: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the host would keep one under a number that nobody has it drop."""
+    a = await fresh.put(noise(8))
+    with trio.CancelScope() as scope:
+        fault = fresh._core.submit
+
+        def leaving(*args: Any) -> Any:
+            if args[1] == "fft.plan":
+                scope.cancel()
+            return fault(*args)
+
+        monkeypatch.setattr(fresh._core, "submit", leaving)
+        await fresh.fft.fft(a)
+    assert scope.cancelled_caught
+    monkeypatch.undo()
+    ((_, plan),) = fresh.fft._plans._plans.items()
+    await fresh.fft.fft(a)
+    ((_, same),) = fresh.fft._plans._plans.items()
+    assert same is plan
+    assert (fresh.fft.statistics().hits, fresh.fft.statistics().misses) == (0, 1)
+
+
+async def test_the_work_area_of_a_batch_is_free_when_it_ends(device: Device) -> None:
+    """Not only when garbage is collected."""
+    a = await device.put(noise(4, 200))
+    async with device.batch() as batch:
+        batch.fft.irfft(a)  # plans are there now
+    gc.disable()
+    try:
+        before = device.statistics().memory.used
+        for _ in range(2):
+            async with device.batch() as batch:
+                batch.fft.irfft(a)
+            assert device.statistics().memory.used == before
+    finally:
+        gc.enable()

@@ -29,6 +29,7 @@ from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
 from atomr_accel.libraries.fft.wire._plan import Fft, Layout, Move, Place, plan
 from atomr_accel.libraries.host._vendor import TYPES
 
+from .. import seeds
 from .conformance import Array, dtype_of
 from .host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .test_fft_plan import Machine, reference, sample
@@ -36,7 +37,7 @@ from .test_fft_plan import Machine, reference, sample
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest.importorskip("cuda.bindings.driver")
+    from ..fake_driver import FakeDriver
 
 WORK = 1000
 STREAM = 0x5EED
@@ -193,7 +194,7 @@ def room(nbytes: int) -> Array:
 @needs_compiler
 def test_transforms(library: StandIn) -> None:
     fft = executor()
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     for number, (family, dtype, shape, axes, sizes) in enumerate(cases(), 1):
         source = sample(rng, shape, dtype)
         call = resolve(family, family, shape, source.dtype, axes, sizes, "ortho", half=False)
@@ -266,25 +267,8 @@ def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
 
 @needs_compiler
 def test_a_plan_whose_work_area_is_not_known_has_its_own(
-    library: StandIn, monkeypatch: pytest.MonkeyPatch
+    library: StandIn, driver: FakeDriver
 ) -> None:
-    from atomr_accel.libraries.fft.host import _cuda
-
-    given: list[int] = []
-    freed: list[int] = []
-    success = SimpleNamespace(value=0)
-
-    def allocate(nbytes: int) -> tuple[Any, int]:
-        given.append(nbytes)
-        return success, 0xBEEF
-
-    def free(pointer: int) -> tuple[Any, None]:
-        freed.append(pointer)
-        return success, None
-
-    driver = SimpleNamespace(cuMemAlloc=allocate, cuMemFree=free)
-    monkeypatch.setattr(_cuda, "driver", driver)
-    monkeypatch.setattr(_cuda, "check", lambda _call, answer: answer[1])
     fft = executor()
     call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
     source, target, work = room(32), room(32), room(1024)
@@ -292,11 +276,12 @@ def test_a_plan_whose_work_area_is_not_known_has_its_own(
     at = source.ctypes.data, target.ctypes.data
     for _ in range(2):
         fft.handlers[Transform](Transform(1, call.encoded, *at, 0, 0))
-        assert [*library.work.values()] == [0xBEEF]
+        [area] = library.work.values()
+        assert len(driver.held[area]) == 1024
     fft.handlers[Transform](Transform(1, call.encoded, *at, work.ctypes.data, 1024))
     assert [*library.work.values()] == [work.ctypes.data]
     fft.close()
-    assert (given, freed) == ([1024], [0xBEEF])
+    assert not driver.held
 
 
 @needs_compiler

@@ -15,9 +15,11 @@ from atomr_accel.libraries.nvrtc._signature import read_signature
 from atomr_accel.libraries.nvrtc.host import _compiler
 from atomr_accel.libraries.nvrtc.wire._messages import Load, Unload
 
+from ..fake_driver import FakeDriver, installed
 from ..harness import on_shared
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from atomr_accel import Device
@@ -166,7 +168,7 @@ async def test_numbers_become_what_a_template_is_made_of(device: Device, dtype: 
 )
 @on_shared
 async def test_a_number_of_unknown_width_is_refused(
-    device: Device, value: object, advice: str
+    device: Device, value: complex, advice: str
 ) -> None:
     kernel = await device.nvrtc.compile(SCALE, "scale_real", cpu=scale)
     x = await device.put(np.arange(4, dtype=np.float32))
@@ -279,10 +281,11 @@ def test_an_include_may_be_cut_into_lines(folder: Path, tmp_path: Path) -> None:
 # --- modules on CUDA -----------------------------------------------------------------------
 
 
-class Modules:
+class Modules(FakeDriver):
     """The driver's modules without a driver."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.loaded: list[str] = []
         self.numbers = itertools.count(1)
 
@@ -298,12 +301,17 @@ class Modules:
         return (0,)
 
 
-def test_modules_are_unloaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cuda.bindings.driver")
+@pytest.fixture
+def modules() -> Iterator[Modules]:
+    driver = Modules()
+    with installed(driver):
+        yield driver
+
+
+def test_modules_are_unloaded_once(modules: Modules) -> None:
     from atomr_accel.libraries.nvrtc.host import _cuda
 
-    driver = Modules()
-    monkeypatch.setattr(_cuda, "driver", driver)
+    driver = modules
     context: Any = None
     kernels = _cuda.CudaKernels(context, context)
     do: Any = kernels.handlers

@@ -15,6 +15,7 @@ from atomr_accel.libraries._arguments import overlap, require_apart
 from atomr_accel.memory import GpuRef, MemoryMap
 from atomr_accel.memory._map import Slab
 
+from .. import seeds
 from .conformance import MARKS
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ async def test_parts_that_overlap_are_refused(device: Device, name: str) -> None
 async def test_parts_that_do_not_are_as_good_as_whole_buffers(
     device: Device, name: str, shift: int
 ) -> None:
-    rng = np.random.default_rng()
+    rng = seeds.rng()
     host = rng.standard_normal(80, dtype=np.float32)
     matrix = rng.standard_normal((4, 4), dtype=np.float32)
     m = await device.put(matrix)
@@ -164,7 +165,7 @@ async def test_numbers_are_drawn_into_any_part(device: Device, dtype: str, kind:
 
 async def test_choices_come_from_any_part(device: Device) -> None:
     for row in (1, 2, 4, 8, 16, 24):
-        host = np.random.default_rng().integers(0, 200, 400).astype(np.uint8)
+        host = seeds.rng().integers(0, 200, 400).astype(np.uint8)
         buffer = await device.put(host)
         for start in (0, 1, 2, 4, 8):
             part = buffer[start : start + 10 * row].reshape(10, row)

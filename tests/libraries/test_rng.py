@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +14,15 @@ from scipy.stats import qmc
 from atomr_accel import Device, GpuRef, Unsupported, open_device
 from atomr_accel.testing import poison
 
-from .conformance import HALF, MARKS, REAL, SEED, TALLIES, Array, Tally, on_cuda
+from .. import seeds
+from .conformance import HALF, MARKS, REAL, TALLIES, Array, Tally, on_cuda
 from .conformance import poison as fill_free_memory
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.rng._generator import Generator
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::atomr_accel.CpuFallbackWarning")]
@@ -36,10 +36,8 @@ SLACK = {"float16": 0.001, "bfloat16": 0.008, "float32": 0.0, "float64": 0.0}
 
 @pytest.fixture
 def seed() -> int:
-    """A fresh seed, which pytest shows where a test fails."""
-    value = int(SEED) if SEED else secrets.randbits(32)
-    sys.stdout.write(f"ATOMR_TEST_SEED={value}\n")
-    return value
+    """A seed for generators."""
+    return seeds.draw() % 2**32
 
 
 def tally(name: str) -> None:
@@ -48,7 +46,9 @@ def tally(name: str) -> None:
     found.cases += 1
 
 
-async def draw(device: Device, generator: Generator, method: str, *args: Any, **more: Any) -> Array:
+async def draw(
+    device: Device, generator: Generator[Awaited], method: str, *args: Any, **more: Any
+) -> Array:
     """Draw into memory that was full of NaNs before."""
     size = more.get("size", 1)
     await fill_free_memory(device, [8 * int(np.prod(size))])
@@ -316,7 +316,7 @@ DRAWS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-async def sequence(device: Device, generator: Generator) -> list[Array]:
+async def sequence(device: Device, generator: Generator[Awaited]) -> list[Array]:
     return [
         await device.get(await getattr(generator, method)(*args, **more))
         for method, args, more in DRAWS
@@ -444,7 +444,7 @@ async def test_a_sequence_goes_on_after_a_rebuild(fresh: Device, kind: str, seed
     start = None if "sobol" in kind else seed
     draws = [draw for draw in DRAWS if start is not None or draw[0] in ("normal", "integers")]
 
-    async def some(generator: Generator) -> list[Array]:
+    async def some(generator: Generator[Awaited]) -> list[Array]:
         return [
             await fresh.get(await getattr(generator, method)(*args, **more))
             for method, args, more in draws
@@ -455,7 +455,7 @@ async def test_a_sequence_goes_on_after_a_rebuild(fresh: Device, kind: str, seed
     before = await some(broken)
     ref: GpuRef = await broken.random(10)
     broken.state = {**broken.state, "position": whole.state["position"] // 2}
-    broken.state = {**broken.state, "side": whole.state["side"] // 2}
+    broken.state = {**broken.state, "rejection_offset": whole.state["rejection_offset"] // 2}
     await poison(fresh)
     assert ref.is_stale
     after = await some(broken)

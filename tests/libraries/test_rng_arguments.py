@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported
+from atomr_accel.libraries._op import Described
+from atomr_accel.libraries._request import perform
 from atomr_accel.libraries.rng._state import new_state
-from atomr_accel.libraries.rng.wire._laws import KINDS
+from atomr_accel.libraries.rng.wire._distributions import KINDS
 
 from .conformance import MARKS
 
@@ -148,7 +153,7 @@ async def test_states_that_do_not_fit(device: Device) -> None:
     with pytest.raises(ValueError, match="kind 'xorwow', but the generator has 'philox4_32_10'"):
         generator.state = other
     before = generator.state
-    for name, bad, error in (("position", 2.0, TypeError), ("side", -1, ValueError)):
+    for name, bad, error in (("position", 2.0, TypeError), ("rejection_offset", -1, ValueError)):
         with pytest.raises(error):
             generator.state = {**device.rng.default_rng(2).state, name: bad}
         assert generator.state == before
@@ -238,3 +243,58 @@ async def test_a_small_choice_of_a_generator(device: Device) -> None:
     generator.advance(3)
     assert generator.state["position"] == 12
     assert generator.kind == "philox4_32_10"
+
+
+async def test_a_draw_that_is_refused_leaves_the_sequence_where_it_is(device: Device) -> None:
+    generator = device.rng.default_rng(3)
+    rows = await device.put(np.zeros((4, 3), np.float32))
+    before, statistics = generator.state, generator.statistics()
+    for method, args, more in (
+        ("normal", (), {"size": 3, "out": rows}),
+        ("gamma", (2.0,), {"out": rows, "dtype": "float64"}),
+        ("choice", (rows, 4), {"out": rows}),
+        ("choice", (rows, 5), {"replace": False}),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            await getattr(generator, method)(*args, **more)
+        async with device.batch() as batch:
+            with pytest.raises((ValueError, TypeError)):
+                getattr(batch.using(generator), method)(*args, **more)
+    assert (generator.state, generator.statistics()) == (before, statistics)
+
+
+async def test_a_request_draws_further_numbers_each_time_it_is_carried_out(device: Device) -> None:
+    generator, same = device.rng.default_rng(3), device.rng.default_rng(3)
+    requests: Any = generator._on(SimpleNamespace(driver=Described))
+    for method, args, more in (
+        ("normal", (), {"size": 3}),
+        ("beta", (2.0, 3.0, 4), {}),
+        ("choice", (40, 5), {"p": np.full(40, 1 / 40)}),
+        ("choice", (40, 5, False), {}),
+    ):
+        request = getattr(requests, method)(*args, **more)
+        first = await perform(device._core, request)
+        async with device.batch() as batch:
+            second = batch.perform(request)
+        for ref in (first, second):
+            expected = await getattr(same, method)(*args, **more)
+            assert np.array_equal(await device.get(ref), await device.get(expected))
+    points = requests.sobol(8, 2)  # of a sequence that is no generator's
+    first, second = [await perform(device._core, points) for _ in range(2)]
+    assert np.array_equal(await device.get(first), await device.get(second))
+    assert generator.state == same.state
+
+
+async def test_generators_that_are_dropped_are_gone_at_once(device: Device) -> None:
+    gc.disable()
+    try:
+        generator = device.rng.default_rng(3)
+        await generator.normal(size=3)
+        await generator.choice(4, 2, p=[0.5, 0.5, 0, 0])
+        async with device.batch() as batch:
+            batch.using(generator).integers(5, size=2)
+        dropped = weakref.ref(generator)
+        del generator
+        assert dropped() is None
+    finally:
+        gc.enable()

@@ -7,9 +7,8 @@ where it resumes them, and what becomes of them, without a GPU.
 from __future__ import annotations
 
 import ctypes
-import secrets
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,13 +19,17 @@ from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.host._vendor import VendorLibrary
 from atomr_accel.libraries.rng.host._prototypes import GENERATORS, PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.rng.host._source import SOURCE
-from atomr_accel.libraries.rng.wire._laws import LAWS
-from atomr_accel.libraries.rng.wire._messages import Draw, Law, Pick, Points, Table, Take
+from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS
+from atomr_accel.libraries.rng.wire._messages import Distribution, Draw, Pick, Points, Table, Take
 
+from .. import seeds
 from .conformance import Array
 from .host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .statistics import check_continuous
-from .test_rng_kernels import a_law, at, instances
+from .test_rng_kernels import a_distribution, at, instances
+
+if TYPE_CHECKING:
+    from ..fake_driver import FakeDriver
 
 pytestmark = [pytest.mark.headers, needs_compiler]
 
@@ -54,37 +57,6 @@ class HostLibrary:
             self.library.call(function, *args)
 
 
-class HostDriver:
-    """What the executor asks of the driver, on the host's memory."""
-
-    def __init__(self) -> None:
-        self.memory: dict[int, Array] = {}
-        self.capturing = 0
-
-    def cuMemAlloc(self, nbytes: int) -> tuple[int, int]:  # noqa: N802 - the vendor's name
-        made = np.zeros(nbytes, np.uint8)
-        self.memory[at(made)] = made
-        return 0, at(made)
-
-    def cuMemFree(self, pointer: int) -> tuple[int, None]:  # noqa: N802
-        del self.memory[pointer]
-        return 0, None
-
-    def cuMemcpyHtoD(self, pointer: int, data: int, nbytes: int) -> tuple[int, None]:  # noqa: N802
-        ctypes.memmove(pointer, data, nbytes)
-        return 0, None
-
-    def cuMemcpyHtoDAsync(  # noqa: N802
-        self, pointer: int, data: int, nbytes: int, stream: int
-    ) -> tuple[int, None]:
-        assert stream == STREAM
-        return self.cuMemcpyHtoD(pointer, data, nbytes)
-
-    def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
-        assert stream == STREAM
-        return 0, self.capturing
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     members = instances(("int8", "uint32", "int64"))
@@ -94,27 +66,27 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class Machine:
     """The executor, and everything under it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, compiled: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, compiled: Any) -> None:
         from atomr_accel.libraries.rng.host import _cuda
 
         self.library = HostLibrary()
-        self.driver = HostDriver()
+        self.driver = driver
         monkeypatch.setattr(_cuda, "_library", lambda: self.library)
         monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
-        monkeypatch.setattr(_cuda, "driver", self.driver)
-        monkeypatch.setattr(_cuda, "check", lambda _call, answer: answer[1])
         context: Any = SimpleNamespace(pointer=lambda address: address)
         stream: Any = SimpleNamespace(pointer=STREAM, handle=STREAM, synchronize=lambda: None)
         self.executor = _cuda.CudaRng(context, stream)
-        self.key = secrets.randbits(64)
+        self.key = seeds.draw()
 
     def do(self, message: Any) -> None:
         handlers: Any = self.executor.handlers
         handlers[type(message)](message)
 
-    def draw(self, kind: str, law: Law, count: int, position: int = 0, **more: Any) -> Array:
+    def draw(
+        self, kind: str, law: Distribution, count: int, position: int = 0, **more: Any
+    ) -> Array:
         out = np.zeros(count, law.dtype)
-        blocks = -(-count // LAWS[law.name].values(law.dtype))
+        blocks = -(-count // DISTRIBUTIONS[law.name].values(law.dtype))
         scratch = np.zeros(16 * blocks, np.uint8)
         fits = scratch.nbytes == out.nbytes and not more.get("scratch")
         message = Draw(
@@ -132,7 +104,9 @@ class Machine:
         return out
 
     def words(self, kind: str, count: int, position: int = 0, **more: Any) -> Array:
-        return self.draw(kind, a_law("integers32", "uint32", span=2**32), count, position, **more)
+        return self.draw(
+            kind, a_distribution("integers32", "uint32", span=2**32), count, position, **more
+        )
 
     def reference(self, kind: str, count: int, key: int | None = None) -> Array:
         """The words of a fresh generator of cuRAND."""
@@ -146,8 +120,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> Machine:
-    return Machine(monkeypatch, compiled)
+def machine(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, compiled: Any) -> Machine:
+    return Machine(monkeypatch, driver, compiled)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,8 +145,8 @@ def test_what_cannot_skip_draws_what_it_skips(
     expected = machine.reference("mtgp32", 10_000)
     np.testing.assert_array_equal(machine.words("mtgp32", 100, 8500), expected[8500:8600])
     assert machine.library.log.count("curandGenerate") == 10
-    [burner] = machine.driver.memory.values()
-    assert burner.nbytes == 4000
+    [burner] = machine.driver.held.values()
+    assert len(burner) == 4000
 
 
 def test_generators_that_cannot_skip_take_turns(machine: Machine) -> None:
@@ -198,7 +172,7 @@ def test_few_generators_are_kept(machine: Machine) -> None:
     assert machine.library.log.count("curandDestroyGenerator") == created - 8
     machine.executor.close()
     assert machine.library.log.count("curandDestroyGenerator") == created
-    assert not machine.driver.memory
+    assert not machine.driver.held
 
 
 @pytest.mark.parametrize("ordering", ["legacy", "seeded"])
@@ -212,14 +186,14 @@ def test_orderings(machine: Machine, ordering: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_distributions_of_words(machine: Machine, kind: str, dtype: str) -> None:
     for count in (20_000, 19_999):
-        values = machine.draw(kind, a_law("normal", dtype, (1.0, 2.0)), count, 4096)
+        values = machine.draw(kind, a_distribution("normal", dtype, (1.0, 2.0)), count, 4096)
         check_continuous(values, stats.norm(1, 2), slack=0.001)
-    values = machine.draw(kind, a_law("gamma", dtype, (2.0, 1.0)), 20_000)
+    values = machine.draw(kind, a_distribution("gamma", dtype, (2.0, 1.0)), 20_000)
     check_continuous(values, stats.gamma(2), slack=0.001)
 
 
 def test_a_recording_cannot_have_curands_generators(machine: Machine) -> None:
-    machine.driver.capturing = 1
+    machine.driver.change(cuStreamIsCapturing=lambda _stream: (0, 1))
     with pytest.raises(Unsupported, match="draws of mrg32k3a cannot be recorded"):
         machine.words("mrg32k3a", 4)
     machine.words("philox4_32_10", 4)
@@ -228,7 +202,7 @@ def test_a_recording_cannot_have_curands_generators(machine: Machine) -> None:
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("dimensions", [1, 7, 3, 20_000])
 def test_points(machine: Machine, bits: int, dimensions: int) -> None:
-    law = a_law("uniform", "float64", (0.0, 1.0))
+    law = a_distribution("uniform", "float64", (0.0, 1.0))
     sequence = qmc.Sobol(dimensions, scramble=False, bits=32)
     sequence.fast_forward(8)
     expected = sequence.random(8)
@@ -239,14 +213,14 @@ def test_points(machine: Machine, bits: int, dimensions: int) -> None:
             machine.do(Points(law, kind, dimensions, 8, at(out), 8))
         assert (out == expected).all() != scramble
         assert len(np.unique(out[:, 0])) == 8
-    assert len(machine.driver.memory) == 3
+    assert len(machine.driver.held) == 3
 
 
 def test_tables_choices_and_rows(machine: Machine) -> None:
     table, out = np.zeros(3), np.zeros(1000, np.int64)
     machine.do(Table(at(table), np.array([0.0, 0.25, 1.0]).tobytes()))
     assert table.tolist() == [0.0, 0.25, 1.0]
-    law = a_law("search", "int64", table=at(table), extent=3)
+    law = a_distribution("search", "int64", table=at(table), extent=3)
     values = machine.draw("mtgp32", law, 1000)
     assert set(values) == {1, 2}
     times = np.zeros(3)
@@ -261,7 +235,7 @@ def test_tables_choices_and_rows(machine: Machine) -> None:
 
 
 def test_nothing(machine: Machine) -> None:
-    law = a_law("normal", "float32", (0.0, 1.0))
+    law = a_distribution("normal", "float32", (0.0, 1.0))
     assert machine.draw("xorwow", law, 0).shape == (0,)
     machine.do(Points(law, "sobol32", 3, 0, 0, 0))
     machine.do(Pick("xorwow", 1, 0, 0, 5, 0, 0, 0, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import secrets
 import struct
 from typing import Any
 
@@ -14,9 +13,10 @@ from scipy.stats import qmc
 
 from atomr_accel.libraries.host._device_code import C_TYPES
 from atomr_accel.libraries.rng.host._source import ROWS, SOURCE, parameters, type_of
-from atomr_accel.libraries.rng.wire._laws import FLOATS, LAWS, WHOLE, digits
-from atomr_accel.libraries.rng.wire._messages import Law
+from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS, FLOATS, WHOLE, digits
+from atomr_accel.libraries.rng.wire._messages import Distribution
 
+from .. import seeds
 from .conformance import Array, dtype_of
 from .host_kernels import compile_kernels, needs_compiler, on_host
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
@@ -48,18 +48,20 @@ SOBOL = (
 )
 
 
-def a_law(name: str, dtype: str, floats: tuple[float, ...] = (), **more: int) -> Law:
+def a_distribution(
+    name: str, dtype: str, floats: tuple[float, ...] = (), **more: int
+) -> Distribution:
     values = {"low": 0, "span": 0, "table": 0, "extent": 0, **more}
-    return Law(name, dtype, floats, **values)
+    return Distribution(name, dtype, floats, **values)
 
 
 def instances(whole: tuple[str, ...] = (*WHOLE, "bool")) -> dict[str, str]:
     """Every kernel for every law and dtype, with its parameters."""
     members: dict[str, str] = {}
-    for name, rule in LAWS.items():
+    for name, rule in DISTRIBUTIONS.items():
         integral = name.startswith("integers") or name in ("search", "poisson")
         for dtype in whole if integral else FLOATS:
-            law, t = type_of(a_law(name, dtype)), C_TYPES[dtype]
+            law, t = type_of(a_distribution(name, dtype)), C_TYPES[dtype]
             if rule.until_accepted:
                 members[f"draw_each<{law}>"] = FILL.format(t=t)
                 continue
@@ -91,18 +93,20 @@ class Kernels:
 
     def __init__(self, compiled: Any) -> None:
         self.compiled = compiled
-        self.key = secrets.randbits(64)
+        self.key = seeds.draw()
 
-    def fill(self, law: Law, count: int, first: int = 0, table: Array | None = None) -> Array:
+    def fill(
+        self, law: Distribution, count: int, first: int = 0, table: Array | None = None
+    ) -> Array:
         out = np.full(count + 1, 77).astype(dtype_of(law.dtype))
-        name = "draw_each" if LAWS[law.name].until_accepted else "fill"
+        name = "draw_each" if DISTRIBUTIONS[law.name].until_accepted else "fill"
         head = struct.pack("<4Q", at(out), count, self.key, first)
         self.compiled[f"{name}<{type_of(law)}>"](head + parameters(law, at(table)))
         assert out[-1] == np.array(77).astype(out.dtype), "written behind its end"
         return out[:-1]
 
     def words(self, count: int, first: int = 0) -> Array:
-        return self.fill(a_law("integers32", "uint32", span=2**32), count, first)
+        return self.fill(a_distribution("integers32", "uint32", span=2**32), count, first)
 
 
 @pytest.fixture
@@ -139,7 +143,7 @@ def test_the_words_are_philoxs(kernel: Kernels) -> None:
 def test_a_view_may_begin_where_no_pack_of_values_can(
     kernel: Kernels, dtype: str, count: int
 ) -> None:
-    law = a_law("normal", dtype, (0.0, 1.0))
+    law = a_distribution("normal", dtype, (0.0, 1.0))
     expected = kernel.fill(law, count)
     width = expected.itemsize
     room = np.zeros(expected.nbytes + 64, np.uint8)
@@ -157,7 +161,7 @@ def test_a_view_may_begin_where_no_pack_of_values_can(
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous(kernel: Kernels, name: str, dtype: str) -> None:
     floats, law = CONTINUOUS[name]
-    values = kernel.fill(a_law(name, dtype, floats), N)
+    values = kernel.fill(a_distribution(name, dtype, floats), N)
     check_continuous(values, law, slack=SLACK[dtype])
     ranks = stats.rankdata(values.astype(np.float64))
     check_uncorrelated(ranks[:-1], ranks[1:])
@@ -169,7 +173,7 @@ def test_continuous(kernel: Kernels, name: str, dtype: str) -> None:
 def test_drawn_until_accepted(
     kernel: Kernels, name: str, floats: tuple[float, ...], dtype: str
 ) -> None:
-    values = kernel.fill(a_law(name, dtype, floats), N)
+    values = kernel.fill(a_distribution(name, dtype, floats), N)
     slack = SLACK[dtype]
     if floats[0] < 1:  # so many near 0 and, for beta, near 1, that narrow types run out
         slack += {"float16": 0.06, "bfloat16": 0.06, "float32": 1e-3}.get(dtype, 0)
@@ -181,7 +185,7 @@ def test_drawn_until_accepted(
 @needs_compiler
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_uniform_numbers_do_not_reach_one(kernel: Kernels, dtype: str) -> None:
-    values = kernel.fill(a_law("uniform", dtype, (0.0, 1.0)), 1 << 16)
+    values = kernel.fill(a_distribution("uniform", dtype, (0.0, 1.0)), 1 << 16)
     steps = values.astype(np.float64) * 2.0 ** digits(dtype)
     np.testing.assert_array_equal(steps, np.round(steps))
     assert (steps >= 0).all()
@@ -206,7 +210,7 @@ def test_uniform_numbers_do_not_reach_one(kernel: Kernels, dtype: str) -> None:
 )
 def test_integers(kernel: Kernels, dtype: str, low: int, span: int) -> None:
     name = "integers64" if dtype.endswith("64") else "integers32"
-    law = a_law(name, dtype, low=low % 2**64, span=span % 2**64)
+    law = a_distribution(name, dtype, low=low % 2**64, span=span % 2**64)
     values = kernel.fill(law, N)
     offsets = (values.astype(object) if dtype != "bool" else values.astype(int)) - low
     assert min(offsets) >= 0
@@ -224,7 +228,7 @@ def test_integers(kernel: Kernels, dtype: str, low: int, span: int) -> None:
 @needs_compiler
 @pytest.mark.parametrize("mean", [0.0, 0.01, 3.0, 9.99, 10.0, 50.0, 1e4, 1e9])
 def test_poisson(kernel: Kernels, mean: float) -> None:
-    values = kernel.fill(a_law("poisson", "int64", (mean,)), N)
+    values = kernel.fill(a_distribution("poisson", "int64", (mean,)), N)
     if mean >= 1e9:
         check_near(float(values.mean()), mean, np.sqrt(mean / N))
         check_near(float(values.var()), mean, mean * np.sqrt(2 / N))
@@ -243,7 +247,7 @@ def test_search(kernel: Kernels) -> None:
     chances = np.array([0.0, 0.2, 0.0, 0.5, 0.3, 0.0])
     table = np.cumsum(chances)
     table /= table[-1]
-    law = a_law("search", "int32", low=2**64 - 1, extent=len(table))
+    law = a_distribution("search", "int32", low=2**64 - 1, extent=len(table))
     values = kernel.fill(law, N, table=table)
     check_counts(np.bincount(values + 1, minlength=6), chances)
 
@@ -253,16 +257,16 @@ def test_search(kernel: Kernels) -> None:
 @pytest.mark.parametrize(
     "law",
     [
-        a_law("uniform", "float32", (0.0, 1.0)),
-        a_law("normal", "float64", (0.0, 1.0)),
-        a_law("exponential", "float16", (1.0,)),
-        a_law("integers32", "int8", span=3 << 5),
-        a_law("integers64", "int64", span=3 << 62),
+        a_distribution("uniform", "float32", (0.0, 1.0)),
+        a_distribution("normal", "float64", (0.0, 1.0)),
+        a_distribution("exponential", "float16", (1.0,)),
+        a_distribution("integers32", "int8", span=3 << 5),
+        a_distribution("integers64", "int64", span=3 << 62),
     ],
     ids=lambda law: f"{law.name}-{law.dtype}",
 )
-def test_words_that_are_there(kernel: Kernels, law: Law, count: int) -> None:
-    blocks = -(-count // LAWS[law.name].values(law.dtype))
+def test_words_that_are_there(kernel: Kernels, law: Distribution, count: int) -> None:
+    blocks = -(-count // DISTRIBUTIONS[law.name].values(law.dtype))
     words = kernel.words(4 * blocks, first=5)
     if len(words) * 4 == count * dtype_of(law.dtype).itemsize:
         out = words.view(dtype_of(law.dtype))  # values take the place of their words
@@ -318,7 +322,7 @@ def test_permutations_of_few_are_all_as_likely(kernel: Kernels) -> None:
 @needs_compiler
 @pytest.mark.parametrize("size", ROWS)
 def test_rows(kernel: Kernels, size: int) -> None:
-    rows = np.frombuffer(secrets.token_bytes(7 * 3 * size), np.uint8).reshape(7, 3 * size)
+    rows = np.frombuffer(seeds.rng().bytes(7 * 3 * size), np.uint8).reshape(7, 3 * size)
     index = np.array([6, 0, 3, 3])
     out = np.zeros((4, 3 * size), np.uint8)
     head = struct.pack("<5Q", at(out), at(rows), at(index), 4 * 3, 3)
@@ -332,7 +336,7 @@ def test_rows(kernel: Kernels, size: int) -> None:
 REVERSED = np.array([1 << (31 - bit) for bit in range(32)], np.uint32)
 
 
-def points(kernel: Kernels, law: Law, vectors: Array, count: int, first: int = 0) -> Array:
+def points(kernel: Kernels, law: Distribution, vectors: Array, count: int, first: int = 0) -> Array:
     dims = vectors.size // (8 * vectors.itemsize)
     out = np.zeros((count, dims), dtype_of(law.dtype))
     head = struct.pack("<6Q", at(out), at(vectors), 0, out.size, first, dims)
@@ -344,7 +348,7 @@ def points(kernel: Kernels, law: Law, vectors: Array, count: int, first: int = 0
 @needs_compiler
 @pytest.mark.parametrize("first", [0, 1, 100, 2**20])
 def test_the_first_dimension_of_sobol(kernel: Kernels, first: int) -> None:
-    got = points(kernel, a_law("uniform", "float64", (0.0, 1.0)), REVERSED, 100, first)
+    got = points(kernel, a_distribution("uniform", "float64", (0.0, 1.0)), REVERSED, 100, first)
     sequence = qmc.Sobol(1, scramble=False, bits=32)
     if first:
         sequence.fast_forward(first)
@@ -359,7 +363,7 @@ def test_the_first_dimension_of_sobol(kernel: Kernels, first: int) -> None:
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_quantiles_of_points(kernel: Kernels, name: str, dtype: str) -> None:
     floats, law = CONTINUOUS[name]
-    got = points(kernel, a_law(name, dtype, floats), REVERSED, 1024)
+    got = points(kernel, a_distribution(name, dtype, floats), REVERSED, 1024)
     middle = np.array([int(f"{i ^ i >> 1:032b}"[::-1], 2) + 0.5 for i in range(1024)]) / 2**32
     with np.errstate(over="ignore"):
         expected = law.ppf(middle).astype(dtype_of(dtype)).astype(np.float64)
@@ -371,7 +375,7 @@ def test_quantiles_of_points(kernel: Kernels, name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint32", "int64"])
 def test_integers_of_points(kernel: Kernels, dtype: str) -> None:
     name = "integers64" if dtype == "int64" else "integers32"
-    got = points(kernel, a_law(name, dtype, low=2**64 - 3, span=100), REVERSED, 1000)
+    got = points(kernel, a_distribution(name, dtype, low=2**64 - 3, span=100), REVERSED, 1000)
     u = [int(f"{i ^ i >> 1:032b}"[::-1], 2) / 2**32 for i in range(1000)]
     expected = (np.floor(np.array(u) * 100).astype(np.int64) - 3).astype(dtype)
     np.testing.assert_array_equal(got[:, 0], expected)
@@ -430,7 +434,7 @@ def test_the_points_are_curands(kernel: Kernels, kind: str) -> None:
         library.call(f"curandGetScrambleConstants{bits}", ctypes.byref(constants))
         scramble = constants.value or 0
     got = np.zeros((count, dims), word)
-    law = a_law(f"integers{bits}", word.name, span=2**32 if bits == 32 else 0)
+    law = a_distribution(f"integers{bits}", word.name, span=2**32 if bits == 32 else 0)
     head = struct.pack("<6Q", at(got), table.value or 0, scramble, got.size, 1000, dims)
     kernel.compiled[f"sobol<{type_of(law)}, u{bits}>"](head + parameters(law))
     np.testing.assert_array_equal(got, words.T)

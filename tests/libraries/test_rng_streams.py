@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRef
+from atomr_accel.libraries._op import Collected
 from atomr_accel.libraries.rng._generator import Generator
 from atomr_accel.libraries.rng._state import new_state
-from atomr_accel.libraries.rng.wire._laws import KINDS
+from atomr_accel.libraries.rng.wire._distributions import KINDS
 from atomr_accel.memory._ref import Block, Epoch
 
 from .conformance import Array, dtype_of
@@ -26,6 +27,10 @@ from .host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from atomr_accel.libraries._request import Request
+
+    from ..fake_driver import FakeDriver
 
 SEED = 11
 PSEUDO = [kind for kind, rule in KINDS.items() if not rule.quasi]
@@ -64,34 +69,35 @@ class Words:
         taken: executes a message, and gives what it has taken: ranges of one long line.
     """
 
+    driver = Collected
+
     def __init__(self, backend: str, taken: Callable[[Any], Iterable[range]]) -> None:
         self.backend = backend
+        self.home = self
         self.memory: Any = SimpleNamespace(epoch=Epoch(1), sealed_epoch=Epoch(1), device=backend)
-        self.ports = {"rng": self}
         self._taken = taken
         self.draws: list[list[range]] = []
 
-    def try_empty(self, shape: tuple[int, ...], dtype: Any, _nbytes: int) -> GpuRef:
-        array = np.zeros(shape, dtype)
-        return self.ref(array)
+    def output(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
+        return self.ref(np.zeros(shape, dtype))
 
     def ref(self, array: Array) -> GpuRef:
         block: Any = Held(array, self.memory)
         return GpuRef(block, array.shape, dtype_of(array.dtype.name), array.nbytes)
 
-    def submit(self, _port: Any, _name: str, message: Any, *_blocks: Any) -> Any:
-        self.draws[-1] += self._taken(message)
-        return self
+    def perform(self, request: Request[Any]) -> Any:
+        submission = request.prepare(self)  # type: ignore[arg-type]
+        if submission.sent is not None:
+            submission.sent()
+        self.draws[-1] += self._taken(submission.message)
+        return submission.result
 
-    async def wait(self) -> None:
-        """It is done already."""
+    def collect(self, make: Any, generator: Any, args: Any, kwargs: Any) -> Any:
+        return self.perform(make(generator, *args, **kwargs))
 
     def draw(self, generator: Any, name: str, count: int) -> None:
         self.draws.append([])
-        call = DRAWS[name](generator, count)
-        if call is not None:
-            with pytest.raises(StopIteration):
-                call.send(None)
+        DRAWS[name](generator, count)
 
     def check(self) -> None:
         """No word was taken twice."""
@@ -211,7 +217,6 @@ class Vendor:
 
 @pytest.fixture(scope="module")
 def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    pytest.importorskip("cuda.bindings.driver")
     from atomr_accel.libraries.rng.host._source import SOURCE
 
     from .test_rng_kernels import instances
@@ -230,7 +235,9 @@ def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def on_cuda(monkeypatch: pytest.MonkeyPatch, noting_kernels: Any) -> Callable[[], Words]:
+def on_cuda(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, noting_kernels: Any
+) -> Callable[[], Words]:
     from atomr_accel.libraries.rng.host import _cuda
 
     vendor = Vendor()
@@ -238,15 +245,9 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, noting_kernels: Any) -> Callable[[]
     vendor.burner = burner.ctypes.data
     notes, count = np.zeros((MOST, 4), np.uint32), np.zeros(1, np.uint64)
     noting_kernels["note_at"](np.array([notes.ctypes.data, count.ctypes.data]).tobytes())
-    driver = SimpleNamespace(
-        cuStreamIsCapturing=lambda _stream: 0,
-        cuMemAlloc=lambda _nbytes: vendor.burner,
-        cuMemcpyHtoDAsync=lambda to, source, nbytes, _stream: ctypes.memmove(to, source, nbytes),
-    )
+    driver.change(cuMemAlloc=lambda _nbytes: (0, vendor.burner))
     monkeypatch.setattr(_cuda, "_library", lambda: vendor)
     monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(noting_kernels))
-    monkeypatch.setattr(_cuda, "driver", driver)
-    monkeypatch.setattr(_cuda, "check", lambda _call, answer: answer)
     context: Any = SimpleNamespace(pointer=lambda address: address)
     stream: Any = SimpleNamespace(pointer=1, handle=1, synchronize=lambda: None)
     executor = _cuda.CudaRng(context, stream)

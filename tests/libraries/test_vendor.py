@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import LibraryError, OutOfMemory, Unsupported
+from atomr_accel.backends import cuda
 from atomr_accel.device._core import DeviceCore
 from atomr_accel.libraries.blaslt.wire._messages import Heuristic, Operand, Spec
 from atomr_accel.libraries.dnn.wire._graph import Tensor
@@ -32,13 +33,14 @@ from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary, array, undo
 from atomr_accel.memory import GpuRef
 
 from ..harness import on_shared
-from .fake_cublas import fake_driver
 from .vendor_tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atomr_accel import Device
+
+    from ..fake_driver import FakeDriver
 
 # --- numbers -------------------------------------------------------------------------------
 
@@ -133,7 +135,7 @@ def test_an_array_holds_what_it_was_given_or_there_is_none(word: str, data: st.D
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Facades believe so; what they send would go nowhere."""
-    monkeypatch.setattr(DeviceCore, "backend", "cuda")
+    monkeypatch.setattr(DeviceCore, "capabilities", cuda.BACKEND.capabilities)
     monkeypatch.setattr(DeviceCore, "open_lane", None)
     monkeypatch.setattr(DeviceCore, "try_empty", None)
 
@@ -346,34 +348,25 @@ THINGS: Final[dict[str, Callable[[Making], Callable[[], None]]]] = {
 
 @pytest.mark.parametrize("thing", THINGS)
 def test_nothing_is_left_of_what_could_not_be_made(
-    thing: str, monkeypatch: pytest.MonkeyPatch
+    thing: str, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
 ) -> None:
     """Whichever call failed."""
-    pytest.importorskip("cuda.bindings.driver")
     from atomr_accel.libraries.blas.host import _cuda_handle
     from atomr_accel.libraries.blaslt.host import _cuda as blaslt
-    from atomr_accel.libraries.dnn.host import _cuda_rnn, _cuda_routines, _timing
-
-    def check(call: str, answer: tuple[Any, ...]) -> Any:
-        if answer[0]:
-            raise LibraryError("no", library="cuda", call=call, status=2, status_name="FAILED")
-        return answer[1] if len(answer) > 1 else None
+    from atomr_accel.libraries.dnn.host import _cuda_routines
 
     for failing in itertools.count(1):
-        library, driver = Making(failing), fake_driver()
-        driver.cuMemAlloc, driver.cuMemFree = library.allocate, library.free
-        driver.cuEventCreate, driver.cuEventDestroy = library.events, library.free
-        driver.cuMemcpyDtoDAsync = lambda *_: (0,)
+        library = Making(failing)
+        driver.change(cuMemAlloc=library.allocate, cuMemFree=library.free)
+        driver.change(cuEventCreate=library.events, cuEventDestroy=library.free)
+        driver.change(cuMemcpyDtoDAsync=lambda *_: (0,))
         monkeypatch.setattr(_cuda_handle, "load_cublas", lambda made=library: made)
         monkeypatch.setattr(blaslt, "load_cublaslt", lambda made=library: made)
         monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda made=library: made)
-        for module in (_cuda_handle, blaslt, _cuda_rnn, _timing):
-            monkeypatch.setattr(module, "driver", driver)
-            monkeypatch.setattr(module, "check", check)
         library.prepare = ctypes.c_int  # type: ignore[attr-defined]
         try:
             close = THINGS[thing](library)
-        except LibraryError:
+        except (LibraryError, OutOfMemory):
             assert not library.alive, f"call {failing} failed"
             continue
         close()

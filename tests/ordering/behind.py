@@ -13,14 +13,14 @@ import random
 import threading
 from collections import deque
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from atomr_accel.backends import _registry
-from atomr_accel.backends._registry import Backend
+from atomr_accel.backends import _registry, cpu
 from atomr_accel.backends.cpu.host import _context
 from atomr_accel.host import _host
 from atomr_accel.host._protocol import Fusion
@@ -202,6 +202,9 @@ def _fails(message: Any) -> bool:
 WORLD: list[World] = []
 """The device's, while there is one."""
 
+DESCRIPTION: Final = replace(cpu.BACKEND, context=f"{__name__}:Context")
+"""Of the same name, so that it runs the same executors."""
+
 
 @contextmanager
 def backend() -> Iterator[World]:
@@ -213,14 +216,8 @@ def backend() -> Iterator[World]:
             return loaded
         return lambda context, stream: Executor(loaded(context, stream), stream)
 
-    description = Backend(
-        name="cpu",
-        context=f"{__name__}:Context",
-        memory=_registry.find_backend("cpu").memory,
-        why_absent=lambda: None,
-    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(_registry._BUILT_IN, BACKEND, description)
+        patch.setitem(_registry.BUILT_IN, BACKEND, f"{__name__}:DESCRIPTION")
         patch.setattr(_host, "resolve_name", load_queued)
         WORLD.append(World())
         try:

@@ -20,6 +20,8 @@ import pytest
 from atomr_accel.host import _host
 from atomr_accel.libraries.programs.host import _steps
 
+from ..fake_driver import FakeDriver, installed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -67,23 +69,16 @@ class Graph:
         return found + [h for n in self.nodes if n.child for h in n.child.conditionals()]
 
 
-class Driver:
-    """The driver's functions on graphs; all else is cuda-bindings' own."""
+class Driver(FakeDriver):
+    """The driver's functions on graphs."""
 
     def __init__(self) -> None:
-        from cuda.bindings import driver
-
-        self._real = driver
+        super().__init__()
         self.capturing: list[Node] | None = None
         self.alive: set[Any] = set()
         self.values: dict[int, int] = {}
         self.updates: list[int] = []
         self.memory: Callable[[int, int], Any]
-        self.CUgraphNodeParams = lambda: SimpleNamespace(conditional=SimpleNamespace())
-        self.CUDA_KERNEL_NODE_PARAMS = SimpleNamespace
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
 
     def make(self, thing: Any) -> Any:
         self.alive.add(thing)
@@ -272,8 +267,7 @@ class Executor:
 @contextmanager
 def graphs(driver_version: int = 13000) -> Iterator[Driver]:
     """Have the CPU backend replay programs as graphs; needs ``isolation="thread"``."""
-    pytest.importorskip("cuda.bindings.driver")
-    from atomr_accel.libraries.programs.host import _cuda, _graph
+    from atomr_accel.libraries.programs.host import _cuda
 
     fake = Driver()
     stream: Any = Stream()
@@ -292,12 +286,12 @@ def graphs(driver_version: int = 13000) -> Iterator[Driver]:
         return programs if reference == PROGRAMS else resolve_name(reference)
 
     def load_step(reference: str) -> Any:
-        made = resolve_name(reference)
-        return lambda context, stream: Executor(fake, stream, made(context.cpu, stream))
+        return lambda context, stream: Executor(
+            fake, stream, resolve_name(reference)(context.cpu, stream)
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_host, "resolve_name", load_program)
         patch.setattr(_steps, "resolve_name", load_step)
-        patch.setattr(_cuda, "driver", fake)
-        patch.setattr(_graph, "driver", fake)
-        yield fake
+        with installed(fake):
+            yield fake

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.device.batches._batch import Batch
     from atomr_accel.device.batches._record import Program
+    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._facade import Kernel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
@@ -184,7 +185,7 @@ class Run:
     """Runs one program."""
 
     device: Device
-    kernel: Kernel
+    kernel: Kernel[Awaited]
     slots: list[Slot] = field(default_factory=lambda: [Slot() for _ in range(SLOTS)])
     requests: list[Request] = field(default_factory=list)
     cancel_at: dict[int, list[Request]] = field(default_factory=dict)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
+    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._facade import Kernel
 
     from ..harness import Gate
@@ -30,7 +31,7 @@ LARGE = 1 << 18
 class Calls:
     """Every call of a device that waits, on buffers of its own."""
 
-    def __init__(self, device: Device, kernel: Kernel, a: GpuRef, x: GpuRef) -> None:
+    def __init__(self, device: Device, kernel: Kernel[Awaited], a: GpuRef, x: GpuRef) -> None:
         self.device = device
         self.kernel = kernel
         self.a = a

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from atomr_accel.device._context import MEMORY_LANE
 from atomr_accel.device.batches._record import PROGRAMS
 from atomr_accel.libraries.nvrtc._facade import KERNELS
-from atomr_accel.libraries.nvrtc.wire._messages import Launch
+from atomr_accel.libraries.nvrtc.wire._messages import Launch, Load
 from atomr_accel.libraries.programs.wire._messages import Describe, Record, Replay, Step
 from atomr_accel.testing import kill_host
 from atomr_accel.wire import Elapsed, encoder
@@ -158,6 +158,68 @@ async def test_a_kernel_that_is_loaded_in_a_batch_stays_for_all(device: Device) 
     del kernel
     await told(device)
     assert not await has_kernel(device, number)
+
+
+@on_shared
+async def test_a_kernel_is_loaded_once(device: Device) -> None:
+    """By whatever launches it first; what a batch has asked for counts once it has not failed."""
+    kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
+    core = device._core
+    loads: list[str] = []
+
+    def submit(port: Any, name: str, message: Message, *blocks: Any) -> Any:
+        if isinstance(message, Load):
+            loads.append(name)
+        return type(core).submit(core, port, name, message, *blocks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "submit", submit)
+        with pytest.raises(RuntimeError, match="given up"):
+            async with device.batch() as batch:
+                batch.launch(kernel, 1, 1)
+                batch.using(kernel).launch(1, 1)
+                assert len(loads) == 1
+                raise RuntimeError("given up")
+        async with device.batch() as batch:
+            batch.launch(kernel, 1, 1)
+            batch.launch(kernel, 1, 1)
+            assert len(loads) == 2
+            await kernel.launch(1, 1)  # whether the batch's is good is not known yet
+            assert len(loads) == 3
+        await kernel.launch(1, 1)
+        async with device.batch() as batch:
+            batch.using(kernel).launch(1, 1)
+        async with device.record() as recorded:  # has executors of its own
+            recorded.launch(kernel, 1, 1)
+            recorded.using(kernel).launch(1, 1)
+        assert len(recorded._prepare) == 1
+        await recorded.replay()
+        await kernel.launch(1, 1)
+    assert len(loads) == 3
+
+
+@on_shared
+async def test_a_batchs_load_is_good_for_what_comes_after_it(device: Device) -> None:
+    kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
+    async with device.batch() as batch:
+        batch.launch(kernel, 1, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(kernel._resident), "_load", None)
+        await kernel.launch(1, 1)
+        async with device.batch() as batch:
+            batch.launch(kernel, 1, 1)
+
+
+@on_shared
+async def test_a_load_that_fails_in_a_batch_does_not_count(device: Device) -> None:
+    kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
+    image = kernel._resident._image
+    kernel._resident._image = b"no kernel"
+    with pytest.raises(ExceptionGroup):  # the load, and the launch that finds nothing
+        async with device.batch() as batch:
+            batch.launch(kernel, 1, 1)
+    kernel._resident._image = image
+    await kernel.launch(1, 1)
 
 
 @on_shared

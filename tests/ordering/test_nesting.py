@@ -22,6 +22,7 @@ from .test_batches import adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device
+    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._facade import Kernel
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
@@ -49,7 +50,7 @@ def act(cells: Any, flags: Any, what: int, where: int, value: int) -> None:
         flags[where] = value
 
 
-async def actor(device: Device) -> Kernel:
+async def actor(device: Device) -> Kernel[Awaited]:
     return await device.nvrtc.compile(SOURCE, "act", cpu=act)
 
 
@@ -91,7 +92,9 @@ def model(tree: Tree, cells: Any, flags: Any) -> None:
             model(node[2], cells, flags)
 
 
-async def record(device: Device, kernel: Kernel, tree: Tree, cells: Any, flags: Any) -> Any:
+async def record(
+    device: Device, kernel: Kernel[Awaited], tree: Tree, cells: Any, flags: Any
+) -> Any:
     """The program of a tree. Called programs are recorded with buffers of their own."""
     called = []
     for node in tree_calls(tree):

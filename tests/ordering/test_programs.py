@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from atomr_accel import Device
+    from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._facade import Kernel
 
 LONGEST = 200
@@ -37,7 +38,7 @@ def programs(draw: st.DrawFn, most: int = LONGEST, faults: int = 0) -> list[tupl
 class Delayed(Shared):
     """A device whose lanes dawdle, and the kernel of the programs."""
 
-    kernel: Kernel | None = None
+    kernel: Kernel[Awaited] | None = None
 
     async def check(self, ops: list[tuple[str, int]]) -> None:
         """Run a program, and see that nothing of it is left."""
@@ -51,7 +52,7 @@ class Delayed(Shared):
         assert used_by(device) <= used
 
 
-async def compiled(device: Device) -> Kernel:
+async def compiled(device: Device) -> Kernel[Awaited]:
     return await device.nvrtc.compile(SOURCE, "mix", cpu=twin)
 
 

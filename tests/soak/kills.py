@@ -371,7 +371,7 @@ async def soak_threads(
                     with suppress(ContextPoisoned, DeviceLost):
                         await poison(device)
                     load.stopped = True
-        except* DeviceLost:
+        except DeviceLost:
             report.generations += 1
         report.kills += 1
     check_marks(report, marks, acknowledged)

@@ -1,5 +1,18 @@
 """The CPU as a device, with the same promises as a GPU."""
 
+from typing import Final
+
+from .._backend import Backend, Capabilities
+
 
 def why_absent() -> None:
     """There is always a CPU."""
+
+
+BACKEND: Final = Backend(
+    name="cpu",
+    context="atomr_accel.backends.cpu.host._context:CpuContext",
+    memory="atomr_accel.backends.cpu.host._memory:CpuMemory",
+    why_absent=why_absent,
+    capabilities=Capabilities(host_memory=True, python_kernels=True),
+)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Final
 
+from .._backend import Backend, Capabilities
+
 _DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu")
 """What a driver puts there: on Linux, in containers, under WSL, on Jetson."""
 
@@ -12,3 +14,13 @@ def why_absent() -> str | None:
     if any(Path(file).exists() for file in _DRIVER_FILES):
         return None
     return f"no NVIDIA driver: none of {', '.join(_DRIVER_FILES)} exists"
+
+
+BACKEND: Final = Backend(
+    name="cuda",
+    context="atomr_accel.backends.cuda.host._context:CudaContext",
+    memory="atomr_accel.backends.cuda.host._memory:CudaMemory",
+    why_absent=why_absent,
+    slow_start=True,
+    capabilities=Capabilities(needs_scratch=True, counts_in_int32=True),
+)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, fina
 import numpy as np
 import trio
 
+from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned
 from ...lanes import uninterrupted
 from ...libraries._arguments import usable
@@ -123,7 +124,7 @@ class Batch(Collector):
         # What is long is rearranged, where it must be, at the end of the block, in a thread.
         long = isinstance(array, np.ndarray) and array.nbytes > SMALL
         host = array if long else as_host_array(array)
-        ref = self.output(host.shape, host.dtype.newbyteorder("="))
+        ref = self.output(host.shape, as_dtype(host.dtype.newbyteorder("=")))
         piece = self._piece(host.nbytes)
         if piece is not None:
             np.copyto(piece.view(host.nbytes), bytes_of(host))
@@ -345,16 +346,15 @@ class Batch(Collector):
             np.copyto(data, piece.view(len(data)))
             piece.release()
         self._fetched.clear()
-        for kernel, twin in self._kernels.items():
-            kernel._loaded = twin._loaded
+        for done in self._done:
+            done()
 
     async def _let_go(self) -> None:
-        """Hold nothing any more: temporary buffers are free now, not when garbage is collected.
-
-        The facades refer to their batch, so they and the batch keep each other till then.
-        """
-        self._kernels.clear()
+        """Hold nothing any more: temporary buffers are free now, not when garbage is collected."""
+        self._drop_libraries()
         self._promised.clear()
+        self._done.clear()
+        self.scratch.clear()
         for pieces in (self._ops, self._made, self._later):
             await _drop(pieces)
 

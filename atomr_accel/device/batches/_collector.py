@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported
 from ...libraries._op import Collected
-from ...libraries._table import Libraries
-from ...libraries.nvrtc._facade import Kernel
+from ...libraries._table import NAMES, Libraries
 from ..data._arrays import Arrays, copying
 
 if TYPE_CHECKING:
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ...actors import ActorRef
+    from ...backends import Capabilities
     from ...lanes import Port
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
-    from ...libraries._request import FirstTry, Request
-    from ...libraries.dnn.attention._paged import PagedKVCache
+    from ...libraries._request import FirstTry, Keeper, Request
+    from ...libraries._workspaces import Workspaces, WorkspaceSet
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
-    from ...libraries.nvrtc._facade import Argument, Dim
+    from ...libraries.nvrtc._facade import Argument, Dim, Kernel
     from ...libraries.rng._generator import Generator
     from ...memory import Block, GpuRef, MemoryMap
     from ...wire import Message
@@ -47,8 +49,21 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         self._core: DeviceCore = device._core
         self.memory: MemoryMap = self._core.memory
         self.ports: dict[str, Any] = dict(self._core.ports)
-        self._kernels: dict[Kernel[Any], Kernel[Collected]] = {}
+        self._done: list[Callable[[], None]] = []
+        self.scratch: WeakKeyDictionary[Workspaces, WorkspaceSet] = WeakKeyDictionary()
         self._share_libraries(device, self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in NAMES:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            return getattr(self._owner, name)._on(self)  # after the end, to say what is wrong
+
+    def _drop_libraries(self) -> None:
+        """Break the cycle: what is kept for a program goes with it, not with the next garbage."""
+        for name in NAMES:
+            vars(self).pop(name, None)
 
     @overload
     def using(self, made: Generator[Any]) -> Generator[Collected]: ...
@@ -56,8 +71,6 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     def using(self, made: Kernel[Any]) -> Kernel[Collected]: ...
     @overload
     def using(self, made: Plan[Any]) -> Plan[Collected]: ...
-    @overload
-    def using(self, made: PagedKVCache[Any]) -> PagedKVCache[Collected]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:
@@ -74,16 +87,15 @@ class Collector(Arrays[Collected], Libraries[Collected]):
 
         Raises:
             TypeError: it is nothing that a library of this device has made.
+            Unsupported: its calls have to be awaited, as those of a ``PagedKVCache``.
         """
-        if getattr(made, "_device", None) is not self._core:
-            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
-        if isinstance(made, Kernel):
-            twin = self._kernels.get(made)
-            if twin is None:
-                twin = self._kernels[made] = self._adopt(made)
-            return twin
+        self._check_made_here(made)
         shared: Facade[Collected] = made._on(self)
         return shared
+
+    def _check_made_here(self, made: object) -> None:
+        if getattr(made, "_device", None) is not self._core:
+            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
 
     @property
     def _device(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
@@ -101,6 +113,11 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         """
         return self.collect(copying, self, (src, dst), {})
 
+    @property
+    def home(self) -> Collector:
+        """What executes the requests it collects."""
+        return self
+
     take: Callable[[Any], Any] | None = None
     """How arguments are taken into the program, where not as they are."""
 
@@ -108,6 +125,11 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     def backend(self) -> str:
         """The backend's name."""
         return self._core.backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """How devices of its backend differ from others."""
+        return self._core.capabilities
 
     @property
     def deterministic(self) -> bool:
@@ -118,6 +140,10 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     def first_try(self) -> FirstTry:
         """Nothing is awaited here."""
         raise AssertionError("a batch awaits nothing")
+
+    def library_ref(self, library: str) -> ActorRef:
+        """The actor of a library."""
+        return self._core.library_ref(library)
 
     async def open_lane(self, _lane: LaneSpec) -> Any:
         """Nothing is awaited here."""
@@ -164,8 +190,20 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         if submission.sent is not None:
             submission.sent()
         self.submit(port, request.name, submission.message, submission.reads, submission.writes)
+        if submission.done is not None:
+            self._done.append(submission.done)
         result: Any = submission.result
         return result  # type: ignore[no-any-return]
+
+    def ask(self, request: Request[T]) -> T | None:
+        """Nothing is asked, because no answer is waited for."""
+        del request
+        return None
+
+    @property
+    def keeper(self) -> Keeper:
+        """Its ops are executed where those of the device are."""
+        return self._core
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
@@ -194,9 +232,5 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         self, kernel: Kernel[Any], grid: Dim, block: Dim, *args: Argument, shared: int = 0
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
-        self.using(kernel).launch(grid, block, *args, shared=shared)
-
-    def _adopt(self, kernel: Kernel[Any]) -> Kernel[Collected]:
-        """The kernel as this program knows it: it may be loaded here, and not elsewhere."""
-        twin: Kernel[Collected] = kernel._on(self)
-        return twin
+        self._check_made_here(kernel)
+        self.collect(type(kernel)._launch, kernel, (grid, block, args, shared), {})

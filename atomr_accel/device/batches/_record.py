@@ -13,7 +13,6 @@ from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...lanes import uninterrupted
 from ...libraries._arguments import BLOCK_ALIGNMENT, alignment, usable, writable
 from ...libraries._library import LaneSpec
-from ...libraries._op import Collected
 from ...libraries.nvrtc._facade import KERNELS
 from ...libraries.programs.wire._messages import (
     Describe,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ...lanes import Op
-    from ...libraries.nvrtc._facade import Kernel
+    from ...libraries._request import Keeper
     from ...libraries.programs.wire._messages import Node
     from ...memory import Kept
     from ...wire import Message
@@ -129,7 +128,8 @@ class Program(Collector):
         _traceback: TracebackType | None,
     ) -> None:
         self._open = False
-        self._kernels.clear()
+        self._done.clear()  # nothing was executed
+        self._drop_libraries()
         self._written.update(map(self._root, tuple(self._written)))
         if error is None:
             await self._prepared()
@@ -187,9 +187,10 @@ class Program(Collector):
             block = self._inside[block][0]
         return block
 
-    def _adopt(self, kernel: Kernel[Any]) -> Kernel[Collected]:
-        twin: Kernel[Collected] = kernel._apart()._on(self)  # programs have executors of their own
-        return twin
+    @property
+    def keeper(self) -> Keeper:
+        """Programs have executors of their own."""
+        return self
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
         """What is prepared for a program goes when the host forgets the program."""
@@ -215,7 +216,7 @@ class Program(Collector):
         del reads  # all that is bound is read, as far as other ops are concerned
         self._check_open()
         self._particular = self._particular or port.name != KERNELS.name
-        step = (port.executors[self.backend], name, message)
+        step = (port.executor_on(self._core.backend_description), name, message)
         if getattr(message, "prepares", False):
             self._prepare.append(step)
             self._note(writes)

@@ -78,8 +78,8 @@ async def on_managed(
 ) -> None:
     """Submit an op of managed memory, in its place among those that use the buffer."""
     writable(ref, core.memory, "ref")
-    if core.backend == "cpu":
-        raise Unsupported("the CPU backend has no managed memory, so there is nothing to do here")
+    if core.capabilities.host_memory:
+        raise Unsupported(f"{core.name} has no managed memory, so there is nothing to do here")
     await core.ready()
     block = writable(ref, core.memory, "ref")
     if not core.memory.is_own(block):

@@ -18,6 +18,7 @@ import trio
 
 from ..._dtypes import as_dtype
 from ..._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said_of
+from ...actors._nursery import PlainNursery
 from ...lanes import HostDied
 from ...libraries._arguments import usable, writable
 from ...memory import Hold, refuse
@@ -333,7 +334,7 @@ async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) ->
                 failures.append(error)
                 nursery.cancel_scope.cancel()
 
-    async with trio.open_nursery() as nursery:
+    async with PlainNursery() as nursery:
         for _ in range(min(2 * COPIERS, -(-nbytes // size))):
             nursery.start_soon(mover)
     if failures:

@@ -342,7 +342,7 @@ class Exports:
             slab = core.memory.slab_of(block)
             base = self._view.mapped.get(slab.id)
             if base is not None:
-                kind = HostExport if core.backend == "cpu" else DeviceExport
+                kind = HostExport if core.capabilities.host_memory else DeviceExport
                 lease = _Lease(self._view, slab.id, block)
                 return kind(ref, base + block.address - (slab.id << SLAB_SHIFT), lease)
             await self._map(slab)
@@ -365,8 +365,8 @@ class Exports:
         if kind in ON_HOST:
             host = as_host_array(array if type(array) is np.ndarray else borrow(array).as_numpy())
             borrowed = _of_numpy(host)
-            here = core.backend == "cpu"
-        elif kind in ON_GPU and core.backend != "cpu":
+            here = core.capabilities.host_memory
+        elif kind in ON_GPU and not core.capabilities.host_memory:
             # Its library orders by what is current in this thread, so this comes from here.
             borrowed = contiguous(array)
             here = True

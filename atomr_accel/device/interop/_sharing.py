@@ -310,7 +310,7 @@ async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
         block = await _copy_alone(core, ref)
         offset = 0
     slab = core.memory.slab_of(block)
-    if core.backend == "cpu":
+    if core.capabilities.host_memory:
         make_read_only(slab.fd)
     assert core.info is not None
     content = _Description(

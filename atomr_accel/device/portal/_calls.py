@@ -83,8 +83,7 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
 
     Trio runs in a thread. What belongs to a device stays on that side: functions are sent there,
     and arrays come back. Leaving the block cancels the functions that still run. If the device is
-    lost, the body is cancelled and the error leaves the block in an exception group, as from an
-    ``asyncio.TaskGroup``.
+    lost, the body is cancelled and ``DeviceLost`` leaves the block.
 
     Args:
         manager: what to open, such as ``open_device(0)``.
@@ -92,7 +91,8 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
     Raises:
         RuntimeError: asyncio does not run here, but trio, say, which needs none of it.
         Exception: whatever opening raises, such as ``DeviceUnavailable``.
-        ExceptionGroup: around whatever leaves the block on trio's side.
+        DeviceLost: the device was lost.
+        ExceptionGroup: several things failed on trio's side.
     """
     try:
         loop = asyncio.get_running_loop()

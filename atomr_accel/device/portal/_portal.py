@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, T
 import trio
 
 from ..._errors import DeviceLost, said_of
+from ...actors._nursery import PlainNursery
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -150,7 +151,7 @@ class Portal(Generic[T]):
         for action in self._early:
             action()
         with self._scope:
-            async with self._manager as self._value, trio.open_nursery() as self._nursery:
+            async with self._manager as self._value, PlainNursery() as self._nursery:
                 self.opened.set_result(None)
                 await self._stop.wait()
                 self._nursery.cancel_scope.cancel()
@@ -158,12 +159,9 @@ class Portal(Generic[T]):
 
 def _over(failure: BaseException | None) -> Exception:
     """The error for calls that nobody will answer any more."""
-    lost = failure
-    while isinstance(lost, BaseExceptionGroup) and len(lost.exceptions) == 1:
-        lost = lost.exceptions[0]
     error: Exception
-    if isinstance(lost, DeviceLost):
-        error = DeviceLost(str(lost))
+    if isinstance(failure, DeviceLost):
+        error = DeviceLost(str(failure))
     else:
         error = RuntimeError("what was opened has been closed, and can be called no more")
     error.__cause__ = failure

@@ -172,7 +172,7 @@ class Products(Routines[D]):
             TypeError: unequal or unsupported dtypes, an argument that is no GpuRef.
             GpuRefStale: of an older generation, or freed.
             GpuRefSealed: a sealed ref to be written.
-            OutOfMemory: no driver for the result.
+            OutOfMemory: no room for the result.
         """
         return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type)
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._dtypes import as_dtype
 from .._arguments import require_no_race
 from .._library import LaneSpec
 from .._op import D, Facade
-from .._perform import Prepared, perform
+from .._request import Request, Submission
 from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
 from ..wire._options import flag
 from ..wire._recent import Recent
-from ._call import Call, Checked
-from .wire._messages import Heuristic, Matmul, Tune
+from ._overloads import matmul_op
+from ._product import Operands, Options, check
+from .wire._messages import Heuristic, Tune
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from collections.abc import Callable
+
+    from ...memory import GpuRef, MemoryMap
     from .._library import Submitter
-    from .._perform import Room
+    from .._request import Driver
+    from ._overloads import Results
+    from ._product import Product
     from .wire._layout import Layout
-    from .wire._plan import Plan, Question
+    from .wire._plan import Plan, PlanKey
+
+    _Checked = Callable[[MemoryMap], Product]
 
 LANE: Final = LaneSpec(
     "blaslt",
@@ -41,6 +47,7 @@ _CANDIDATES: Final = 8
 _MOST_PLANS: Final = 4096
 
 _Choice = tuple[bytes, int]
+"""An algorithm, and the bytes of workspace that it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +94,13 @@ class BlasLt(Facade[D]):
     """
 
     def __init__(self, device: Submitter) -> None:
-        self._device = self._asked = device
-        self._plans: Recent[Question, Plan] = Recent(_MOST_PLANS)
+        self._device = device
+        self._plans: Recent[PlanKey, Plan] = Recent(_MOST_PLANS)
         self._choices: Recent[tuple[bytes, bool], _Choice] = Recent(_MOST_PLANS)
         self._workspaces = Workspaces(LANE.ways, WORKSPACE)
 
-    async def matmul(
+    @matmul_op
+    def matmul(
         self,
         a: GpuRef,
         b: GpuRef,
@@ -117,7 +125,7 @@ class BlasLt(Facade[D]):
         layout_b: Layout | None = None,
         layout_out: Layout | None = None,
         autotune: bool = False,
-    ) -> Any:
+    ) -> Request[GpuRef | tuple[GpuRef, ...]]:
         """Matrix product with an epilogue: ``epilogue(alpha * op(a) @ op(b) + beta * c)``.
 
         Vendor function: ``cublasLtMatmul``.
@@ -187,47 +195,32 @@ class BlasLt(Facade[D]):
             GpuRefSealed: a sealed ref to be written.
             OutOfMemory: no room for the result.
         """
-        call = Call(
-            self._device.memory,
-            self._plans,
-            a,
-            b,
-            out,
-            c,
-            alpha,
-            beta,
-            operation(trans_a, "trans_a"),
-            operation(trans_b, "trans_b"),
-            None if dtype is None else as_dtype(dtype),
-            compute_type,
-            epilogue if epilogue is not None else "bias" if bias is not None else "",
-            bias,
-            aux,
-            scale_a,
-            scale_b,
-            scale_out,
-            flag(amax, "amax"),
-            flag(fast_accum, "fast_accum"),
+        operands = Operands(a, b, c, bias, scale_a, scale_b, scale_out, out, aux)
+        options = Options(
             layout_a,
             layout_b,
             layout_out,
+            0 if trans_a is False else operation(trans_a, "trans_a"),
+            0 if trans_b is False else operation(trans_b, "trans_b"),
+            None if dtype is None else as_dtype(dtype),
+            compute_type,
+            epilogue if epilogue is not None else "bias" if bias is not None else "",
+            flag(fast_accum, "fast_accum"),
+            flag(amax, "amax"),
         )
-        first = call.check()
         autotune = flag(autotune, "autotune")
         require_no_race(self._device, autotune=autotune)
-        key = (first.plan.encoded, autotune)
-        choice = self._choices.get(key)
-        checked: Checked | None = first if choice else None
-        algorithm, nbytes = choice or await self._choose(call, *key)
 
-        take = partial(self._workspaces.take, self._device)
+        def checked(memory: MemoryMap) -> Product:
+            return check(operands, options, alpha, beta, memory, self._plans)
 
-        def prepare(room: Room) -> Prepared:
-            nonlocal checked
-            fresh, checked = checked, None
-            return call.prepare(room, algorithm, nbytes, take, checked=fresh)
+        def prepare(driver: Driver) -> Submission[Results]:
+            product = checked(driver.memory)
+            key = (product.plan.encoded, autotune)
+            algorithm, nbytes = self._choices.get(key) or self._choose(driver, checked, *key)
+            return product.submission(driver, algorithm, nbytes, self._workspaces)
 
-        return await perform(self._device, LANE, "blaslt.matmul", prepare)
+        return Request(LANE, "blaslt.matmul", prepare)
 
     def statistics(self) -> BlasLtStatistics:
         """A snapshot of what is kept."""
@@ -239,32 +232,31 @@ class BlasLt(Facade[D]):
             workspace=self._workspaces.nbytes(self._device),
         )
 
-    async def _choose(self, call: Call, spec: bytes, autotune: bool) -> _Choice:
+    def _choose(self, driver: Driver, checked: _Checked, spec: bytes, autotune: bool) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
-        if self._device is not self._asked:
-            # A batch gets no answers: the lane has to choose by itself.
-            return b"", 0 if self._device.backend == "cpu" else WORKSPACE
-        candidates = await self._candidates(spec, _CANDIDATES if autotune else 1)
-        if autotune and len(candidates) > 1:
-            candidates = await self._tune(call, candidates)
-        return self._choices.keep((spec, autotune), candidates[0])
-
-    async def _candidates(self, spec: bytes, most: int) -> list[_Choice]:
-        """Ask the lane for algorithms, best guess first."""
-        message = Heuristic(spec, WORKSPACE, most)
-        answer = await perform(
-            self._device, LANE, "blaslt.heuristic", lambda _room: Prepared(message, (), ())
+        message = Heuristic(spec, WORKSPACE, _CANDIDATES if autotune else 1)
+        heuristic: Request[list[_Choice]] = Request(
+            LANE, "blaslt.heuristic", lambda _driver: Submission(message, (), ())
         )
-        return [(algorithm, nbytes) for algorithm, nbytes in answer]
+        candidates = driver.ask(heuristic)
+        if candidates is None:  # the lane has to choose by itself
+            return b"", WORKSPACE if self._device.capabilities.needs_scratch else 0
+        fastest = 0
+        if autotune and len(candidates) > 1:
+            tuned = driver.ask(self._tuning(checked, candidates))
+            assert tuned is not None
+            fastest = tuned
+        return self._choices.keep((spec, autotune), candidates[fastest])
 
-    async def _tune(self, call: Call, candidates: list[_Choice]) -> list[_Choice]:
-        """Put the fastest of the candidates first."""
+    def _tuning(self, checked: _Checked, candidates: list[_Choice]) -> Request[int]:
+        """Time the candidates; answered by the position of the fastest."""
         most = max(nbytes for _, nbytes in candidates)
-        take = partial(self._workspaces.take, self._device)
 
-        def prepare(room: Room) -> Prepared:
-            message, reads, writes, _ = call.prepare(room, b"", most, take, scratch=True)
-            assert isinstance(message, Matmul)
-            return Prepared(Tune(message, tuple(candidates)), reads, writes)
+        def prepare(driver: Driver) -> Submission[int]:
+            trial = checked(driver.memory).submission(
+                driver, b"", most, self._workspaces, scratch=True
+            )
+            message = Tune(trial.message, tuple(candidates))
+            return Submission(message, trial.reads, trial.writes)
 
-        return [candidates[await perform(self._device, LANE, "blaslt.tune", prepare)]]
+        return Request(LANE, "blaslt.tune", prepare)

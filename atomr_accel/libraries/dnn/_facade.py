@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from .._arguments import require_no_race
+from .._op import D
 from ..wire._options import flag, whole
 from .attention._paged import Caches
 from .graph._run import DnnStatistics
@@ -17,7 +18,15 @@ from .routines._facade import Routines
 
 
 @final
-class Dnn(Convolutions, Normalizations, Activations, Graphs, Caches, Recurrent, Routines):
+class Dnn(
+    Convolutions[D],
+    Normalizations[D],
+    Activations[D],
+    Graphs[D],
+    Caches[D],
+    Recurrent[D],
+    Routines[D],
+):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.
 
     Every operation is a small graph whose plan is made once and kept, in the host and on

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 from weakref import WeakKeyDictionary
 
 from .._library import LaneSpec
-from .._perform import Prepared, perform
+from .._request import Request, Submission
 from .._workspaces import Workspaces
 from .wire._messages import Forget, Prepare
 
 if TYPE_CHECKING:
     from ...memory import Epoch
     from .._library import Submitter
+    from .._request import Driver
 
 LANE: Final = LaneSpec(
     "fft",
@@ -71,21 +74,40 @@ class Plan:
     work: int = 0
 
 
+class Found(NamedTuple):
+    """A plan for a transform that is about to be submitted.
+
+    Attributes:
+        number: the plan's.
+        work: bytes of work area to bring.
+        used: to be called when the transform is submitted.
+    """
+
+    number: int
+    work: int
+    used: Callable[[], None]
+
+
 @final
 class PlanCache:
     """Plans by what they are for (an encoded ``Spec``), the last used ones last.
 
+    Batches and recordings share it. They get no answers before they end, so a plan that is new
+    there brings a work area of its own. Each of them has its plans made once more, if they are
+    there already this does nothing: a recording must not make plans while it is replayed.
+
+    A plan is kept from the moment when something that needs it is submitted. Nothing is awaited
+    between a look into the cache and that moment, so the host has no plan that is not kept
+    here, except those whose end it is told of.
+
     Attributes:
         workspaces: the work areas.
-
-    Batches and recordings use it with themselves in the place of the device. They get no
-    answers before they end, so a plan that is new there brings a work area of its own.
     """
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
-        self._told: WeakKeyDictionary[Submitter, set[bytes]] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Submitter, set[int]] = WeakKeyDictionary()
         self.workspaces: Final = Workspaces(LANE.ways, SMALL)
         self._numbers = itertools.count(1)
         self._hits = self._misses = self._evictions = 0
@@ -101,58 +123,63 @@ class PlanCache:
         self._limit = limit
         self._evict(limit)
 
-    def find(self, device: Submitter, spec: bytes) -> tuple[int, int] | None:
-        """A plan's number and how much work area to bring, if that is known."""
-        plan = self._plans.get(spec)
-        if plan is None or plan.epoch is not device.memory.epoch:
-            return None
-        if device is not self._device and spec not in self._told.get(device, ()):
-            return None
-        self._hits += 1
-        self._plans.move_to_end(spec)
-        return plan.number, plan.work
-
-    async def make(self, device: Submitter, spec: bytes) -> tuple[int, int]:
-        """Have the host make a plan.
+    def find(self, driver: Driver, spec: bytes) -> Found:
+        """A plan, which the host makes first if need be.
 
         Args:
-            device: the device, or what collects ops in its place.
-            spec: the transform, encoded.
-
-        Returns:
-            As ``find``, with no work area where the host has no way to answer.
+            driver: of the transform.
+            spec: what the transform is, encoded.
         """
         plan = self._plans.get(spec)
-        if plan is None:
-            # Kept from now on, so that whoever wants the same meanwhile asks for the same.
-            plan = self._plans[spec] = Plan(next(self._numbers))
-            self._evict(self._limit)
+        epoch = driver.memory.epoch
+        collector = None if driver.home is self._device else driver.home
+        if plan is not None and (
+            plan.epoch is epoch
+            if collector is None
+            else plan.number in self._told.get(collector, ())
+        ):
+            work = plan.work if plan.epoch is epoch else 0
+            return Found(plan.number, work, partial(self._hit, spec, plan))
+        request: Request[int] = Request(LANE, "fft.plan", partial(self._prepare, spec))
+        answer = driver.perform(request)
+        plan = self._plan(spec)
+        work = plan.work if plan.epoch is epoch else 0
+        if answer is not None:
+            work = answer
+        return Found(plan.number, work, partial(self._miss, spec, plan, collector, epoch, answer))
+
+    def _plan(self, spec: bytes) -> Plan:
+        return self._plans.get(spec) or Plan(next(self._numbers))
+
+    def _prepare(self, spec: bytes, _driver: Driver) -> Submission[int]:
+        plan = self._plan(spec)
+        message = Prepare(plan.number, spec)
+        return Submission(message, (), (), sent=partial(self._keep, spec, plan))
+
+    def _hit(self, spec: bytes, plan: Plan) -> None:
+        self._hits += 1
+        self._keep(spec, plan)
+
+    def _miss(
+        self,
+        spec: bytes,
+        plan: Plan,
+        collector: Submitter | None,
+        epoch: Epoch | None,
+        answer: int | None,
+    ) -> None:
+        self._misses += 1
+        if answer is not None:
+            plan.work, plan.epoch = answer, epoch
+        if collector is not None:
+            self._told.setdefault(collector, set()).add(plan.number)
+        self._keep(spec, plan)
+
+    def _keep(self, spec: bytes, plan: Plan) -> None:
+        """Note that the host is about to be sent something that makes it have the plan."""
+        self._plans[spec] = plan
         self._plans.move_to_end(spec)
-        request = Prepared(Prepare(plan.number, spec), (), ())
-        told = self._told.setdefault(device, set())
-        if spec not in told:
-            self._misses += 1
-            try:
-                answer = await perform(device, LANE, "fft.plan", lambda _room: request)
-            except BaseException:
-                if plan.epoch is None and self._plans.get(spec) is plan:
-                    del self._plans[spec]
-                raise
-            if device is self._device:
-                # Only the host can tell how much work area a plan needs.
-                plan.work, plan.epoch = answer, device.memory.epoch
-            else:
-                told.add(spec)
-        return plan.number, plan.work if plan.epoch is device.memory.epoch else 0
-
-    def let_go(self, number: int, spec: bytes) -> None:
-        """Note the end of a transform: its plan may have been dropped before it was sent.
-
-        The host has made the plan again then, and nobody else would drop it.
-        """
-        plan = self._plans.get(spec)
-        if plan is None or plan.number != number:
-            self._forget(number)
+        self._evict(self._limit)
 
     def clear(self) -> None:
         """Drop everything."""

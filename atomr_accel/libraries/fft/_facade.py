@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from .._arguments import overlap, require_shape, same_place, usable, writable
-from .._op import D, Facade
-from .._perform import Prepared, Room, perform
+from .._op import D, Facade, op
+from .._request import Request, Submission
 from ..wire._options import flag, real, whole
 from ..wire._recent import Recent
 from ._arguments import (
@@ -31,16 +32,15 @@ from .wire._plan import HALF, MOST_DIMS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...memory import Block, Epoch, GpuRef
+    import numpy as np
+
+    from ...memory import Block, GpuRef, MemoryMap
     from .._library import Submitter
+    from .._request import Driver
 
 _MOST_CALLS: Final = 1024
 _FLOAT64: Final = DTYPES["float64"]
 _LAST_TWO: Final = (-2, -1)
-
-
-class _Rebuilt(Exception):
-    """The plan went with the host that had it."""
 
 
 @final
@@ -81,12 +81,13 @@ class Fft(Facade[D]):
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
-        self._calls: Recent[tuple[Any, ...], Call] = Recent(_MOST_CALLS)
+        self._calls: Recent[tuple[Any, ...], tuple[Call, ...]] = Recent(_MOST_CALLS)
         self._plans = PlanCache(device)
 
     # --- one axis ------------------------------------------------------------------------
 
-    async def fft(
+    @op
+    def fft(
         self,
         a: GpuRef,
         n: int | None = None,
@@ -95,7 +96,7 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Transform along one axis; as ``numpy.fft.fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward.
@@ -111,9 +112,10 @@ class Fft(Facade[D]):
         Returns:
             Complex, of ``a``'s shape with ``n`` in place of the axis.
         """
-        return await self._one("fft", a, n, axis, norm, out, half=half)
+        return self._transform("fft", "fft", a, n, axis, norm, out, half=half)
 
-    async def ifft(
+    @op
+    def ifft(
         self,
         a: GpuRef,
         n: int | None = None,
@@ -122,14 +124,15 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The inverse of ``fft``; as ``numpy.fft.ifft``. Arguments and result as there.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
         """
-        return await self._one("ifft", a, n, axis, norm, out, half=half)
+        return self._transform("ifft", "ifft", a, n, axis, norm, out, half=half)
 
-    async def rfft(
+    @op
+    def rfft(
         self,
         a: GpuRef,
         n: int | None = None,
@@ -138,7 +141,7 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Transform a real array along one axis; as ``numpy.fft.rfft``.
 
         Vendor function: ``cufftXtExec``, real to complex.
@@ -155,9 +158,10 @@ class Fft(Facade[D]):
             Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are
             not negative.
         """
-        return await self._one("rfft", a, n, axis, norm, out, half=half)
+        return self._transform("rfft", "rfft", a, n, axis, norm, out, half=half)
 
-    async def irfft(
+    @op
+    def irfft(
         self,
         a: GpuRef,
         n: int | None = None,
@@ -166,7 +170,7 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The inverse of ``rfft``; as ``numpy.fft.irfft``.
 
         Imaginary parts where a real array's spectrum has none are ignored.
@@ -185,9 +189,10 @@ class Fft(Facade[D]):
         Returns:
             Real, with ``n`` elements along the axis.
         """
-        return await self._one("irfft", a, n, axis, norm, out, half=half)
+        return self._transform("irfft", "irfft", a, n, axis, norm, out, half=half)
 
-    async def hfft(
+    @op
+    def hfft(
         self,
         a: GpuRef,
         n: int | None = None,
@@ -196,14 +201,15 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The real spectrum of a signal with Hermitian symmetry; as ``numpy.fft.hfft``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfft``.
         """
-        return await self._one("hfft", a, n, axis, norm, out, half=half)
+        return self._transform("hfft", "hfft", a, n, axis, norm, out, half=half)
 
-    async def ihfft(
+    @op
+    def ihfft(
         self,
         a: GpuRef,
         n: int | None = None,
@@ -212,16 +218,17 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The inverse of ``hfft``; as ``numpy.fft.ihfft``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfft``.
         """
-        return await self._one("ihfft", a, n, axis, norm, out, half=half)
+        return self._transform("ihfft", "ihfft", a, n, axis, norm, out, half=half)
 
     # --- several axes --------------------------------------------------------------------
 
-    async def fft2(
+    @op
+    def fft2(
         self,
         a: GpuRef,
         s: Sequence[int] | None = None,
@@ -230,11 +237,12 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes."""
-        return await self._several("fft2", "fft", a, s, axes, norm, out, half=half)
+        return self._transform("fft2", "fft", a, s, axes, norm, out, half=half)
 
-    async def ifft2(
+    @op
+    def ifft2(
         self,
         a: GpuRef,
         s: Sequence[int] | None = None,
@@ -243,11 +251,12 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes."""
-        return await self._several("ifft2", "ifft", a, s, axes, norm, out, half=half)
+        return self._transform("ifft2", "ifft", a, s, axes, norm, out, half=half)
 
-    async def rfft2(
+    @op
+    def rfft2(
         self,
         a: GpuRef,
         s: Sequence[int] | None = None,
@@ -256,11 +265,12 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
-        return await self._several("rfft2", "rfft", a, s, axes, norm, out, half=half)
+        return self._transform("rfft2", "rfft", a, s, axes, norm, out, half=half)
 
-    async def irfft2(
+    @op
+    def irfft2(
         self,
         a: GpuRef,
         s: Sequence[int] | None = None,
@@ -269,11 +279,12 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes."""
-        return await self._several("irfft2", "irfft", a, s, axes, norm, out, half=half)
+        return self._transform("irfft2", "irfft", a, s, axes, norm, out, half=half)
 
-    async def fftn(
+    @op
+    def fftn(
         self,
         a: GpuRef,
         s: Sequence[int] | None = None,
@@ -282,7 +293,7 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Transform along several axes; as ``numpy.fft.fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward; up to three axes at
@@ -299,9 +310,10 @@ class Fft(Facade[D]):
         Returns:
             Complex, of ``a``'s shape with ``s`` in place of the axes.
         """
-        return await self._several("fftn", "fft", a, s, axes, norm, out, half=half)
+        return self._transform("fftn", "fft", a, s, axes, norm, out, half=half)
 
-    async def ifftn(
+    @op
+    def ifftn(
         self,
         a: GpuRef,
         s: Sequence[int] | None = None,
@@ -310,14 +322,15 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The inverse of ``fftn``; as ``numpy.fft.ifftn``. Arguments and result as there.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
         """
-        return await self._several("ifftn", "ifft", a, s, axes, norm, out, half=half)
+        return self._transform("ifftn", "ifft", a, s, axes, norm, out, half=half)
 
-    async def rfftn(
+    @op
+    def rfftn(
         self,
         a: GpuRef,
         s: Sequence[int] | None = None,
@@ -326,7 +339,7 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Transform a real array along several axes; as ``numpy.fft.rfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex, and complex to complex for what
@@ -343,9 +356,10 @@ class Fft(Facade[D]):
         Returns:
             Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
         """
-        return await self._several("rfftn", "rfft", a, s, axes, norm, out, half=half)
+        return self._transform("rfftn", "rfft", a, s, axes, norm, out, half=half)
 
-    async def irfftn(
+    @op
+    def irfftn(
         self,
         a: GpuRef,
         s: Sequence[int] | None = None,
@@ -354,7 +368,7 @@ class Fft(Facade[D]):
         out: GpuRef | None = None,
         *,
         half: bool = False,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The inverse of ``rfftn``; as ``numpy.fft.irfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real, on a copy, which it overwrites.
@@ -371,11 +385,12 @@ class Fft(Facade[D]):
         Returns:
             Real, of ``a``'s shape with ``s`` in place of the axes.
         """
-        return await self._several("irfftn", "irfft", a, s, axes, norm, out, half=half)
+        return self._transform("irfftn", "irfft", a, s, axes, norm, out, half=half)
 
     # --- helpers -------------------------------------------------------------------------
 
-    async def fftfreq(self, n: int, d: float = 1.0) -> GpuRef:
+    @op
+    def fftfreq(self, n: int, d: float = 1.0) -> Request[GpuRef]:
         """Sample frequencies of a transform; as ``numpy.fft.fftfreq``.
 
         Computed by a kernel of this package, on the device.
@@ -387,13 +402,15 @@ class Fft(Facade[D]):
         Returns:
             float64, shape (n,), in cycles per unit of ``d``.
         """
-        return await self._frequencies("fftfreq", n, d, half=False)
+        return self._frequencies("fftfreq", n, d, half=False)
 
-    async def rfftfreq(self, n: int, d: float = 1.0) -> GpuRef:
+    @op
+    def rfftfreq(self, n: int, d: float = 1.0) -> Request[GpuRef]:
         """Sample frequencies of ``rfft``: shape (n // 2 + 1,). Otherwise as ``fftfreq``."""
-        return await self._frequencies("rfftfreq", n, d, half=True)
+        return self._frequencies("rfftfreq", n, d, half=True)
 
-    async def fftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> GpuRef:
+    @op
+    def fftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> Request[GpuRef]:
         """Move the zero frequency to the middle; as ``numpy.fft.fftshift``.
 
         Computed by a kernel of this package, on the device.
@@ -405,11 +422,12 @@ class Fft(Facade[D]):
         Returns:
             A new buffer of the same shape and dtype.
         """
-        return await self._shift("fftshift", x, axes, inverse=False)
+        return self._shift("fftshift", x, axes, inverse=False)
 
-    async def ifftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> GpuRef:
+    @op
+    def ifftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> Request[GpuRef]:
         """The inverse of ``fftshift``, which differs from it where sizes are odd."""
-        return await self._shift("ifftshift", x, axes, inverse=True)
+        return self._shift("ifftshift", x, axes, inverse=True)
 
     # --- the plan cache ------------------------------------------------------------------
 
@@ -430,183 +448,159 @@ class Fft(Facade[D]):
         """A snapshot of the plan cache."""
         return self._plans.statistics()
 
-    # --- running -------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------
 
-    async def _one(
-        self,
-        name: str,
-        a: GpuRef,
-        n: int | None,
-        axis: int,
-        norm: str | None,
-        out: GpuRef | None,
-        *,
-        half: bool,
-    ) -> GpuRef:
-        usable(a, self._device.memory, "a")
-        if out is not None:
-            usable(out, self._device.memory, "out")
-        aligned = _aligned(a), out is None or _aligned(out)
-        n, axis = None if n is None else size_of(n, "n"), whole(axis, "axis")
-        key = (name, a.shape, a.dtype, n, axis, norm_of(norm), flag(half, "half"), aligned)
-        call = self._calls.get(key)
-        if call is None:
-            shape = _data_shape(name, name, a, half=half)
-            axes, sizes = one_axis(name, shape, n, axis)
-            call = resolve(
-                name, name, shape, a.dtype, axes, sizes, norm, half=half, aligned=aligned
-            )
-            self._calls.keep(key, call)
-        return await self._run(name, call, a, out)
-
-    async def _several(
+    def _transform(
         self,
         name: str,
         family: str,
         a: GpuRef,
-        s: Sequence[int] | None,
-        axes: Sequence[int] | None,
+        sizes: int | Sequence[int] | None,
+        axes: int | Sequence[int] | None,
         norm: str | None,
         out: GpuRef | None,
         *,
         half: bool,
-    ) -> GpuRef:
-        usable(a, self._device.memory, "a")
-        s = None if s is None else several_of(s, "s")
-        axes = None if axes is None else several_of(axes, "axes")
-        if out is not None:
-            usable(out, self._device.memory, "out")
-        aligned = _aligned(a), out is None or _aligned(out)
-        key = (name, a.shape, a.dtype, s, axes, norm_of(norm), flag(half, "half"), aligned)
-        call = self._calls.get(key)
-        if call is None:
-            shape = _data_shape(name, family, a, half=half)
-            normal, sizes = several_axes(family, shape, s, axes)
-            todo = stages(family, normal, sizes)
-            for stage, some, points in todo[:-1]:
-                shape = _data_shape(name, stage, a, half=half)
-                begins = _aligned(a), True
-                call = resolve(
-                    name, stage, shape, a.dtype, some, points, norm, half=half, aligned=begins
-                )
-                a = await self._run(name, call, a, None)
-            stage, some, points = todo[-1]
-            shape = _data_shape(name, stage, a, half=half)
-            begins = _aligned(a), aligned[1]
-            call = resolve(
-                name, stage, shape, a.dtype, some, points, norm, half=half, aligned=begins
+    ) -> Request[GpuRef]:
+        """A transform along one axis, if it has the name of its family, or along several."""
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            memory = driver.memory
+            usable(a, memory, "a")
+            if out is not None:
+                usable(out, memory, "out")
+            points: Any
+            along: Any
+            if name == family:
+                points = None if sizes is None else size_of(sizes, "n")
+                along = whole(axes, "axis")
+            else:
+                points = None if sizes is None else several_of(sizes, "s")
+                along = None if axes is None else several_of(axes, "axes")
+            aligned = _aligned(a), out is None or _aligned(out)
+            key = (
+                name,
+                a.shape,
+                a.dtype,
+                points,
+                along,
+                norm_of(norm),
+                flag(half, "half"),
+                aligned,
             )
-            if len(todo) == 1:
-                self._calls.keep(key, call)
-        return await self._run(name, call, a, out)
+            calls = self._calls.get(key)
+            if calls is None:
+                calls = self._calls.keep(key, _resolve(family, *key))
+            if out is not None:
+                _require_output(name, calls, a, out, memory)
+            source = a
+            for call in calls[:-1]:
+                step = partial(self._submission, call, source, None)
+                given = driver.perform(Request(LANE, f"fft.{name}", step))
+                assert given is not None  # buffers are given in batches, too
+                source = given
+            return self._submission(calls[-1], source, out, driver)
 
-    async def _run(self, name: str, call: Call, a: GpuRef, out: GpuRef | None) -> GpuRef:
-        device = self._device
-        while True:
-            found = self._plans.find(device, call.encoded)
-            if found is None:
-                self._check(name, call, a, out)  # before anything is sent
-                found = await self._plans.make(device, call.encoded)
-            number, work = found
-            epoch = device.memory.epoch
+        return Request(LANE, f"fft.{name}", prepare)
 
-            def prepare(
-                room: Room, number: int = number, work: int = work, epoch: Epoch = epoch
-            ) -> Prepared:
-                if epoch is not device.memory.epoch:
-                    raise _Rebuilt
-                return self._prepare(room, name, call, number, work, a, out)
-
-            try:
-                result: GpuRef = await perform(device, LANE, f"fft.{name}", prepare)
-            except _Rebuilt:
-                continue
-            finally:
-                self._plans.let_go(number, call.encoded)
-            return result
-
-    def _prepare(
-        self,
-        room: Room,
-        name: str,
-        call: Call,
-        number: int,
-        work: int,
-        a: GpuRef,
-        out: GpuRef | None,
-    ) -> Prepared:
-        self._check(name, call, a, out)
+    def _submission(
+        self, call: Call, a: GpuRef, out: GpuRef | None, driver: Driver
+    ) -> Submission[GpuRef]:
+        source = usable(a, driver.memory, "a")
+        number, work, used = self._plans.find(driver, call.encoded)
         if out is None:
-            out = room.empty(call.shape, call.dtype)
-        writes: tuple[Block, ...] = (out._block,)
+            out = driver.output(call.shape, call.dtype)
+        target = out._block
+        writes: tuple[Block, ...] = (target,)
         workspace = 0
         if call.scratch + work:
-            shared = self._plans.workspaces.take(self._device, room, call.scratch + work)
-            writes = (out._block, shared)
+            shared = self._plans.workspaces.take(driver.home, driver, call.scratch + work)
+            writes = (target, shared)
             workspace = shared.address
-        message = Transform(
-            number, call.encoded, a._block.address, out._block.address, workspace, work
-        )
-        return Prepared(message, (a._block,), writes, out)
+        message = Transform(number, call.encoded, source.address, target.address, workspace, work)
+        return Submission(message, (source,), writes, out, sent=used)
 
-    def _check(self, name: str, call: Call, a: GpuRef, out: GpuRef | None) -> None:
-        memory = self._device.memory
-        usable(a, memory, "a")
-        if out is None:
-            return
-        writable(out, memory, "out")
-        require_shape(out, call.shape, "out")
-        if out.dtype is not call.dtype:
-            raise TypeError(
-                f"out has dtype {out.dtype.name}, but the result of {name} has {call.dtype.name}"
-            )
-        if not overlap(a, out):
-            return
-        in_place = call.spec.kind == "c2c" and a.shape == out.shape and a.dtype is out.dtype
-        if not (in_place and same_place(a, out)):
-            raise ValueError(
-                f"out shares memory with a, but {name} turns {a.dtype.name}{list(a.shape)} into "
-                f"{out.dtype.name}{list(out.shape)}, which does not work in place"
-            )
+    def _frequencies(self, name: str, n: int, d: float, *, half: bool) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            points = size_of(n, "n")
+            if points < 1:
+                raise ValueError(f"n must be at least 1, not {points}")
+            spacing = real(d, "d", finite=False)
+            if not spacing:
+                raise ValueError("d must not be zero")
+            out = driver.output((points // 2 + 1 if half else points,), _FLOAT64)
+            message = Frequencies(out._block.address, points, 1.0 / (points * spacing), half)
+            return Submission(message, (), (out._block,), out)
 
-    async def _frequencies(self, name: str, n: int, d: float, *, half: bool) -> GpuRef:
-        n = size_of(n, "n")
-        if n < 1:
-            raise ValueError(f"n must be at least 1, not {n}")
-        d = real(d, "d", finite=False)
-        if not d:
-            raise ValueError("d must not be zero")
-        count = n // 2 + 1 if half else n
+        return Request(LANE, f"fft.{name}", prepare)
 
-        def prepare(room: Room) -> Prepared:
-            out = room.empty((count,), _FLOAT64)
-            message = Frequencies(out._block.address, n, 1.0 / (n * d), half)
-            return Prepared(message, (), (out._block,), out)
-
-        result: GpuRef = await perform(self._device, LANE, f"fft.{name}", prepare)
-        return result
-
-    async def _shift(
+    def _shift(
         self, name: str, x: GpuRef, axes: int | Sequence[int] | None, *, inverse: bool
-    ) -> GpuRef:
-        usable(x, self._device.memory, "x")
-        if axes is None:
-            axes = range(x.ndim)
-        chosen = several_of(axes, "axes") if isinstance(axes, Iterable) else (whole(axes, "axes"),)
-        shifts = [0] * x.ndim
-        for axis in (axis_of(each, x.ndim) for each in chosen):
-            half = x.shape[axis] // 2
-            shifts[axis] += half if inverse else -half
-        shape, turns = _merged(x.shape, shifts)
-
-        def prepare(room: Room) -> Prepared:
-            block = usable(x, self._device.memory, "x")
-            out = room.empty(x.shape, x.dtype)
+    ) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            block = usable(x, driver.memory, "x")
+            given = range(x.ndim) if axes is None else axes
+            several = isinstance(given, Iterable)
+            chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
+            shifts = [0] * x.ndim
+            for axis in (axis_of(each, x.ndim) for each in chosen):
+                half = x.shape[axis] // 2
+                shifts[axis] += half if inverse else -half
+            shape, turns = _merged(x.shape, shifts)
+            out = driver.output(x.shape, x.dtype)
             message = Roll(block.address, out._block.address, x.dtype.itemsize, shape, turns)
-            return Prepared(message, (block,), (out._block,), out)
+            return Submission(message, (block,), (out._block,), out)
 
-        result: GpuRef = await perform(self._device, LANE, f"fft.{name}", prepare)
-        return result
+        return Request(LANE, f"fft.{name}", prepare)
+
+
+def _resolve(
+    family: str,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    points: Any,
+    along: Any,
+    norm: str,
+    half: bool,
+    aligned: tuple[bool, bool],
+) -> tuple[Call, ...]:
+    """The transforms that a call asks for, one after the other: one, unless an axis repeats."""
+    data = _data_shape(name, family, shape, dtype, half=half)
+    if name == family:
+        todo = [(family, *one_axis(family, data, points, along))]
+    else:
+        todo = stages(family, *several_axes(family, data, points, along))
+    calls: list[Call] = []
+    for number, (stage, axes, sizes) in enumerate(todo, 1):
+        # What is made in between begins where whatever could.
+        begins = aligned[0] or bool(calls), aligned[1] or number < len(todo)
+        data = _data_shape(name, stage, shape, dtype, half=half)
+        call = resolve(name, stage, data, dtype, axes, sizes, norm, half=half, aligned=begins)
+        calls.append(call)
+        shape, dtype = call.shape, call.dtype
+    return tuple(calls)
+
+
+def _require_output(
+    name: str, calls: tuple[Call, ...], a: GpuRef, out: GpuRef, memory: MemoryMap
+) -> None:
+    """Raise where ``out`` cannot take the result."""
+    call = calls[-1]
+    writable(out, memory, "out")
+    require_shape(out, call.shape, "out")
+    if out.dtype is not call.dtype:
+        raise TypeError(
+            f"out has dtype {out.dtype.name}, but the result of {name} has {call.dtype.name}"
+        )
+    if len(calls) > 1 or not overlap(a, out):
+        return
+    in_place = call.spec.kind == "c2c" and a.shape == out.shape and a.dtype is out.dtype
+    if not (in_place and same_place(a, out)):
+        raise ValueError(
+            f"out shares memory with a, but {name} turns {a.dtype.name}{list(a.shape)} into "
+            f"{out.dtype.name}{list(out.shape)}, which does not work in place"
+        )
 
 
 def _aligned(ref: GpuRef) -> bool:
@@ -618,16 +612,18 @@ def _aligned(ref: GpuRef) -> bool:
     return not offset % width
 
 
-def _data_shape(name: str, family: str, a: GpuRef, *, half: bool) -> tuple[int, ...]:
-    """The shape of ``a`` without the axis of the pairs that complex half precision has."""
-    if not half or FAMILIES[family].kind == "r2c" or a.dtype.name not in HALF:
-        return a.shape
-    if not a.shape or a.shape[-1] != 2:
+def _data_shape(
+    name: str, family: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, half: bool
+) -> tuple[int, ...]:
+    """A shape without the axis of the pairs that complex half precision has."""
+    if not half or FAMILIES[family].kind == "r2c" or dtype.name not in HALF:
+        return shape
+    if not shape or shape[-1] != 2:
         raise ValueError(
             f"{name} with half=True takes complex numbers as pairs in a last axis of length 2, "
-            f"but a has shape {a.shape}"
+            f"but a has shape {shape}"
         )
-    return a.shape[:-1]
+    return shape[:-1]
 
 
 def _merged(shape: tuple[int, ...], shifts: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -23,8 +23,6 @@ _WAVES: Final = 4
 """Blocks beyond what is resident at once even out how fast processors are. They are whole
 waves, because a last one that is half empty takes as long as the others."""
 
-_PARALLEL: Final = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-
 _compiled = cache(find_cubin)
 """By source, name and capability: ways, and devices of one kind, share what was compiled."""
 
@@ -80,8 +78,9 @@ class Kernels:
         self._modules: list[Any] = []
         self._functions: dict[str, _Function] = {}
         device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+        parallel = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         self._processors: Final[int] = check(
-            "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(_PARALLEL, device)
+            "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(parallel, device)
         )
 
     def function(self, name: str) -> _Function:

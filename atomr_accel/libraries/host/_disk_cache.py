@@ -21,7 +21,8 @@ from typing import Final, final
 
 FOLDER_VARIABLE: Final = "ATOMR_CACHE_DIR"
 """The environment variable that says where files go; empty, it turns them off. By default
-they go to ``atomr-accel`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+they go where the platform keeps a user's caches: on Linux to ``atomr-accel`` in
+``$XDG_CACHE_HOME`` or ``~/.cache``."""
 
 _MAGIC: Final = b"atomr-cache-1\n"
 _HASH_BYTES: Final = hashlib.sha256().digest_size
@@ -130,20 +131,29 @@ class DiskCache:
         chosen = os.environ.get(FOLDER_VARIABLE)
         if chosen == "":
             return None
+        base = _default_folder() if chosen is None else Path(chosen)
+        if base is None:
+            return None
+        folder = base / self._kind
         try:
-            if chosen is not None:
-                base = Path(chosen)
-            else:
-                caches = os.environ.get("XDG_CACHE_HOME")
-                base = (Path(caches) if caches else Path.home() / ".cache") / "atomr-accel"
-            folder = base / self._kind
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             about = folder.stat()
-        except (OSError, RuntimeError):  # the latter where there is no home
+        except OSError:
             return None
         if about.st_uid != os.geteuid() or about.st_mode & _OTHERS_MAY_WRITE:
             return None
         return folder
+
+
+def _default_folder() -> Path | None:
+    """Where the platform keeps a user's caches; None where there is no home."""
+    from platformdirs import user_cache_path  # by those who keep something: hosts start fast
+
+    try:
+        folder = user_cache_path("atomr-accel", appauthor=False)
+    except RuntimeError:
+        return None
+    return folder if folder.is_absolute() else None  # older releases leave "~" as it is
 
 
 def _name(key: bytes) -> str:

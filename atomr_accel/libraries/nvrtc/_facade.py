@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import operator
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary, WeakSet
 
 import cloudpickle
 import numpy as np
 
 from ..._errors import CompileError, Unsupported
 from ...memory import GpuRef
-from .._arguments import usable, writable
 from .._library import LaneSpec
-from .._op import D, Facade
-from ._signature import Parameter, read_signature
+from .._op import D, Facade, op
+from .._request import Request, Submission
+from ._signature import Parameter, Position, read_signature
 from .wire._messages import Array, Compile, Launch, Load, Scalar, Unload
 
 if TYPE_CHECKING:
-    from ...memory import Block, Epoch
+    from ...memory import Block, MemoryMap
     from .._library import Submitter
+    from .._request import Driver
 
 COMPILER: Final = LaneSpec(
     "nvrtc",
@@ -42,6 +43,7 @@ KERNELS: Final = LaneSpec(
 )
 
 _MAX_BLOCK: Final = 1024
+_MAX_BLOCKS: Final = (_MAX_BLOCK, _MAX_BLOCK, 64)
 _MAX_GRID: Final = (2**31 - 1, 65535, 65535)
 _MAX_SHARED: Final = 2**31 - 1
 """What the driver can be asked for; each device has far less and says so."""
@@ -53,6 +55,11 @@ _NOT_A_KERNEL: Final = re.compile(
 """Options that have the compiler make something that must be linked, or nothing."""
 
 Dim = int | Sequence[int]
+"""Sizes in x, y and z; what is left out is 1."""
+
+Argument = GpuRef | complex | np.generic
+"""What kernels take: a buffer for a pointer, a number for a value (complex stands for float, int
+and bool, too)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +89,15 @@ class Nvrtc(Facade[D]):
         self._numbers = itertools.count(1)
         self._compiled = self._found = 0
 
-    async def compile(
+    @op
+    def compile(
         self,
         source: str,
         name: str,
         *,
         cpu: Callable[..., object] | None = None,
         options: Sequence[str] = (),
-    ) -> Kernel:
+    ) -> Request[Kernel[D]]:
         """Compile a kernel (``nvrtcCompileProgram``).
 
         Args:
@@ -132,24 +140,30 @@ class Nvrtc(Facade[D]):
         if cpu is not None and not callable(cpu):
             raise TypeError(f"cpu must be callable, not {type(cpu).__name__}")
         parameters = read_signature(source, name)
-        if parameters is None and self._device.backend == "cpu":
+        if parameters is None and self._device.capabilities.python_kernels:
             log = f"no __global__ function named {name!r} is declared in the source"
             raise CompileError(f"kernel {name!r} does not compile: {log}", log=log)
-        function = cloudpickle.dumps(cpu) if self._device.backend == "cpu" and cpu else b""
+        function = (
+            cloudpickle.dumps(cpu) if self._device.capabilities.python_kernels and cpu else b""
+        )
         message = Compile(source, name, tuple(options))
-        port = await self._device.open_lane(COMPILER)
-        op = self._device.submit(port, "nvrtc.compile", message)
-        image, lowered, log, kept = await op.wait()
-        self._compiled += 1
-        self._found += kept
-        return Kernel(
-            self._device,
-            next(self._numbers),
-            name,
-            parameters,
-            image=function if self._device.backend == "cpu" else image,
-            lowered=lowered,
-            log=log,
+
+        def finish(answer: tuple[bytes, str, str, bool]) -> Kernel[D]:
+            image, lowered, log, found = answer
+            self._compiled += 1
+            self._found += found
+            return Kernel(
+                self._device,
+                next(self._numbers),
+                name,
+                parameters,
+                image=function if self._device.capabilities.python_kernels else image,
+                lowered=lowered,
+                log=log,
+            )
+
+        return Request(
+            COMPILER, "nvrtc.compile", lambda _driver: Submission(message, (), (), finish=finish)
         )
 
     def statistics(self) -> NvrtcStatistics:
@@ -157,19 +171,64 @@ class Nvrtc(Facade[D]):
         return NvrtcStatistics(self._compiled, self._found)
 
 
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A kernel among some executors, in one generation.
+
+    Attributes:
+        kept: has it released in the end; launches name it as read.
+        loaded: whether it is there for sure.
+        asked_by: the batches and recordings that have it loaded themselves: it is there for
+            what they launch afterwards, but not for others, as long as it is not sure.
+    """
+
+    kept: Block
+    loaded: bool = False
+    asked_by: WeakSet[object] = field(default_factory=WeakSet)
+
+
+@final
 class _Resident:
     """A kernel in the host, as all copies of its handle know it.
 
     Attributes:
         number: the host's number of it.
-        kept: releases it, in the generation it was loaded in last.
     """
 
-    __slots__ = ("kept", "number")
+    __slots__ = ("_copies", "_image", "_lowered", "_name", "number")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, name: str, image: bytes, lowered: str) -> None:
         self.number: Final = number
-        self.kept: Block | None = None
+        self._name = name
+        self._image = image
+        self._lowered = lowered
+        self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
+
+    def loaded(self, driver: Driver) -> Block:
+        """What stands for it where the driver's ops are executed; it is loaded first, if need be.
+
+        Args:
+            driver: that of the launch.
+        """
+        keeper = driver.keeper
+        copy = self._copies.get(keeper)
+        if copy is None or copy.kept.epoch is not driver.memory.epoch:
+            kept = keeper.keep(KERNELS.name, f"unload {self._name}", Unload(self.number))
+            copy = self._copies[keeper] = _Copy(kept)
+        if not copy.loaded and driver.home not in copy.asked_by:
+            driver.perform(self._load(copy))
+            copy.asked_by.add(driver.home)
+        return copy.kept
+
+    def _load(self, copy: _Copy) -> Request[None]:
+        def done() -> None:
+            copy.loaded = True
+
+        def prepare(_driver: Driver) -> Submission[None]:
+            message = Load(self.number, self._image, self._lowered)
+            return Submission(message, (copy.kept,), (), done=done)
+
+        return Request(KERNELS, f"load {self._name}", prepare)
 
 
 @final
@@ -194,25 +253,20 @@ class Kernel(Facade[D]):
         log: str,
     ) -> None:
         self._device = device
-        self._resident = _Resident(number)
-        self._image = image
-        self._lowered = lowered
-        self._loaded: Epoch | None = None
+        self._resident = _Resident(number, name, image, lowered)
+        self._runs = bool(image) or not device.capabilities.python_kernels
+        self._positions = None if parameters is None else _positions(parameters)
+        self._op_name = f"kernel {name}"
         self.name: Final = name
         self.parameters: Final = parameters
         self.log: Final = log
-
-    def _apart(self) -> Kernel:
-        """The same kernel where executors of their own have to load it."""
-        twin = copy.copy(self)
-        twin._resident, twin._loaded = _Resident(self._resident.number), None
-        return twin
 
     def __repr__(self) -> str:
         arguments = ", ".join(p.text for p in self.parameters) if self.parameters else "..."
         return f"<Kernel {self.name}({arguments})>"
 
-    async def launch(self, grid: Dim, block: Dim, *args: Any, shared: int = 0) -> None:
+    @op
+    def launch(self, grid: Dim, block: Dim, *args: Argument, shared: int = 0) -> Request[None]:
         """Launch the kernel and wait until it has finished (``cuLaunchKernel``).
 
         Args:
@@ -230,76 +284,65 @@ class Kernel(Facade[D]):
             GpuRefStale: a ref of an older generation, or freed.
             Unsupported: on the CPU backend, a kernel without ``cpu=``.
         """
-        device, resident = self._device, self._resident
-        grid3 = _dimensions(grid, "grid", _MAX_GRID)
-        block3 = _dimensions(block, "block", (_MAX_BLOCK, _MAX_BLOCK, 64))
-        if block3[0] * block3[1] * block3[2] > _MAX_BLOCK:
-            raise ValueError(f"block {block3} has more than {_MAX_BLOCK} threads")
-        if device.backend == "cpu" and not self._image:
-            raise Unsupported(
-                f"kernel {self.name!r} has no Python twin, so it cannot run on the CPU backend; "
-                f"give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
-            )
-        shared = _index(shared, "shared")
-        if not 0 <= shared <= _MAX_SHARED:
-            raise ValueError(f"shared is {shared} bytes; it must be from 0 to {_MAX_SHARED}")
-        arguments, reads, writes = self._arguments(args)
-        if self._loaded is not device.memory.epoch:
-            while self._loaded is not device.memory.epoch:
-                port = await device.open_lane(KERNELS)
-                epoch = device.memory.epoch
-                kept = resident.kept
-                if kept is None or kept.epoch is not epoch:
-                    unload = Unload(resident.number)
-                    kept = device.keep(KERNELS.name, f"unload {self.name}", unload)
-                    resident.kept = kept
-                load = Load(resident.number, self._image, self._lowered)
-                await device.submit(port, f"load {self.name}", load, (kept,)).wait()
-                self._loaded = epoch
-            arguments, reads, writes = self._arguments(args)
-        message = Launch(resident.number, grid3, block3, shared, arguments)
-        port = device.ports[KERNELS.name]  # open, or it would not be loaded
-        assert resident.kept is not None
-        reads = (*reads, resident.kept)
-        await device.submit(port, f"kernel {self.name}", message, reads, writes).wait()
+        return self._launch(grid, block, args, shared)
+
+    def _launch(
+        self, grid: Dim, block: Dim, args: tuple[Argument, ...], shared: int
+    ) -> Request[None]:
+        """The request of ``launch``, its arguments in a tuple."""
+        resident = self._resident
+
+        def prepare(driver: Driver) -> Submission[None]:
+            grid3 = _dimensions(grid, "grid", _MAX_GRID)
+            block3 = _dimensions(block, "block", _MAX_BLOCKS)
+            if block3[0] * block3[1] * block3[2] > _MAX_BLOCK:
+                raise ValueError(f"block {block3} has more than {_MAX_BLOCK} threads")
+            if not self._runs:
+                raise Unsupported(
+                    f"kernel {self.name!r} has no Python twin, so it cannot run on the CPU "
+                    f"backend; give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
+                )
+            size = shared if type(shared) is int else _index(shared, "shared")
+            if not 0 <= size <= _MAX_SHARED:
+                raise ValueError(f"shared is {size} bytes; it must be from 0 to {_MAX_SHARED}")
+            arguments, reads, writes = self._arguments(args, driver.memory)
+            reads.append(resident.loaded(driver))
+            message = Launch(resident.number, grid3, block3, size, arguments)
+            return Submission(message, reads, writes)
+
+        return Request(KERNELS, self._op_name, prepare)
 
     def _arguments(
-        self, args: tuple[Any, ...]
-    ) -> tuple[tuple[Array | Scalar, ...], tuple[Block, ...], tuple[Block, ...]]:
-        parameters = self.parameters
-        if parameters is None:
-            parameters = tuple(
-                Parameter("?", isinstance(arg, GpuRef), isinstance(arg, GpuRef), None)
-                for arg in args
+        self, args: tuple[Argument, ...], memory: MemoryMap
+    ) -> tuple[tuple[Array | Scalar, ...], list[Block], list[Block]]:
+        positions = self._positions
+        if positions is None:
+            positions = _positions(
+                tuple(
+                    Parameter("?", isinstance(arg, GpuRef), isinstance(arg, GpuRef), None)
+                    for arg in args
+                )
             )
-        if len(args) != len(parameters):
+        if len(args) != len(positions):
             raise TypeError(
-                f"kernel {self.name} takes {len(parameters)} arguments "
-                f"({', '.join(p.text for p in parameters)}), not {len(args)}"
+                f"kernel {self.name} takes {len(positions)} arguments "
+                f"({', '.join(each.parameter.text for each in positions)}), not {len(args)}"
             )
-        memory = self._device.memory
-        arguments: list[Array | Scalar] = []
         reads: list[Block] = []
         writes: list[Block] = []
-        for position, (parameter, arg) in enumerate(zip(parameters, args, strict=True)):
-            if parameter.pointer:
-                check = writable if parameter.written else usable
-                name = f"argument {position} ('{parameter.text}')"
-                target = check(arg, memory, name)
-                parameter.check_ref(arg, position)
-                reads.append(target)
-                if parameter.written:
-                    writes.append(target)
-                arguments.append(Array(target.address, arg.shape, arg.dtype.name))
-            else:
-                if isinstance(arg, GpuRef):
-                    raise TypeError(
-                        f"argument {position} is a GpuRef, but the kernel declares "
-                        f"'{parameter.text}', which is no pointer"
-                    )
-                value = parameter.scalar(arg, position)
-                arguments.append(Scalar(value.tobytes(), value.dtype.name))
-        return tuple(arguments), tuple(reads), tuple(writes)
+        arguments = tuple(
+            [
+                position.array(arg, memory, reads, writes)
+                if position.pointer
+                else position.scalar(arg)
+                for position, arg in zip(positions, args, strict=True)
+            ]
+        )
+        return arguments, reads, writes
+
+
+def _positions(parameters: tuple[Parameter, ...]) -> tuple[Position, ...]:
+    return tuple(Position(at, parameter) for at, parameter in enumerate(parameters))
 
 
 def _are_texts(values: object) -> bool:
@@ -312,13 +355,17 @@ def _are_texts(values: object) -> bool:
 
 
 def _dimensions(value: Dim, name: str, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    sizes = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,)
+    if type(value) is int:
+        sizes: tuple[Any, ...] = (value,)
+    else:
+        sizes = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value,)
     if not 1 <= len(sizes) <= 3:
         raise ValueError(f"{name} takes one to three sizes, not {len(sizes)}")
-    x, y, z = (*(_index(size, name) for size in sizes), 1, 1)[:3]
-    for size, limit in zip((x, y, z), limits, strict=True):
-        if not 1 <= size <= limit:
-            raise ValueError(f"{name} is {(x, y, z)}; each size must be from 1 to {limits}")
+    x, y, z = (*sizes, 1, 1)[:3]
+    if not type(x) is type(y) is type(z) is int:
+        x, y, z = _index(x, name), _index(y, name), _index(z, name)
+    if not (0 < x <= limits[0] and 0 < y <= limits[1] and 0 < z <= limits[2]):
+        raise ValueError(f"{name} is {(x, y, z)}; each size must be from 1 to {limits}")
     return x, y, z
 
 

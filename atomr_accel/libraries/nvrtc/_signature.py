@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import cmath
 import re
+import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import ml_dtypes
 import numpy as np
 
-from ..._dtypes import DTYPES, as_dtype
+from ..._dtypes import DTYPES, NAMES, as_dtype
+from ...memory import GpuRef
+from .._arguments import usable, writable
+from .wire._messages import Array, Scalar
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from collections.abc import Callable
+
+    from ...memory import Block, MemoryMap
 
 _C_TYPES: Final[dict[str, str]] = {
     "bool": "bool",
@@ -162,6 +168,85 @@ class Parameter:
             )
         result: np.generic = expected.type(value)
         return result
+
+
+_FORMATS: Final = {
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "float32": "f",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "float64": "d",
+}
+"""How Python's numbers are packed, where that alone makes them what the kernel takes."""
+
+
+@final
+class Position:
+    """Where a kernel takes an argument: what is known before there is one.
+
+    Args:
+        at: the position.
+        parameter: what the kernel declares there.
+    """
+
+    __slots__ = ("_at", "_check", "_name", "_pack", "_packs", "_type", "parameter", "pointer")
+
+    def __init__(self, at: int, parameter: Parameter) -> None:
+        self.parameter: Final = parameter
+        self.pointer: Final = parameter.pointer
+        self._at = at
+        self._name = f"argument {at} ('{parameter.text}')"
+        self._check = writable if parameter.written else usable
+        self._type = "" if parameter.dtype is None else NAMES[parameter.dtype]
+        self._packs = float if self._type.startswith("float") else int
+        self._pack: Callable[[Any], bytes] | None = None
+        if self._type in _FORMATS:
+            self._pack = struct.Struct(f"={_FORMATS[self._type]}").pack
+
+    def array(self, arg: Any, memory: MemoryMap, reads: list[Block], writes: list[Block]) -> Array:
+        """A buffer as the message has it.
+
+        Args:
+            arg: what the caller gave.
+            memory: where it has to be.
+            reads: gets its block, if the kernel only reads it.
+            writes: gets it, if the kernel may write it.
+
+        Raises:
+            TypeError: it is no buffer, or one of another element type.
+            ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
+        """
+        block = self._check(arg, memory, self._name)
+        ref: GpuRef = arg
+        parameter = self.parameter
+        if ref.dtype is not parameter.dtype:
+            parameter.check_ref(ref, self._at)
+        (writes if parameter.written else reads).append(block)
+        return Array(block.address, ref.shape, NAMES[ref.dtype])
+
+    def scalar(self, arg: object) -> Scalar:
+        """A number as the message has it.
+
+        Raises:
+            TypeError, OverflowError: as ``Parameter.scalar``.
+        """
+        if self._pack is not None and type(arg) is self._packs:
+            try:
+                return Scalar(self._pack(arg), self._type)
+            except (struct.error, OverflowError):
+                pass  # it does not fit, which is said below
+        if isinstance(arg, GpuRef):
+            raise TypeError(
+                f"argument {self._at} is a GpuRef, but the kernel declares "
+                f"'{self.parameter.text}', which is no pointer"
+            )
+        value = self.parameter.scalar(arg, self._at)
+        return Scalar(value.tobytes(), value.dtype.name)
 
 
 _RANK: Final = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2, "c": 3}

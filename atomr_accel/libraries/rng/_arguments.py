@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..._errors import Unsupported
 from ...memory import as_shape
 from .._arguments import require_shape, writable
 from ..wire._options import real
-from .wire._laws import FLOATS, WHOLE, Kind, bounds
+from .wire._distributions import FLOATS, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:
     from ...memory import GpuRef, MemoryMap
@@ -29,7 +30,16 @@ _MOST_LAM: Final = 2.0**63 - 10 * 2.0**31.5
 _SUM_TOLERANCE: Final = float(np.sqrt(np.finfo(np.float64).eps))
 
 
-def not_negative(value: Any, name: str) -> float:
+def number(value: Any, name: str, _dtype: str = "") -> float:
+    """A scalar.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    return real(value, name, finite=False)
+
+
+def not_negative(value: Any, name: str, _dtype: str = "") -> float:
     """A scalar that is zero or more.
 
     Raises:
@@ -57,17 +67,17 @@ def shape_parameter(value: Any, name: str, dtype: str) -> float:
     return converted
 
 
-def above_zero(value: Any, name: str) -> float:
-    """A scalar that is more than zero.
+def positive_shape(value: Any, name: str, _dtype: str) -> float:
+    """A parameter of a beta variate, which is computed in double for all dtypes.
 
     Raises:
         TypeError: it is no number.
-        ValueError: it is not more, or NaN.
+        ValueError: it is zero, or not what ``shape_parameter`` takes.
     """
     converted = real(value, name, finite=False)
     if not converted > 0:
         raise ValueError(f"{name} must be more than 0, but is {converted}")
-    return converted
+    return shape_parameter(converted, name, "float64")
 
 
 def interval(low: Any, high: Any) -> tuple[float, float]:
@@ -209,6 +219,7 @@ def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.
         raise TypeError(f"out has dtype {out.dtype.name}, but the result has {dtype.name}")
 
 
+@lru_cache(8)
 def poisson_table(rate: float) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
     """The least number of events worth a mention, and the distribution function from there."""
     from scipy.special import pdtr

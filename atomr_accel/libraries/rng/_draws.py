@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
-from ..._dtypes import DTYPES, NAMES
-from ..._errors import GpuRefStale, Unsupported
+from ..._dtypes import DTYPES
+from ..._errors import Unsupported
 from .._arguments import alignment, usable
 from .._library import LaneSpec
 from .._op import D, Facade
-from .._perform import Prepared, perform
+from .._request import Request, Submission
 from ._arguments import Size, check_out, dtype_of, shape_of
-from .wire._laws import BLOCK, LAWS
-from .wire._messages import Draw, Law, Points, Table
+from ._distributions import continuous
+from .wire._distributions import BLOCK, DISTRIBUTIONS
+from .wire._messages import Distribution, Draw, Points, Table
 
 if TYPE_CHECKING:
     from ...memory import Block, GpuRef
     from .._library import Submitter
-    from .._perform import Room
+    from .._request import Driver
     from ._state import State
 
 LANE: Final = LaneSpec(
@@ -33,7 +35,7 @@ LANE: Final = LaneSpec(
 )
 
 _PIECE: Final = 1 << 20
-_WORDS: Final = 2**64
+_UINT8: Final = DTYPES["uint8"]
 _FLOAT64: Final = DTYPES["float64"]
 Entries = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -45,151 +47,118 @@ class Drawing(Facade[D]):
         self._device = device
         self._state = state
 
-    async def _floats(
+    def _continuous(
         self,
         name: str,
-        law: str,
-        floats: tuple[float, ...],
+        distribution: str,
+        parameters: tuple[Any, ...],
         size: Size,
         dtype: Any,
         out: GpuRef | None,
-    ) -> GpuRef:
-        kind = dtype_of(dtype, out, "float64")
-        return await self._draw(name, law_of(law, kind, floats), size, out)
+    ) -> Request[GpuRef]:
+        """Values of a continuous distribution."""
 
-    async def _draw(
-        self, name: str, law: Law, size: Size, out: GpuRef | None, table: Entries | None = None
-    ) -> GpuRef:
-        state, device = self._state, self._device
-        if state.rule.quasi and LAWS[law.name].until_accepted:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            kind = dtype_of(dtype, out, "float64")
+            return self._draw(driver, name, continuous(distribution, kind, *parameters), size, out)
+
+        return Request(LANE, f"rng.{name}", prepare)
+
+    def _draw(
+        self,
+        driver: Driver,
+        name: str,
+        distribution: Distribution,
+        size: Size,
+        out: GpuRef | None,
+        table: Entries | None = None,
+    ) -> Submission[GpuRef]:
+        """Values of any distribution; ``table`` is what one by ``search`` looks them up in."""
+        state, memory = self._state, driver.memory
+        use = DISTRIBUTIONS[distribution.name]
+        if state.spec.quasi and use.until_accepted:
             raise Unsupported(
                 f"{name} takes varying numbers of words, so {state.kind}, whose every word "
                 f"counts, cannot make it; use a pseudo-random generator"
             )
-        shape, kind = shape_of(size, out, state.dimensions), DTYPES[law.dtype]
-        while True:
-            entries = None
-            if table is not None:
-                if out is not None:
-                    check_out(out, device.memory, shape, kind)  # before anything is sent
-                entries = await self._table(table)
-
-            def prepare(room: Room, entries: GpuRef | None = entries) -> Prepared:
-                return self._prepare(room, law, shape, kind, out, entries)
-
-            try:
-                result: GpuRef = await perform(device, LANE, f"rng.{name}", prepare)
-            except GpuRefStale:
-                if entries is None or not entries.is_stale or (out is not None and out.is_stale):
-                    raise
-            else:
-                return result
-
-    def _prepare(
-        self,
-        room: Room,
-        law: Law,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        out: GpuRef | None,
-        entries: GpuRef | None,
-    ) -> Prepared:
-        state, memory = self._state, self._device.memory
+        shape, dtype = shape_of(size, out, state.dimensions), DTYPES[distribution.dtype]
+        count = math.prod(shape)
+        points = count // state.dimensions if state.spec.quasi else 0
+        state.require_points(points)
+        if out is not None:
+            check_out(out, memory, shape, dtype)
         reads: tuple[Block, ...] = ()
-        if entries is not None:
-            block = usable(entries, memory, "table")
-            reads = (block,)
-            law = Law(
-                law.name, law.dtype, law.floats, law.low, law.span, block.address, entries.size
+        if table is not None:
+            entries = self._provide(driver, table)
+            reads = (entries,)
+            distribution = msgspec.structs.replace(
+                distribution, table=entries.address, extent=len(table)
             )
         if out is None:
-            out = room.empty(shape, dtype)
-        else:
-            check_out(out, memory, shape, dtype)
-        target, count = out._block, math.prod(shape)
-        if state.rule.quasi:
-            points = count // state.dimensions
-            message: Points | Draw = Points(
-                law, state.kind, state.dimensions, state.position, target.address, points
-            )
-            self._moved(count, points=points)
-            return Prepared(message, reads, (target,), out)
-        values = LAWS[law.name].values(law.dtype)
-        blocks = -(-count // values)
+            out = driver.output(shape, dtype)
+        target = out._block
         writes: tuple[Block, ...] = (target,)
+        message: Points | Draw
+        if state.spec.quasi:
+            message = Points(
+                distribution, state.kind, state.dimensions, state.position, target.address, points
+            )
+            sent = partial(state.drawn, count, places=points)
+            return Submission(message, reads, writes, out, sent=sent)
+        values = use.values(distribution.dtype)
+        blocks = -(-count // values)
         scratch = 0
         # In its own memory, if values take as much of it as words and it is aligned for these.
         fits = values * dtype.itemsize == 4 * BLOCK and not count % values
         fits = fits and alignment(out) % (4 * BLOCK) == 0
-        by_vendor = not state.rule.fused and not LAWS[law.name].until_accepted
-        if by_vendor and not fits and self._device.backend != "cpu":
-            words = room.empty((4 * BLOCK * blocks,), DTYPES["uint8"])._block
+        by_vendor = not state.spec.fused and not use.until_accepted
+        if by_vendor and not fits and driver.home.capabilities.needs_scratch:
+            words = driver.output((4 * BLOCK * blocks,), _UINT8)._block
             writes, scratch = (target, words), words.address
         message = Draw(
-            law,
+            distribution,
             state.kind,
             state.ordering,
             state.key,
             state.position,
-            state.side,
+            state.rejection_offset,
             target.address,
             count,
             scratch,
         )
-        if LAWS[law.name].until_accepted:
-            self._moved(count, side=count)
+        if use.until_accepted:
+            sent = partial(state.drawn, count, rejections=count)
         else:
-            self._moved(count, words=blocks * BLOCK)
-        return Prepared(message, reads, writes, out)
+            sent = partial(state.drawn, count, places=blocks * BLOCK)
+        return Submission(message, reads, writes, out, sent=sent)
 
-    def _moved(self, values: int, *, words: int = 0, points: int = 0, side: int = 0) -> None:
-        """Note a draw, if it is about to be sent: without a lane it is prepared again."""
-        state = self._state
-        to = state.position + words + points
-        if state.rule.quasi and to > 2**state.rule.bits:
-            raise ValueError(
-                f"{state.kind} has {2**state.rule.bits} points; {points} from number "
-                f"{state.position} on are too many"
-            )
-        if LANE.name in self._device.ports:
-            state.position = to if state.rule.quasi else to % _WORDS
-            state.side = (state.side + side) % _WORDS
-            state.draws += 1
-            state.values += values
-
-    async def _table(self, table: Entries) -> GpuRef:
-        """Put a table on the device, in pieces that delay nobody for long."""
-        data = table.tobytes()
-        device = self._device
-
-        def first(room: Room) -> Prepared:
-            ref = room.empty((len(table),), _FLOAT64)
-            message = Table(ref._block.address, data[:_PIECE])
-            return Prepared(message, (), (ref._block,), ref)
-
-        while True:
-            ref: GpuRef = await perform(device, LANE, "rng.table", first)
-            try:
-                for start in range(_PIECE, len(data), _PIECE):
-
-                    def more(_room: Room, ref: GpuRef = ref, start: int = start) -> Prepared:
-                        block = usable(ref, device.memory, "table")
-                        piece = data[start : start + _PIECE]
-                        return Prepared(Table(block.address + start, piece), (), (block,), ref)
-
-                    await perform(device, LANE, "rng.table", more)
-            except GpuRefStale:
-                continue
-            return ref
+    def _provide(self, driver: Driver, table: Entries) -> Block:
+        """A table on the device; it is there before what is prepared with it."""
+        entries = driver.perform(Request(LANE, "rng.table", partial(_put, table.tobytes())))
+        assert entries is not None  # buffers are given in batches, too
+        return usable(entries, driver.memory, "table")
 
 
-@lru_cache(1024)
-def law_of(
-    name: str,
-    dtype: np.dtype[Any],
-    floats: tuple[float, ...] = (),
-    low: int = 0,
-    span: int = 0,
-) -> Law:
-    """A distribution; ``low`` may be negative, and ``span`` up to 2**64."""
-    return Law(name, NAMES[dtype], floats, low % _WORDS, span % _WORDS, 0, 0)
+def _put(data: bytes, driver: Driver) -> Submission[GpuRef]:
+    """A table, put on the device in pieces that delay nobody for long."""
+    last = max(0, (len(data) - 1) // _PIECE * _PIECE)
+    if not last:
+        return _first(data, driver)
+    # It comes with its first piece: what is made here would be another one at the next try.
+    ref = driver.perform(Request(LANE, "rng.table", partial(_first, data)))
+    assert ref is not None
+    for start in range(_PIECE, last, _PIECE):
+        driver.perform(Request(LANE, "rng.table", partial(_further, data, ref, start)))
+    return _further(data, ref, last, driver)
+
+
+def _first(data: bytes, driver: Driver) -> Submission[GpuRef]:
+    ref = driver.output((len(data) // _FLOAT64.itemsize,), _FLOAT64)
+    message = Table(ref._block.address, data[:_PIECE])
+    return Submission(message, (), (ref._block,), ref)
+
+
+def _further(data: bytes, ref: GpuRef, start: int, driver: Driver) -> Submission[GpuRef]:
+    block = usable(ref, driver.memory, "table")
+    message = Table(block.address + start, data[start : start + _PIECE])
+    return Submission(message, (), (block,), ref)

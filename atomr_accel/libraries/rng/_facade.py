@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+from .._op import D
 from ._generator import Generator, check_dimensions
 from ._state import new_state
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Rng(Generator):
+class Rng(Generator[D]):
     """The device's own generator, and where others are made.
 
     Everything can be drawn from it directly: ``await device.rng.normal(size=1000)``. It is
@@ -44,7 +45,7 @@ class Rng(Generator):
         ordering: str = "default",
         offset: int = 0,
         dimensions: int = 1,
-    ) -> Generator:
+    ) -> Generator[D]:
         """A generator of its own; as ``numpy.random.default_rng``.
 
         Generators, by cuRAND's names (``curandRngType``):

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
-from ..._errors import GpuRefStale, Unsupported
+from ..._errors import Unsupported
 from ...memory import GpuRef
 from .._arguments import require_apart, usable
-from .._perform import Prepared, perform
-from ..wire._options import flag, real
+from .._op import D, op
+from .._request import Request, Submission
+from ..wire._options import flag
 from ._arguments import (
     Size,
-    above_zero,
     check_out,
     dtype_of,
     event_rate,
     integer_range,
-    interval,
-    not_negative,
     poisson_table,
     probabilities,
     shape_of,
-    shape_parameter,
 )
-from ._draws import LANE, Drawing, Entries, law_of
+from ._distributions import continuous, integers, search
+from ._draws import LANE, Drawing, Entries
 from ._state import GeneratorStatistics, State, new_state
-from .wire._laws import MOST_DIMENSIONS, integer_law
-from .wire._messages import Pick, Take
+from .wire._distributions import MOST_DIMENSIONS
+from .wire._messages import Distribution, Pick, Take
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...memory import Block
-    from .._perform import Room
+    from .._request import Driver
 
 _RACE: Final = 1 << 16
 """Up to so many items, each one's place is counted; that takes time by their square."""
@@ -47,7 +46,7 @@ _INT64: Final = DTYPES["int64"]
 _FLOAT64: Final = DTYPES["float64"]
 
 
-class Generator(Drawing):
+class Generator(Drawing[D]):
     """Random numbers, drawn on the device. Made by ``device.rng.default_rng``.
 
     Methods are named as in ``numpy.random.Generator``. Those that draw return ``out``, or a
@@ -109,7 +108,7 @@ class Generator(Drawing):
         """
         self._state.move(self._state.position + operator.index(delta))
 
-    def spawn(self, n_children: int) -> list[Generator]:
+    def spawn(self, n_children: int) -> list[Generator[D]]:
         """Independent generators of the same kind; as ``numpy.random.Generator.spawn``.
 
         Args:
@@ -135,9 +134,10 @@ class Generator(Drawing):
 
     # --- continuous distributions ----------------------------------------------------------
 
-    async def random(
+    @op
+    def random(
         self, size: Size = None, dtype: Any = None, out: GpuRef | None = None
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Uniform numbers in [0, 1); as ``numpy.random.Generator.random``.
 
         Vendor function: ``curandGenerate``, or a Philox kernel of this package.
@@ -147,9 +147,10 @@ class Generator(Drawing):
             dtype: float64 by default; each has as many random bits as it holds exactly.
             out: where to put the result.
         """
-        return await self._floats("random", "uniform", (0.0, 1.0), size, dtype, out)
+        return self._continuous("random", "uniform", (0.0, 1.0), size, dtype, out)
 
-    async def uniform(
+    @op
+    def uniform(
         self,
         low: float = 0.0,
         high: float = 1.0,
@@ -157,7 +158,7 @@ class Generator(Drawing):
         *,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Uniform numbers in [low, high), up to rounding, which may give ``high``.
 
         Vendor function: ``curandGenerate``, or a Philox kernel of this package.
@@ -169,9 +170,10 @@ class Generator(Drawing):
             dtype: float64 by default.
             out: where to put the result.
         """
-        return await self._floats("uniform", "uniform", interval(low, high), size, dtype, out)
+        return self._continuous("uniform", "uniform", (low, high), size, dtype, out)
 
-    async def normal(
+    @op
+    def normal(
         self,
         loc: float = 0.0,
         scale: float = 1.0,
@@ -179,7 +181,7 @@ class Generator(Drawing):
         *,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Normal numbers, by the method of Box and Muller.
 
         Those of quasi-random generators come from the inverse distribution function.
@@ -193,10 +195,10 @@ class Generator(Drawing):
             dtype: float64 by default; the narrower ones are computed in float32.
             out: where to put the result.
         """
-        floats = real(loc, "loc", finite=False), not_negative(scale, "scale")
-        return await self._floats("normal", "normal", floats, size, dtype, out)
+        return self._continuous("normal", "normal", (loc, scale), size, dtype, out)
 
-    async def lognormal(
+    @op
+    def lognormal(
         self,
         mean: float = 0.0,
         sigma: float = 1.0,
@@ -204,7 +206,7 @@ class Generator(Drawing):
         *,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Numbers whose logarithm is normal.
 
         Vendor function: ``curandGenerate``, or a Philox kernel of this package.
@@ -216,17 +218,17 @@ class Generator(Drawing):
             dtype: float64 by default.
             out: where to put the result.
         """
-        floats = real(mean, "mean", finite=False), not_negative(sigma, "sigma")
-        return await self._floats("lognormal", "lognormal", floats, size, dtype, out)
+        return self._continuous("lognormal", "lognormal", (mean, sigma), size, dtype, out)
 
-    async def exponential(
+    @op
+    def exponential(
         self,
         scale: float = 1.0,
         size: Size = None,
         *,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Exponential numbers, by the inverse distribution function.
 
         Vendor function: ``curandGenerate``, or a Philox kernel of this package.
@@ -237,10 +239,10 @@ class Generator(Drawing):
             dtype: float64 by default.
             out: where to put the result.
         """
-        floats = (not_negative(scale, "scale"),)
-        return await self._floats("exponential", "exponential", floats, size, dtype, out)
+        return self._continuous("exponential", "exponential", (scale,), size, dtype, out)
 
-    async def cauchy(
+    @op
+    def cauchy(
         self,
         loc: float = 0.0,
         scale: float = 1.0,
@@ -248,7 +250,7 @@ class Generator(Drawing):
         *,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Cauchy numbers, by the inverse distribution function.
 
         Vendor function: ``curandGenerate``, or a Philox kernel of this package.
@@ -260,10 +262,10 @@ class Generator(Drawing):
             dtype: float64 by default.
             out: where to put the result.
         """
-        floats = real(loc, "loc", finite=False), not_negative(scale, "scale")
-        return await self._floats("cauchy", "cauchy", floats, size, dtype, out)
+        return self._continuous("cauchy", "cauchy", (loc, scale), size, dtype, out)
 
-    async def gamma(
+    @op
+    def gamma(
         self,
         shape: float,
         scale: float = 1.0,
@@ -271,7 +273,7 @@ class Generator(Drawing):
         *,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Gamma numbers, by the method of Marsaglia and Tsang.
 
         Computed by kernels of this package.
@@ -284,11 +286,10 @@ class Generator(Drawing):
             dtype: float64 by default.
             out: where to put the result.
         """
-        kind = NAMES[dtype_of(dtype, out, "float64")]
-        floats = shape_parameter(shape, "shape", kind), not_negative(scale, "scale")
-        return await self._floats("gamma", "gamma", floats, size, dtype, out)
+        return self._continuous("gamma", "gamma", (shape, scale), size, dtype, out)
 
-    async def beta(
+    @op
+    def beta(
         self,
         a: float,
         b: float,
@@ -296,7 +297,7 @@ class Generator(Drawing):
         *,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Beta numbers, from two gamma numbers each.
 
         Computed by kernels of this package.
@@ -308,14 +309,12 @@ class Generator(Drawing):
             dtype: float64 by default.
             out: where to put the result.
         """
-        floats = above_zero(a, "a"), above_zero(b, "b")  # computed in double for all dtypes
-        for name, value in zip("ab", floats, strict=True):
-            shape_parameter(value, name, "float64")
-        return await self._floats("beta", "beta", floats, size, dtype, out)
+        return self._continuous("beta", "beta", (a, b), size, dtype, out)
 
     # --- integers --------------------------------------------------------------------------
 
-    async def integers(
+    @op
+    def integers(
         self,
         low: int,
         high: int | None = None,
@@ -324,7 +323,7 @@ class Generator(Drawing):
         endpoint: bool = False,
         *,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Integers, all equally likely; as ``numpy.random.Generator.integers``.
 
         Vendor function: ``curandGenerate``, or a Philox kernel of this package.
@@ -337,20 +336,24 @@ class Generator(Drawing):
             endpoint: whether the end is drawn, too.
             out: where to put the result.
         """
-        kind = dtype_of(dtype, out, "int64", whole=True, flags=True)
-        endpoint = flag(endpoint, "endpoint")
-        first, span = integer_range(low, high, kind.name, endpoint=endpoint)
-        law = law_of(integer_law(span, kind.name), kind, low=first, span=span)
-        return await self._draw("integers", law, size, out)
 
-    async def poisson(
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            kind = NAMES[dtype_of(dtype, out, "int64", whole=True, flags=True)]
+            closed = flag(endpoint, "endpoint")
+            least, span = integer_range(low, high, kind, endpoint=closed)
+            return self._draw(driver, "integers", integers(kind, least, span), size, out)
+
+        return Request(LANE, "rng.integers", prepare)
+
+    @op
+    def poisson(
         self,
         lam: float = 1.0,
         size: Size = None,
         *,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Numbers of events of a Poisson process; as ``numpy.random.Generator.poisson``.
 
         By multiplication for few events, by Hörmann's PTRS for many; by the inverse
@@ -365,15 +368,20 @@ class Generator(Drawing):
         Raises:
             Unsupported: ``lam`` above 400,000 from a quasi-random generator.
         """
-        kind = dtype_of(dtype, out, "int64", whole=True)
-        rate = event_rate(lam, kind.name, self._state.rule)
-        if not self._state.rule.quasi:
-            return await self._draw("poisson", law_of("poisson", kind, (rate,)), size, out)
-        first, table = poisson_table(rate)
-        law = law_of("search", kind, low=first)
-        return await self._draw("poisson", law, size, out, table)
 
-    async def choice(
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
+            rate = event_rate(lam, kind, self._state.spec)
+            if not self._state.spec.quasi:
+                events = Distribution("poisson", kind, (rate,))
+                return self._draw(driver, "poisson", events, size, out)
+            first, table = poisson_table(rate)
+            return self._draw(driver, "poisson", search(kind, first), size, out, table)
+
+        return Request(LANE, "rng.poisson", prepare)
+
+    @op
+    def choice(
         self,
         a: int | GpuRef,
         size: Size = None,
@@ -381,7 +389,7 @@ class Generator(Drawing):
         p: Any = None,
         *,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Random items; as ``numpy.random.Generator.choice``, along the first axis.
 
         Computed by kernels of this package, from words as ``integers`` draws them.
@@ -403,42 +411,46 @@ class Generator(Drawing):
             Unsupported: ``replace=False`` from a quasi-random generator, or with ``p`` for
                 more than 131,072 items.
         """
-        memory = self._device.memory
-        replace = flag(replace, "replace")
-        if isinstance(a, GpuRef):
-            usable(a, memory, "a")
-            if not a.shape:
-                raise ValueError("a must have at least one axis, but has shape ()")
-            items, rest, kind = a.shape[0], a.shape[1:], a.dtype
-        else:
-            items, rest, kind = operator.index(a), (), _INT64
-        state = self._state
-        wanted = out.shape[: out.ndim - len(rest)] if out is not None and size is None else size
-        shape = shape_of(wanted, None, state.dimensions)
-        if out is not None:
-            check_out(out, memory, (*shape, *rest), kind)
-        count = math.prod(shape)
-        if items < 0 or (not items and count):
-            raise ValueError(f"a must have at least one item to choose from, not {items}")
-        chances = None if p is None else probabilities(p, items)
-        if not replace:
-            self._check_pick(items, count, chances)
-        while True:
-            index = out if not isinstance(a, GpuRef) else None
-            chosen = await (
-                self._with_replacement(items, shape, chances, index)
-                if replace or not count
-                else self._without(items, shape, chances, index)
-            )
-            if not isinstance(a, GpuRef):
-                return chosen
-            try:
-                return await self._take(a, chosen, (*shape, *rest), out)
-            except GpuRefStale:
-                if a.is_stale or (out is not None and out.is_stale):
-                    raise  # otherwise only the indices went with a rebuild
 
-    async def sobol(
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            again = flag(replace, "replace")
+            rows: GpuRef | None = None
+            rest: tuple[int, ...] = ()
+            kind = _INT64
+            if isinstance(a, GpuRef):
+                rows = a
+                usable(rows, driver.memory, "a")
+                if not rows.shape:
+                    raise ValueError("a must have at least one axis, but has shape ()")
+                items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
+            else:
+                items = operator.index(a)
+            wanted = size
+            if out is not None and size is None:
+                wanted = out.shape[: out.ndim - len(rest)]
+            shape = shape_of(wanted, None, self._state.dimensions)
+            if out is not None:
+                check_out(out, driver.memory, (*shape, *rest), kind)
+                if rows is not None:
+                    require_apart("choice", [("out", out)], [("a", rows)])
+            count = math.prod(shape)
+            if items < 0 or (not items and count):
+                raise ValueError(f"a must have at least one item to choose from, not {items}")
+            chances = None if p is None else probabilities(p, items)
+            if not again:
+                self._check_pick(items, count, chances)
+            pick = self._without if count and not again else self._with_replacement
+            if rows is None:
+                return pick(items, shape, chances, out, driver)
+            chosen = partial(pick, items, shape, chances, None)
+            index = driver.perform(Request(LANE, "rng.choice", chosen))
+            assert index is not None  # buffers are given in batches, too
+            return _take(rows, index, (*shape, *rest), out, driver)
+
+        return Request(LANE, "rng.choice", prepare)
+
+    @op
+    def sobol(
         self,
         n: int,
         dimensions: int = 1,
@@ -448,7 +460,7 @@ class Generator(Drawing):
         offset: int = 0,
         dtype: Any = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Points of a Sobol sequence in the unit cube; as ``scipy.stats.qmc.Sobol``.
 
         The sequence is that of Joe and Kuo, in Gray code order, from cuRAND's direction
@@ -470,19 +482,23 @@ class Generator(Drawing):
         Returns:
             Shape (n, dimensions), in [0, 1).
         """
-        if operator.index(bits) not in (32, 64):
-            raise ValueError(f"bits must be 32 or 64, not {bits}")
-        scrambled = "scrambled_" if flag(scramble, "scramble") else ""
-        kind = f"{scrambled}sobol{operator.index(bits)}"
-        state = new_state(None, kind, "default", offset, check_dimensions(dimensions))
-        points = Generator(self._device, state)
-        shape = (operator.index(n), dimensions)
-        return await points._floats("sobol", "uniform", (0.0, 1.0), shape, dtype, out)
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            if operator.index(bits) not in (32, 64):
+                raise ValueError(f"bits must be 32 or 64, not {bits}")
+            scrambled = "scrambled_" if flag(scramble, "scramble") else ""
+            kind = f"{scrambled}sobol{operator.index(bits)}"
+            state = new_state(None, kind, "default", offset, check_dimensions(dimensions))
+            points = continuous("uniform", dtype_of(dtype, out, "float64"), 0.0, 1.0)
+            shape = (operator.index(n), dimensions)
+            return Generator(self._device, state)._draw(driver, "sobol", points, shape, out)
+
+        return Request(LANE, "rng.sobol", prepare)
 
     # --- choosing --------------------------------------------------------------------------
 
     def _check_pick(self, items: int, count: int, chances: Entries | None) -> None:
-        if self._state.rule.quasi:
+        if self._state.spec.quasi:
             raise Unsupported(
                 f"{self._state.kind} cannot choose without replacement; "
                 f"use a pseudo-random generator"
@@ -502,76 +518,60 @@ class Generator(Drawing):
                 f"choosing without replacement by p takes up to {_MOST_WEIGHED} items, not {items}"
             )
 
-    async def _with_replacement(
-        self, items: int, shape: tuple[int, ...], chances: Entries | None, out: GpuRef | None
-    ) -> GpuRef:
+    def _with_replacement(
+        self,
+        items: int,
+        shape: tuple[int, ...],
+        chances: Entries | None,
+        out: GpuRef | None,
+        driver: Driver,
+    ) -> Submission[GpuRef]:
         if chances is None:
-            span = max(1, items)
-            return await self._draw(
-                "choice", law_of(integer_law(span, "int64"), _INT64, span=span), shape, out
-            )
+            return self._draw(driver, "choice", integers("int64", 0, max(1, items)), shape, out)
         table = np.cumsum(chances)
         table /= table[-1] if len(table) else 1.0
-        return await self._draw("choice", law_of("search", _INT64), shape, out, table)
+        return self._draw(driver, "choice", search("int64", 0), shape, out, table)
 
-    async def _without(
-        self, items: int, shape: tuple[int, ...], chances: Entries | None, out: GpuRef | None
-    ) -> GpuRef:
-        state, device = self._state, self._device
-        while True:
-            weights = None if chances is None else await self._table(chances)
+    def _without(
+        self,
+        items: int,
+        shape: tuple[int, ...],
+        chances: Entries | None,
+        out: GpuRef | None,
+        driver: Driver,
+    ) -> Submission[GpuRef]:
+        state = self._state
+        weights = None if chances is None else self._provide(driver, chances)
+        target = driver.output(shape, _INT64) if out is None else out
+        writes: tuple[Block, ...] = (target._block,)
+        scratch = 0
+        if weights is not None or items <= _RACE:
+            times = driver.output((items,), _FLOAT64)._block
+            writes, scratch = (target._block, times), times.address
+        count = math.prod(shape)
+        message = Pick(
+            state.kind,
+            state.key,
+            state.position,
+            state.rejection_offset,
+            items,
+            count,
+            0 if weights is None else weights.address,
+            target._block.address,
+            scratch,
+        )
+        sent = partial(state.drawn, count, rejections=items if scratch else 1)
+        return Submission(message, () if weights is None else (weights,), writes, target, sent=sent)
 
-            def prepare(room: Room, weights: GpuRef | None = weights) -> Prepared:
-                memory = device.memory
-                target = room.empty(shape, _INT64) if out is None else out
-                check_out(target, memory, shape, _INT64)
-                reads = () if weights is None else (usable(weights, memory, "p"),)
-                writes: tuple[Block, ...] = (target._block,)
-                scratch = 0
-                if weights is not None or items <= _RACE:
-                    times = room.empty((items,), _FLOAT64)._block
-                    writes, scratch = (target._block, times), times.address
-                count = math.prod(shape)
-                message = Pick(
-                    state.kind,
-                    state.key,
-                    state.position,
-                    state.side,
-                    items,
-                    count,
-                    reads[0].address if reads else 0,
-                    target._block.address,
-                    scratch,
-                )
-                self._moved(count, side=items if scratch else 1)
-                return Prepared(message, reads, writes, target)
 
-            try:
-                result: GpuRef = await perform(device, LANE, "rng.choice", prepare)
-            except GpuRefStale:
-                if weights is None or not weights.is_stale or (out is not None and out.is_stale):
-                    raise
-            else:
-                return result
-
-    async def _take(
-        self, rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None
-    ) -> GpuRef:
-        device = self._device
-        nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
-
-        def prepare(room: Room) -> Prepared:
-            source, places = usable(rows, device.memory, "a"), usable(index, device.memory, "index")
-            target = room.empty(shape, rows.dtype) if out is None else out
-            check_out(target, device.memory, shape, rows.dtype)
-            require_apart("choice", [("out", target)], [("a", rows)])
-            message = Take(
-                source.address, places.address, target._block.address, index.size, nbytes
-            )
-            return Prepared(message, (source, places), (target._block,), target)
-
-        result: GpuRef = await perform(device, LANE, "rng.take", prepare)
-        return result
+def _take(
+    rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None, driver: Driver
+) -> Submission[GpuRef]:
+    source, places = usable(rows, driver.memory, "a"), usable(index, driver.memory, "index")
+    target = driver.output(shape, rows.dtype) if out is None else out
+    nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+    message = Take(source.address, places.address, target._block.address, index.size, nbytes)
+    return Submission(message, (source, places), (target._block,), target)
 
 
 def check_dimensions(dimensions: int) -> int:

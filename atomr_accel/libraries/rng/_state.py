@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from .wire._laws import BLOCK, KINDS
+from .wire._distributions import BLOCK, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .wire._laws import Kind
+    from .wire._distributions import Kind
+
+
+_WORDS: Final = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class State:
         dimensions: of quasi-random points; 1 for others.
         seeds: where the key and the children's seeds come from; None for quasi-random ones.
         position: where the sequence goes on: in words, a multiple of 4, or in points.
-        side: the same, in blocks of words, for what draws until it accepts.
+        rejection_offset: the same, in blocks of words, for what draws until it accepts.
         draws, values: see ``GeneratorStatistics``.
     """
 
@@ -52,7 +55,7 @@ class State:
     dimensions: int
     seeds: np.random.SeedSequence | None
     position: int = 0
-    side: int = 0
+    rejection_offset: int = 0
     draws: int = 0
     values: int = 0
     key: int = 0
@@ -62,8 +65,8 @@ class State:
             self.key = int(self.seeds.generate_state(1, np.uint64)[0])
 
     @property
-    def rule(self) -> Kind:
-        """What kind of generator this is."""
+    def spec(self) -> Kind:
+        """What the generator can do."""
         return KINDS[self.kind]
 
     def move(self, to: int) -> None:
@@ -71,11 +74,33 @@ class State:
         to = operator.index(to)
         if to < 0:
             raise ValueError(f"a sequence has no place before its first one: {to}")
-        place = to if self.rule.quasi else -(-to // BLOCK) * BLOCK
-        limit = 2**self.rule.bits if self.rule.quasi else 2**64
+        place = to if self.spec.quasi else -(-to // BLOCK) * BLOCK
+        limit = 2**self.spec.bits if self.spec.quasi else _WORDS
         if place > limit:
             raise ValueError(f"{self.kind} has {limit} places, and no place {to}")
         self.position = place
+
+    def require_points(self, count: int) -> None:
+        """Raise where a quasi-random sequence ends before so many points."""
+        if count and self.position + count > 2**self.spec.bits:
+            raise ValueError(
+                f"{self.kind} has {2**self.spec.bits} points; {count} from number "
+                f"{self.position} on are too many"
+            )
+
+    def drawn(self, values: int, *, places: int = 0, rejections: int = 0) -> None:
+        """Go on behind a draw, which is about to be sent.
+
+        Args:
+            values: how many it gives.
+            places: words or points that it takes.
+            rejections: blocks of words that it takes, if it draws until it accepts.
+        """
+        to = self.position + places
+        self.position = to if self.spec.quasi else to % _WORDS
+        self.rejection_offset = (self.rejection_offset + rejections) % _WORDS
+        self.draws += 1
+        self.values += values
 
     def save(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -89,7 +114,7 @@ class State:
             "spawn_key": [] if seeds is None else [*map(int, seeds.spawn_key)],
             "children": 0 if seeds is None else seeds.n_children_spawned,
             "position": self.position,
-            "side": self.side,
+            "rejection_offset": self.rejection_offset,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -107,9 +132,9 @@ class State:
                     f"the state has {name} {saved[name]!r}, "
                     f"but the generator has {getattr(self, name)!r}"
                 )
-        side, seeds = operator.index(saved["side"]), self.seeds
-        if not 0 <= side < 2**64:
-            raise ValueError(f"side must be from 0 to 2**64 - 1, not {side}")
+        offset, seeds = operator.index(saved["rejection_offset"]), self.seeds
+        if not 0 <= offset < _WORDS:
+            raise ValueError(f"rejection_offset must be from 0 to 2**64 - 1, not {offset}")
         if seeds is not None:
             seeds = np.random.SeedSequence(
                 saved["entropy"],
@@ -117,7 +142,7 @@ class State:
                 n_children_spawned=saved["children"],
             )
         self.move(saved["position"])  # the last that may refuse, so nothing is restored halfway
-        self.side = side
+        self.rejection_offset = offset
         if seeds is not None:
             self.seeds = seeds
             self.key = int(seeds.generate_state(1, np.uint64)[0])
@@ -130,14 +155,14 @@ def new_state(seed: Any, kind: str, ordering: str, offset: int, dimensions: int)
         ValueError: an unknown kind, or one without that ordering, offset or dimensions.
         TypeError: a seed that is none, or that the generator does not take.
     """
-    rule = KINDS.get(kind)
-    if rule is None:
+    spec = KINDS.get(kind)
+    if spec is None:
         raise ValueError(f"there is no generator {kind!r}; expected one of {', '.join(KINDS)}")
-    if ordering not in rule.orderings:
+    if ordering not in spec.orderings:
         raise ValueError(
-            f"{kind} has no ordering {ordering!r}; expected one of {', '.join(rule.orderings)}"
+            f"{kind} has no ordering {ordering!r}; expected one of {', '.join(spec.orderings)}"
         )
-    if rule.quasi:
+    if spec.quasi:
         if seed is not None:
             raise TypeError(f"{kind} is one fixed sequence, which takes no seed")
         seeds = None

@@ -11,7 +11,7 @@ import ctypes
 import os
 import platform
 import time
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
@@ -70,9 +70,14 @@ class CpuStream:
         """Nothing is held."""
 
 
-@final
 class CpuContext:
-    """The CPU backend's half in the host."""
+    """The CPU backend's half in the host.
+
+    Attributes:
+        backend: the backend's name, for those that are the CPU's with executors of their own.
+    """
+
+    backend: ClassVar[str] = "cpu"
 
     def __init__(self, index: int, plan: StreamPlan) -> None:
         del plan  # there are no streams to plan
@@ -87,7 +92,7 @@ class CpuContext:
         self.events: dict[int, float] = {}
         self.info: Final = DeviceInfo(
             name=platform.processor() or platform.machine(),
-            backend="cpu",
+            backend=self.backend,
             index=index,
             total_memory=physical_memory(),
         )

@@ -24,20 +24,18 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterator
 
-_ATTRIBUTE: Final = driver.CUdevice_attribute
-_FD_TYPE: Final = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-_DISABLE_TIMING: Final = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
-_BLOCKING_SYNC: Final = driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
-_NON_BLOCKING: Final = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-# CUDA 13 has dropped the suffix, with the older function.
-_prefetch_async: Final = getattr(driver, "cuMemPrefetchAsync_v2", driver.cuMemPrefetchAsync)
-_query: Final = driver.cuEventQuery
-_record: Final = driver.cuEventRecord
-_SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
-
-
 _PAGE: Final = 4096
 """Managed memory comes in whole pages of this."""
+
+
+def _descriptor() -> Any:
+    """The kind of handle that is a file descriptor."""
+    return driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+def _non_blocking() -> Any:
+    """For streams that the legacy default stream does not hold up."""
+    return driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 
 
 def _close_address() -> int:
@@ -71,8 +69,11 @@ class CudaStream:
         self.pointer = int(self.handle)
         self._events: list[Any] = []
         # An event that threads may sleep for interrupts the CPU when it happens, wanted or not.
-        sleeps = _BLOCKING_SYNC if context.completion == "blocking" else 0
-        self._flags: Final = _DISABLE_TIMING | sleeps
+        flags = driver.CUevent_flags
+        sleeps = flags.CU_EVENT_BLOCKING_SYNC if context.completion == "blocking" else 0
+        self._flags: Final = flags.CU_EVENT_DISABLE_TIMING | sleeps
+        self._record: Final = driver.cuEventRecord
+        self._query: Final = driver.cuEventQuery
         self._following = self._new_event()
 
     def keep(self, thing: object, give_back: Callable[[], object] = lambda: None) -> None:
@@ -87,17 +88,17 @@ class CudaStream:
     def mark(self) -> Any:
         """An event after all work queued so far."""
         event = self._events.pop() if self._events else self._new_event()
-        (status,) = _record(event, self.handle)
-        if status is not _SUCCESS:
+        (status,) = self._record(event, self.handle)
+        if status:
             raise failure("cuEventRecord", status)
         return event
 
     def finished(self, token: Any) -> bool:
         """Whether the event has happened (``cuEventQuery``)."""
-        (status,) = _query(token)
-        if status is _SUCCESS:
+        (status,) = self._query(token)
+        if not status:
             return True
-        if status is NOT_READY:
+        if status == NOT_READY:
             return False
         raise failure("cuEventQuery", status)
 
@@ -185,6 +186,7 @@ class CudaContext:
         self._streams_lock = threading.Lock()
         self.events: dict[int, Any] = {}
         version = start_driver()
+        attributes = driver.CUdevice_attribute
         count: int = check("cuDeviceGetCount", driver.cuDeviceGetCount())
         if not 0 <= index < count:
             plural = "device" if count == 1 else "devices"
@@ -192,11 +194,11 @@ class CudaContext:
                 f"there is no CUDA device {index}; the driver has {count} {plural}"
             )
         self._device = check("cuDeviceGet", driver.cuDeviceGet(index))
-        if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
+        if not self._attribute(attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
             raise DeviceUnavailable(f"CUDA device {index} has no virtual memory management")
         self.exports = bool(
             self._attribute(
-                _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+                attributes.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
             )
         )
         self._context = check(
@@ -206,8 +208,8 @@ class CudaContext:
         name = check("cuDeviceGetName", driver.cuDeviceGetName(256, self._device))
         uuid = check("cuDeviceGetUuid", driver.cuDeviceGetUuid(self._device))
         self.compute_capability = (
-            self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-            self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         self.info: Final = DeviceInfo(
             name=name.split(b"\0")[0].decode(),
@@ -250,7 +252,7 @@ class CudaContext:
             if most is None or len(self._streams) < most:
                 handle = check(
                     "cuStreamCreateWithPriority",
-                    driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority),
+                    driver.cuStreamCreateWithPriority(_non_blocking(), priority),
                 )
                 self._streams.append(handle)
                 self._stream_users.append(1)
@@ -262,7 +264,7 @@ class CudaContext:
 
     def capture_stream(self) -> CudaStream:
         """A stream to capture graphs from, which no lane uses: all it is given is captured."""
-        handle = check("cuStreamCreate", driver.cuStreamCreate(_NON_BLOCKING))
+        handle = check("cuStreamCreate", driver.cuStreamCreate(_non_blocking()))
         return CudaStream(self, handle, captures=True)
 
     def release_stream(self, handle: Any) -> None:
@@ -326,7 +328,8 @@ class CudaContext:
         they are touched, so they are all moved to the device here, and count as taken; and it
         would move them away again for others, so ``create_slab`` looks for room, too.
         """
-        if not self._attribute(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS):
+        shares = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+        if not self._attribute(shares):
             raise Unsupported("this device cannot share managed memory with a running host")
         self._check_room(nbytes, "managed memory")
         flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
@@ -344,7 +347,9 @@ class CudaContext:
             self.may_leave(slab)
         location = self.location(on_device=on_device)
         pointer = self.pointer(address)
-        check("cuMemPrefetchAsync", _prefetch_async(pointer, nbytes, location, 0, stream))
+        # CUDA 13 has dropped the suffix, with the older function.
+        move = getattr(driver, "cuMemPrefetchAsync_v2", None) or driver.cuMemPrefetchAsync
+        check("cuMemPrefetchAsync", move(pointer, nbytes, location, 0, stream))
         if on_device and nbytes > self._managed[slab] - _PAGE:
             self._away.discard(slab)
 
@@ -379,7 +384,7 @@ class CudaContext:
                 fd = int(
                     check(
                         "cuMemExportToShareableHandle",
-                        driver.cuMemExportToShareableHandle(allocation, _FD_TYPE, 0),
+                        driver.cuMemExportToShareableHandle(allocation, _descriptor(), 0),
                     )
                 )
             try:
@@ -394,7 +399,7 @@ class CudaContext:
         """Import a descriptor (``cuMemImportFromShareableHandle``) and map it."""
         allocation = check(
             "cuMemImportFromShareableHandle",
-            driver.cuMemImportFromShareableHandle(arrived(fd, "a slab", nbytes), _FD_TYPE),
+            driver.cuMemImportFromShareableHandle(arrived(fd, "a slab", nbytes), _descriptor()),
         )
         with _released_unless_done(allocation):
             self._map(slab, allocation, nbytes, sealed=sealed)
@@ -449,7 +454,7 @@ class CudaContext:
     def check(self) -> None:
         """Raise StickyFault if the context has failed; any stream tells (``cuStreamQuery``)."""
         (status,) = driver.cuStreamQuery(driver.CUstream(0))
-        if status is not _SUCCESS and status is not NOT_READY:
+        if status and status != NOT_READY:
             raise failure("cuStreamQuery", status)
 
     def close(self) -> None:
@@ -476,7 +481,7 @@ class CudaContext:
         properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location = self.location()
         if self.exports:
-            properties.requestedHandleTypes = _FD_TYPE
+            properties.requestedHandleTypes = _descriptor()
         return properties
 
     def _map(self, slab: int, allocation: Any, nbytes: int, *, sealed: bool) -> None:

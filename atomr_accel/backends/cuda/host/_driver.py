@@ -1,24 +1,22 @@
 """The CUDA driver API with errors as exceptions.
 
-Statuses after which every later call of the process fails too (sticky ones) become
-``StickyFault``; the host then ends. All others leave the context healthy.
+Whatever runs on CUDA in a host takes the driver's functions from ``driver``, so what stands
+behind it is chosen in one place. Statuses after which every later call of the process fails
+too (sticky ones) become ``StickyFault``; the host then ends. All others leave the context
+healthy.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import DeviceUnavailable, LibraryError, LibraryMissing, OutOfMemory
 from ....wire import StickyFault
 
-try:
-    from cuda.bindings import driver
-except ImportError as error:
-    raise LibraryMissing(
-        "the CUDA backend needs cuda-bindings; install it with: "
-        "pip install 'atomr-accel[cuda12]' (or [cuda13])",
-        library="cuda-bindings",
-    ) from error
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MINIMUM_DRIVER: Final = 12000
 """CUDA 12.0: the oldest driver whose virtual memory management is used here as it is."""
@@ -43,11 +41,64 @@ STICKY: Final = frozenset(
 )
 """After these the process can do no more on the device (vendor documentation, CUresult)."""
 
-__all__ = ["NOT_READY", "STICKY", "check", "driver", "failure", "start_driver"]
-
-_SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
-NOT_READY: Final = driver.CUresult.CUDA_ERROR_NOT_READY
+NOT_READY: Final = 600
+"""``CUDA_ERROR_NOT_READY``"""
 _OUT_OF_MEMORY: Final = 2
+
+
+@final
+class Driver:
+    """The driver's functions, types and numbers, by the names that ``cuda.bindings`` has.
+
+    They are loaded when the first one is wanted.
+    """
+
+    def __init__(self) -> None:
+        self._stand_in: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What was not asked for yet.
+
+        Raises:
+            LibraryMissing: ``cuda-bindings`` is not installed.
+        """
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._stand_in is not None:
+            return getattr(self._stand_in, name)
+        try:
+            from cuda.bindings import driver as bindings
+        except ImportError as error:
+            raise LibraryMissing(
+                "the CUDA backend needs cuda-bindings; install it with: "
+                "pip install 'atomr-accel[cuda12]' (or [cuda13])",
+                library="cuda-bindings",
+            ) from error
+        found = getattr(bindings, name)
+        setattr(self, name, found)  # launches take it from here the next time
+        return found
+
+    @property
+    def major(self) -> int:
+        """The major version of CUDA whose functions these are."""
+        if self._stand_in is not None:
+            return int(self._stand_in.major)
+        return int(version("cuda-bindings").split(".")[0])
+
+    @contextmanager
+    def replaced(self, stand_in: object) -> Iterator[None]:
+        """Have all executors call something else, as tests without a GPU do."""
+        known = {name: self.__dict__.pop(name) for name in [*self.__dict__] if name[0] != "_"}
+        before, self._stand_in = self._stand_in, stand_in
+        try:
+            yield
+        finally:
+            self._stand_in = before
+            self.__dict__.update(known)
+
+
+driver: Final = Driver()
+"""The one that all executors and the context use."""
 
 
 def failure(call: str, status: Any) -> Exception:
@@ -65,7 +116,7 @@ def failure(call: str, status: Any) -> Exception:
 def check(call: str, answer: tuple[Any, ...]) -> Any:
     """The results of a driver call: none, one, or a tuple."""
     status, *results = answer
-    if status is not _SUCCESS and int(status) != 0:
+    if status:
         raise failure(call, status)
     if not results:
         return None
@@ -84,7 +135,7 @@ def start_driver() -> int:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:
         raise DeviceUnavailable(f"no CUDA driver library (libcuda.so.1): {error}") from error
-    if int(status) != 0:
+    if status:
         raise DeviceUnavailable(f"the CUDA driver does not start: cuInit returned {status.name}")
     version: int = check("cuDriverGetVersion", driver.cuDriverGetVersion())
     if version < MINIMUM_DRIVER:

@@ -13,23 +13,19 @@ from ._driver import check, driver, failure
 if TYPE_CHECKING:
     from ._context import CudaContext, CudaStream
 
-# CUDA 13 has dropped the suffix, with the older function.
-_advise: Final = getattr(driver, "cuMemAdvise_v2", driver.cuMemAdvise)
 _ADVICE: Final = {
-    "read_mostly": driver.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY,
-    "unset_read_mostly": driver.CUmem_advise.CU_MEM_ADVISE_UNSET_READ_MOSTLY,
-    "prefer": driver.CUmem_advise.CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-    "unset_prefer": driver.CUmem_advise.CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION,
-    "accessed_by": driver.CUmem_advise.CU_MEM_ADVISE_SET_ACCESSED_BY,
-    "unset_accessed_by": driver.CUmem_advise.CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+    "read_mostly": "CU_MEM_ADVISE_SET_READ_MOSTLY",
+    "unset_read_mostly": "CU_MEM_ADVISE_UNSET_READ_MOSTLY",
+    "prefer": "CU_MEM_ADVISE_SET_PREFERRED_LOCATION",
+    "unset_prefer": "CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION",
+    "accessed_by": "CU_MEM_ADVISE_SET_ACCESSED_BY",
+    "unset_accessed_by": "CU_MEM_ADVISE_UNSET_ACCESSED_BY",
 }
 _ATTACH: Final = {
-    "global": driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL,
-    "host": driver.CUmemAttach_flags.CU_MEM_ATTACH_HOST,
-    "single": driver.CUmemAttach_flags.CU_MEM_ATTACH_SINGLE,
+    "global": "CU_MEM_ATTACH_GLOBAL",
+    "host": "CU_MEM_ATTACH_HOST",
+    "single": "CU_MEM_ATTACH_SINGLE",
 }
-_copy_async: Final = driver.cuMemcpyAsync
-_SUCCESS: Final = driver.CUresult.CUDA_SUCCESS
 
 
 @final
@@ -39,6 +35,7 @@ class CudaMemory:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
+        self._copy_async: Final = driver.cuMemcpyAsync
         self.handlers: Final = {
             Copy: self._copy,
             Fill: self._fill,
@@ -57,13 +54,13 @@ class CudaMemory:
         if not message.nbytes:
             return
         # All pointers are of one address space, so the driver knows where they lead.
-        (status,) = _copy_async(
+        (status,) = self._copy_async(
             self._context.writable_pointer(message.to),
             self._context.pointer(message.source),
             message.nbytes,
             self._stream.handle,
         )
-        if status is not _SUCCESS:
+        if status:
             raise failure("cuMemcpyAsync", status)
 
     def _fill(self, message: Fill) -> None:
@@ -100,12 +97,14 @@ class CudaMemory:
         name, _, where = message.advice.partition(":")
         if where == "host":
             self._context.may_leave(message.address >> SLAB_SHIFT)
+        # CUDA 13 has dropped the suffix, with the older function.
+        advise = getattr(driver, "cuMemAdvise_v2", None) or driver.cuMemAdvise
         check(
             "cuMemAdvise",
-            _advise(
+            advise(
                 self._context.pointer(message.address),
                 message.nbytes,
-                _ADVICE[name],
+                getattr(driver.CUmem_advise, _ADVICE[name]),
                 self._context.location(on_device=where != "host"),
             ),
         )
@@ -119,7 +118,7 @@ class CudaMemory:
                 self._stream.handle,
                 self._context.pointer(message.address),
                 0,  # all of it
-                _ATTACH[message.to],
+                getattr(driver.CUmemAttach_flags, _ATTACH[message.to]),
             ),
         )
 

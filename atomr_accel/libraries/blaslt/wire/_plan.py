@@ -102,18 +102,18 @@ class Given(NamedTuple):
         return math.prod(self.shape)
 
 
-class Question(NamedTuple):
+class PlanKey(NamedTuple):
     """All of a call that does not depend on what the buffers hold; plans are kept by it."""
 
     a: Given
     b: Given
     c: Given | None
-    out: Given | None
     bias: Given | None
-    aux: Given | None
     scale_a: Given | None
     scale_b: Given | None
     scale_out: Given | None
+    out: Given | None
+    aux: Given | None
     layout_a: Layout | None
     layout_b: Layout | None
     layout_out: Layout | None
@@ -138,6 +138,9 @@ class Plan(NamedTuple):
         offset_a, offset_b, offset_d: bytes before the matrices.
         zeros: bytes of zeros that stand for a and b, which are empty.
         packed: bytes of scratch memory for a, for b and for their scales.
+        scratch: whether there are bytes of either.
+        several: whether there are more results than one.
+        real: whether alpha and beta are any real numbers.
     """
 
     spec: Spec
@@ -154,6 +157,9 @@ class Plan(NamedTuple):
     offset_d: int
     zeros: int
     packed: tuple[int, int, int]
+    scratch: bool
+    several: bool
+    real: bool
 
 
 class _View(NamedTuple):
@@ -168,7 +174,7 @@ class _View(NamedTuple):
     op: int
 
 
-def make_plan(question: Question) -> Plan:
+def make_plan(key: PlanKey) -> Plan:
     """Plan a call.
 
     Raises:
@@ -177,28 +183,28 @@ def make_plan(question: Question) -> Plan:
         Unsupported: batches that one stride cannot describe, and epilogues that the
             vendor does not have for these dtypes.
     """
-    a, b = question.a, question.b
-    epilogue = EPILOGUES.get(question.epilogue)
+    a, b = key.a, key.b
+    epilogue = EPILOGUES.get(key.epilogue)
     if epilogue is None:
         raise ValueError(
-            f"epilogue {question.epilogue!r} is none of {', '.join(filter(None, EPILOGUES))}"
+            f"epilogue {key.epilogue!r} is none of {', '.join(filter(None, EPILOGUES))}"
         )
-    dtype, kind = _kind(question)
-    compute = kind.computes[0] if question.compute_type is None else question.compute_type
+    dtype, kind = _kind(key)
+    compute = kind.computes[0] if key.compute_type is None else key.compute_type
     if compute not in kind.computes:
         raise ValueError(
             f"compute_type {compute!r} is none of those for {a.dtype} and {b.dtype} to {dtype}: "
             f"{', '.join(kind.computes)}"
         )
-    view_a = _view(a, question.layout_a, question.trans_a, "a")
-    view_b = _view(b, question.layout_b, question.trans_b, "b")
+    view_a = _view(a, key.layout_a, key.trans_a, "a")
+    view_b = _view(b, key.layout_b, key.trans_b, "b")
     m, k = (view_a.columns, view_a.rows) if view_a.op else (view_a.rows, view_a.columns)
     k_b, n = (view_b.columns, view_b.rows) if view_b.op else (view_b.rows, view_b.columns)
     if k != k_b:
         raise ValueError(
             f"the inner dimensions differ: op(a) is {(m, k)} (a has shape {a.shape}, "
-            f"trans_a={question.trans_a}), op(b) is {(k_b, n)} (b has shape {b.shape}, "
-            f"trans_b={question.trans_b})"
+            f"trans_a={key.trans_a}), op(b) is {(k_b, n)} (b has shape {b.shape}, "
+            f"trans_b={key.trans_b})"
         )
     batch = broadcast(
         (*view_a.lead, view_a.rows, view_a.columns),
@@ -209,9 +215,9 @@ def make_plan(question: Question) -> Plan:
     shape = (*batch.shape, m, n)
     sizes, steps_a, steps_b = batch.sizes, batch.steps_a, batch.steps_b
     tall = not any(steps_b) and not view_a.op and batch.shape == view_a.lead
-    contiguous = question.layout_a is None and question.layout_out is None
+    contiguous = key.layout_a is None and key.layout_out is None
     rows_before = m
-    shared = question.bias is None or question.bias.shape == (n,)
+    shared = key.bias is None or key.bias.shape == (n,)
     if sizes and tall and contiguous and shared:
         # One b for all of a: its matrices are the rows of one tall matrix.
         m *= batch.products
@@ -229,17 +235,17 @@ def make_plan(question: Question) -> Plan:
             f"which is what the library can count"
         )
     lead = batch.shape
-    offset_d, ld_d, step_d = _output_layout(question, m, n, count, shape)
-    _check_narrow(question, view_a, view_b, k, n)
-    _require_aligned(question)
-    bias_dtype = _bias_dtype(question, kind, epilogue)
-    bias_step = _bias_step(question, n, batch.shape, count)
-    c_dtype = _c_dtype(question, kind, bias_dtype, shape)
-    aux_shape, aux_ld = _aux(question, epilogue, c_dtype, (*lead, rows_before), n)
+    offset_d, ld_d, step_d = _output_layout(key, m, n, count, shape)
+    _check_narrow(key, view_a, view_b, k, n)
+    _require_aligned(key)
+    bias_dtype = _bias_dtype(key, kind, epilogue)
+    bias_step = _bias_step(key, n, batch.shape, count)
+    c_dtype = _c_dtype(key, kind, bias_dtype, shape)
+    aux_shape, aux_ld = _aux(key, epilogue, c_dtype, (*lead, rows_before), n)
     gradient = {"m": (*lead, rows_before), "n": (*(lead if sizes else ()), n), "": ()}
     if epilogue.bias_gradient:
         bias_step = n if epilogue.bias_gradient == "n" else m
-    scaling, packed = _scaling(question, m, n, k, count)
+    scaling, packed = _scaling(key, m, n, k, count)
     operand_a = _operand(view_a, steps_a, a)
     operand_b = _operand(view_b, steps_b, b)
     zeros = 0
@@ -257,24 +263,24 @@ def make_plan(question: Question) -> Plan:
         batch=count,
         a=operand_a,
         b=operand_b,
-        c=Operand(m, n, ld_d, step_d, c_dtype, _alignment(question.c or question.out, offset_d)),
-        d=Operand(m, n, ld_d, step_d, dtype, _alignment(question.out, offset_d)),
+        c=Operand(m, n, ld_d, step_d, c_dtype, _alignment(key.c or key.out, offset_d)),
+        d=Operand(m, n, ld_d, step_d, dtype, _alignment(key.out, offset_d)),
         op_a=op_a,
         op_b=op_b,
         compute=compute,
         scale_type=scale,
-        epilogue=question.epilogue,
+        epilogue=key.epilogue,
         bias_dtype=bias_dtype,
         bias_step=bias_step,
         aux_ld=aux_ld,
-        bias_alignment=_alignment(question.bias),
-        aux_alignment=_alignment(question.aux),
+        bias_alignment=_alignment(key.bias),
+        aux_alignment=_alignment(key.aux),
         scaling=scaling,
-        scale_a=question.scale_a is not None,
-        scale_b=question.scale_b is not None,
-        scale_d=question.scale_out is not None,
-        amax=question.amax,
-        fast=question.fast,
+        scale_a=key.scale_a is not None,
+        scale_b=key.scale_b is not None,
+        scale_d=key.scale_out is not None,
+        amax=key.amax,
+        fast=key.fast,
     )
     return Plan(
         spec=spec,
@@ -291,6 +297,9 @@ def make_plan(question: Question) -> Plan:
         offset_d=offset_d,
         zeros=zeros,
         packed=packed,
+        scratch=bool(zeros or any(packed)),
+        several=epilogue.makes_aux or bool(epilogue.bias_gradient) or key.amax,
+        real=scale in ("float16", "float32", "float64"),
     )
 
 
@@ -304,23 +313,23 @@ def aux_width(n: int) -> int:
     return -(-n // 8) * 8
 
 
-def _kind(question: Question) -> tuple[str, Kind]:
+def _kind(key: PlanKey) -> tuple[str, Kind]:
     """The dtype of the result, and what goes with these dtypes."""
-    a, b = question.a.dtype, question.b.dtype
+    a, b = key.a.dtype, key.b.dtype
     outputs = [out for left, right, out in KINDS if (left, right) == (a, b)]
     if not outputs:
         pairs = dict.fromkeys(f"{left} and {right}" for left, right, _ in KINDS)
         raise TypeError(f"matmul does not take {a} and {b}; it takes {', '.join(pairs)}")
-    if question.dtype is not None:
-        wanted: str = question.dtype.name
-    elif question.out is not None:
-        wanted = question.out.dtype
+    if key.dtype is not None:
+        wanted: str = key.dtype.name
+    elif key.out is not None:
+        wanted = key.out.dtype
     else:
         wanted = _DEFAULT_RESULT.get(a, a)
     if wanted not in outputs:
         raise TypeError(f"matmul of {a} and {b} gives {', '.join(outputs)}, not {wanted}")
-    if question.out is not None and question.out.dtype != wanted:
-        raise TypeError(f"out has dtype {question.out.dtype}, but the result has {wanted}")
+    if key.out is not None and key.out.dtype != wanted:
+        raise TypeError(f"out has dtype {key.out.dtype}, but the result has {wanted}")
     return wanted, KINDS[a, b, wanted]
 
 
@@ -350,22 +359,20 @@ def _require_room(given: Given, layout: Layout, name: str) -> None:
 
 
 def _output_layout(
-    question: Question, m: int, n: int, count: int, shape: tuple[int, ...]
+    key: PlanKey, m: int, n: int, count: int, shape: tuple[int, ...]
 ) -> tuple[int, int, int]:
     """Offset in bytes, leading dimension and step of the result."""
-    layout = question.layout_out
+    layout = key.layout_out
     if layout is None:
-        if question.out is not None and question.out.shape != shape:
-            raise ValueError(
-                f"out has shape {question.out.shape}, but the result has shape {shape}"
-            )
+        if key.out is not None and key.out.shape != shape:
+            raise ValueError(f"out has shape {key.out.shape}, but the result has shape {shape}")
         return 0, max(1, n), m * n
-    if question.out is None:
+    if key.out is None:
         raise ValueError("layout_out says where in out the result goes, but there is no out")
-    _require_room(question.out, layout, "out")
+    _require_room(key.out, layout, "out")
     if layout.order != "row":
         raise ValueError("layout_out must have order 'row'; swap and transpose a and b instead")
-    if question.c is not None:
+    if key.c is not None:
         raise ValueError("layout_out and c cannot go together; let out hold what is added")
     if (layout.rows, layout.columns) != (m, n) or (layout.batch or 1) != count:
         raise ValueError(
@@ -377,7 +384,7 @@ def _output_layout(
             f"layout_out has matrices of {layout.matrix_size} elements {layout.step} apart: "
             f"they overlap"
         )
-    return layout.offset * DTYPES[question.out.dtype].itemsize, layout.leading, layout.step
+    return layout.offset * DTYPES[key.out.dtype].itemsize, layout.leading, layout.step
 
 
 def _alignment(given: Given | None, offset: int = 0) -> int:
@@ -385,10 +392,10 @@ def _alignment(given: Given | None, offset: int = 0) -> int:
     return math.gcd(_ALIGNED if given is None else given.alignment, offset)
 
 
-def _require_aligned(question: Question) -> None:
+def _require_aligned(key: PlanKey) -> None:
     """What epilogues read is read 16 bytes at a time, which the library does not check."""
     for name in ("bias", "aux"):
-        given: Given | None = getattr(question, name)
+        given: Given | None = getattr(key, name)
         if given is not None and given.alignment % _LINE:
             raise ValueError(
                 f"{name} is a view that begins at a multiple of {given.alignment} bytes only; "
@@ -407,9 +414,9 @@ def _operand(view: _View, steps: tuple[int, ...], given: Given) -> Operand:
     )
 
 
-def _check_narrow(question: Question, view_a: _View, view_b: _View, k: int, n: int) -> None:
+def _check_narrow(key: PlanKey, view_a: _View, view_b: _View, k: int, n: int) -> None:
     """What int8, fp8 and fp4 ask of sizes."""
-    narrow = question.a.dtype
+    narrow = key.a.dtype
     if narrow == "int8":
         multiple, what = 4, "int8 needs leading dimensions of a multiple of 4"
     elif narrow in (*FP8, E2M1):
@@ -419,7 +426,7 @@ def _check_narrow(question: Question, view_a: _View, view_b: _View, k: int, n: i
             raise ValueError(f"{what}: k is {k}, n is {n} (n needs a multiple of {_LINE})")
     else:
         return
-    for name, view, given in (("a", view_a, question.a), ("b", view_b, question.b)):
+    for name, view, given in (("a", view_a, key.a), ("b", view_b, key.b)):
         if (view.ld % multiple or view.offset % multiple) and given.size:
             raise ValueError(
                 f"{what} elements: {name} has shape {given.shape}, rows {view.ld} elements "
@@ -432,19 +439,19 @@ def _check_narrow(question: Question, view_a: _View, view_b: _View, k: int, n: i
             )
 
 
-def _bias_dtype(question: Question, kind: Kind, epilogue: Epilogue) -> str:
-    bias = question.bias
+def _bias_dtype(key: PlanKey, kind: Kind, epilogue: Epilogue) -> str:
+    bias = key.bias
     if epilogue.bias and bias is None:
-        raise ValueError(f"epilogue {question.epilogue!r} adds a bias, but there is no bias")
+        raise ValueError(f"epilogue {key.epilogue!r} adds a bias, but there is no bias")
     if bias is not None and not epilogue.bias:
-        raise ValueError(f"epilogue {question.epilogue!r} adds no bias, but there is one")
-    if kind.scale not in ("float32", "float16") and question.epilogue not in _PLAIN_EPILOGUES:
+        raise ValueError(f"epilogue {key.epilogue!r} adds no bias, but there is one")
+    if kind.scale not in ("float32", "float16") and key.epilogue not in _PLAIN_EPILOGUES:
         raise Unsupported(
-            f"epilogue {question.epilogue!r} is not available for {question.a.dtype}; "
+            f"epilogue {key.epilogue!r} is not available for {key.a.dtype}; "
             f"float32, float16, bfloat16 and fp8 have it"
         )
-    if kind.bias is None and question.a.dtype == "int8" and question.epilogue:
-        raise Unsupported(f"epilogue {question.epilogue!r} is not available for an int32 result")
+    if kind.bias is None and key.a.dtype == "int8" and key.epilogue:
+        raise Unsupported(f"epilogue {key.epilogue!r} is not available for an int32 result")
     expected = (kind.bias,) if kind.bias is not None else kind.c
     if bias is None:
         if epilogue.bias_gradient:
@@ -455,8 +462,8 @@ def _bias_dtype(question: Question, kind: Kind, epilogue: Epilogue) -> str:
     return bias.dtype
 
 
-def _bias_step(question: Question, n: int, lead: tuple[int, ...], count: int) -> int:
-    bias = question.bias
+def _bias_step(key: PlanKey, n: int, lead: tuple[int, ...], count: int) -> int:
+    bias = key.bias
     if bias is None or bias.shape == (n,):
         return 0
     if bias.shape == (*lead, n):
@@ -466,13 +473,13 @@ def _bias_step(question: Question, n: int, lead: tuple[int, ...], count: int) ->
 
 
 def _aux(
-    question: Question, epilogue: Epilogue, kept: str, lead: tuple[int, ...], n: int
+    key: PlanKey, epilogue: Epilogue, kept: str, lead: tuple[int, ...], n: int
 ) -> tuple[tuple[int, ...], int]:
     """Shape and leading dimension of what an epilogue keeps or takes back."""
-    aux = question.aux
+    aux = key.aux
     if not (epilogue.makes_aux or epilogue.takes_aux):
         if aux is not None:
-            raise ValueError(f"epilogue {question.epilogue!r} has no aux, but there is one")
+            raise ValueError(f"epilogue {key.epilogue!r} has no aux, but there is one")
         return (), 0
     if epilogue.mask:
         width, kept = mask_width(n), "uint8"
@@ -482,8 +489,7 @@ def _aux(
     if epilogue.takes_aux and aux is None:
         made_by = "relu" if epilogue.mask else "gelu"
         raise ValueError(
-            f"epilogue {question.epilogue!r} needs the aux that {made_by}_aux or "
-            f"{made_by}_aux_bias made"
+            f"epilogue {key.epilogue!r} needs the aux that {made_by}_aux or {made_by}_aux_bias made"
         )
     if aux is not None and aux.shape != shape:
         raise ValueError(f"aux has shape {aux.shape}, but it must be {shape}")
@@ -492,30 +498,28 @@ def _aux(
     return shape, width * 8 if epilogue.mask else width
 
 
-def _scaling(
-    question: Question, m: int, n: int, k: int, count: int
-) -> tuple[str, tuple[int, int, int]]:
+def _scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[str, tuple[int, int, int]]:
     """How a and b are scaled, and the scratch memory that takes."""
-    a, b = question.scale_a, question.scale_b
-    narrow = question.a.dtype
+    a, b = key.scale_a, key.scale_b
+    narrow = key.a.dtype
     if narrow == E2M1:
-        return "blocks", _block_scaling(question, m, n, k, count)
+        return "blocks", _block_scaling(key, m, n, k, count)
     unpacked = (0, 0, 0)
-    for name, given in (("scale_a", a), ("scale_b", b), ("scale_out", question.scale_out)):
+    for name, given in (("scale_a", a), ("scale_b", b), ("scale_out", key.scale_out)):
         if given is None:
             continue
         if narrow not in FP8:
             raise ValueError(f"{name} is for fp8 and fp4, but a has dtype {narrow}")
         if given.dtype != "float32":
             raise TypeError(f"{name} has dtype {given.dtype}, but scales are float32")
-    out = question.scale_out
-    result = _kind(question)[0]
+    out = key.scale_out
+    result = _kind(key)[0]
     if out is not None and (out.size != 1 or result not in FP8):
         raise ValueError(
             f"scale_out scales an fp8 result by one number, but it has shape {out.shape} and "
             f"the result {result}"
         )
-    if question.amax and result not in FP8:
+    if key.amax and result not in FP8:
         raise ValueError(f"amax is for fp8 results, but the result has dtype {result}")
     if a is None and b is None:
         return "", unpacked
@@ -535,13 +539,13 @@ def _scaling(
     )
 
 
-def _block_scaling(question: Question, m: int, n: int, k: int, count: int) -> tuple[int, int, int]:
+def _block_scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[int, int, int]:
     """fp4: a scale for each block of 16 elements along k."""
-    if count != 1 or question.trans_a or not question.trans_b:
+    if count != 1 or key.trans_a or not key.trans_b:
         raise Unsupported("fp4 is multiplied as a @ b.T, without a batch: trans_b=True")
-    if question.layout_a is not None or question.layout_b is not None:
+    if key.layout_a is not None or key.layout_b is not None:
         raise Unsupported("fp4 takes whole buffers, no layouts")
-    for name, given, rows in (("scale_a", question.scale_a, m), ("scale_b", question.scale_b, n)):
+    for name, given, rows in (("scale_a", key.scale_a, m), ("scale_b", key.scale_b, n)):
         shape = (rows, k // BLOCK)
         if given is None or given.shape != shape:
             raise ValueError(
@@ -550,7 +554,7 @@ def _block_scaling(question: Question, m: int, n: int, k: int, count: int) -> tu
             )
         if given.dtype != E4M3:
             raise TypeError(f"{name} has dtype {given.dtype}, but block scales are {E4M3}")
-    if question.scale_out is not None or question.amax:
+    if key.scale_out is not None or key.amax:
         raise ValueError("scale_out and amax are for fp8 results")
     return m * k // 2, n * k // 2, block_scale_bytes(m, k) + block_scale_bytes(n, k)
 
@@ -560,8 +564,8 @@ def block_scale_bytes(rows: int, k: int) -> int:
     return -(-rows // 128) * 128 * -(-(k // BLOCK) // 4) * 4
 
 
-def _c_dtype(question: Question, kind: Kind, bias_dtype: str, shape: tuple[int, ...]) -> str:
-    c = question.c
+def _c_dtype(key: PlanKey, kind: Kind, bias_dtype: str, shape: tuple[int, ...]) -> str:
+    c = key.c
     if c is None:
         return bias_dtype if len(kind.c) > 1 and bias_dtype in kind.c else kind.c[0]
     if c.dtype not in kind.c:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ..._arguments import usable, writable
-from ..graph._run import Form, Output, picker
+from ..._op import D
+from ..graph._run import DnnPart, GraphCall, Output, picker
 from ..wire._messages import TuneGraph
 from ..wire._sequence_messages import (
     Append,
@@ -19,12 +20,13 @@ from ..wire._sequence_messages import (
     Upload,
     encode_derived,
 )
-from ._graph import Question, attention_graph
+from ._graph import AttentionSpec, attention_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from ....memory import Block, GpuRef, MemoryMap
+    from ..._request import Request
     from ..graph._run import PlanCache
     from ..wire._messages import RunGraph
     from ._graph import Attention
@@ -40,7 +42,7 @@ ROWS: Final = 64
 """Longest sequences are rounded up to a multiple, so that there are fewer plans."""
 
 
-class Making(NamedTuple):
+class DerivedInput(NamedTuple):
     """Integers that the lane makes for a graph.
 
     Attributes:
@@ -63,14 +65,14 @@ class Making(NamedTuple):
     ceiling: int = 2**63 - 1
 
 
-def alike(length: int, number: int) -> Making:
+def alike(length: int, number: int) -> DerivedInput:
     """So many times the same number."""
-    return Making("", length, multiplier=0, addend=number)
+    return DerivedInput("", length, multiplier=0, addend=number)
 
 
-def grown(source: str, count: int, addend: int, room: int) -> Making:
+def grown(source: str, count: int, addend: int, room: int) -> DerivedInput:
     """Lengths of what fits where there is room for so many, after so many more."""
-    return Making(source, count, addend=addend, most=room, ceiling=room)
+    return DerivedInput(source, count, addend=addend, most=room, ceiling=room)
 
 
 class Pages(NamedTuple):
@@ -154,7 +156,7 @@ that of q makes results that nobody reads, and backward."""
 
 
 @final
-class Prelude:
+class SetupStage:
     """What is done before a graph of attention runs, whatever the buffers.
 
     Places are positions among the addresses of a call: of what it reads, of what it writes, of
@@ -179,21 +181,21 @@ class Prelude:
         "offsets",
     )
 
-    def __init__(self, call: Call, graph: Attention, names: list[str]) -> None:
+    def __init__(self, call: AttentionCall, attention: Attention, names: list[str]) -> None:
         """Of a call that reads and writes what ``names`` says, in this order."""
-        places = {name: at for at, name in enumerate((*names, *call.making))}
-        tensors = graph.program.graph.tensors
-        cleaned = _CLEANED[call.question.backward] if call.padded else ()
+        places = {name: at for at, name in enumerate((*names, *call.derived))}
+        tensors = attention.graph.tensors
+        cleaned = _CLEANED[call.spec.backward] if call.padded else ()
         # A table may be for the copies alone.
-        self.ids: Final = [graph.ids.get(name, -1) for name in (*call.making, *cleaned)]
-        first = len(names) + len(call.making)
+        self.ids: Final = [attention.ids.get(name, -1) for name in (*call.derived, *cleaned)]
+        first = len(names) + len(call.derived)
         places[""] = first + len(cleaned)
         offsets, end = [], 0
         derived: list[Derived] = []
         order: list[int] = []
         self._clean: list[tuple[Any, ...]] = []
         self._uploads: list[tuple[int, bytes]] = []
-        for (name, making), id_ in zip(call.making.items(), self.ids, strict=False):
+        for (name, making), id_ in zip(call.derived.items(), self.ids, strict=False):
             wide = id_ >= 0 and tensors[id_].dtype == "int64"
             offsets.append(end)
             end += -(-making.length * (8 if wide else 4) // _ALIGNMENT) * _ALIGNMENT
@@ -205,7 +207,7 @@ class Prelude:
             limits = (making.most, making.ceiling)
             derived.append(Derived(*numbers, making.source, *limits))
         for at, what in enumerate(cleaned):
-            tensor = tensors[graph.ids[what]]
+            tensor = tensors[attention.ids[what]]
             batch, heads, rows, _ = tensor.shape
             row = tensor.strides[2]
             # Heads lie side by side in a row, or are sequences of their own. With one row the
@@ -253,45 +255,48 @@ class Prelude:
 
 @final
 @dataclass(slots=True)
-class Call:
+class AttentionCall:
     """A call that was checked.
 
     Attributes:
-        question: which graph it needs.
+        spec: which graph it needs.
         inputs: buffers that the graph reads, by the names of its tensors.
         outputs: shapes of what it writes, likewise.
         out_names: what to call those in errors that are not called ``out``.
-        making: integers that are made before, by name.
+        derived: integers that are made before, by name.
         scalars: numbers, by name.
         appending: what is written to a cache before.
         padded: whether anything may lie behind the ends of sequences, infinities and NaN too.
         pages: sizes of the pages that are copied for the graph, if they are.
     """
 
-    question: Question
+    spec: AttentionSpec
     inputs: dict[str, GpuRef]
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     out_names: dict[str, str] = field(default_factory=dict)
-    making: dict[str, Making] = field(default_factory=dict)
+    derived: dict[str, DerivedInput] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     appending: Appending | None = None
     padded: bool = False
     pages: Pages = _NO_PAGES
 
-    def form(self, plans: PlanCache, names: Sequence[str]) -> Form:
+    def cached(self, plans: PlanCache, names: Sequence[str]) -> GraphCall:
         """The call without its buffers, which come in the order of ``names``."""
-        question = self.question
-        graph = plans.program(("attention", question), lambda: attention_graph(question))
-        ids = graph.ids
-        numbers = {**graph.scalars, **{ids[name]: value for name, value in self.scalars.items()}}
-        prelude = None
-        if self.making or self.appending is not None or self.padded:
-            prelude = Prelude(self, graph, [*names, *self.outputs])
+        spec = self.spec
+        attention = plans.graph(("attention", spec), lambda: attention_graph(spec))
+        ids = attention.ids
+        numbers = {
+            **attention.scalars,
+            **{ids[name]: value for name, value in self.scalars.items()},
+        }
+        setup = None
+        if self.derived or self.appending is not None or self.padded:
+            setup = SetupStage(self, attention, [*names, *self.outputs])
         updates: tuple[tuple[int, str], ...] = ()
         if self.appending is not None:
             updates = tuple((names.index(name), f"{name}_cache") for name in "kv")
-        return Form(
-            graph.program,
+        return GraphCall(
+            attention.graph,
             [
                 (ids[name] if name in self.inputs else -1, label)
                 for name, label in zip(names, argument_names(names), strict=True)
@@ -300,8 +305,8 @@ class Call:
                 Output(ids[name], shape, self.out_names.get(name, "out"))
                 for name, shape in self.outputs.items()
             ],
-            tuple(numbers[id_] for id_ in graph.program.scalars),
-            prelude,
+            tuple(numbers[id_] for id_ in attention.graph.scalars),
+            setup,
             updates,
         )
 
@@ -371,7 +376,7 @@ def columns_of(block_table: GpuRef) -> int:
     return int(block_table.shape[1])
 
 
-def gathered(call: Call) -> Call:
+def gathered(call: AttentionCall) -> AttentionCall:
     """Keys and values out of their pages, where several queries attend to them.
 
     cuDNN reads whole tiles of keys, beyond the end of a sequence too. What lies there it
@@ -379,47 +384,49 @@ def gathered(call: Call) -> Call:
     page before has left. So it gets copies with zeros there. A single query is computed by
     another kernel, which does not mind.
     """
-    question = call.question
-    if not question.page or (question.queries == 1 and not question.ragged_q):
+    spec = call.spec
+    if not spec.page or (spec.queries == 1 and not spec.ragged_q):
         return call
-    keys = -(-question.keys // ROWS) * ROWS
+    keys = -(-spec.keys // ROWS) * ROWS
     call.padded = True
-    call.pages = Pages(question.page, question.columns, question.pages)
+    call.pages = Pages(spec.page, spec.columns, spec.pages)
     call.inputs.pop("table", None)
-    if question.ragged_q:
-        for name, size in (("offsets_k", question.size), ("offsets_v", question.value_size)):
-            width = keys * question.kv_heads * size
-            call.making[name] = Making("", question.batch + 1, multiplier=width)
-    dense = question._replace(keys=keys, ragged_k=question.ragged_q)
-    call.question = dense._replace(**_NO_PAGES._asdict())
+    if spec.ragged_q:
+        for name, size in (("offsets_k", spec.size), ("offsets_v", spec.value_size)):
+            width = keys * spec.kv_heads * size
+            call.derived[name] = DerivedInput("", spec.batch + 1, multiplier=width)
+    dense = spec._replace(keys=keys, ragged_k=spec.ragged_q)
+    call.spec = dense._replace(**_NO_PAGES._asdict())
     return call
 
 
-def mask_of(question: Question, options: Options, *, same: bool, bounded: bool) -> Question:
-    """A question with the mask that options ask for, as simple as it can be.
+def mask_of(spec: AttentionSpec, options: Options, *, same: bool, bounded: bool) -> AttentionSpec:
+    """A spec with the mask that options ask for, as simple as it can be.
 
     Args:
-        question: sizes.
+        spec: sizes.
         options: what the caller wants.
         same: whether each sequence has as many queries as keys.
         bounded: whether the alignment is known without lengths.
     """
     left, right = options.left, options.right
     top_left = options.align == "top_left"
-    if question.queries == 1 and not top_left and right is not None:
+    if spec.queries == 1 and not top_left and right is not None:
         right = None  # the only query is the last one, which sees everything before it
-    aligned = left is None and right is None and not question.slopes
+    aligned = left is None and right is None and not spec.slopes
     if aligned or same:
         top_left = True
     # The vendor aligns more queries than keys only where they have lengths.
-    lengths = question.lengths or (bounded and not top_left and question.queries > question.keys)
-    return question._replace(left=left, right=right, top_left=top_left, lengths=lengths)
+    lengths = spec.lengths or (bounded and not top_left and spec.queries > spec.keys)
+    return spec._replace(left=left, right=right, top_left=top_left, lengths=lengths)
 
 
-def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backward: bool) -> Call:
+def scored(
+    call: AttentionCall, options: Options, memory: MemoryMap, *, batch: int, backward: bool
+) -> AttentionCall:
     """Add what options say of scores: caps, slopes, biases, sinks, dropout."""
-    question, inputs = call.question, call.inputs
-    heads = question.heads
+    spec, inputs = call.spec, call.inputs
+    heads = spec.heads
     if options.softcap:
         call.scalars["softcap"] = options.softcap
     slopes = options.alibi_slopes
@@ -430,7 +437,7 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
         shape = (1 if len(slopes.shape) == 1 else batch, heads, 1, 1)
     bias: tuple[int, ...] = ()
     if options.bias is not None:
-        require(options.bias, memory, "bias", (DTYPES[question.dtype],))
+        require(options.bias, memory, "bias", (DTYPES[spec.dtype],))
         bias = options.bias.shape
         inputs["bias"] = options.bias
     if options.sink is not None:
@@ -438,8 +445,8 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
         inputs["sink"] = options.sink
     if options.dropout_p:
         for name in ("seed", "offset"):
-            call.making[name] = alike(1, getattr(options, name))
-    call.question = question._replace(
+            call.derived[name] = alike(1, getattr(options, name))
+    call.spec = spec._replace(
         softcap=bool(options.softcap),
         slopes=shape,
         paper=slopes is True,
@@ -451,3 +458,38 @@ def scored(call: Call, options: Options, memory: MemoryMap, *, batch: int, backw
         deterministic=backward and options.deterministic,
     )
     return call
+
+
+class AttentionPart(DnnPart[D]):
+    """What calls attention: the library, and the caches that it makes."""
+
+    def _attend(
+        self,
+        name: str,
+        key: Hashable,
+        names: Sequence[str],
+        given: Sequence[GpuRef | None],
+        outs: Sequence[GpuRef | None],
+        make: Callable[[], AttentionCall],
+        *,
+        sent: Callable[[], None] | None = None,
+    ) -> Request[Any]:
+        """A request for a call.
+
+        Args:
+            name: what to call the op.
+            key: what ``make`` depends on beside shapes and dtypes; None if it has to be asked
+                each time.
+            names: of what the call may read: those of the graph's tensors, or of their sources.
+            given: what it reads; the last ones may be absent.
+            outs: where results go, as for ``_request``.
+            make: checks everything.
+            sent: as for ``_request``.
+        """
+        plans = self._plans
+
+        def check() -> GraphCall:
+            return make().cached(plans, names[: len(given)])
+
+        whole = None if key is None else (name, key)
+        return self._request(name, whole, given, outs, check, sent=sent)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from ...._dtypes import DTYPES
+from ..._op import D, op
 from ...wire._options import flag, whole
-from ..graph._run import Facade
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
 from ._call import (
     FP8,
     HALF,
     ROWS,
     Appending,
-    Call,
-    Making,
+    AttentionCall,
+    AttentionPart,
+    DerivedInput,
     alike,
     columns_of,
     gathered,
@@ -25,14 +26,13 @@ from ._call import (
     require_sequences,
     scored,
 )
-from ._graph import Question, rounded_up
+from ._graph import AttentionSpec, rounded_up
 from ._options import BUFFERS, AttentionOptions, Options, checked, split
+from ._signatures import flash_attention_op
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
-
     from ....memory import GpuRef
-    from ..graph._run import Form
+    from ..._request import Request
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
@@ -40,10 +40,11 @@ _MOST_INT32: Final = 2**31 - 1
 _LAYOUTS: Final = {"bshd": "batch, sequence, heads, size", "bhsd": "batch, heads, sequence, size"}
 
 
-class FlashAttention(Facade):
+class FlashAttention(AttentionPart[D]):
     """Attention in FlashAttention's interface: cuDNN on CUDA, NumPy on the CPU."""
 
-    async def flash_attention(
+    @flash_attention_op
+    def flash_attention(
         self,
         q: GpuRef,
         k: GpuRef,
@@ -55,7 +56,7 @@ class FlashAttention(Facade):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Any:
+    ) -> Request[Any]:
         """``softmax(q @ k.T / sqrt(size)) @ v``, without the scores ever being in memory.
 
         As ``flash_attn_func`` of the package flash-attn. Vendor function: the frontend's
@@ -88,16 +89,17 @@ class FlashAttention(Facade):
             OutOfMemory: no room for the result.
         """
 
-        def make() -> Call:
+        def make() -> AttentionCall:
             chosen = checked("flash_attention", options)
             call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False)
-            return forward(call, self._shape(call.question), out, return_lse=return_lse)
+            return forward(call, self._shape(call.spec), return_lse=return_lse)
 
         key, buffers = split(options, layout, return_lse, seqlens_q is seqlens_k)
         given = (q, k, v, seqlens_q, seqlens_k, *buffers)
-        return await self._attend("dnn.flash_attention", key, _DENSE, given, (out,), make)
+        return self._attend("dnn.flash_attention", key, _DENSE, given, (out,), make)
 
-    async def flash_attention_grad(
+    @op
+    def flash_attention_grad(
         self,
         grad: GpuRef,
         q: GpuRef,
@@ -111,7 +113,7 @@ class FlashAttention(Facade):
         layout: str = "bshd",
         grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
         **options: Unpack[AttentionOptions],
-    ) -> tuple[GpuRef, ...]:
+    ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``flash_attention``, called with the same options.
 
         Vendor function: the frontend's ``sdpa_backward``.
@@ -137,22 +139,21 @@ class FlashAttention(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as there.
         """
 
-        def make() -> Call:
+        def make() -> AttentionCall:
             chosen = checked("flash_attention_grad", options)
             call = self._dense(q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=True)
-            question = call.question
-            shape = (question.batch, question.heads, question.queries)
-            return self._backward(call, grad, out, lse, self._shape(question), shape, grads)
+            spec = call.spec
+            shape = (spec.batch, spec.heads, spec.queries)
+            return self._backward(call, grad, out, lse, self._shape(spec), shape, grads)
 
         count = grads is None or len(grads)
         key, buffers = split(options, layout, seqlens_q is seqlens_k, count)
         given = (q, k, v, seqlens_q, seqlens_k, out, grad, lse, *buffers)
         outs = () if grads is None else grads
-        return await self._attend(  # type: ignore[no-any-return]
-            "dnn.flash_attention_grad", key, _DENSE_GRAD, given, outs, make
-        )
+        return self._attend("dnn.flash_attention_grad", key, _DENSE_GRAD, given, outs, make)
 
-    async def flash_attention_varlen(
+    @op
+    def flash_attention_varlen(
         self,
         q: GpuRef,
         k: GpuRef,
@@ -166,7 +167,7 @@ class FlashAttention(Facade):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Any:
+    ) -> Request[Any]:
         """Attention of sequences of different lengths that lie one after the other.
 
         As ``flash_attn_varlen_func`` of the package flash-attn. With ``block_table`` it is
@@ -195,7 +196,7 @@ class FlashAttention(Facade):
                 ``flash_attention``.
         """
 
-        def make() -> Call:
+        def make() -> AttentionCall:
             chosen = checked("flash_attention_varlen", options, without=("bias",))
             call = self._ragged(
                 q,
@@ -207,15 +208,16 @@ class FlashAttention(Facade):
                 chosen,
                 backward=False,
             )
-            shape = (*q.shape[:2], call.question.value_size)
-            return forward(call, shape, out, return_lse=return_lse, lse=q.shape[:2])
+            shape = (*q.shape[:2], call.spec.value_size)
+            return forward(call, shape, return_lse=return_lse, lse=q.shape[:2])
 
         same = cu_seqlens_q is cu_seqlens_k
         key, buffers = split(options, return_lse, same, max_seqlen_q, max_seqlen_k)
         given = (q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, *buffers)
-        return await self._attend("dnn.flash_attention_varlen", key, _RAGGED, given, (out,), make)
+        return self._attend("dnn.flash_attention_varlen", key, _RAGGED, given, (out,), make)
 
-    async def flash_attention_varlen_grad(
+    @op
+    def flash_attention_varlen_grad(
         self,
         grad: GpuRef,
         q: GpuRef,
@@ -230,7 +232,7 @@ class FlashAttention(Facade):
         *,
         grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
         **options: Unpack[AttentionOptions],
-    ) -> tuple[GpuRef, ...]:
+    ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``flash_attention_varlen``, called with the same options.
 
         Args:
@@ -255,7 +257,7 @@ class FlashAttention(Facade):
                 ``flash_attention``.
         """
 
-        def make() -> Call:
+        def make() -> AttentionCall:
             chosen = checked("flash_attention_varlen_grad", options, without=("bias",))
             call = self._ragged(
                 q,
@@ -267,7 +269,7 @@ class FlashAttention(Facade):
                 chosen,
                 backward=True,
             )
-            shape = (*q.shape[:2], call.question.value_size)
+            shape = (*q.shape[:2], call.spec.value_size)
             return self._backward(call, grad, out, lse, shape, q.shape[:2], grads)
 
         same = cu_seqlens_q is cu_seqlens_k
@@ -275,11 +277,10 @@ class FlashAttention(Facade):
         key, buffers = split(options, same, max_seqlen_q, max_seqlen_k, count)
         given = (q, k, v, cu_seqlens_q, cu_seqlens_k, out, grad, lse, *buffers)
         outs = () if grads is None else grads
-        return await self._attend(  # type: ignore[no-any-return]
-            "dnn.flash_attention_varlen_grad", key, _RAGGED_GRAD, given, outs, make
-        )
+        return self._attend("dnn.flash_attention_varlen_grad", key, _RAGGED_GRAD, given, outs, make)
 
-    async def flash_attention_with_kvcache(
+    @op
+    def flash_attention_with_kvcache(
         self,
         q: GpuRef,
         k_cache: GpuRef,
@@ -293,7 +294,7 @@ class FlashAttention(Facade):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Any:
+    ) -> Request[Any]:
         """Attention of a few new queries to the keys and values of a cache.
 
         As ``flash_attn_with_kvcache`` of the package flash-attn. New keys and values are
@@ -326,21 +327,20 @@ class FlashAttention(Facade):
             GpuRefSealed: a cache to be written is sealed.
         """
 
-        def make() -> Call:
+        def make() -> AttentionCall:
             without = ("bias", "dropout_p", "seed", "offset", "deterministic")
             chosen = checked("flash_attention_with_kvcache", options, without=without)
             call = self._cached(
                 q, k_cache, v_cache, k, v, cache_seqlens, block_table, max_seqlen_k, chosen
             )
-            return forward(call, self._shape(call.question), out, return_lse=return_lse)
+            return forward(call, self._shape(call.spec), return_lse=return_lse)
 
         key, buffers = split(options, return_lse, max_seqlen_k)
         given = (q, k_cache, v_cache, k, v, cache_seqlens, block_table, *buffers)
-        return await self._attend(
-            "dnn.flash_attention_with_kvcache", key, _CACHED, given, (out,), make
-        )
+        return self._attend("dnn.flash_attention_with_kvcache", key, _CACHED, given, (out,), make)
 
-    async def flash_attention_fp8(
+    @op
+    def flash_attention_fp8(
         self,
         q: GpuRef,
         k: GpuRef,
@@ -352,7 +352,7 @@ class FlashAttention(Facade):
         layout: str = "bshd",
         out: GpuRef | None = None,
         **options: Unpack[AttentionOptions],
-    ) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
         """``flash_attention`` of fp8 numbers, with a scale for each kind of them.
 
         Vendor function: the frontend's ``sdpa_fp8``, which takes two queries or more.
@@ -380,24 +380,25 @@ class FlashAttention(Facade):
                 ``flash_attention``.
         """
 
-        def make() -> Call:
+        def make() -> AttentionCall:
             without = (*_NOT_FP8, "deterministic")
             chosen = checked("flash_attention_fp8", options, without=without)
             call = self._dense(
                 q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=False, dtypes=FP8
             )
             self._scales(call, scales, FP8_SCALES)
-            call = forward(call, self._shape(call.question), out, return_lse=True)
+            call = forward(call, self._shape(call.spec), return_lse=True)
             call.outputs.update(amax_s=(), amax_o=())
             return call
 
         key, buffers = split(options, layout, seqlens_q is seqlens_k, *scales)
         given = (q, k, v, seqlens_q, seqlens_k, *scales.values(), *buffers)
-        return await self._attend(  # type: ignore[no-any-return]
+        return self._attend(
             "dnn.flash_attention_fp8", key, (*_SEQUENCES, *scales, *BUFFERS), given, (out,), make
         )
 
-    async def flash_attention_fp8_grad(
+    @op
+    def flash_attention_fp8_grad(
         self,
         grad: GpuRef,
         q: GpuRef,
@@ -411,7 +412,7 @@ class FlashAttention(Facade):
         seqlens_k: GpuRef | None = None,
         layout: str = "bshd",
         **options: Unpack[AttentionOptions],
-    ) -> tuple[GpuRef, ...]:
+    ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``flash_attention_fp8``, in fp8.
 
         Vendor function: the frontend's ``sdpa_fp8_backward``, which takes only a size of 128.
@@ -439,21 +440,21 @@ class FlashAttention(Facade):
                 ``flash_attention``.
         """
 
-        def make() -> Call:
+        def make() -> AttentionCall:
             chosen = checked("flash_attention_fp8_grad", options, without=_NOT_FP8)
             call = self._dense(
                 q, k, v, seqlens_q, seqlens_k, layout, chosen, backward=True, dtypes=FP8
             )
             self._scales(call, scales, FP8_BACKWARD_SCALES)
-            question = call.question
-            shape = (question.batch, question.heads, question.queries)
-            call = self._backward(call, grad, out, lse, self._shape(question), shape)
+            spec = call.spec
+            shape = (spec.batch, spec.heads, spec.queries)
+            call = self._backward(call, grad, out, lse, self._shape(spec), shape)
             call.outputs.update(amax_dQ=(), amax_dK=(), amax_dV=(), amax_dP=())
             return call
 
         key, buffers = split(options, layout, seqlens_q is seqlens_k, *scales)
         given = (q, k, v, seqlens_q, seqlens_k, out, grad, lse, *scales.values(), *buffers)
-        return await self._attend(  # type: ignore[no-any-return]
+        return self._attend(
             "dnn.flash_attention_fp8_grad",
             key,
             (*_SEQUENCES, *_BACKWARD, *scales, *BUFFERS),
@@ -463,37 +464,6 @@ class FlashAttention(Facade):
         )
 
     # --- calls ----------------------------------------------------------------------------
-
-    def _attend(
-        self,
-        name: str,
-        key: Hashable,
-        names: Sequence[str],
-        given: Sequence[GpuRef | None],
-        outs: Sequence[GpuRef | None],
-        make: Callable[[], Call],
-        *,
-        sent: Callable[[], None] | None = None,
-    ) -> Awaitable[Any]:
-        """Run a call.
-
-        Args:
-            name: what to call the op.
-            key: what ``make`` depends on beside shapes and dtypes; None if it has to be asked
-                each time.
-            names: of what the call may read: those of the graph's tensors, or of their sources.
-            given: what it reads; the last ones may be absent.
-            outs: where results go, as for ``_run``.
-            make: checks everything.
-            sent: as for ``_run``.
-        """
-        plans = self._plans
-
-        def form() -> Form:
-            return make().form(plans, names[: len(given)])
-
-        whole = None if key is None else (name, key)
-        return self._run(name, whole, given, outs, form, sent=sent)
 
     def _dense(
         self,
@@ -507,7 +477,7 @@ class FlashAttention(Facade):
         *,
         backward: bool,
         dtypes: Any = HALF,
-    ) -> Call:
+    ) -> AttentionCall:
         memory = self._device.memory
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
@@ -519,18 +489,18 @@ class FlashAttention(Facade):
         else:
             (batch, heads, queries, size), (batch_k, kv_heads, keys, _) = q.shape, k.shape
         _same_sizes(q, k, v, batch, batch_k)
-        question = Question(
+        spec = AttentionSpec(
             *(q.dtype.name, batch, heads, kv_heads, queries, keys, size, v.shape[3]),
             layout=layout,
             scale=options.scale(size),
         )
-        call = Call(question, {"q": q, "k": k, "v": v})
+        call = AttentionCall(spec, {"q": q, "k": k, "v": v})
         call = scored(call, options, memory, batch=batch, backward=backward)
         if (seqlens_q is None) != (seqlens_k is None):
             raise ValueError("seqlens_q and seqlens_k belong together")
         same = queries == keys and seqlens_q is seqlens_k
-        question = call.question._replace(lengths=seqlens_q is not None)
-        call.question = mask_of(question, options, same=same, bounded=True)
+        spec = call.spec._replace(lengths=seqlens_q is not None)
+        call.spec = mask_of(spec, options, same=same, bounded=True)
         for name, given, count in (
             ("seqlens_q", seqlens_q, queries),
             ("seqlens_k", seqlens_k, keys),
@@ -539,8 +509,8 @@ class FlashAttention(Facade):
             if given is not None:
                 require(given, memory, name, (_INT32,), (batch,))
                 call.inputs[tensor] = given
-            elif call.question.lengths:
-                call.making[tensor] = alike(batch, count)
+            elif call.spec.lengths:
+                call.derived[tensor] = alike(batch, count)
         call.padded = seqlens_q is not None
         return call
 
@@ -555,7 +525,7 @@ class FlashAttention(Facade):
         options: Options,
         *,
         backward: bool,
-    ) -> Call:
+    ) -> AttentionCall:
         memory = self._device.memory
         rank, shape = (3, "total, heads, size") if block_table is None else (4, _PAGES)
         require_sequences(q, memory, "q", 3, "total, heads, size")
@@ -581,7 +551,7 @@ class FlashAttention(Facade):
         kv_heads, value_size = v.shape[-2:]
         _same_sizes(q, k, v, batch, batch)
         queries, keys = (-(-most // ROWS) * ROWS for most in (most_q, most_k))
-        question = Question(
+        spec = AttentionSpec(
             *(q.dtype.name, batch, heads, kv_heads, queries, keys, size, value_size),
             ragged_q=True,
             ragged_k=block_table is None,
@@ -590,17 +560,17 @@ class FlashAttention(Facade):
         )
         inputs = {"q": q, "k": k, "v": v}
         if block_table is not None:
-            question = self._paged(question, inputs, k, block_table, most_k)
+            spec = self._paged(spec, inputs, k, block_table, most_k)
         elif backward:
             totals = (rounded_up(q.shape[0]), rounded_up(k.shape[0]))
-            question = question._replace(total_q=totals[0], total_k=totals[1])
-        call = Call(question, inputs)
+            spec = spec._replace(total_q=totals[0], total_k=totals[1])
+        call = AttentionCall(spec, inputs)
         call = scored(call, options, memory, batch=batch, backward=backward)
         same = cu_seqlens[0] is cu_seqlens[1] and longest[0] == longest[1] and queries == keys
-        call.question = mask_of(call.question, options, same=same, bounded=False)
+        call.spec = mask_of(call.spec, options, same=same, bounded=False)
         begin_q, begin_k = "cu_seqlens_q", "cu_seqlens_k"
-        call.making["seq_len_q"] = Making(begin_q, batch, differences=True, most=most_q)
-        call.making["seq_len_kv"] = Making(begin_k, batch, differences=True, most=most_k)
+        call.derived["seq_len_q"] = DerivedInput(begin_q, batch, differences=True, most=most_q)
+        call.derived["seq_len_kv"] = DerivedInput(begin_k, batch, differences=True, most=most_k)
         rows = [
             ("offsets_q", begin_q, heads * size),
             ("offsets_o", begin_q, heads * value_size),
@@ -611,7 +581,7 @@ class FlashAttention(Facade):
             rows.append(("offsets_v", begin_k, kv_heads * value_size))
         for name, source, width in rows:
             most = len(q if source == begin_q else k)
-            call.making[name] = Making(source, batch + 1, width, most=most)
+            call.derived[name] = DerivedInput(source, batch + 1, multiplier=width, most=most)
         return gathered(call)
 
     def _cached(
@@ -625,7 +595,7 @@ class FlashAttention(Facade):
         block_table: GpuRef | None,
         max_seqlen_k: int | None,
         options: Options,
-    ) -> Call:
+    ) -> AttentionCall:
         memory = self._device.memory
         require_sequences(q, memory, "q", 4, _LAYOUTS["bshd"])
         shape = _LAYOUTS["bshd"] if block_table is None else _PAGES
@@ -639,19 +609,19 @@ class FlashAttention(Facade):
         room = k_cache.shape[1] * (1 if block_table is None else columns_of(block_table))
         keys = room if max_seqlen_k is None else whole(max_seqlen_k, "max_seqlen_k", 1, room)
         inputs = {"q": q, "k": k_cache, "v": v_cache}
-        question = Question(
+        spec = AttentionSpec(
             *(q.dtype.name, batch, heads, kv_heads, queries, room, size, value_size),
             lengths=True,
             scale=options.scale(size),
         )
         if block_table is not None:
-            question = self._paged(question, inputs, k_cache, block_table, keys)
+            spec = self._paged(spec, inputs, k_cache, block_table, keys)
         new = self._new(k, v, k_cache, v_cache, batch)
-        call = Call(question, inputs)
+        call = AttentionCall(spec, inputs)
         call = scored(call, options, memory, batch=batch, backward=False)
-        call.question = mask_of(call.question, options, same=False, bounded=False)
-        call.making["seq_len_q"] = alike(batch, queries)
-        call.making["seq_len_kv"] = grown("cache_seqlens", batch, new, room)
+        call.spec = mask_of(call.spec, options, same=False, bounded=False)
+        call.derived["seq_len_q"] = alike(batch, queries)
+        call.derived["seq_len_kv"] = grown("cache_seqlens", batch, new, room)
         if k is not None and v is not None:
             columns = 1 if block_table is None else columns_of(block_table)
             call.appending = Appending(k, v, k_cache, v_cache, cache_seqlens, block_table, columns)
@@ -679,38 +649,37 @@ class FlashAttention(Facade):
 
     def _paged(
         self,
-        question: Question,
+        spec: AttentionSpec,
         inputs: dict[str, GpuRef],
         k: GpuRef,
         block_table: GpuRef,
         keys: int,
-    ) -> Question:
-        """A question about pages; adds the table to the inputs."""
+    ) -> AttentionSpec:
+        """A spec about pages; adds the table to the inputs."""
         require(block_table, self._device.memory, "block_table", (_INT32,))
         columns = columns_of(block_table)
-        if block_table.shape[0] != question.batch:
+        if block_table.shape[0] != spec.batch:
             raise ValueError(
-                f"block_table has {block_table.shape[0]} rows, but there are {question.batch} "
-                "sequences"
+                f"block_table has {block_table.shape[0]} rows, but there are {spec.batch} sequences"
             )
         pages, page = k.shape[:2]
         inputs["table"] = block_table
         most = min(keys, columns * page)
-        return question._replace(page=page, pages=pages, columns=columns, keys=most)
+        return spec._replace(page=page, pages=pages, columns=columns, keys=most)
 
     def _backward(
         self,
-        call: Call,
+        call: AttentionCall,
         grad: GpuRef,
         out: GpuRef,
         lse: GpuRef,
         shape: tuple[int, ...],
         stats: tuple[int, ...],
         grads: tuple[GpuRef, GpuRef, GpuRef] | None = None,
-    ) -> Call:
+    ) -> AttentionCall:
         """Add what the backward pass reads and writes."""
-        memory, inputs, question = self._device.memory, call.inputs, call.question
-        dtype = (DTYPES[question.dtype],)
+        memory, inputs, spec = self._device.memory, call.inputs, call.spec
+        dtype = (DTYPES[spec.dtype],)
         require(grad, memory, "grad", dtype, shape)
         require(out, memory, "out", dtype, shape)
         require(lse, memory, "lse", (_FLOAT32,), stats)
@@ -722,20 +691,20 @@ class FlashAttention(Facade):
                     ("dQ", "q", True),
                     ("dK", "k", True),
                     ("dV", "v", True),
-                    ("dBias", "bias", question.dbias),
-                    ("dSink_token", "sink", question.sink),
+                    ("dBias", "bias", spec.dbias),
+                    ("dSink_token", "sink", spec.sink),
                 )
                 if wanted
             }
         )
-        for name, ref, like in zip(("dQ", "dK", "dV"), grads or (), "qkv", strict=False):
-            require(ref, memory, f"grads ({name})", dtype, inputs[like].shape)
-            call.out_names[name] = f"grads ({name})"
+        call.out_names = {name: f"grads ({name})" for name in ("dQ", "dK", "dV")}
         if grads is not None and len(grads) != 3:
             raise ValueError(f"grads must be three buffers, for q, k and v, not {len(grads)}")
         return call
 
-    def _scales(self, call: Call, scales: dict[str, GpuRef], names: tuple[str, ...]) -> None:
+    def _scales(
+        self, call: AttentionCall, scales: dict[str, GpuRef], names: tuple[str, ...]
+    ) -> None:
         if scales.keys() != set(names):
             raise ValueError(f"scales must be exactly {', '.join(names)}, not {', '.join(scales)}")
         for name in names:
@@ -743,12 +712,12 @@ class FlashAttention(Facade):
             call.inputs[name] = scales[name]
 
     @staticmethod
-    def _shape(question: Question) -> tuple[int, ...]:
+    def _shape(spec: AttentionSpec) -> tuple[int, ...]:
         """The shape of a dense result."""
-        middle = (question.queries, question.heads)
-        if question.layout == "bhsd":
+        middle = (spec.queries, spec.heads)
+        if spec.layout == "bhsd":
             middle = middle[::-1]
-        return (question.batch, *middle, question.value_size)
+        return (spec.batch, *middle, spec.value_size)
 
 
 _PAGES: Final = "pages, page, heads, size"
@@ -764,27 +733,22 @@ _NOT_FP8: Final = (*("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "se
 
 
 def forward(
-    call: Call,
+    call: AttentionCall,
     shape: tuple[int, ...],
-    out: GpuRef | None,
     *,
     return_lse: bool,
     lse: tuple[int, ...] | None = None,
-) -> Call:
+) -> AttentionCall:
     """Add what the forward pass writes."""
     flag(return_lse, "return_lse")
-    question = call.question
-    if out is not None and (out.shape != shape or out.dtype.name != question.dtype):
-        raise ValueError(
-            f"out must be {question.dtype} of shape {shape}, not {out.dtype.name} of {out.shape}"
-        )
+    spec = call.spec
     call.outputs["o"] = shape
     if return_lse:
-        each = (question.batch, question.heads, question.queries) if lse is None else lse
+        each = (spec.batch, spec.heads, spec.queries) if lse is None else lse
         call.outputs["stats"] = each
     else:
-        call.making.pop("offsets_stats", None)
-    call.question = question._replace(stats=return_lse)
+        call.derived.pop("offsets_stats", None)
+    call.spec = spec._replace(stats=return_lse)
     return call
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from ..graph._run import Program
+from ..graph._builder import Builder
+from ..graph._run import EncodedGraph
 from ..wire._attention_nodes import (
     CONSTANTS,
     FP8_BACKWARD_SCALES,
@@ -12,10 +13,9 @@ from ..wire._attention_nodes import (
     TABLES,
     attention_constants,
 )
-from ..wire._graph import Builder
 
 if TYPE_CHECKING:
-    from ..wire._graph import Symbol
+    from ..graph._builder import Symbol
 
 _BUCKETS: Final = 8
 """Between one power of two and the next."""
@@ -27,7 +27,7 @@ def rounded_up(count: int) -> int:
     return -(-count // step) * step
 
 
-class Question(NamedTuple):
+class AttentionSpec(NamedTuple):
     """What tells one graph of attention from another.
 
     Attributes:
@@ -98,110 +98,110 @@ class Attention(NamedTuple):
     """A graph of attention.
 
     Attributes:
-        program: the graph, ready to travel.
+        graph: the graph, ready to travel.
         ids: of its tensors, by name.
         scalars: values of its numbers that are known already, by id.
     """
 
-    program: Program
+    graph: EncodedGraph
     ids: dict[str, int]
     scalars: dict[int, float]
 
 
-def attention_graph(question: Question) -> Attention:
+def attention_graph(spec: AttentionSpec) -> Attention:
     """The graph.
 
     Raises:
         ValueError, TypeError: sizes and options that do not fit.
     """
-    return _Maker(question).make()
+    return _Maker(spec).make()
 
 
 @final
 class _Maker:
-    def __init__(self, question: Question) -> None:
-        self._question = question
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
         self._builder = Builder()
         self._named: dict[str, Symbol] = {}
 
     def make(self) -> Attention:
-        question, named = self._question, self._named
+        spec, named = self._spec, self._named
         given = self._given()
         attributes: dict[str, Any] = {
-            "attn_scale": question.scale,
-            "diagonal_alignment": "TOP_LEFT" if question.top_left else "BOTTOM_RIGHT",
-            "diagonal_band_left_bound": None if question.left is None else question.left + 1,
-            "diagonal_band_right_bound": question.right,
+            "attn_scale": spec.scale,
+            "diagonal_alignment": "TOP_LEFT" if spec.top_left else "BOTTOM_RIGHT",
+            "diagonal_band_left_bound": None if spec.left is None else spec.left + 1,
+            "diagonal_band_right_bound": spec.right,
         }
-        if not question.fp8:
-            attributes["dropout"] = question.dropout
-            attributes["use_alibi_mask"] = question.paper
+        if not spec.fp8:
+            attributes["dropout"] = spec.dropout
+            attributes["use_alibi_mask"] = spec.paper
         values = attention_constants(given, attributes)
         for name in values:
             given[name] = self._builder.scalar("float32" if name == CONSTANTS[0] else "int32")
             named[name] = given[name]
         outputs = (
             self._backward(given, attributes)
-            if question.backward
+            if spec.backward
             else (self._forward(given, attributes))
         )
         named.update(outputs)
         ids = {name: symbol.id for name, symbol in named.items()}
         scalars = {ids[name]: value for name, value in values.items()}
-        return Attention(Program(self._builder.finish()), ids, scalars)
+        return Attention(EncodedGraph(self._builder.finish()), ids, scalars)
 
     def _given(self) -> dict[str, Any]:
         """The inputs that forward and backward share."""
-        question = self._question
+        spec = self._spec
         given: dict[str, Any] = {}
-        if question.ragged_q:
-            self._ones("offsets_q", question.batch + 1)
-            self._ones("offsets_o", question.batch + 1)
-            if question.stats or question.backward:
-                self._ones("offsets_stats", question.batch + 1)
-        if question.ragged_k:
-            self._ones("offsets_k", question.batch + 1)
-            self._ones("offsets_v", question.batch + 1)
-        given["q"] = self._queries("q", question.size, "offsets_q")
-        for name, size in (("k", question.size), ("v", question.value_size)):
+        if spec.ragged_q:
+            self._ones("offsets_q", spec.batch + 1)
+            self._ones("offsets_o", spec.batch + 1)
+            if spec.stats or spec.backward:
+                self._ones("offsets_stats", spec.batch + 1)
+        if spec.ragged_k:
+            self._ones("offsets_k", spec.batch + 1)
+            self._ones("offsets_v", spec.batch + 1)
+        given["q"] = self._queries("q", spec.size, "offsets_q")
+        for name, size in (("k", spec.size), ("v", spec.value_size)):
             given[name] = self._keys(name, size)
-        if question.page:
-            table = self._add("table", (question.batch, 1, question.columns, 1), "int32")
+        if spec.page:
+            table = self._add("table", (spec.batch, 1, spec.columns, 1), "int32")
             given |= dict.fromkeys(TABLES, table)
-        if question.lengths:
+        if spec.lengths:
             for name in ("seq_len_q", "seq_len_kv"):
-                given[name] = self._add(name, (question.batch, 1, 1, 1), "int32")
-        if question.dropout:
+                given[name] = self._add(name, (spec.batch, 1, 1, 1), "int32")
+        if spec.dropout:
             for name in ("seed", "offset"):
                 given[name] = self._add(name, (1, 1, 1, 1), "int64")
-        if question.bias:
-            given["bias"] = self._add("bias", question.bias, question.dtype)
-        if question.sink:
-            given["sink_token"] = self._add("sink", (1, question.heads, 1, 1), "float32")
-        if question.slopes:
-            given["alibi_slopes"] = self._add("alibi_slopes", question.slopes, "float32")
-        if question.softcap:
+        if spec.bias:
+            given["bias"] = self._add("bias", spec.bias, spec.dtype)
+        if spec.sink:
+            given["sink_token"] = self._add("sink", (1, spec.heads, 1, 1), "float32")
+        if spec.slopes:
+            given["alibi_slopes"] = self._add("alibi_slopes", spec.slopes, "float32")
+        if spec.softcap:
             given["softcap"] = self._named["softcap"] = self._builder.scalar()
-        if question.fp8:
-            for name in FP8_BACKWARD_SCALES if question.backward else FP8_SCALES:
+        if spec.fp8:
+            for name in FP8_BACKWARD_SCALES if spec.backward else FP8_SCALES:
                 given[name] = self._add(name, (1, 1, 1, 1), "float32")
         return given
 
     def _forward(self, given: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Symbol]:
-        question, builder = self._question, self._builder
-        op = "sdpa_fp8" if question.fp8 else "sdpa"
-        if not question.fp8:
-            attributes["max_seq_len_kv"] = question.keys if question.page else None
-        outputs = builder.node(op, **given, **attributes, generate_stats=question.stats)
-        _, strides = self._lying(question.queries, question.heads, question.value_size)
+        spec, builder = self._spec, self._builder
+        op = "sdpa_fp8" if spec.fp8 else "sdpa"
+        if not spec.fp8:
+            attributes["max_seq_len_kv"] = spec.keys if spec.page else None
+        outputs = builder.node(op, **given, **attributes, generate_stats=spec.stats)
+        _, strides = self._lying(spec.queries, spec.heads, spec.value_size)
         ragged = self._named.get("offsets_o")
-        builder.output(outputs["o"], question.dtype, strides, ragged=ragged)
-        if question.stats:
-            packed = (question.queries * question.heads, 1, question.heads, 1)
+        builder.output(outputs["o"], spec.dtype, strides, ragged=ragged)
+        if spec.stats:
+            packed = (spec.queries * spec.heads, 1, spec.heads, 1)
             builder.output(
                 outputs["stats"],
                 "float32",
-                packed if question.ragged_q else None,
+                packed if spec.ragged_q else None,
                 ragged=self._named.get("offsets_stats"),
             )
         for name in ("amax_s", "amax_o"):
@@ -210,23 +210,23 @@ class _Maker:
         return outputs
 
     def _backward(self, given: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Symbol]:
-        question, builder = self._question, self._builder
-        given["o"] = self._queries("o", question.value_size, "offsets_o")
-        given["dO"] = self._queries("dO", question.value_size, "offsets_o")
-        shape = (question.batch, question.heads, question.queries, 1)
-        packed = (question.queries * question.heads, 1, question.heads, 1)
+        spec, builder = self._spec, self._builder
+        given["o"] = self._queries("o", spec.value_size, "offsets_o")
+        given["dO"] = self._queries("dO", spec.value_size, "offsets_o")
+        shape = (spec.batch, spec.heads, spec.queries, 1)
+        packed = (spec.queries * spec.heads, 1, spec.heads, 1)
         given["stats"] = self._add(
-            "stats", shape, "float32", packed if question.ragged_q else None, "offsets_stats"
+            "stats", shape, "float32", packed if spec.ragged_q else None, "offsets_stats"
         )
-        if not question.fp8:
-            attributes["has_dbias"] = question.dbias
-            attributes["max_total_seq_len_q"] = question.total_q or None
-            attributes["max_total_seq_len_kv"] = question.total_k or None
+        if not spec.fp8:
+            attributes["has_dbias"] = spec.dbias
+            attributes["max_total_seq_len_q"] = spec.total_q or None
+            attributes["max_total_seq_len_kv"] = spec.total_k or None
         outputs = builder.node(
-            "sdpa_fp8_backward" if question.fp8 else "sdpa_backward",
+            "sdpa_fp8_backward" if spec.fp8 else "sdpa_backward",
             **given,
             **attributes,
-            use_deterministic_algorithm=question.deterministic,
+            use_deterministic_algorithm=spec.deterministic,
         )
         offsets = {"dQ": "offsets_q", "dK": "offsets_k", "dV": "offsets_v"}
         for name, symbol in outputs.items():
@@ -234,24 +234,24 @@ class _Maker:
         return outputs
 
     def _queries(self, name: str, size: int, offsets: str) -> Symbol:
-        question = self._question
-        shape, strides = self._lying(question.queries, question.heads, size)
-        return self._add(name, shape, question.dtype, strides, offsets)
+        spec = self._spec
+        shape, strides = self._lying(spec.queries, spec.heads, size)
+        return self._add(name, shape, spec.dtype, strides, offsets)
 
     def _keys(self, name: str, size: int) -> Symbol:
-        question = self._question
-        heads = question.kv_heads
-        if question.page:
-            pages = (question.pages, heads, question.page, size)
-            rows = (question.page * heads * size, size, heads * size, 1)
-            return self._add(name, pages, question.dtype, rows)
-        shape, strides = self._lying(question.keys, heads, size)
-        return self._add(name, shape, question.dtype, strides, f"offsets_{name}")
+        spec = self._spec
+        heads = spec.kv_heads
+        if spec.page:
+            pages = (spec.pages, heads, spec.page, size)
+            rows = (spec.page * heads * size, size, heads * size, 1)
+            return self._add(name, pages, spec.dtype, rows)
+        shape, strides = self._lying(spec.keys, heads, size)
+        return self._add(name, shape, spec.dtype, strides, f"offsets_{name}")
 
     def _lying(self, length: int, heads: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape and strides of sequences as the caller has them."""
-        shape = (self._question.batch, heads, length, size)
-        if self._question.layout == "bhsd":
+        shape = (self._spec.batch, heads, length, size)
+        if self._spec.layout == "bhsd":
             return shape, (heads * length * size, length * size, size, 1)
         return shape, (heads * length * size, size, heads * size, 1)
 

@@ -7,6 +7,7 @@ alike share pages until one of them writes.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
@@ -14,16 +15,27 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 import numpy as np
 
 from ...._dtypes import as_dtype
-from ...._errors import OutOfMemory
+from ...._errors import OutOfMemory, Unsupported
 from ..._arguments import require_apart
-from ..._op import D, Facade
-from ..._perform import Prepared, perform
+from ..._op import Collected, D, op
+from ..._request import Request, Submission
 from ...wire._options import whole
 from ..graph._run import LANE
 from ..wire._sequence_messages import NOTHING, Clear, Grow, Upload
-from ._call import HALF, Appending, Call, Making, alike, gathered, mask_of, require, scored
+from ._call import (
+    HALF,
+    Appending,
+    AttentionCall,
+    AttentionPart,
+    DerivedInput,
+    alike,
+    gathered,
+    mask_of,
+    require,
+    scored,
+)
 from ._facade import FlashAttention, forward
-from ._graph import Question
+from ._graph import AttentionSpec
 from ._options import BUFFERS, AttentionOptions, checked, split
 
 if TYPE_CHECKING:
@@ -31,7 +43,8 @@ if TYPE_CHECKING:
 
     from ....memory import GpuRef
     from ..._library import Submitter
-    from ..._perform import Room
+    from ..._request import Driver
+    from ..graph._run import PlanCache
 
 _INT32: Final = as_dtype("int32")
 
@@ -94,31 +107,39 @@ class _Growth:
 
 
 @final
-class PagedKVCache(Facade[D]):
+class PagedKVCache(AttentionPart[D]):
     """Keys and values in pages, for sequences that grow, fork and end. From ``kv_cache``.
 
     All layers of a model share the pages' numbers, and each has its own length, so layers
     are written one after the other. After a rebuild of the device the content is gone, and
-    calls raise ``GpuRefStale``: make a new cache then. Calls are sent at once also inside a
-    batch, and cannot be recorded, because tables change.
+    calls raise ``GpuRefStale``: make a new cache then. Calls are awaited, inside a batch's
+    block too: they cannot be part of a batch or a recording, because which rows a sequence
+    has is known here, and must be written by the time that another call reads them.
 
     Attributes:
         k, v: memory, (layers, pages, page_size, kv_heads, size).
         page_size: rows of a page.
     """
 
-    def __init__(self, attention: FlashAttention, k: GpuRef, v: GpuRef) -> None:
+    def __init__(self, device: Submitter, plans: PlanCache, k: GpuRef, v: GpuRef) -> None:
+        super().__init__(device, plans)
         self.k: Final = k
         self.v: Final = v
         self.page_size: Final[int] = k.shape[2]
-        self._attention: Final = attention
-        self._device: Final[Submitter] = attention._device
         self._layers: Final[int] = k.shape[0]
         self._free: list[int] = list(reversed(range(k.shape[1])))
         self._users: Counter[int] = Counter()
         self._sequences: dict[int, _Sequence] = {}
-        self._next = 0
-        self._copied = 0
+        self._numbers: Final = itertools.count()
+        self._copied: Final[Counter[int]] = Counter()
+
+    def _on(self, device: Submitter) -> Any:
+        if device.driver is Collected:
+            raise Unsupported(
+                "a cache's calls cannot be in a batch or a recording; await them, which may be "
+                "inside a batch's block"
+            )
+        return super()._on(device)
 
     # --- sequences ------------------------------------------------------------------------
 
@@ -195,15 +216,16 @@ class PagedKVCache(Facade[D]):
             pages=pages,
             used=pages - len(self._free),
             shared=sum(users > 1 for users in self._users.values()),
-            copied=self._copied,
+            copied=self._copied.total(),
             nbytes=self.k.nbytes + self.v.nbytes,
         )
 
     # --- rows -----------------------------------------------------------------------------
 
-    async def append(
+    @op
+    def append(
         self, sequences: Sequence[int], k: GpuRef, v: GpuRef, *, layer: int = 0
-    ) -> None:
+    ) -> Request[None]:
         """Write keys and values behind those that sequences have in a layer.
 
         Args:
@@ -219,10 +241,10 @@ class PagedKVCache(Facade[D]):
             GpuRefStale: of an older generation, or freed; also the cache itself.
         """
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[Any]:
             growth, appending = self._growing(sequences, k, v, layer)
             table, after = self._table(growth.pages.values()), self._after(growth)
-            scratch = room.empty((after.size + table.size,), _INT32)
+            scratch = driver.output((after.size + table.size,), _INT32)
             lengths, rows = scratch._block, scratch[after.size :]._block
             data = np.concatenate([after, table.ravel()]).tobytes()
             append = appending.message(lengths.address, rows.address)
@@ -233,13 +255,16 @@ class PagedKVCache(Facade[D]):
                 [("the cache's k", self.k), ("the cache's v", self.v)],
                 [("k", k), ("v", v)],
             )
-            if LANE.name in self._device.ports:  # it is sent now, and not after a wait
+
+            def sent() -> None:
                 self._commit(growth)
-            return Prepared(message, reads, [*writes, lengths], ())
 
-        await perform(self._device, LANE, "dnn.kv_append", prepare)
+            return Submission(message, reads, [*writes, lengths], sent=sent)
 
-    async def attend(
+        return Request(LANE, "dnn.kv_append", prepare)
+
+    @op
+    def attend(
         self,
         q: GpuRef,
         sequences: Sequence[int],
@@ -250,7 +275,7 @@ class PagedKVCache(Facade[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Any:
+    ) -> Request[Any]:
         """Attention of queries to what sequences have in a layer; new rows come first.
 
         As ``flash_attention_with_kvcache``, in one message.
@@ -279,7 +304,7 @@ class PagedKVCache(Facade[D]):
         memory = self._device.memory
         growing: list[_Growth] = []
 
-        def make() -> Call:
+        def make() -> AttentionCall:
             require(q, memory, "q", (self.k.dtype,))
             appending = None
             growing.clear()
@@ -293,11 +318,11 @@ class PagedKVCache(Facade[D]):
                 raise ValueError("there is a sequence without any rows to attend to")
             call = self._call(q, self._table(growth.pages.values()), after, growth.layer)
             call.appending = appending
-            question = scored(call, chosen, memory, batch=len(after), backward=False).question
-            question = question._replace(scale=chosen.scale(question.size))
-            call.question = mask_of(question, chosen, same=False, bounded=False)
+            spec = scored(call, chosen, memory, batch=len(after), backward=False).spec
+            spec = spec._replace(scale=chosen.scale(spec.size))
+            call.spec = mask_of(spec, chosen, same=False, bounded=False)
             shape = (*q.shape[:3], self.v.shape[-1])
-            return forward(gathered(call), shape, out, return_lse=return_lse)
+            return forward(gathered(call), shape, return_lse=return_lse)
 
         def sent() -> None:
             for growth in growing:
@@ -306,11 +331,9 @@ class PagedKVCache(Facade[D]):
         at = self._layer(layer)
         _, buffers = split(options)
         given = (q, self.k[at], self.v[at], k, v, *buffers)
-        return await self._attention._attend(
-            "dnn.kv_attend", None, _ATTENDED, given, (out,), make, sent=sent
-        )
+        return self._attend("dnn.kv_attend", None, _ATTENDED, given, (out,), make, sent=sent)
 
-    def _call(self, q: GpuRef, table: Any, after: Any, layer: int) -> Call:
+    def _call(self, q: GpuRef, table: Any, after: Any, layer: int) -> AttentionCall:
         if len(q.shape) != 4 or 0 in q.shape or q.shape[0] != len(after):
             raise ValueError(
                 f"q must have shape ({len(after)}, queries, heads, size) without zeros, "
@@ -323,7 +346,7 @@ class PagedKVCache(Facade[D]):
                 f"q has {heads} heads of size {size}, but the cache {k.shape[2]} of {k.shape[-1]}; "
                 "sizes must be the same, and heads a multiple"
             )
-        question = Question(
+        spec = AttentionSpec(
             *(q.dtype.name, batch, heads, k.shape[2], queries, table.shape[1] * self.page_size),
             *(size, v.shape[-1]),
             page=self.page_size,
@@ -331,10 +354,10 @@ class PagedKVCache(Facade[D]):
             columns=table.shape[1],
             lengths=True,
         )
-        call = Call(question, {"q": q, "k": k, "v": v})
-        call.making["seq_len_q"] = alike(batch, queries)
-        call.making["seq_len_kv"] = Making("", batch, data=after.tobytes())
-        call.making["table"] = Making("", table.size, data=table.tobytes())
+        call = AttentionCall(spec, {"q": q, "k": k, "v": v})
+        call.derived["seq_len_q"] = alike(batch, queries)
+        call.derived["seq_len_kv"] = DerivedInput("", batch, data=after.tobytes())
+        call.derived["table"] = DerivedInput("", table.size, data=table.tobytes())
         return call
 
     # --- bookkeeping ----------------------------------------------------------------------
@@ -419,7 +442,7 @@ class PagedKVCache(Facade[D]):
             self._release(sequence.pages)
             sequence.pages = pages
             sequence.lengths[growth.layer] += growth.new
-        self._copied += len(growth.copies)
+        self._copied[growth.layer] += len(growth.copies)
 
     def _table(self, pages: Iterable[list[int]]) -> Any:
         lists = list(pages)
@@ -441,8 +464,7 @@ class PagedKVCache(Facade[D]):
                 self._free.append(page)
 
     def _add(self, sequence: _Sequence) -> int:
-        number = self._next
-        self._next += 1
+        number = next(self._numbers)
         self._sequences[number] = sequence
         return number
 
@@ -458,10 +480,11 @@ class PagedKVCache(Facade[D]):
         return layer
 
 
-class Caches(FlashAttention):
+class Caches(FlashAttention[D]):
     """Caches of keys and values."""
 
-    async def kv_cache(
+    @op
+    def kv_cache(
         self,
         pages: int,
         page_size: int,
@@ -471,7 +494,7 @@ class Caches(FlashAttention):
         value_size: int | None = None,
         layers: int = 1,
         dtype: Any = "bfloat16",
-    ) -> PagedKVCache:
+    ) -> Request[PagedKVCache[D]]:
         """Memory for keys and values of many sequences, in pages.
 
         Args:
@@ -507,16 +530,27 @@ class Caches(FlashAttention):
         kind = as_dtype(dtype)
         if kind not in HALF:
             raise TypeError(f"dtype must be float16 or bfloat16, not {kind.name}")
-        device = self._device
+        device, plans = self._device, self._plans
 
-        async def memory(width: int) -> GpuRef:
-            def prepare(room: Room) -> Prepared:
-                ref = room.empty((layers, pages, page_size, kv_heads, width), kind)
-                return Prepared(Clear(ref._block.address, ref.nbytes), (), [ref._block], ref)
+        def zeros(driver: Driver, width: int) -> tuple[Clear, GpuRef]:
+            ref = driver.output((layers, pages, page_size, kv_heads, width), kind)
+            return Clear(ref._block.address, ref.nbytes), ref
 
-            return await perform(device, LANE, "dnn.kv_cache", prepare)  # type: ignore[no-any-return]
+        def prepare_k(driver: Driver) -> Submission[GpuRef]:
+            message, k = zeros(driver, size)
+            return Submission(message, (), (k._block,), k)
 
-        return PagedKVCache(self, await memory(size), await memory(values))
+        def prepare(driver: Driver) -> Submission[PagedKVCache[D]]:
+            k = driver.perform(Request(LANE, "dnn.kv_cache", prepare_k))
+            message, v = zeros(driver, values)
+
+            def finish(_answer: object) -> PagedKVCache[D]:
+                assert k is not None  # only in a batch, where nothing is finished
+                return PagedKVCache(device, plans, k, v)
+
+            return Submission(message, (), (v._block,), finish=finish)
+
+        return Request(LANE, "dnn.kv_cache", prepare)
 
 
 _ATTENDED: Final = ("q", "k", "v", "new_k", "new_v", *BUFFERS)

@@ -11,7 +11,7 @@ from ...wire._options import LARGEST
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
-    from ..wire._graph import Builder, Symbol
+    from ._builder import Builder, Symbol
 
 FLOATS: Final = frozenset(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float64"))
 

@@ -1,4 +1,4 @@
-"""How facades run graphs: bind buffers, have a plan made, run it."""
+"""How calls become requests to run graphs: check buffers, have a plan made, run it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from ...._dtypes import DTYPES
 from ....memory import Block, GpuRef
 from ..._arguments import require_apart, usable, writable
 from ..._library import LaneSpec
-from ..._op import D
-from ..._op import Facade as BaseFacade
-from ..._perform import Prepared, perform
+from ..._op import D, Facade
+from ..._request import Request, Submission
 from ..._workspaces import Workspaces
 from ...wire._recent import Recent
 from ..wire._graph import Graph, encode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
+from ..wire._sequence_messages import Clear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    import numpy as np
+
     from ....memory import MemoryMap
     from ..._library import Submitter
-    from ..._perform import Room
-    from ..attention._call import Prelude
+    from ..._request import Driver
+    from ..attention._call import SetupStage
 
 _WAYS: Final = 4
 _EXECUTORS: Final = {
@@ -45,6 +47,10 @@ _ALIGNMENT: Final = 16
 
 _SMALL: Final = 4 << 20
 """Bytes of workspace up to which ops run side by side, each with one of its own."""
+
+ZERO: Final = 0x00
+NAN: Final = 0xFF
+"""A byte of which every floating-point number that is made of it is NaN."""
 
 _T = TypeVar("_T")
 
@@ -77,20 +83,22 @@ class DnnStatistics:
 
 
 @final
-class Program:
+class EncodedGraph:
     """A graph, ready to travel.
 
     Attributes:
-        graph: the graph.
+        tensors: its tensors by id.
+        used: ids of those that it reads or writes.
         encoded: its bytes.
         buffers: ids of its buffers.
         scalars: ids of its numbers.
     """
 
-    __slots__ = ("buffers", "encoded", "graph", "scalars")
+    __slots__ = ("buffers", "encoded", "scalars", "tensors", "used")
 
     def __init__(self, graph: Graph) -> None:
-        self.graph: Final = graph
+        self.tensors: Final = graph.tensors
+        self.used: Final = graph.used()
         self.encoded: Final = encode(graph)
         self.buffers: Final = graph.buffers()
         self.scalars: Final = graph.scalars()
@@ -114,62 +122,95 @@ class Output(NamedTuple):
     result: bool = True
 
 
-@final
-class Form:
+class CachedCall:
     """A call without its buffers: what is checked once for all calls that are alike.
 
     Attributes:
-        program: what to run.
         reads: what the call reads, in the order in which it is given: the tensor's id, -1
             for what the graph itself does not read, and what to call it in errors.
         outputs: what it writes.
-        targets: shape and dtype of each of these, and whether it may be read, too.
+        targets: shape and dtype of each of these.
         results: positions of those that the caller gets; a single one comes by itself.
+        updates: positions of what is read and written, too, and what to call it in errors.
+        alignment: what the addresses of buffers must be multiples of.
+    """
+
+    __slots__ = ("alignment", "outputs", "reads", "results", "targets", "updates")
+
+    def __init__(
+        self,
+        reads: Iterable[tuple[int, str]],
+        outputs: Iterable[Output],
+        dtypes: Iterable[np.dtype[Any]],
+        updates: tuple[tuple[int, str], ...] = (),
+        alignment: int = _ALIGNMENT,
+    ) -> None:
+        self.reads: Final = tuple(reads)
+        self.outputs: Final = tuple(outputs)
+        self.targets: Final = tuple(
+            (each.shape, dtype) for each, dtype in zip(self.outputs, dtypes, strict=True)
+        )
+        self.results: Final = tuple(at for at, each in enumerate(self.outputs) if each.result)
+        self.updates: Final = updates
+        self.alignment: Final = alignment
+
+
+@final
+class GraphCall(CachedCall):
+    """A call that runs a graph.
+
+    Attributes:
+        graph: what to run.
         order: takes the addresses of the graph's buffers out of those of what is read, written
             and made, one after the other.
         numbers: the graph's numbers in the order of their ids, as far as calls do not differ
             in them.
-        prelude: what is done before the graph runs.
-        updates: positions of what is read and written, too, and what to call it in errors.
+        setup: what is done before the graph runs.
     """
 
-    __slots__ = (
-        "numbers",
-        "order",
-        "outputs",
-        "prelude",
-        "program",
-        "reads",
-        "results",
-        "targets",
-        "updates",
-    )
+    __slots__ = ("graph", "numbers", "order", "setup")
 
     def __init__(
         self,
-        program: Program,
+        graph: EncodedGraph,
         reads: Iterable[tuple[int, str]],
         outputs: Iterable[Output],
         numbers: tuple[float, ...] = (),
-        prelude: Prelude | None = None,
+        setup: SetupStage | None = None,
         updates: tuple[tuple[int, str], ...] = (),
     ) -> None:
-        self.program: Final = program
-        self.reads: Final = tuple(reads)
-        self.outputs: Final = tuple(outputs)
-        tensors = program.graph.tensors
-        self.targets: Final = tuple(
-            (each.shape, DTYPES[tensors[each.id].dtype], each.in_place) for each in self.outputs
-        )
-        self.results: Final = tuple(at for at, each in enumerate(self.outputs) if each.result)
-        ids = [id_ for id_, _ in self.reads] + [each.id for each in self.outputs]
-        if prelude is not None:
-            ids += prelude.ids
+        written = tuple(outputs)
+        dtypes = [DTYPES[graph.tensors[each.id].dtype] for each in written]
+        super().__init__(reads, written, dtypes, updates)
+        self.graph: Final = graph
+        ids = [id_ for id_, _ in self.reads] + [each.id for each in written]
+        if setup is not None:
+            ids += setup.ids
         places = {id_: at for at, id_ in enumerate(ids)}
-        self.order: Final = picker([places[id_] for id_ in program.buffers])
+        self.order: Final = picker([places[id_] for id_ in graph.buffers])
         self.numbers: Final = numbers
-        self.prelude: Final = prelude
-        self.updates: Final = updates
+        self.setup: Final = setup
+
+
+@final
+class FillCall(CachedCall):
+    """A call whose result no element goes into: arrays with a zero in their shape give it.
+
+    Attributes:
+        byte: what the result's bytes are; it may have none itself.
+    """
+
+    __slots__ = ("byte",)
+
+    def __init__(
+        self,
+        reads: Iterable[str],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        byte: int = ZERO,
+    ) -> None:
+        super().__init__([(-1, name) for name in reads], [Output(-1, shape)], [dtype], alignment=1)
+        self.byte: Final = byte
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -177,14 +218,6 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda items: tuple([items[at] for at in positions])
-
-
-class _Unplanned(Exception):
-    """It is not known how much workspace a graph needs."""
-
-    def __init__(self, encoded: bytes) -> None:
-        super().__init__()
-        self.encoded = encoded
 
 
 @final
@@ -195,7 +228,7 @@ class PlanCache:
         autotune: whether graphs get the fastest of their plans, found by trying.
         tf32: whether products of float32 may round their factors.
         workspaces: the plans' scratch memory.
-        forms: of calls, by what tells them apart (see ``Facade._run``).
+        calls: that were checked, by their signatures (see ``DnnPart._request``).
     """
 
     def __init__(self) -> None:
@@ -203,23 +236,19 @@ class PlanCache:
         self.tf32 = False
         self.workspaces: Final = Workspaces(_WAYS, _SMALL)
         self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
-        self.forms: Final[Recent[Hashable, Form]] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
-        self._programs: Recent[Hashable, Any] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
+        self.calls: Final[Recent[Hashable, CachedCall]] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
+        self._graphs: Recent[Hashable, Any] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
         self._limit = DEFAULT_LIMIT
         self._hits = self._misses = self._built = self._loaded = 0
         self._tuned = self._evictions = 0
 
-    def program(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """What was made for a key before; at most a few thousand are kept."""
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs.keep(key, make())
-        made: _T = program
+    def graph(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """A graph that was made for a key before; at most a few thousand are kept."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs.keep(key, make())
+        made: _T = graph
         return made
-
-    def remember(self, key: Hashable, form: Form) -> None:
-        """Keep the form of a call; at most a few thousand are kept."""
-        self.forms.keep(key, form)
 
     def find(self, encoded: bytes, *, tuned: bool) -> int | None:
         """How much workspace to bring, if that is known."""
@@ -232,8 +261,8 @@ class PlanCache:
 
     def keep(
         self, device: Submitter, encoded: bytes, answer: tuple[int, str], *, tuned: bool
-    ) -> None:
-        """Note what the host said of a plan."""
+    ) -> int:
+        """Note what the host said of a plan; how much workspace to bring."""
         workspace, origin = answer
         self._misses += 1
         self._built += origin == "built"
@@ -241,6 +270,7 @@ class PlanCache:
         self._tuned += tuned
         self._workspaces[encoded, tuned] = workspace
         self.evict(device, self._limit)
+        return workspace
 
     def evict(self, device: Submitter, limit: int) -> None:
         """Drop the plans that were not used for longest."""
@@ -254,7 +284,7 @@ class PlanCache:
     def limit_to(self, device: Submitter, limit: int) -> None:
         """Keep that many plans."""
         self._limit = limit
-        self.forms.limit = self._programs.limit = _CALLS_A_PLAN * max(limit, DEFAULT_LIMIT)
+        self.calls.limit = self._graphs.limit = _CALLS_A_PLAN * max(limit, DEFAULT_LIMIT)
         self.evict(device, limit)
 
     @property
@@ -277,295 +307,285 @@ class PlanCache:
         )
 
 
-class Facade(BaseFacade[D]):
+class DnnPart(Facade[D]):
     """What the parts of ``device.dnn`` have in common."""
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: Submitter, plans: PlanCache | None = None) -> None:
         self._device = device
-        self._plans = PlanCache()
+        self._plans = plans or PlanCache()
+        self._asked: set[bytes] = set()
 
-    async def _run(
+    def _on(self, device: Submitter) -> Any:
+        facade = super()._on(device)
+        facade._asked = set()
+        return facade
+
+    def _request(
         self,
         name: str,
         key: Hashable,
         given: Sequence[GpuRef | None],
         outs: Sequence[GpuRef | None],
-        make: Callable[[], Form],
+        make: Callable[[], CachedCall],
         *,
         numbers: tuple[float, ...] = (),
         tune: bool | None = None,
         sent: Callable[[], None] | None = None,
-    ) -> Any:
-        """Run a graph.
+    ) -> Request[Any]:
+        """A request to run a graph.
 
         Args:
             name: what to call the op.
             key: what ``make`` depends on beside shapes and dtypes of ``given``, None if it
                 has to be asked each time. Equal keys have to mean equal calls: see ``exact``.
-            given: what the call reads, in the order of the form; None for what is not there.
-            outs: where results go, in the order of the form's outputs; None, or too few, for
+            given: what the call reads, in the order in which the call has it; None for what
+                is not there.
+            outs: where results go, in the order of the call's outputs; None, or too few, for
                 those to be made.
-            make: checks arguments, and gives the form of all calls that are alike; may be
-                called several times.
-            numbers: the graph's numbers, where the form has none.
+            make: checks arguments, and gives what all calls that are alike have in common;
+                may be called several times.
+            numbers: the graph's numbers, where the call has none.
             tune: whether to try all plans; by default as ``autotune`` says.
-            sent: called when the message of the form that ``make`` gave last is being sent.
+            sent: called when the message of the call that ``make`` gave last is being sent.
         """
-        device, plans = self._device, self._plans
-        tuned = plans.autotune if tune is None else tune
-        known: tuple[bytes, int] | None = None
+        planned: tuple[bytes, int] | None = None
 
-        def prepare(room: Room) -> Prepared:
-            nonlocal known
-            form, reads, addresses = _match(device.memory, plans, name, key, given, outs, make)
-            encoded = form.program.encoded
-            if known is None or known[0] != encoded:
-                workspace = plans.find(encoded, tuned=tuned)
-                if workspace is None:
-                    raise _Unplanned(encoded)
-                known = encoded, workspace
-            prepared = _prepare(
-                *(device, plans, form, room, given, outs, reads, addresses, numbers, known[1]),
-                tuned=tuned,
-            )
-            if sent is not None and LANE.name in device.ports:
-                sent()
-            return prepared
+        def prepare(driver: Driver) -> Submission[Any]:
+            nonlocal planned
+            call, reads, addresses = self._checked(driver.memory, name, key, given, outs, make)
+            if type(call) is not GraphCall:
+                return _fill(driver, call, reads, outs)
+            plans = self._plans
+            tuned = plans.autotune if tune is None else tune
+            encoded = call.graph.encoded
+            if planned is None or planned[0] != encoded:
+                nbytes = plans.find(encoded, tuned=tuned)
+                if nbytes is None:
+                    nbytes = self._plan(driver, encoded, tuned=tuned, name=name, trial=trial)
+                planned = encoded, nbytes
+            run = self._run(driver, call, outs, addresses, numbers, planned[1], tuned=tuned)
+            message, writes, made = run
+            if call.updates:
+                _update(call, given, reads, writes)
+            results = call.results
+            result = made[0] if len(results) == 1 else tuple([made[at] for at in results])
+            return Submission(message, reads, writes, result, None, sent)
 
-        while True:
-            try:
-                return await perform(device, LANE, name, prepare)
-            except _Unplanned as unplanned:
-                encoded = unplanned.encoded
+        def trial(driver: Driver, nbytes: int) -> Submission[Any]:
+            call, reads, addresses = self._checked(driver.memory, name, key, given, outs, make)
+            assert type(call) is GraphCall
+            run = self._run(driver, call, (), addresses, numbers, nbytes, tuned=True, tuning=True)
+            _update(call, given, reads, run[1])
+            return Submission(run[0], reads, run[1])
 
-            def trial(room: Room, workspace: int) -> Prepared:
-                form, reads, addresses = _match(device.memory, plans, name, key, given, outs, make)
-                return _prepare(
-                    *(device, plans, form, room, given, (), reads, addresses, numbers, workspace),
-                    tuned=True,
-                    tuning=True,
-                )
+        return Request(LANE, name, prepare)
 
-            known = encoded, await self._make(name, encoded, trial if tuned else None)
-
-    async def _plan(self, program: Program) -> None:
-        """Have the host make a plan now, so that what cuDNN refuses is known."""
-        plans, device = self._plans, self._device
-        if plans.find(program.encoded, tuned=False) is None:
-            request = Prepared(PrepareGraph(program.encoded, tuned=False), (), ())
-            answer = await perform(device, PLANNER, "dnn.plan", lambda _room: request)
-            plans.keep(device, program.encoded, (answer[0], answer[1]), tuned=False)
-
-    async def _make(
-        self, name: str, encoded: bytes, trial: Callable[[Room, int], Prepared] | None
+    def _plan(
+        self,
+        driver: Driver,
+        encoded: bytes,
+        *,
+        tuned: bool,
+        name: str,
+        trial: Callable[[Driver, int], Submission[Any]],
     ) -> int:
-        """Have the host make a plan; the workspace it needs, as far as that can be known.
+        """Have the host make a plan first; the workspace it needs, as far as that can be known.
 
         Args:
-            name: what to call the op.
+            driver: of the request that needs it.
             encoded: the graph.
-            trial: how to have all plans tried, with a workspace of so many bytes; None if
-                they are not to be.
+            tuned: whether all plans are to be tried.
+            name: what to call the op.
+            trial: has that done, with a workspace of so many bytes.
         """
-        device, plans = self._device, self._plans
+        here = driver.home is self._device  # a batch asks once
+        if here and encoded in self._asked:
+            return 0
         # What to try all plans with needs as much workspace as the first guess; a candidate
         # that wants more gets it from the lane.
-        request = Prepared(PrepareGraph(encoded, tuned=False), (), ())
-        answer = await perform(device, PLANNER, "dnn.plan", lambda _room: request)
-        if answer is not None and trial is not None:
-            nbytes = int(answer[0])
-            answer = await perform(device, LANE, f"{name}.tune", lambda room: trial(room, nbytes))
+        answer = driver.perform(planning(encoded))
+        if answer is not None and tuned:
+            nbytes = answer[0]
+            answer = driver.perform(
+                Request(LANE, f"{name}.tune", lambda driver: trial(driver, nbytes))
+            )
         if answer is None:  # inside a batch there is no answer yet: the lane has its own
+            if here:
+                self._asked.add(encoded)
             return 0
-        plans.keep(device, encoded, (answer[0], answer[1]), tuned=trial is not None)
-        return int(answer[0])
+        return self._plans.keep(self._device, encoded, answer, tuned=tuned)
 
+    def _checked(
+        self,
+        memory: MemoryMap,
+        name: str,
+        key: Hashable,
+        given: Sequence[Any],
+        outs: Sequence[Any],
+        make: Callable[[], CachedCall],
+    ) -> tuple[CachedCall, list[Block], list[Any]]:
+        """A call, what it reads, and addresses of that, 0 for what is not there.
 
-def _match(
-    memory: MemoryMap,
-    plans: PlanCache,
-    name: str,
-    key: Hashable,
-    given: Sequence[Any],
-    outs: Sequence[Any],
-    make: Callable[[], Form],
-) -> tuple[Form, list[Block], list[Any]]:
-    """The form of a call, what it reads, and addresses of that, 0 for what is not there.
-
-    A form that is known stands for the checks that led to it. What differs from call to call
-    is looked at here: if anything is out of the ordinary, all is checked from the beginning,
-    so that there is one place that says what is wrong.
-    """
-    reads: list[Block] = []
-    addresses: list[Any] = []
-    signature: list[Any] = [key]
-    present, sealed = memory.epoch, memory.sealed_epoch
-    plain, form = key is not None, None
-    aligned = apart = True
-    for ref in given:
-        if ref is None:
-            signature.append(None)
-            addresses.append(0)
-            continue
-        if type(ref) is not GpuRef:
-            plain = False
-            break
-        block = ref._block
-        epoch = block.epoch
-        if epoch is not present and epoch is not sealed:
-            plain = False
-            break
-        if type(block) is not Block and block.offset % _ALIGNMENT:
-            aligned = False
-        signature += (ref.shape, ref.dtype)
-        reads.append(block)
-        addresses.append(block.address)
-    if plain:
-        try:
-            form = plans.forms.get(tuple(signature))
-        except TypeError:  # an argument that cannot be a key
-            plain = False
-    if form is not None:
-        written: list[Block] = []
-        for out, (shape, dtype, in_place) in zip(outs, form.targets, strict=False):
-            if out is None:
+        A signature that is known stands for the checks of all that it tells: shapes, dtypes and
+        options. Buffers themselves are checked by ``_check``, unless they are good at first
+        sight and the call writes to none of the caller's.
+        """
+        reads: list[Block] = []
+        addresses: list[Any] = []
+        parts: list[Any] = [key]
+        present, sealed = memory.epoch, memory.sealed_epoch
+        call, signature, plain = None, None, True
+        for ref in given:
+            if ref is None:
+                parts.append(None)
+                addresses.append(0)
                 continue
-            if type(out) is not GpuRef or out.shape != shape or out.dtype is not dtype:
-                form = None
+            if type(ref) is not GpuRef:
                 break
-            block = out._block
-            if block.epoch is not present or block.sealed:
-                form = None
+            block = ref._block
+            epoch = block.epoch
+            if epoch is not present and epoch is not sealed:
                 break
             if type(block) is not Block and block.offset % _ALIGNMENT:
-                aligned = False
-            # Views of one buffer are equal. What is written in place is read once.
-            if reads.count(block) > in_place or block in written:
-                apart = False
-            written.append(block)
-    if form is not None:
-        for at, _ in form.updates:
-            block = given[at]._block
-            if block.sealed or reads.count(block) > 1 or block in written:
-                apart = False
-        if not (aligned and apart):
-            _check(memory, name, form, given, outs)
-    else:
-        form = make()
-        _check(memory, name, form, given, outs)
-        if plain:
-            plans.remember(tuple(signature), form)
-        reads = [ref._block for ref in given if ref is not None]
-        addresses = [0 if ref is None else ref._block.address for ref in given]
-    return form, reads, addresses
+                plain = False
+            parts += (ref.shape, ref.dtype)
+            reads.append(block)
+            addresses.append(block.address)
+        else:
+            if key is not None:
+                signature = tuple(parts)
+                try:
+                    call = self._plans.calls.get(signature)
+                except TypeError:  # an argument that cannot be a key
+                    signature = None
+        for out in outs:
+            if out is not None:
+                plain = False
+        if call is None or call.updates or not plain:
+            known, call = call, call or make()
+            _check(memory, name, call, given, outs)
+            if known is None and signature is not None:
+                self._plans.calls.keep(signature, call)
+        return call, reads, addresses
+
+    def _run(
+        self,
+        driver: Driver,
+        call: GraphCall,
+        outs: Sequence[GpuRef | None],
+        addresses: list[Any],
+        numbers: tuple[float, ...],
+        workspace_bytes: int,
+        *,
+        tuned: bool,
+        tuning: bool = False,
+    ) -> tuple[Any, list[Block], list[GpuRef]]:
+        """The message, what it writes, and the outputs.
+
+        Args:
+            driver: makes outputs.
+            call: what was checked.
+            outs: the caller's own buffers for outputs.
+            addresses: of what is read; those of the others are added.
+            numbers: the graph's numbers, where the call has none.
+            workspace_bytes: scratch memory to bring.
+            tuned: which plan to run.
+            tuning: try all plans instead.
+        """
+        writes: list[Block] = []
+        made: list[GpuRef] = []
+        brought = len(outs)
+        for shape, dtype in call.targets:
+            at = len(made)
+            out = outs[at] if at < brought else None
+            if out is None:
+                out = driver.output(shape, dtype)
+            block = out._block
+            writes.append(block)
+            addresses.append(block.address)
+            made.append(out)
+        setup, workspace = call.setup, 0
+        scratch = workspace_bytes if setup is None else setup.nbytes + workspace_bytes
+        if scratch:
+            block = self._plans.workspaces.take(driver.home, driver, scratch)
+            writes.append(block)
+            workspace = block.address
+            if setup is not None:
+                addresses += [workspace + offset for offset in setup.offsets]
+                addresses.append(0)  # where zeros are made, there is nothing to make them from
+                workspace = workspace + setup.nbytes if workspace_bytes else 0
+        message: Any = RunGraph(
+            call.graph.encoded,
+            tuned,
+            call.order(addresses),
+            call.numbers or numbers,
+            workspace,
+            workspace_bytes,
+        )
+        if tuning:
+            message = TuneGraph(message)
+        if setup is not None:
+            message = setup.message(message, addresses)
+        return message, writes, made
 
 
-def _prepare(
-    device: Submitter,
-    plans: PlanCache,
-    form: Form,
-    room: Room,
-    given: Sequence[GpuRef | None],
-    outs: Sequence[GpuRef | None],
-    reads: list[Block],
-    addresses: list[Any],
-    numbers: tuple[float, ...],
-    workspace_bytes: int,
-    *,
-    tuned: bool,
-    tuning: bool = False,
-) -> Prepared:
-    """Make outputs, and say what to send.
+def planning(encoded: bytes) -> Request[tuple[int, str]]:
+    """Have the host make a plan; workspace that it needs, and where the plan came from."""
+    submission: Submission[tuple[int, str]] = Submission(PrepareGraph(encoded, tuned=False), (), ())
+    return Request(PLANNER, "dnn.plan", lambda _driver: submission)
 
-    Args:
-        device: where.
-        plans: has the workspaces.
-        form: of the call, which was checked.
-        room: where to make outputs.
-        given: what is read.
-        outs: the caller's own buffers for outputs.
-        reads: the blocks that are read.
-        addresses: of what is read; those of the others are added.
-        numbers: the graph's numbers, where the form has none.
-        workspace_bytes: scratch memory to bring.
-        tuned: which plan to run.
-        tuning: try all plans instead.
-    """
-    writes: list[Block] = []
-    made: list[GpuRef] = []
-    brought = len(outs)
-    for shape, dtype, _ in form.targets:
-        at = len(made)
-        out = outs[at] if at < brought else None
-        if out is None:
-            out = room.empty(shape, dtype)
-        block = out._block
-        writes.append(block)
-        addresses.append(block.address)
-        made.append(out)
-    prelude, workspace = form.prelude, 0
-    scratch = workspace_bytes if prelude is None else prelude.nbytes + workspace_bytes
-    if scratch:
-        block = plans.workspaces.take(device, room, scratch)
-        writes.append(block)
-        workspace = block.address
-        if prelude is not None:
-            addresses += [workspace + offset for offset in prelude.offsets]
-            addresses.append(0)  # where zeros are made, there is nothing to make them from
-            workspace = workspace + prelude.nbytes if workspace_bytes else 0
-    message: Any = RunGraph(
-        form.program.encoded,
-        tuned,
-        form.order(addresses),
-        form.numbers or numbers,
-        workspace,
-        workspace_bytes,
-    )
-    if tuning:
-        message = TuneGraph(message)
-    if prelude is not None:
-        message = prelude.message(message, addresses)
-    for at, _ in form.updates:
+
+def _fill(
+    driver: Driver, call: CachedCall, reads: list[Block], outs: Sequence[GpuRef | None]
+) -> Submission[GpuRef]:
+    assert type(call) is FillCall
+    result = outs[0]
+    if result is None:
+        result = driver.output(*call.targets[0])
+    block = result._block
+    return Submission(Clear(block.address, result.nbytes, call.byte), reads, (block,), result)
+
+
+def _update(
+    call: CachedCall, given: Sequence[GpuRef | None], reads: list[Block], writes: list[Block]
+) -> None:
+    """What is read and written, too, counts as written."""
+    for at, _ in call.updates:
         ref = given[at]
         assert ref is not None
         # Whoever writes comes after all who read before, so there is no need to read, too:
         # then the next one that writes would wait for every single one of them.
         reads.remove(ref._block)
         writes.append(ref._block)
-    if tuning:
-        return Prepared(message, reads, writes)
-    results = form.results
-    result: Any = made[0] if len(results) == 1 else tuple([made[at] for at in results])
-    return Prepared(message, reads, writes, result)
 
 
 def _check(
     memory: MemoryMap,
     op: str,
-    form: Form,
+    call: CachedCall,
     given: Sequence[GpuRef | None],
     outs: Sequence[GpuRef | None],
 ) -> None:
     """Check a call's buffers, here and now."""
     read: list[tuple[str, GpuRef]] = []
     written: list[tuple[str, GpuRef]] = []
-    updates = dict(form.updates)
-    for at, (ref, (id_, name)) in enumerate(zip(given, form.reads, strict=True)):
+    updates = dict(call.updates)
+    for at, (ref, (id_, name)) in enumerate(zip(given, call.reads, strict=True)):
         if ref is None:
             continue
         block = usable(ref, memory, name)
-        if id_ >= 0 and block.offset % _ALIGNMENT:
+        if id_ >= 0 and block.offset % call.alignment:
             raise _askew(block, name)
         if at in updates:
             writable(ref, memory, name)
             written.append((name, ref))
         else:
             read.append((name, ref))
-    for out, output, (shape, dtype, _) in zip(outs, form.outputs, form.targets, strict=False):
+    for out, output, (shape, dtype) in zip(outs, call.outputs, call.targets, strict=False):
         if out is None:
             continue
         block = writable(out, memory, output.name)
-        if block.offset % _ALIGNMENT:
+        if block.offset % call.alignment:
             raise _askew(block, output.name)
         if out.shape != shape or out.dtype is not dtype:
             raise (ValueError if out.shape != shape else TypeError)(
@@ -573,7 +593,7 @@ def _check(
                 f"{dtype.name} of shape {shape}"
             )
         written.append((output.name, out))
-    in_place = [(each.name, each.name) for each in form.outputs if each.in_place]
+    in_place = [(each.name, each.name) for each in call.outputs if each.in_place]
     require_apart(op, written, read, in_place=in_place)
 
 

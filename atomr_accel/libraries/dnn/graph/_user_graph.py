@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._arguments import require_no_race, usable
-from ..._op import D, Facade
+from ..._op import D, Facade, op
+from ..._request import Request, Submission
 from ...wire._options import flag, real
 from ..wire._element_types import FLOATS, INTEGERS, fitting
-from ..wire._graph import Builder, Symbol, strides_of
+from ..wire._graph import strides_of
+from ..wire._messages import PrepareGraph
 from ..wire._nodes import NODES
-from ._layout import physical
-from ._run import Facade, Form, Output, Program
+from ._builder import Builder, Symbol
+from ._layout import paddings, physical, steps
+from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....memory import GpuRef, MemoryMap
+    from ..._library import Submitter
+    from ..._request import Driver
     from ..wire._graph import Tensor
+    from ._run import PlanCache
 
 
 @final
@@ -35,7 +41,7 @@ class Node:
 
     __slots__ = ("graph", "symbol")
 
-    def __init__(self, graph: Graph, symbol: Symbol) -> None:
+    def __init__(self, graph: Graph[Any], symbol: Symbol) -> None:
         self.graph = graph
         self.symbol = symbol
 
@@ -75,7 +81,7 @@ class Node:
 
 
 @final
-class Graph:
+class Graph(Facade[D]):
     """A graph of a user's own; made by ``device.dnn.graph()``.
 
     Every operation of the table in the documentation is a method: inputs in their order,
@@ -93,8 +99,9 @@ class Graph:
     kernel; where it does not, the graph is run in as few parts as it takes.
     """
 
-    def __init__(self, facade: Facade) -> None:
-        self._facade = facade
+    def __init__(self, device: Submitter, plans: PlanCache) -> None:
+        self._device = device
+        self._plans = plans
         self._builder = Builder()
         self._inputs: dict[str, Symbol] = {}
         self._strided: set[str] = set()
@@ -173,8 +180,6 @@ class Graph:
         Raises:
             ValueError: what does not fit.
         """
-        from ._layout import paddings, steps
-
         taps = w.shape[2:]
         strides = steps(stride, len(taps), "stride")
         dilations = steps(dilation, len(taps), "dilation")
@@ -264,7 +269,8 @@ class Graph:
         self._builder.output(symbol, dtype, strides_of(symbol.shape, last=symbol.tensor.last))
         self._outputs.append((called, symbol))
 
-    async def build(self, *, autotune: bool | None = None) -> Plan:
+    @op
+    def build(self, *, autotune: bool | None = None) -> Request[Plan[D]]:
         """Make a plan.
 
         Args:
@@ -279,16 +285,26 @@ class Graph:
             Unsupported: cuDNN does not take one of its operations; with its reason.
             LibraryError: cuDNN failed.
         """
-        facade = self._facade
-        require_no_race(facade._device, autotune=bool(autotune))
-        program = Program(self._builder.finish(tf32=facade._plans.tf32))
-        tuned = facade._plans.autotune if autotune is None else flag(autotune, "autotune")
-        plan = Plan(
-            *(facade, program, self._inputs, self._scalars, self._outputs, self._strided),
+        device, plans = self._device, self._plans
+        require_no_race(device, autotune=bool(autotune))
+        graph = EncodedGraph(self._builder.finish(tf32=plans.tf32))
+        tuned = plans.autotune if autotune is None else flag(autotune, "autotune")
+        plan: Plan[D] = Plan(
+            *(device, plans, graph, self._inputs, self._scalars, self._outputs, self._strided),
             tuned=tuned,
         )
-        await facade._plan(program)
-        return plan
+
+        def finish(answer: tuple[int, str]) -> Plan[D]:
+            if plans.find(graph.encoded, tuned=False) is None:
+                plans.keep(device, graph.encoded, answer, tuned=False)
+            return plan
+
+        def prepare(_driver: Driver) -> Submission[Plan[D]]:
+            message = PrepareGraph(graph.encoded, tuned=False)
+            return Submission(message, (), (), finish=finish)
+
+        # The host makes a plan now, so that what cuDNN refuses is known.
+        return Request(PLANNER, "dnn.plan", prepare)
 
     def _operand(self, op: str, name: str, value: Any, dtype: str, ndim: int) -> Any:
         if type(value) is Node:
@@ -310,7 +326,7 @@ class Graph:
 
 
 @final
-class Plan(Facade[D]):
+class Plan(DnnPart[D]):
     """A graph that can be run: ``await plan(x=..., w=...)``.
 
     Attributes:
@@ -321,8 +337,9 @@ class Plan(Facade[D]):
 
     def __init__(
         self,
-        facade: Facade,
-        program: Program,
+        device: Submitter,
+        plans: PlanCache,
+        graph: EncodedGraph,
         inputs: dict[str, Symbol],
         scalars: dict[int, str | float],
         outputs: list[tuple[str, Symbol]],
@@ -330,26 +347,25 @@ class Plan(Facade[D]):
         *,
         tuned: bool,
     ) -> None:
-        self._facade = facade
-        self._program = program
-        tensors = program.graph.tensors
-        used = program.graph.used()
+        super().__init__(device, plans)
+        self._graph = graph
+        tensors, used = graph.tensors, graph.used
         self._reads: Final = {
             name: symbol.id for name, symbol in inputs.items() if symbol.id in used
         }
         writes = {name: symbol.id for name, symbol in outputs}
-        self._numbers: Final = [scalars[id_] for id_ in program.scalars]
+        self._numbers: Final = [scalars[id_] for id_ in graph.scalars]
         self._integers: Final = {
             name: tensors[id_].dtype
-            for id_, name in zip(program.scalars, self._numbers, strict=True)
+            for id_, name in zip(graph.scalars, self._numbers, strict=True)
             if isinstance(name, str) and tensors[id_].dtype in INTEGERS
         }
         self._shapes: Final = {
             name: None if name in strided else _outside(tensors[id_])
             for name, id_ in self._reads.items()
         }
-        self._form: Final = Form(
-            program,
+        self._call: Final = GraphCall(
+            graph,
             [(id_, name) for name, id_ in self._reads.items()],
             [Output(id_, _outside(tensors[id_]), name) for name, id_ in writes.items()],
         )
@@ -360,7 +376,8 @@ class Plan(Facade[D]):
         self._needed: Final = frozenset((*self.inputs, *self.scalars))
         self._known: Final = self._needed.union(self.outputs)
 
-    async def __call__(self, **given: GpuRef | float) -> Any:
+    @op
+    def __call__(self, /, **given: GpuRef | float) -> Request[Any]:
         """Run the graph.
 
         Args:
@@ -376,27 +393,27 @@ class Plan(Facade[D]):
             GpuRefStale: of an older generation, or freed.
             OutOfMemory: no room for a result.
         """
-        return await self._on(self._facade, given)
+        return self._run_by(self, given)
 
-    async def _on(self, facade: Facade, given: dict[str, Any]) -> Any:
-        """Run the graph by a facade: the one that made it, or its twin in a batch."""
+    def _run_by(self, part: DnnPart[Any], given: dict[str, Any]) -> Request[Any]:
+        """A request to run the graph, of another part of the library or of the plan itself."""
         known, needed = self._known, self._needed
         if (unknown := given.keys() - known) or (missing := needed - given.keys()):
             what = f"unknown: {', '.join(sorted(unknown))}" if unknown else ""
             what = what or f"missing: {', '.join(sorted(missing))}"
             raise TypeError(f"{what}; the plan takes {', '.join(sorted(known))}")
 
-        def make() -> Form:
-            self._check(facade._device.memory, given)
-            return self._form
+        def make() -> GraphCall:
+            self._check(part._device.memory, given)
+            return self._call
 
         refs = [given[name] for name in self.inputs]
         outs = [given.get(name) for name in self.outputs]
         numbers = tuple(
             [self._number(each, given) if isinstance(each, str) else each for each in self._numbers]
         )
-        return await facade._run(
-            "dnn.graph", self, refs, outs, make, numbers=numbers, tune=self._tuned
+        return part._request(
+            "dnn.graph", self._call, refs, outs, make, numbers=numbers, tune=self._tuned
         )
 
     def _number(self, name: str, given: dict[str, Any]) -> float:
@@ -407,7 +424,7 @@ class Plan(Facade[D]):
 
     def _check(self, memory: MemoryMap, given: dict[str, Any]) -> None:
         """Hold inputs against the graph."""
-        tensors = self._program.graph.tensors
+        tensors = self._graph.tensors
         for name, id_ in self._reads.items():
             ref = given[name]
             usable(ref, memory, name)
@@ -429,14 +446,15 @@ def _outside(tensor: Tensor) -> tuple[int, ...]:
     return physical(tensor.shape, last=tensor.last and len(tensor.shape) > 1)
 
 
-class Graphs(Facade):
+class Graphs(DnnPart[D]):
     """Graphs of users' own."""
 
-    def graph(self) -> Graph:
+    def graph(self) -> Graph[D]:
         """A new graph, to be filled with tensors and operations."""
-        return Graph(self)
+        return Graph(self._device, self._plans)
 
-    async def run(self, plan: Plan, **given: GpuRef | float) -> Any:
+    @op
+    def run(self, /, plan: Plan[Any], **given: GpuRef | float) -> Request[Any]:
         """Run a plan; in a batch, where ``await plan(...)`` cannot be.
 
         Args:
@@ -449,4 +467,4 @@ class Graphs(Facade):
         Raises:
             TypeError, ValueError, GpuRefStale, OutOfMemory: as the plan itself.
         """
-        return await plan._on(self, given)
+        return plan._run_by(self, given)

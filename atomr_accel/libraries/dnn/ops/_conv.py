@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._arguments import require_dtype, usable
+from ..._op import D, op
 from ...wire._options import whole as whole_number
+from ..graph._builder import Builder
 from ..graph._layout import (
     activation,
     exact,
@@ -18,37 +20,38 @@ from ..graph._layout import (
     require_float,
     steps,
 )
-from ..graph._run import Facade, Form, Output, Program
-from ..wire._graph import Builder
+from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from ....memory import GpuRef
+    from ..._request import Request
+    from ..graph._builder import Symbol
     from ..graph._layout import Padding, Steps
-    from ..wire._graph import Symbol
 
 
 class _Made(NamedTuple):
     """A graph of a convolution.
 
     Attributes:
-        program: the graph.
+        graph: the graph.
         inputs: ids of what it reads, in the order of the arguments.
         output: id of what it writes.
         shape: the result's shape as the caller sees it.
     """
 
-    program: Program
+    graph: EncodedGraph
     inputs: tuple[int, ...]
     output: int
     shape: tuple[int, ...]
 
 
-class Convolutions(Facade):
+class Convolutions(DnnPart[D]):
     """Convolutions, in one to three dimensions of space."""
 
-    async def conv(
+    @op
+    def conv(
         self,
         x: GpuRef,
         w: GpuRef,
@@ -61,7 +64,7 @@ class Convolutions(Facade):
         activation: str | None = None,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Cross-correlation of images with filters, as ``torch.nn.functional.conv2d``.
 
         Vendor operation: ``conv_fprop``, with what follows it fused where cuDNN can.
@@ -116,9 +119,10 @@ class Convolutions(Facade):
         if bias is not None:
             given.append((bias, "bias"))
         options = (stride, padding, dilation, groups, node)
-        return await self._conv("conv", given, options, layout, out, make)
+        return self._conv("conv", given, options, layout, out, make)
 
-    async def conv_transpose(
+    @op
+    def conv_transpose(
         self,
         x: GpuRef,
         w: GpuRef,
@@ -131,7 +135,7 @@ class Convolutions(Facade):
         groups: int = 1,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Transposed convolution, as ``torch.nn.functional.conv_transpose2d``.
 
         Vendor operation: ``conv_dgrad``.
@@ -196,9 +200,10 @@ class Convolutions(Facade):
         if bias is not None:
             given.append((bias, "bias"))
         options = (stride, padding, output_padding, dilation, groups)
-        return await self._conv("conv_transpose", given, options, layout, out, make)
+        return self._conv("conv_transpose", given, options, layout, out, make)
 
-    async def conv_grad_input(
+    @op
+    def conv_grad_input(
         self,
         grad: GpuRef,
         w: GpuRef,
@@ -210,7 +215,7 @@ class Convolutions(Facade):
         groups: int = 1,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``conv`` by its images, as ``torch.nn.grad.conv2d_input``.
 
         Vendor operation: ``conv_dgrad``.
@@ -245,9 +250,10 @@ class Convolutions(Facade):
 
         given = [(grad, "grad"), (w, "w")]
         options = (sizes, stride, padding, dilation, groups)
-        return await self._conv("conv_grad_input", given, options, layout, out, make)
+        return self._conv("conv_grad_input", given, options, layout, out, make)
 
-    async def conv_grad_weight(
+    @op
+    def conv_grad_weight(
         self,
         x: GpuRef,
         grad: GpuRef,
@@ -259,7 +265,7 @@ class Convolutions(Facade):
         groups: int = 1,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``conv`` by its filters, as ``torch.nn.grad.conv2d_weight``.
 
         Vendor operation: ``conv_wgrad``.
@@ -294,11 +300,12 @@ class Convolutions(Facade):
 
         given = [(x, "x"), (grad, "grad")]
         options = (sizes, stride, padding, dilation, groups)
-        return await self._conv("conv_grad_weight", given, options, layout, out, make)
+        return self._conv("conv_grad_weight", given, options, layout, out, make)
 
-    async def conv_grad_bias(
+    @op
+    def conv_grad_bias(
         self, grad: GpuRef, *, layout: str | None = None, out: GpuRef | None = None
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``conv`` by its bias: the sum over images and space.
 
         Vendor operation: ``reduction``.
@@ -321,10 +328,10 @@ class Convolutions(Facade):
             axes = (0, *range(2, len(grad.shape)))
             total = builder.node("reduction", input=loss, mode="ADD", axes=axes)["y"]
             builder.output(total, "float64" if loss.dtype == "float64" else "float32")
-            program = Program(builder.finish())
-            return _Made(program, (loss.id,), total.id, (loss.shape[1],))
+            graph = EncodedGraph(builder.finish())
+            return _Made(graph, (loss.id,), total.id, (loss.shape[1],))
 
-        return await self._conv("conv_grad_bias", [(grad, "grad")], (), layout, out, make)
+        return self._conv("conv_grad_bias", [(grad, "grad")], (), layout, out, make)
 
     def _conv(
         self,
@@ -334,11 +341,11 @@ class Convolutions(Facade):
         layout: str | None,
         out: GpuRef | None,
         make: Callable[[bool], _Made],
-    ) -> Awaitable[GpuRef]:
-        """Run a convolution whose graph is made when such a one was not met before."""
+    ) -> Request[GpuRef]:
+        """Ask for a convolution, whose graph is made when such a one was not met before."""
         plans, device = self._plans, self._device
 
-        def form() -> Form:
+        def check() -> GraphCall:
             x, first = given[0]
             for ref, called in given:
                 usable(ref, device.memory, called)
@@ -348,11 +355,11 @@ class Convolutions(Facade):
             made = make(is_last(layout, len(x.shape)))
             names = [called for _, called in given]
             reads = zip(made.inputs, names, strict=True)
-            return Form(made.program, reads, (Output(made.output, made.shape),))
+            return GraphCall(made.graph, reads, (Output(made.output, made.shape),))
 
         key = (name, exact(options), layout, plans.tf32)
         refs = [ref for ref, _ in given]
-        return self._run(f"dnn.{name}", key, refs, (out,), form)
+        return self._request(f"dnn.{name}", key, refs, (out,), check)
 
     def _made(
         self,
@@ -363,8 +370,8 @@ class Convolutions(Facade):
         last: bool,
     ) -> _Made:
         builder.output(y, x.dtype)
-        program = Program(builder.finish(tf32=self._plans.tf32))
-        return _Made(program, tuple(ids), y.id, physical(y.shape, last=last))
+        graph = EncodedGraph(builder.finish(tf32=self._plans.tf32))
+        return _Made(graph, tuple(ids), y.id, physical(y.shape, last=last))
 
 
 _activation = activation

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...._dtypes import DTYPES
 from ..._arguments import require_dtype, usable
+from ..._op import D, op
 from ...wire._options import flag, real, whole
-from ..graph._layout import exact, is_last, logical, per_channel, require_float
-from ..graph._run import Facade, Form, Output, Program
-from ..wire._graph import Builder
+from ..graph._builder import Builder
+from ..graph._layout import is_last, logical, per_channel, require_float
+from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
 from ..wire._nodes import wider
+from ._signatures import layer_norm_op, rms_norm_op
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ....memory import GpuRef
-    from ..wire._graph import Symbol
+    from ..._request import Request
+    from ..graph._builder import Symbol
 
-Given = list[tuple[str, "GpuRef"]]
+Given = dict[str, "GpuRef"]
+"""The arguments of a call by name, in the order in which its graph reads them."""
 
 _RUNNING: Final = {3: "running_mean", 4: "running_var"}
 """Outputs of batch norm that are written in place of inputs, by position."""
@@ -31,17 +35,17 @@ class _Made(NamedTuple):
     """A graph of a normalisation.
 
     Attributes:
-        program: the graph.
+        graph: the graph.
         inputs: ids of what it reads, by argument.
         outputs: ids and shapes of what it writes, in the order of results.
     """
 
-    program: Program
+    graph: EncodedGraph
     inputs: dict[str, int]
     outputs: list[tuple[int, tuple[int, ...]]]
 
 
-class Normalizations(Facade):
+class Normalizations(DnnPart[D]):
     """Normalisations, forward and backward.
 
     With ``training=True`` the statistics come back too; the gradients want them. They, and
@@ -49,7 +53,8 @@ class Normalizations(Facade):
     Parameters have the dtype of ``x`` or that of statistics; batch norm's have the latter.
     """
 
-    async def batch_norm(
+    @op
+    def batch_norm(
         self,
         x: GpuRef,
         running_mean: GpuRef | None,
@@ -62,7 +67,7 @@ class Normalizations(Facade):
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Any:
+    ) -> Request[Any]:
         """Normalise each channel over batch and space, as ``torch.nn.functional.batch_norm``.
 
         Vendor operations: ``batchnorm`` in training, else ``batchnorm_inference``.
@@ -98,9 +103,9 @@ class Normalizations(Facade):
             raise ValueError(
                 "running_mean and running_var come together, and without training both are needed"
             )
-        given: Given = [("x", x), ("weight", weight), ("bias", bias)]
+        given: Given = {"x": x, "weight": weight, "bias": bias}
         if running_mean is not None and running_var is not None:
-            given += [("running_mean", running_mean), ("running_var", running_var)]
+            given |= {"running_mean": running_mean, "running_var": running_var}
 
         def make(last: bool) -> _Made:
             builder, shape = Builder(), _plane(x.shape, last=last)
@@ -111,12 +116,13 @@ class Normalizations(Facade):
                     "to train with"
                 )
             kept = DTYPES[wider(x.dtype.name)]
-            for name, ref in given[1:]:
+            parameters = _parameters(given)
+            for name, ref in parameters:
                 _require(ref, name, (channels,), (kept.name,))
             image_ = builder.tensor(shape, x.dtype, last=last)
             inputs = {"x": image_.id}
             each = {}
-            for name, ref in given[1:]:
+            for name, ref in parameters:
                 each[name] = per_channel(builder, ref, ndim, last=last)
                 inputs[name] = each[name].id
             named = {"input": image_, "scale": each["weight"], "bias": each["bias"]}
@@ -139,17 +145,18 @@ class Normalizations(Facade):
             shapes = {"y": x.shape}
             return _finish(builder, inputs, found, shapes, (channels,))
 
-        scalars = [real(eps, "eps", least=0)]
+        scalars: tuple[float, ...] = (real(eps, "eps", least=0),)
         change = real(momentum, "momentum")
         if training and running:
-            scalars.append(change)
-        options = ("batch_norm", training, running, layout)
+            scalars = (*scalars, change)
+        key = ("batch_norm", training, running, layout)
         if training and running:
             outs = (out, None, None, running_mean, running_var)
-            return await self._norm(options, given, scalars, make, x, layout, outs, _RUNNING)
-        return await self._norm(options, given, scalars, make, x, layout, (out,))
+            return self._norm(key, given, scalars, make, layout, outs, _RUNNING)
+        return self._norm(key, given, scalars, make, layout, (out,))
 
-    async def batch_norm_grad(
+    @op
+    def batch_norm_grad(
         self,
         grad: GpuRef,
         x: GpuRef,
@@ -158,7 +165,7 @@ class Normalizations(Facade):
         inv_variance: GpuRef,
         *,
         layout: str | None = None,
-    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """The gradients of ``batch_norm`` in training.
 
         Vendor operation: ``batchnorm_backward``.
@@ -182,9 +189,10 @@ class Normalizations(Facade):
             return (image_[1],), (1, image_[1], *(1 for _ in image_[2:]))
 
         given = _backward_given(grad, x, weight, mean, inv_variance)
-        return await self._per_channel_grad("batchnorm", given, shapes, layout)
+        return self._per_channel_grad("batchnorm", given, shapes, layout)
 
-    async def instance_norm(
+    @op
+    def instance_norm(
         self,
         x: GpuRef,
         weight: GpuRef,
@@ -194,7 +202,7 @@ class Normalizations(Facade):
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Any:
+    ) -> Request[Any]:
         """Normalise each channel of each image, as ``torch.nn.functional.instance_norm``.
 
         Vendor operation: ``instancenorm``.
@@ -215,11 +223,10 @@ class Normalizations(Facade):
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
         """
-        return await self._per_channel(
-            "instancenorm", x, weight, bias, training, eps, layout, out, x.shape[0], {}
-        )
+        return self._per_channel("instancenorm", x, weight, bias, training, eps, layout, out)
 
-    async def instance_norm_grad(
+    @op
+    def instance_norm_grad(
         self,
         grad: GpuRef,
         x: GpuRef,
@@ -228,7 +235,7 @@ class Normalizations(Facade):
         inv_variance: GpuRef,
         *,
         layout: str | None = None,
-    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """The gradients of ``instance_norm``.
 
         Vendor operation: ``instancenorm_backward``.
@@ -252,9 +259,10 @@ class Normalizations(Facade):
             return image_[:2], (*image_[:2], *(1 for _ in image_[2:]))
 
         given = _backward_given(grad, x, weight, mean, inv_variance)
-        return await self._per_channel_grad("instancenorm", given, shapes, layout)
+        return self._per_channel_grad("instancenorm", given, shapes, layout)
 
-    async def group_norm(
+    @op
+    def group_norm(
         self,
         x: GpuRef,
         num_groups: int,
@@ -265,7 +273,7 @@ class Normalizations(Facade):
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Any:
+    ) -> Request[Any]:
         """Normalise groups of channels of each image, as ``torch.nn.functional.group_norm``.
 
         cuDNN has no group norm; on CUDA this is a kernel of this package.
@@ -287,12 +295,13 @@ class Normalizations(Facade):
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
         """
-        return await self._per_channel(
-            *("groupnorm", x, weight, bias, training, eps, layout, out),
-            *(whole(num_groups, "num_groups", 1), {"groups": num_groups}),
+        groups = whole(num_groups, "num_groups", 1)
+        return self._per_channel(
+            "groupnorm", x, weight, bias, training, eps, layout, out, groups=groups
         )
 
-    async def group_norm_grad(
+    @op
+    def group_norm_grad(
         self,
         grad: GpuRef,
         x: GpuRef,
@@ -302,7 +311,7 @@ class Normalizations(Facade):
         inv_variance: GpuRef,
         *,
         layout: str | None = None,
-    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """The gradients of ``group_norm``.
 
         Args:
@@ -320,16 +329,17 @@ class Normalizations(Facade):
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
         """
-        whole(num_groups, "num_groups", 1)
+        groups = whole(num_groups, "num_groups", 1)
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-            kept = (image_[0], num_groups)
+            kept = (image_[0], groups)
             return kept, (*kept, *(1 for _ in image_[2:]))
 
         given = _backward_given(grad, x, weight, mean, inv_variance)
-        return await self._per_channel_grad("groupnorm", given, shapes, layout, groups=num_groups)
+        return self._per_channel_grad("groupnorm", given, shapes, layout, groups=groups)
 
-    async def layer_norm(
+    @layer_norm_op
+    def layer_norm(
         self,
         x: GpuRef,
         weight: GpuRef,
@@ -338,13 +348,13 @@ class Normalizations(Facade):
         training: bool = False,
         eps: float = 1e-5,
         out: GpuRef | None = None,
-    ) -> Any:
+    ) -> Request[Any]:
         """Normalise over the last dimensions, as ``torch.nn.functional.layer_norm``.
 
         Vendor operation: ``layernorm``.
 
         Args:
-            x: (..., *weight.shape).
+            x: ``(..., *weight.shape)``.
             weight: what normalised numbers are multiplied by; its shape says over which
                 dimensions they are normalised.
             bias: what is added; of the shape of ``weight``.
@@ -359,12 +369,13 @@ class Normalizations(Facade):
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
         """
-        given = [("x", x), ("weight", weight), ("bias", bias)]
-        return await self._rows("layernorm", given, eps, training=training, out=out)
+        given = {"x": x, "weight": weight, "bias": bias}
+        return self._rows("layernorm", given, eps, out, training=training)
 
-    async def layer_norm_grad(
+    @op
+    def layer_norm_grad(
         self, grad: GpuRef, x: GpuRef, weight: GpuRef, mean: GpuRef, inv_variance: GpuRef
-    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """The gradients of ``layer_norm``.
 
         Vendor operation: ``layernorm_backward``.
@@ -383,10 +394,10 @@ class Normalizations(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
         """
         given = _backward_given(grad, x, weight, mean, inv_variance)
-        result: tuple[GpuRef, GpuRef, GpuRef] = await self._rows_grad("layernorm", given)
-        return result
+        return self._rows_grad("layernorm", given)
 
-    async def rms_norm(
+    @rms_norm_op
+    def rms_norm(
         self,
         x: GpuRef,
         weight: GpuRef,
@@ -395,13 +406,13 @@ class Normalizations(Facade):
         training: bool = False,
         eps: float = 1e-6,
         out: GpuRef | None = None,
-    ) -> Any:
+    ) -> Request[Any]:
         """Divide by the root of the mean square, as ``torch.nn.functional.rms_norm``.
 
         Vendor operation: ``rmsnorm``.
 
         Args:
-            x: (..., *weight.shape).
+            x: ``(..., *weight.shape)``.
             weight: what the quotients are multiplied by; its shape says over which
                 dimensions the mean is taken.
             bias: what is added; of the shape of ``weight``.
@@ -416,12 +427,13 @@ class Normalizations(Facade):
         Raises:
             ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
         """
-        given = [("x", x), ("weight", weight)]
+        given = {"x": x, "weight": weight}
         if bias is not None:
-            given.append(("bias", bias))
-        return await self._rows("rmsnorm", given, eps, training=training, out=out)
+            given["bias"] = bias
+        return self._rows("rmsnorm", given, eps, out, training=training)
 
-    async def rms_norm_grad(
+    @op
+    def rms_norm_grad(
         self,
         grad: GpuRef,
         x: GpuRef,
@@ -429,7 +441,7 @@ class Normalizations(Facade):
         inv_variance: GpuRef,
         *,
         has_bias: bool = False,
-    ) -> tuple[GpuRef, ...]:
+    ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``rms_norm``.
 
         Vendor operation: ``rmsnorm_backward``.
@@ -448,14 +460,11 @@ class Normalizations(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
         """
         given = _backward_given(grad, x, weight, None, inv_variance)
-        result: tuple[GpuRef, ...] = await self._rows_grad(
-            "rmsnorm", given, has_dbias=flag(has_bias, "has_bias")
-        )
-        return result
+        return self._rows_grad("rmsnorm", given, has_dbias=flag(has_bias, "has_bias"))
 
     # --- what they have in common -----------------------------------------------------------
 
-    async def _per_channel(
+    def _per_channel(
         self,
         op: str,
         x: GpuRef,
@@ -465,22 +474,21 @@ class Normalizations(Facade):
         eps: float,
         layout: str | None,
         out: GpuRef | None,
-        statistics: int,
-        attributes: dict[str, Any],
-    ) -> Any:
+        **attributes: int,
+    ) -> Request[Any]:
         """A normalisation with parameters for each channel and statistics for each image."""
         flag(training, "training")
         epsilon = real(eps, "eps", least=0)
-        given = [("x", x), ("weight", weight), ("bias", bias)]
+        given = {"x": x, "weight": weight, "bias": bias}
 
         def make(last: bool) -> _Made:
             builder, shape = Builder(), _plane(x.shape, last=last)
             kept, ndim = wider(x.dtype.name), len(shape)
-            for name, ref in given[1:]:
+            for name, ref in _parameters(given):
                 _require(ref, name, shape[1:2], (x.dtype.name, kept))
             require_dtype(bias, weight.dtype, "bias", "weight")
             image_ = builder.tensor(shape, x.dtype, last=last)
-            scale, shift = (per_channel(builder, ref, ndim, last=last) for _, ref in given[1:])
+            scale, shift = (per_channel(builder, ref, ndim, last=last) for ref in (weight, bias))
             found = builder.node(
                 op,
                 input=image_,
@@ -491,29 +499,28 @@ class Normalizations(Facade):
                 **attributes,
             )
             inputs = {"x": image_.id, "weight": scale.id, "bias": shift.id}
-            each = statistics if op == "groupnorm" else shape[1]
+            each = attributes.get("groups", shape[1])
             return _finish(builder, inputs, found, {"y": x.shape}, (shape[0], each))
 
-        options = (op, training, layout, statistics)
-        return await self._norm(options, given, (epsilon,), make, x, layout, (out,))
+        key = (op, training, layout, tuple(attributes.items()))
+        return self._norm(key, given, (epsilon,), make, layout, (out,))
 
-    async def _per_channel_grad(
+    def _per_channel_grad(
         self,
         op: str,
         given: Given,
         shapes: Callable[[tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]],
         layout: str | None,
         **attributes: Any,
-    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """The gradients of one; ``shapes`` gives those of statistics, outside and in graphs."""
-        refs = dict(given)
-        x, weight = refs["x"], refs["weight"]
+        x, weight = given["x"], given["weight"]
 
         def make(last: bool) -> _Made:
             builder, shape = Builder(), _plane(x.shape, last=last)
             outside, inside = shapes(shape)
             kept = wider(x.dtype.name)
-            _require(refs["grad"], "grad", x.shape, (x.dtype.name,))
+            _require(given["grad"], "grad", x.shape, (x.dtype.name,))
             types = (kept,) if op == "batchnorm" else (x.dtype.name, kept)
             _require(weight, "weight", shape[1:2], types)
             named = {
@@ -522,37 +529,33 @@ class Normalizations(Facade):
                 "scale": per_channel(builder, weight, len(shape), last=last),
             }
             for name in ("mean", "inv_variance"):
-                _require(refs[name], name, outside, (kept,))
+                _require(given[name], name, outside, (kept,))
                 named[name] = builder.tensor(inside, kept, last=last)
             found = builder.node(f"{op}_backward", **named, **attributes)
             return _finish_grad(builder, named, found, x.shape, weight.shape)
 
-        options = (op, "backward", layout, tuple(attributes.items()))
-        result: tuple[GpuRef, GpuRef, GpuRef] = await self._norm(
-            options, given, (), make, x, layout, ()
-        )
-        return result
+        key = (op, "backward", layout, tuple(attributes.items()))
+        return self._norm(key, given, (), make, layout, ())
 
-    async def _rows(
-        self, op: str, given: Given, eps: float, *, training: bool, out: GpuRef | None
-    ) -> Any:
+    def _rows(
+        self, op: str, given: Given, eps: float, out: GpuRef | None, *, training: bool
+    ) -> Request[Any]:
         """A normalisation over the last dimensions."""
         flag(training, "training")
         epsilon = real(eps, "eps", least=0)
-        refs = dict(given)
-        x, weight = refs["x"], refs["weight"]
+        x, weight = given["x"], given["weight"]
 
         def make(last: bool) -> _Made:
             del last
             builder = Builder()
             kept = wider(x.dtype.name)
             rows, columns = _split_rows(x, weight)
-            for name, ref in given[1:]:
+            for name, ref in _parameters(given):
                 _require(ref, name, weight.shape, (x.dtype.name, kept))
                 require_dtype(ref, weight.dtype, name, "weight")
             named = {"input": _matrix(builder, rows, columns, x.dtype.name)}
             named["scale"] = _matrix(builder, 1, columns, weight.dtype.name)
-            if "bias" in refs:
+            if "bias" in given:
                 named["bias"] = _matrix(builder, 1, columns, weight.dtype.name)
             found = builder.node(
                 op,
@@ -561,25 +564,24 @@ class Normalizations(Facade):
                 norm_forward_phase="TRAINING" if training else "INFERENCE",
             )
             inputs = {"x": named["input"].id, "weight": named["scale"].id}
-            if "bias" in refs:
+            if "bias" in given:
                 inputs["bias"] = named["bias"].id
             leading = x.shape[: x.ndim - weight.ndim]
             return _finish(builder, inputs, found, {"y": x.shape}, leading)
 
-        options = (op, training, len(given))
-        return await self._norm(options, given, (epsilon,), make, x, None, (out,))
+        key = (op, training, len(given))
+        return self._norm(key, given, (epsilon,), make, None, (out,))
 
-    async def _rows_grad(self, op: str, given: Given, **attributes: Any) -> Any:
+    def _rows_grad(self, op: str, given: Given, **attributes: Any) -> Request[Any]:
         """The gradients of one."""
-        refs = dict(given)
-        x, weight = refs["x"], refs["weight"]
+        x, weight = given["x"], given["weight"]
 
         def make(last: bool) -> _Made:
             del last
             builder = Builder()
             kept = wider(x.dtype.name)
             rows, columns = _split_rows(x, weight)
-            _require(refs["grad"], "grad", x.shape, (x.dtype.name,))
+            _require(given["grad"], "grad", x.shape, (x.dtype.name,))
             _require(weight, "weight", weight.shape, (x.dtype.name, kept))
             named = {
                 "grad": _matrix(builder, rows, columns, x.dtype.name),
@@ -588,66 +590,68 @@ class Normalizations(Facade):
             }
             leading = x.shape[: x.ndim - weight.ndim]
             for name in ("mean", "inv_variance"):
-                if name in refs:
-                    _require(refs[name], name, leading, (kept,))
+                if name in given:
+                    _require(given[name], name, leading, (kept,))
                     named[name] = _matrix(builder, rows, 1, kept)
             found = builder.node(f"{op}_backward", **named, **attributes)
             return _finish_grad(builder, named, found, x.shape, weight.shape)
 
-        options = (op, "backward", tuple(attributes.items()))
-        return await self._norm(options, given, (), make, x, None, ())
+        key = (op, "backward", tuple(attributes.items()))
+        return self._norm(key, given, (), make, None, ())
 
     def _norm(
         self,
-        options: tuple[Any, ...],
+        key: tuple[Any, ...],
         given: Given,
-        scalars: Sequence[float],
+        scalars: tuple[float, ...],
         make: Callable[[bool], _Made],
-        x: GpuRef,
         layout: str | None,
         outs: Sequence[GpuRef | None],
         in_place: Mapping[int, str] = _NOT_IN_PLACE,
-    ) -> Awaitable[Any]:
-        """Run a normalisation whose graph is made when such a one was not met before.
+    ) -> Request[Any]:
+        """Ask for a normalisation, whose graph is made when such a one was not met before.
 
         Args:
-            options: what it depends on beside shapes and dtypes, its name first.
-            given: the arguments with their names.
+            key: what it depends on beside shapes and dtypes, its name first; checked, so that
+                equal ones mean the same.
+            given: the arguments with their names; ``x`` is what is normalised.
             scalars: the graph's numbers.
             make: makes the graph.
-            x: what is normalised.
-            layout: its layout.
+            layout: of ``x``.
             outs: buffers of the caller for results, in order; those that are not there are
                 made.
             in_place: the names of outputs that are read, too, by position; they are no
                 results.
         """
-        device = self._device
+        memory = self._device.memory
 
-        def form() -> Form:
-            for name, ref in given:
-                usable(ref, device.memory, name)
+        def check() -> GraphCall:
+            for name, ref in given.items():
+                usable(ref, memory, name)
+            x = given["x"]
             require_float(x, "x")
             made = make(is_last(layout, x.ndim) if layout else False)
             outputs = [
                 Output(id_, shape, in_place.get(at, "out"), at in in_place, at not in in_place)
                 for at, (id_, shape) in enumerate(made.outputs)
             ]
-            return Form(made.program, [(made.inputs[name], name) for name, _ in given], outputs)
+            return GraphCall(made.graph, [(made.inputs[name], name) for name in given], outputs)
 
-        numbers = tuple(scalars)
-        refs = [ref for _, ref in given]
-        name = f"dnn.{options[0]}"
-        return self._run(name, exact(options), refs, outs, form, numbers=numbers)
+        refs = tuple(given.values())
+        return self._request(f"dnn.{key[0]}", key, refs, outs, check, numbers=scalars)
 
 
 def _backward_given(
     grad: GpuRef, x: GpuRef, weight: GpuRef, mean: GpuRef | None, inv_variance: GpuRef
 ) -> Given:
-    given: Given = [("grad", grad), ("x", x), ("weight", weight)]
+    given: Given = {"grad": grad, "x": x, "weight": weight}
     if mean is not None:
-        given.append(("mean", mean))
-    return [*given, ("inv_variance", inv_variance)]
+        given["mean"] = mean
+    return {**given, "inv_variance": inv_variance}
+
+
+def _parameters(given: Given) -> list[tuple[str, GpuRef]]:
+    return [(name, ref) for name, ref in given.items() if name != "x"]
 
 
 def _finish(
@@ -661,7 +665,7 @@ def _finish(
     for name, symbol in found.items():
         builder.output(symbol)
         outputs.append((symbol.id, shapes.get(name, statistic)))
-    return _Made(Program(builder.finish()), inputs, outputs)
+    return _Made(EncodedGraph(builder.finish()), inputs, outputs)
 
 
 def _finish_grad(

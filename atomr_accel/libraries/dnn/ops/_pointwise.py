@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
 
 from ...._dtypes import DTYPES
 from ....memory import GpuRef
 from ..._arguments import require_dtype, require_shape, usable
+from ..._op import D, op
 from ...wire._options import flag, real, whole
-from ..attention._zeros import NAN, ZERO, fill
+from ..graph._builder import Builder
 from ..graph._layout import exact, require_float
-from ..graph._run import Facade, Form, Output, Program
-from ..wire._graph import Builder
+from ..graph._run import NAN, ZERO, DnnPart, EncodedGraph, FillCall, GraphCall, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Sequence
+
+    from ....memory import MemoryMap
+    from ..._request import Request
+    from ..graph._run import CachedCall
 
 
-class Activations(Facade):
+Attributes = dict[str, float]
+
+_NO_ATTRIBUTES: Final[Attributes] = {}
+_ARGUMENTS: Final = {"loss": "grad", "input": "x"}
+"""What the caller calls the inputs of an operation."""
+_NODES: Final = ("relu", "sigmoid", "tanh", "gelu", "gelu_approx_tanh", "swish", "elu", "softplus")
+_NAMES: Final = {node: f"dnn.{node}" for each in _NODES for node in (each, f"{each}_backward")}
+"""What to call requests, by what they compute."""
+
+
+class Activations(DnnPart[D]):
     """Activations with their gradients, and reductions, of arrays of any shape.
 
     What activations have in common: they take ``x``, float16, bfloat16, float32 or float64 of
@@ -39,104 +54,123 @@ class Activations(Facade):
     ``..._BWD`` for its gradient.
     """
 
-    async def relu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def relu(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """``max(x, 0)``. Mode ``RELU``; see the class."""
-        return await self._pointwise("relu", {"input": x}, out)
+        return self._unary("relu", x, out)
 
-    async def relu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def relu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """The gradient of ``relu``; see the class."""
-        return await self._pointwise("relu_backward", {"loss": grad, "input": x}, out)
+        return self._gradient("relu_backward", grad, x, out)
 
-    async def leaky_relu(
+    @op
+    def leaky_relu(
         self, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """``x`` where positive, else ``negative_slope * x``.
 
         Mode ``RELU`` with a lower slope; see the class.
         """
         slope = real(negative_slope, "negative_slope")
-        return await self._pointwise("relu", {"input": x}, out, negative_slope=slope)
+        return self._unary("relu", x, out, {"negative_slope": slope})
 
-    async def leaky_relu_grad(
+    @op
+    def leaky_relu_grad(
         self, grad: GpuRef, x: GpuRef, negative_slope: float = 0.01, *, out: GpuRef | None = None
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``leaky_relu``; see the class."""
         slope = real(negative_slope, "negative_slope")
-        inputs = {"loss": grad, "input": x}
-        return await self._pointwise("relu_backward", inputs, out, negative_slope=slope)
+        return self._gradient("relu_backward", grad, x, out, {"negative_slope": slope})
 
-    async def sigmoid(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def sigmoid(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """``1 / (1 + exp(-x))``. Mode ``SIGMOID``; see the class."""
-        return await self._pointwise("sigmoid", {"input": x}, out)
+        return self._unary("sigmoid", x, out)
 
-    async def sigmoid_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def sigmoid_grad(
+        self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
         """The gradient of ``sigmoid``; see the class."""
-        return await self._pointwise("sigmoid_backward", {"loss": grad, "input": x}, out)
+        return self._gradient("sigmoid_backward", grad, x, out)
 
-    async def tanh(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def tanh(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """``tanh(x)``. Mode ``TANH``; see the class."""
-        return await self._pointwise("tanh", {"input": x}, out)
+        return self._unary("tanh", x, out)
 
-    async def tanh_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def tanh_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """The gradient of ``tanh``; see the class."""
-        return await self._pointwise("tanh_backward", {"loss": grad, "input": x}, out)
+        return self._gradient("tanh_backward", grad, x, out)
 
-    async def gelu(
+    @op
+    def gelu(
         self,
         x: GpuRef,
         *,
         approximate: Literal["none", "tanh"] = "none",
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """``x * (1 + erf(x / sqrt(2))) / 2``, or its approximation by ``tanh``.
 
         Mode ``GELU``, or ``GELU_APPROX_TANH``; see the class.
         """
-        return await self._pointwise(_gelu(approximate), {"input": x}, out)
+        return self._unary(_gelu(approximate), x, out)
 
-    async def gelu_grad(
+    @op
+    def gelu_grad(
         self,
         grad: GpuRef,
         x: GpuRef,
         *,
         approximate: Literal["none", "tanh"] = "none",
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``gelu``; see the class."""
         op = f"{_gelu(approximate)}_backward"
-        return await self._pointwise(op, {"loss": grad, "input": x}, out)
+        return self._gradient(op, grad, x, out)
 
-    async def silu(self, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def silu(self, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None) -> Request[GpuRef]:
         """``x * sigmoid(beta * x)``, which with a ``beta`` is also called swish.
 
         Mode ``SWISH`` with a beta; see the class.
         """
-        return await self._pointwise("swish", {"input": x}, out, swish_beta=real(beta, "beta"))
+        return self._unary("swish", x, out, {"swish_beta": real(beta, "beta")})
 
-    async def silu_grad(
+    @op
+    def silu_grad(
         self, grad: GpuRef, x: GpuRef, *, beta: float = 1.0, out: GpuRef | None = None
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``silu``; see the class."""
-        inputs = {"loss": grad, "input": x}
-        return await self._pointwise("swish_backward", inputs, out, swish_beta=real(beta, "beta"))
+        return self._gradient("swish_backward", grad, x, out, {"swish_beta": real(beta, "beta")})
 
-    async def elu(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def elu(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """``x`` where positive, else ``exp(x) - 1``. Mode ``ELU``; see the class."""
-        return await self._pointwise("elu", {"input": x}, out)
+        return self._unary("elu", x, out)
 
-    async def elu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def elu_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """The gradient of ``elu``; see the class."""
-        return await self._pointwise("elu_backward", {"loss": grad, "input": x}, out)
+        return self._gradient("elu_backward", grad, x, out)
 
-    async def softplus(self, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def softplus(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """``log(1 + exp(x))``. Mode ``SOFTPLUS``; see the class."""
-        return await self._pointwise("softplus", {"input": x}, out)
+        return self._unary("softplus", x, out)
 
-    async def softplus_grad(self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def softplus_grad(
+        self, grad: GpuRef, x: GpuRef, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
         """The gradient of ``softplus``; see the class."""
-        return await self._pointwise("softplus_backward", {"loss": grad, "input": x}, out)
+        return self._gradient("softplus_backward", grad, x, out)
 
-    async def reduce(
+    @op
+    def reduce(
         self,
         x: GpuRef,
         mode: Literal["sum", "mean", "max", "min", "absmax", "norm1", "norm2"],
@@ -144,7 +178,7 @@ class Activations(Facade):
         *,
         keepdims: bool = False,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Reduce over dimensions.
 
         Vendor operation: ``reduction``, with pointwise ones around it.
@@ -170,25 +204,18 @@ class Activations(Facade):
         if mode not in _REDUCTIONS:
             raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")
         flag(keepdims, "keepdims")
-        device = self._device
+        memory = self._device.memory
 
-        def check() -> None:
-            usable(x, device.memory, "x")
+        def make() -> CachedCall:
+            usable(x, memory, "x")
             require_float(x, "x")
-
-        if _is_empty(x):
             axes = _axes(axis, x.ndim)
             shape = _reduced(x.shape, axes, keepdims=keepdims)
-            if mode in ("max", "min", "absmax") and any(x.shape[each] == 0 for each in axes):
-                raise ValueError(f"x has shape {x.shape}; there is no {mode} of no elements")
-            dtype = DTYPES["float64" if x.dtype.name == "float64" else "float32"]
-            byte = NAN if mode == "mean" else ZERO
-            return await fill(device, "dnn.reduce", (x,), (shape, dtype), out, check, byte)
-
-        def make() -> Form:
-            check()
-            axes = _axes(axis, x.ndim)
             wide = "float64" if x.dtype.name == "float64" else "float32"
+            if 0 in x.shape:
+                if mode in ("max", "min", "absmax") and any(x.shape[each] == 0 for each in axes):
+                    raise ValueError(f"x has shape {x.shape}; there is no {mode} of no elements")
+                return FillCall(["x"], shape, DTYPES[wide], NAN if mode == "mean" else ZERO)
             before, op, after = _REDUCTIONS[mode]
             builder = Builder()
             if not axes:
@@ -197,7 +224,7 @@ class Activations(Facade):
                 symbol = builder.node(_OF_ONE.get(mode, "identity"), input=source)["y"]
                 builder.output(symbol, wide)
                 outputs = (Output(symbol.id, x.shape),)
-                return Form(Program(builder.finish()), ((source.id, "x"),), outputs)
+                return GraphCall(EncodedGraph(builder.finish()), ((source.id, "x"),), outputs)
             source = symbol = builder.tensor(x.shape, x.dtype)
             if before == "square":
                 symbol = builder.node("mul", a=symbol, b=symbol)["y"]
@@ -210,46 +237,63 @@ class Activations(Facade):
             elif after:
                 symbol = builder.node(after, input=symbol)["y"]
             builder.output(symbol, wide)
-            shape = _reduced(x.shape, axes, keepdims=keepdims)
             count = math.prod(x.shape[each] for each in axes)
             numbers = (1 / count,) if mode == "mean" else ()
             outputs = (Output(symbol.id, shape),)
-            return Form(Program(builder.finish()), ((source.id, "x"),), outputs, numbers)
+            graph = EncodedGraph(builder.finish())
+            return GraphCall(graph, ((source.id, "x"),), outputs, numbers)
 
         key = ("reduce", mode, exact((axis, keepdims)))
-        return await self._run("dnn.reduce", key, (x,), (out,), make)  # type: ignore[no-any-return]
+        return self._request("dnn.reduce", key, (x,), (out,), make)
 
-    def _pointwise(
-        self, op: str, named: dict[str, GpuRef], out: GpuRef | None, **attributes: Any
-    ) -> Awaitable[GpuRef]:
-        device = self._device
-        x = named["input"]
-        arguments = {("grad" if name == "loss" else "x"): ref for name, ref in named.items()}
-
-        def check() -> None:
-            for name, ref in arguments.items():
-                usable(ref, device.memory, name)
-                require_dtype(ref, x.dtype, name, "x")
-                if ref.shape != x.shape:
-                    require_shape(ref, x.shape, name)
-            require_float(x, "x")
-
-        refs = tuple(named.values())
-        if _is_empty(x):
-            return fill(device, f"dnn.{op}", refs, (x.shape, x.dtype), out, check)
-
-        def make() -> Form:
-            check()
-            builder = Builder()
-            # Of any shape: only how many there are counts.
-            symbols = {name: builder.tensor((x.size,), x.dtype) for name in named}
-            y = builder.output(builder.node(op, **symbols, **attributes)["y"])
-            ids = [symbol.id for symbol in symbols.values()]
-            reads = zip(ids, arguments, strict=True)
-            return Form(Program(builder.finish()), reads, (Output(y.id, x.shape),))
-
+    def _unary(
+        self, op: str, x: GpuRef, out: GpuRef | None, attributes: Attributes = _NO_ATTRIBUTES
+    ) -> Request[GpuRef]:
+        """Ask for an activation."""
+        make = partial(_pointwise, self._device.memory, op, ("input",), (x,), attributes)
         key = (op, *attributes.items()) if attributes else op
-        return self._run(f"dnn.{op}", key, refs, (out,), make)
+        return self._request(_NAMES[op], key, (x,), (out,), make)
+
+    def _gradient(
+        self,
+        op: str,
+        grad: GpuRef,
+        x: GpuRef,
+        out: GpuRef | None,
+        attributes: Attributes = _NO_ATTRIBUTES,
+    ) -> Request[GpuRef]:
+        """Ask for the gradient of one."""
+        refs = (grad, x)
+        make = partial(_pointwise, self._device.memory, op, ("loss", "input"), refs, attributes)
+        key = (op, *attributes.items()) if attributes else op
+        return self._request(_NAMES[op], key, refs, (out,), make)
+
+
+def _pointwise(
+    memory: MemoryMap,
+    op: str,
+    names: tuple[str, ...],
+    refs: tuple[GpuRef, ...],
+    attributes: Attributes,
+) -> CachedCall:
+    """Check the arguments of an operation on each element, and make its graph."""
+    x = refs[-1]
+    arguments = [_ARGUMENTS[name] for name in names]
+    for ref, name in zip(refs, arguments, strict=True):
+        usable(ref, memory, name)
+    for ref, name in zip(refs, arguments, strict=True):
+        require_dtype(ref, x.dtype, name, "x")
+        if ref.shape != x.shape:
+            require_shape(ref, x.shape, name)
+    require_float(x, "x")
+    if 0 in x.shape:
+        return FillCall(arguments, x.shape, x.dtype)
+    builder = Builder()
+    # Of any shape: only how many there are counts.
+    symbols = {name: builder.tensor((x.size,), x.dtype) for name in names}
+    y = builder.output(builder.node(op, **symbols, **attributes)["y"])
+    reads = zip([symbol.id for symbol in symbols.values()], arguments, strict=True)
+    return GraphCall(EncodedGraph(builder.finish()), reads, (Output(y.id, x.shape),))
 
 
 _REDUCTIONS: dict[str, tuple[str, str, str]] = {
@@ -265,10 +309,6 @@ _REDUCTIONS: dict[str, tuple[str, str, str]] = {
 
 _OF_ONE: Final = {"absmax": "abs", "norm1": "abs", "norm2": "abs"}
 """What a reduction makes of an element alone, where that is not the element."""
-
-
-def _is_empty(x: object) -> bool:
-    return isinstance(x, GpuRef) and 0 in x.shape
 
 
 def _reduced(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:

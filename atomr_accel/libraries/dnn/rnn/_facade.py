@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from ...._dtypes import DTYPES, as_dtype
 from ...._errors import Unsupported
 from ..._arguments import require_int32, usable
-from ..._op import D, Facade
-from ..._perform import Prepared, perform
+from ..._op import D, Facade, op
+from ..._request import Request, Submission
 from ...wire._options import LARGEST, flag, real, whole
-from ..graph._run import LANE, Facade
+from ...wire._recent import Recent
+from ..graph._run import LANE, DnnPart
 from ..wire._routine_messages import RnnBackward, RnnData, RnnForward, RnnPack, RnnSizes, RnnSpec
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
     from ..._library import Submitter
-    from ..._perform import Room
+    from ..._request import Driver
 
 _CELLS: Final = ("relu", "tanh", "lstm", "gru")
 _LAYOUTS: Final = ("time", "batch", "packed")
@@ -27,7 +28,7 @@ _DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 _UINT8: Final = DTYPES["uint8"]
 _MOST_SIZES: Final = 1024
 _Sizes = tuple[int, int, int, int]
-_Known = dict[tuple[RnnSpec, RnnData | None, bool], _Sizes]
+_Known = Recent[tuple[RnnSpec, RnnData | None, bool], _Sizes]
 
 
 class RnnOutput(NamedTuple):
@@ -103,7 +104,8 @@ class Rnn(Facade[D]):
         """
         return [shape for _, _, shape in self.spec.parameters()]
 
-    async def pack(self, parameters: Sequence[GpuRef]) -> GpuRef:
+    @op
+    def pack(self, parameters: Sequence[GpuRef]) -> Request[GpuRef]:
         """Put parameters into one buffer, as the library wants them.
 
         Vendor function: ``cudnnGetRNNWeightParams``.
@@ -120,25 +122,26 @@ class Rnn(Facade[D]):
             Unsupported: cuDNN does not do this.
             GpuRefStale: of an older generation, or freed.
         """
-        (nbytes, *_) = await self._ask(None, training=False)
-        shapes = self.parameter_shapes
-        if len(parameters) != len(shapes):
-            raise ValueError(f"there are {len(shapes)} parameters, not {len(parameters)}")
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            (nbytes, *_) = self._ask(driver, None, training=False)
+            shapes = self.parameter_shapes
+            if len(parameters) != len(shapes):
+                raise ValueError(f"there are {len(shapes)} parameters, not {len(parameters)}")
             reads = [
                 self._checked(ref, f"parameter {at}", shape)
                 for at, (ref, shape) in enumerate(zip(parameters, shapes, strict=True))
             ]
-            weights = room.empty((nbytes // self._dtype.itemsize,), self._dtype)
+            weights = driver.output((nbytes // self._dtype.itemsize,), self._dtype)
             places = tuple(block.address for block in reads)
             block = weights._block
             message = RnnPack(self.spec, places, block.address, nbytes, out=False)
-            return Prepared(message, reads, [block], weights)
+            return Submission(message, reads, [block], weights)
 
-        return await perform(self._device, LANE, "dnn.rnn_pack", prepare)  # type: ignore[no-any-return]
+        return Request(LANE, "dnn.rnn_pack", prepare)
 
-    async def unpack(self, weights: GpuRef) -> list[GpuRef]:
+    @op
+    def unpack(self, weights: GpuRef) -> Request[list[GpuRef]]:
         """Take the parameters out of packed weights, or their gradients.
 
         Args:
@@ -152,19 +155,20 @@ class Rnn(Facade[D]):
             TypeError: another dtype.
             GpuRefStale: of an older generation, or freed.
         """
-        (nbytes, *_) = await self._ask(None, training=False)
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[list[GpuRef]]:
+            (nbytes, *_) = self._ask(driver, None, training=False)
             source = self._checked(weights, "weights", (nbytes // self._dtype.itemsize,))
-            made = [room.empty(shape, self._dtype) for shape in self.parameter_shapes]
+            made = [driver.output(shape, self._dtype) for shape in self.parameter_shapes]
             blocks = [ref._block for ref in made]
             places = tuple(block.address for block in blocks)
             message = RnnPack(self.spec, places, source.address, nbytes, out=True)
-            return Prepared(message, [source], blocks, made)
+            return Submission(message, [source], blocks, made)
 
-        return await perform(self._device, LANE, "dnn.rnn_unpack", prepare)  # type: ignore[no-any-return]
+        return Request(LANE, "dnn.rnn_unpack", prepare)
 
-    async def forward(
+    @op
+    def forward(
         self,
         x: GpuRef,
         weights: GpuRef,
@@ -175,7 +179,7 @@ class Rnn(Facade[D]):
         layout: str = "time",
         training: bool = False,
         seed: int = 0,
-    ) -> RnnOutput:
+    ) -> Request[RnnOutput]:
         """Run the network.
 
         Vendor function: ``cudnnRNNForward``.
@@ -210,15 +214,14 @@ class Rnn(Facade[D]):
         flag(training, "training")
         number = whole(seed, "seed", 0, LARGEST)
         data = self._data(x, lengths, layout)
-        sizes = await self._ask(data, training=training)
         spec, dtype = self.spec, self._dtype
         lstm = spec.cell == "lstm"
         if c0 is not None and not lstm:
             raise ValueError(f"a network of {spec.cell} has no cell states, so it takes no c0")
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[RnnOutput]:
             reads = [self._checked(x, "x", x.shape)]
-            (nbytes, work, reserve, states) = sizes
+            sizes = (nbytes, work, reserve, states) = self._ask(driver, data, training=training)
             reads.append(self._checked(weights, "weights", (nbytes // dtype.itemsize,)))
             for name, ref, size in (
                 ("h0", h0, spec.output_size),
@@ -226,26 +229,27 @@ class Rnn(Facade[D]):
             ):
                 if ref is not None:
                     reads.append(self._checked(ref, name, self._state(data, size)))
-            y = room.empty((*x.shape[:-1], spec.output_size * spec.directions), dtype)
-            hn = room.empty(self._state(data, spec.output_size), dtype)
-            cn = room.empty(self._state(data, spec.hidden_size), dtype) if lstm else None
-            kept = room.empty((reserve,), _UINT8) if reserve else None
-            scratch = [room.empty((size,), _UINT8) if size else None for size in (work, states)]
+            y = driver.output((*x.shape[:-1], spec.output_size * spec.directions), dtype)
+            hn = driver.output(self._state(data, spec.output_size), dtype)
+            cn = driver.output(self._state(data, spec.hidden_size), dtype) if lstm else None
+            kept = driver.output((reserve,), _UINT8) if reserve else None
+            scratch = [driver.output((size,), _UINT8) if size else None for size in (work, states)]
             tape = RnnTape(data, sizes, number, x, y, weights, h0, c0, hn, cn, kept)
             message = self._message(tape, scratch, training=training)
             writes = [ref._block for ref in (y, hn, cn, kept, *scratch) if ref is not None]
             result = RnnOutput(y, hn, cn, tape if training else None)
-            return Prepared(message, reads, writes, result)
+            return Submission(message, reads, writes, result)
 
-        return await perform(self._device, LANE, "dnn.rnn", prepare)  # type: ignore[no-any-return]
+        return Request(LANE, "dnn.rnn", prepare)
 
-    async def backward(
+    @op
+    def backward(
         self,
         tape: RnnTape | None,
         dy: GpuRef,
         dhn: GpuRef | None = None,
         dcn: GpuRef | None = None,
-    ) -> RnnGradients:
+    ) -> Request[RnnGradients]:
         """The gradients of a run.
 
         Vendor functions: ``cudnnRNNBackwardData_v8`` and ``cudnnRNNBackwardWeights_v8``.
@@ -273,7 +277,7 @@ class Rnn(Facade[D]):
         if dcn is not None and not lstm:
             raise ValueError(f"a network of {spec.cell} has no cell states, so it takes no dcn")
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[RnnGradients]:
             kept = (tape.x, tape.y, tape.weights, tape.h0, tape.c0)
             reads = [usable(ref, self._device.memory, "tape") for ref in kept if ref is not None]
             reads.append(self._checked(dy, "dy", tape.y.shape))
@@ -281,20 +285,20 @@ class Rnn(Facade[D]):
             for name, (ref, size) in states.items():
                 if ref is not None:
                     reads.append(self._checked(ref, name, self._state(tape.data, size)))
-            dx = room.empty(tape.x.shape, dtype)
-            dh0 = room.empty(self._state(tape.data, spec.output_size), dtype)
-            dc0 = room.empty(self._state(tape.data, spec.hidden_size), dtype) if lstm else None
-            dweights = room.empty(tape.weights.shape, dtype)
-            work = room.empty((tape.sizes[1],), _UINT8) if tape.sizes[1] else None
+            dx = driver.output(tape.x.shape, dtype)
+            dh0 = driver.output(self._state(tape.data, spec.output_size), dtype)
+            dc0 = driver.output(self._state(tape.data, spec.hidden_size), dtype) if lstm else None
+            dweights = driver.output(tape.weights.shape, dtype)
+            work = driver.output((tape.sizes[1],), _UINT8) if tape.sizes[1] else None
             message = RnnBackward(
                 self._message(tape, [work, None], training=True),
                 *map(_address, (dy, dhn, dcn, dx, dh0, dc0, dweights)),
             )
             made = (dx, dh0, dc0, dweights, work, tape.reserve)
             writes = [ref._block for ref in made if ref is not None]
-            return Prepared(message, reads, writes, RnnGradients(dx, dh0, dc0, dweights))
+            return Submission(message, reads, writes, RnnGradients(dx, dh0, dc0, dweights))
 
-        return await perform(self._device, LANE, "dnn.rnn_backward", prepare)  # type: ignore[no-any-return]
+        return Request(LANE, "dnn.rnn_backward", prepare)
 
     def _message(
         self, tape: RnnTape, scratch: list[GpuRef | None], *, training: bool
@@ -317,22 +321,20 @@ class Rnn(Facade[D]):
             sizes=tape.sizes,
         )
 
-    async def _ask(self, data: RnnData | None, *, training: bool) -> _Sizes:
+    def _ask(self, driver: Driver, data: RnnData | None, *, training: bool) -> _Sizes:
         """How much memory is needed."""
         key = (self.spec, data, training)
         found = self._sizes.get(key)
         if found is None:
             require_int32(self._device, "a recurrent network", _counts(self.spec, data))
-            request = Prepared(RnnSizes(self.spec, data, training), (), ())
-            answer = await perform(self._device, LANE, "dnn.rnn_sizes", lambda _room: request)
+            submission: Submission[_Sizes] = Submission(RnnSizes(self.spec, data, training), (), ())
+            answer = driver.perform(Request(LANE, "dnn.rnn_sizes", lambda _driver: submission))
             if answer is None:
                 raise Unsupported(
                     "in a batch there is no answer yet to how much memory a recurrent network "
                     "needs for these shapes; call it with them once before the batch"
                 )
-            if len(self._sizes) >= _MOST_SIZES:
-                self._sizes.clear()
-            found = self._sizes[key] = tuple(answer)
+            found = self._sizes.keep(key, answer)
         return found
 
     def _data(self, x: GpuRef, lengths: Sequence[int] | None, layout: str) -> RnnData:
@@ -383,8 +385,12 @@ class Rnn(Facade[D]):
         return block
 
 
-class Recurrent(Facade):
+class Recurrent(DnnPart[D]):
     """Recurrent networks."""
+
+    def __init__(self, device: Submitter) -> None:
+        super().__init__(device)
+        self._rnn_sizes: _Known = Recent(_MOST_SIZES)
 
     def rnn(
         self,
@@ -398,7 +404,7 @@ class Recurrent(Facade):
         proj_size: int = 0,
         dropout: float = 0.0,
         dtype: Any = "float32",
-    ) -> Rnn:
+    ) -> Rnn[D]:
         """Describe a recurrent network, as ``torch.nn.LSTM`` and its kin do.
 
         Args:
@@ -447,8 +453,7 @@ class Recurrent(Facade):
             share if num_layers > 1 else 0.0,
             kind.name,
         )
-        known: _Known = self._plans.program(("rnn sizes",), dict)
-        return Rnn(self._device, spec, known)
+        return Rnn(self._device, spec, self._rnn_sizes)
 
 
 def _counts(spec: RnnSpec, data: RnnData | None) -> tuple[int, ...]:

@@ -6,10 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._arguments import require_apart, require_int32, usable, writable
-from ..._perform import Prepared, perform
+from ..._op import D, op
+from ..._request import Request, Submission
 from ...wire._options import LARGEST, flag, real, whole
 from ..graph._layout import Steps, is_last, logical, physical, steps
-from ..graph._run import LANE, Facade
+from ..graph._run import LANE, DnnPart
 from ..wire._graph import Tensor, strides_of
 from ..wire._routine_messages import Dropout, Normalize, Pool, Softmax
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ....memory import Block, GpuRef
-    from ..._perform import Room
+    from ..._request import Driver
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
 _RANKS: Final = range(3, 6)
@@ -26,12 +27,13 @@ _LEAST_BETA: Final = 0.01
 _LEAST_K: Final = 1e-5
 
 
-class Routines(Facade):
+class Routines(DnnPart[D]):
     """What cuDNN has routines for, and no graphs."""
 
     # --- pooling --------------------------------------------------------------------------
 
-    async def max_pool(
+    @op
+    def max_pool(
         self,
         x: GpuRef,
         window: Steps,
@@ -40,7 +42,7 @@ class Routines(Facade):
         padding: Steps = 0,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The largest element in each place of a window.
 
         Vendor function: ``cudnnPoolingForward``.
@@ -66,9 +68,10 @@ class Routines(Facade):
             GpuRefSealed: ``out`` is sealed.
             OutOfMemory: no room for the result.
         """
-        return await self._pool("max", x, window, stride, padding, layout, out)
+        return self._pool("max", x, window, stride, padding, layout, out)
 
-    async def max_pool_grad(
+    @op
+    def max_pool_grad(
         self,
         grad: GpuRef,
         y: GpuRef,
@@ -79,7 +82,7 @@ class Routines(Facade):
         padding: Steps = 0,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``max_pool`` by ``x``; of equal elements the first one gets it.
 
         Vendor function: ``cudnnPoolingBackward``.
@@ -102,9 +105,10 @@ class Routines(Facade):
                 ``max_pool``.
         """
         pooling = _Pooling("max", x, window, stride, padding, layout)
-        return await self._pool_backward(pooling, grad, y, x, out)
+        return self._pool_backward(pooling, grad, y, x, out)
 
-    async def avg_pool(
+    @op
+    def avg_pool(
         self,
         x: GpuRef,
         window: Steps,
@@ -114,7 +118,7 @@ class Routines(Facade):
         count_include_pad: bool = True,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The average of the elements in each place of a window.
 
         Vendor function: ``cudnnPoolingForward``.
@@ -136,9 +140,10 @@ class Routines(Facade):
                 there.
         """
         mode = _average(include=count_include_pad)
-        return await self._pool(mode, x, window, stride, padding, layout, out)
+        return self._pool(mode, x, window, stride, padding, layout, out)
 
-    async def avg_pool_grad(
+    @op
+    def avg_pool_grad(
         self,
         grad: GpuRef,
         shape: tuple[int, ...],
@@ -149,7 +154,7 @@ class Routines(Facade):
         count_include_pad: bool = True,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``avg_pool`` by ``x``.
 
         Vendor function: ``cudnnPoolingBackward``.
@@ -175,9 +180,9 @@ class Routines(Facade):
         like = _Like(tuple(shape), grad.dtype)
         mode = _average(include=count_include_pad)
         pooling = _Pooling(mode, like, window, stride, padding, layout)
-        return await self._pool_backward(pooling, grad, None, None, out)
+        return self._pool_backward(pooling, grad, None, None, out)
 
-    async def _pool(
+    def _pool(
         self,
         mode: str,
         x: GpuRef,
@@ -186,7 +191,7 @@ class Routines(Facade):
         padding: Steps,
         layout: str | None,
         out: GpuRef | None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         usable(x, self._device.memory, "x")
         pooling = _Pooling(mode, x, window, stride, padding, layout)
 
@@ -195,16 +200,16 @@ class Routines(Facade):
 
         shape = pooling.y_shape
         require_int32(self._device, "pooling", pooling.counts())
-        return await self._routine(f"dnn.{mode}_pool", {"x": x}, shape, out, message)
+        return self._routine(f"dnn.{mode}_pool", {"x": x}, shape, out, message)
 
-    async def _pool_backward(
+    def _pool_backward(
         self,
         pooling: _Pooling,
         grad: GpuRef,
         y: GpuRef | None,
         x: GpuRef | None,
         out: GpuRef | None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         inputs = {"grad": grad}
         expected = {"grad": pooling.y_shape}
         if y is not None and x is not None:
@@ -221,11 +226,12 @@ class Routines(Facade):
 
         name = f"dnn.{pooling.mode}_pool_grad"
         require_int32(self._device, "pooling", pooling.counts())
-        return await self._routine(name, inputs, pooling.x_shape, out, message)
+        return self._routine(name, inputs, pooling.x_shape, out, message)
 
     # --- softmax --------------------------------------------------------------------------
 
-    async def softmax(self, x: GpuRef, axis: int = -1, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def softmax(self, x: GpuRef, axis: int = -1, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """``exp(x) / sum(exp(x))`` along an axis.
 
         As ``scipy.special.softmax``. Vendor function: ``cudnnSoftmaxForward``.
@@ -246,9 +252,12 @@ class Routines(Facade):
             GpuRefSealed: ``out`` is sealed.
             OutOfMemory: no room for the result.
         """
-        return await self._softmax(x, axis, out, log=False)
+        return self._softmax(x, axis, out, log=False)
 
-    async def log_softmax(self, x: GpuRef, axis: int = -1, *, out: GpuRef | None = None) -> GpuRef:
+    @op
+    def log_softmax(
+        self, x: GpuRef, axis: int = -1, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
         """The logarithm of ``softmax``, which does not underflow.
 
         As ``scipy.special.log_softmax``. Vendor function: ``cudnnSoftmaxForward``.
@@ -265,11 +274,12 @@ class Routines(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
                 there.
         """
-        return await self._softmax(x, axis, out, log=True)
+        return self._softmax(x, axis, out, log=True)
 
-    async def softmax_grad(
+    @op
+    def softmax_grad(
         self, grad: GpuRef, y: GpuRef, axis: int = -1, *, out: GpuRef | None = None
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``softmax``.
 
         Vendor function: ``cudnnSoftmaxBackward``.
@@ -287,11 +297,12 @@ class Routines(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
                 there.
         """
-        return await self._softmax_backward(grad, y, axis, out, log=False)
+        return self._softmax_backward(grad, y, axis, out, log=False)
 
-    async def log_softmax_grad(
+    @op
+    def log_softmax_grad(
         self, grad: GpuRef, y: GpuRef, axis: int = -1, *, out: GpuRef | None = None
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``log_softmax``.
 
         Vendor function: ``cudnnSoftmaxBackward``.
@@ -309,9 +320,9 @@ class Routines(Facade):
             ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
                 there.
         """
-        return await self._softmax_backward(grad, y, axis, out, log=True)
+        return self._softmax_backward(grad, y, axis, out, log=True)
 
-    async def _softmax(self, x: GpuRef, axis: int, out: GpuRef | None, *, log: bool) -> GpuRef:
+    def _softmax(self, x: GpuRef, axis: int, out: GpuRef | None, *, log: bool) -> Request[GpuRef]:
         usable(x, self._device.memory, "x")
         around = _around(x.shape, axis)
         require_int32(self._device, "softmax", (*around, around[1] * around[2]))
@@ -320,11 +331,11 @@ class Routines(Facade):
             return Softmax(log, around, x.dtype.name, inputs[0], output)
 
         name = "dnn.log_softmax" if log else "dnn.softmax"
-        return await self._routine(name, {"x": x}, x.shape, out, message, in_place=True)
+        return self._routine(name, {"x": x}, x.shape, out, message, in_place=True)
 
-    async def _softmax_backward(
+    def _softmax_backward(
         self, grad: GpuRef, y: GpuRef, axis: int, out: GpuRef | None, *, log: bool
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         usable(y, self._device.memory, "y")
         usable(grad, self._device.memory, "grad")
         if grad.shape != y.shape:
@@ -337,11 +348,12 @@ class Routines(Facade):
 
         name = f"dnn.{'log_' if log else ''}softmax_grad"
         given = {"grad": grad, "y": y}
-        return await self._routine(name, given, y.shape, out, message, in_place=True)
+        return self._routine(name, given, y.shape, out, message, in_place=True)
 
     # --- dropout --------------------------------------------------------------------------
 
-    async def dropout(
+    @op
+    def dropout(
         self,
         x: GpuRef,
         p: float = 0.5,
@@ -349,7 +361,7 @@ class Routines(Facade):
         seed: int,
         offset: int = 0,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """Set elements to zero by chance, and divide the others by ``1 - p``.
 
         Element ``i`` is decided by word ``offset + i`` of the Philox sequence of ``seed``
@@ -382,11 +394,12 @@ class Routines(Facade):
         def message(inputs: list[Any], output: Any) -> Dropout:
             return Dropout(share, which, begin, x.dtype.name, x.size, inputs[0], output)
 
-        return await self._routine("dnn.dropout", {"x": x}, x.shape, out, message, in_place=True)
+        return self._routine("dnn.dropout", {"x": x}, x.shape, out, message, in_place=True)
 
     # --- local response normalisation -----------------------------------------------------
 
-    async def local_response_norm(
+    @op
+    def local_response_norm(
         self,
         x: GpuRef,
         size: int,
@@ -396,7 +409,7 @@ class Routines(Facade):
         k: float = 1.0,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """``x / (k + alpha / size * sum(x**2)) ** beta``, the sum over neighbouring channels.
 
         As ``torch.nn.functional.local_response_norm``, but of an even ``size`` the extra
@@ -424,9 +437,10 @@ class Routines(Facade):
         def message(inputs: list[Any], output: Any) -> Normalize:
             return Normalize(*numbers, tensor, inputs[0], output)
 
-        return await self._routine("dnn.local_response_norm", {"x": x}, x.shape, out, message)
+        return self._routine("dnn.local_response_norm", {"x": x}, x.shape, out, message)
 
-    async def local_response_norm_grad(
+    @op
+    def local_response_norm_grad(
         self,
         grad: GpuRef,
         y: GpuRef,
@@ -438,7 +452,7 @@ class Routines(Facade):
         k: float = 1.0,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> GpuRef:
+    ) -> Request[GpuRef]:
         """The gradient of ``local_response_norm`` by ``x``.
 
         Vendor function: ``cudnnLRNCrossChannelBackward``.
@@ -473,7 +487,7 @@ class Routines(Facade):
             return Normalize(*numbers, tensor, x_at, y_at, dy_at, output)
 
         name = "dnn.local_response_norm_grad"
-        return await self._routine(name, given, x.shape, out, message)
+        return self._routine(name, given, x.shape, out, message)
 
     def _lrn(
         self, x: GpuRef, size: int, alpha: float, beta: float, k: float, layout: str | None
@@ -492,7 +506,7 @@ class Routines(Facade):
 
     # --- all of them ----------------------------------------------------------------------
 
-    async def _routine(
+    def _routine(
         self,
         name: str,
         inputs: dict[str, GpuRef],
@@ -501,8 +515,8 @@ class Routines(Facade):
         message: Callable[[list[Any], Any], Any],
         *,
         in_place: bool = False,
-    ) -> GpuRef:
-        """Run a routine with one result.
+    ) -> Request[GpuRef]:
+        """A request for a routine with one result.
 
         Args:
             name: what to call it.
@@ -512,10 +526,9 @@ class Routines(Facade):
             message: makes the message from the addresses of inputs and result.
             in_place: whether ``out`` may be one of the inputs.
         """
-        device = self._device
-        memory = device.memory
+        memory = self._device.memory
 
-        def prepare(room: Room) -> Prepared:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             first = next(iter(inputs.values()))
             blocks: list[Block] = []
             for what, ref in inputs.items():
@@ -530,14 +543,16 @@ class Routines(Facade):
                     )
             result = out
             if result is None:
-                result = room.empty(shape, first.dtype)
+                result = driver.output(shape, first.dtype)
             else:
                 _check_out(name, result, inputs, shape, in_place=in_place)
                 writable(result, memory, "out")
             places = [block.address for block in blocks]
-            return Prepared(message(places, result._block.address), blocks, [result._block], result)
+            return Submission(
+                message(places, result._block.address), blocks, [result._block], result
+            )
 
-        return await perform(device, LANE, name, prepare)  # type: ignore[no-any-return]
+        return Request(LANE, name, prepare)
 
 
 class _Like:

@@ -17,14 +17,16 @@ column is seen if ``row - left < column <= row + right``. The vendor's own slope
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ._graph import Attribute, Tensor, packed_strides
+from ._graph import Tensor, packed_strides
+from ._node_type import NodeType
 
 if TYPE_CHECKING:
-    from ._graph import Graph, Node
-    from ._nodes import Attributes, Inputs, NodeType
+    from collections.abc import Mapping
+
+    from ._graph import Attribute, Graph, Node
+    from ._node_type import Attributes, Inputs
 
 ALIGNMENTS: Final = ("TOP_LEFT", "BOTTOM_RIGHT")
 HALF: Final = ("float16", "bfloat16")
@@ -278,46 +280,45 @@ FP8_BACKWARD_SCALES: Final = (
 )
 
 
-def rows(node_type: type[NodeType]) -> dict[str, NodeType]:
-    """The rows, as instances of ``node_type``."""
-    return {
-        "sdpa": node_type(
-            _QKV,
-            ("o", "stats"),
-            _sdpa,
-            optional=(*_OPTIONAL, *TABLES),
-            attributes={**_OPTIONS, "generate_stats": True, "max_seq_len_kv": None},
-            about="attention; with page tables, ``k`` and ``v`` are (pages, heads, page, size)",
-        ),
-        "sdpa_backward": node_type(
-            (*_QKV, "o", "dO", "stats"),
-            ("dQ", "dK", "dV", "dBias", "dSink_token"),
-            _sdpa_backward,
-            optional=_OPTIONAL,
-            attributes={
-                **_OPTIONS,
-                "has_dbias": False,
-                "use_deterministic_algorithm": False,
-                "max_total_seq_len_q": None,
-                "max_total_seq_len_kv": None,
-            },
-            about="the gradients of ``sdpa``",
-        ),
-        "sdpa_fp8": node_type(
-            (*_QKV, *FP8_SCALES),
-            ("o", "stats", "amax_s", "amax_o"),
-            _sdpa_fp8,
-            optional=LENGTHS,
-            attributes={**_BAND, "generate_stats": True},
-            about="attention of fp8 numbers, each kind of which is multiplied by its ``descale``; "
-            "probabilities and ``o`` are multiplied by their ``scale`` before they are rounded",
-        ),
-        "sdpa_fp8_backward": node_type(
-            (*_QKV, "o", "dO", "stats", *FP8_BACKWARD_SCALES),
-            ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV", "amax_dP"),
-            _sdpa_fp8_backward,
-            optional=LENGTHS,
-            attributes={**_BAND, "use_deterministic_algorithm": False},
-            about="the gradients of ``sdpa_fp8``",
-        ),
-    }
+ATTENTION: Final = {
+    "sdpa": NodeType(
+        _QKV,
+        ("o", "stats"),
+        _sdpa,
+        optional=(*_OPTIONAL, *TABLES),
+        attributes={**_OPTIONS, "generate_stats": True, "max_seq_len_kv": None},
+        about="attention; with page tables, ``k`` and ``v`` are (pages, heads, page, size)",
+    ),
+    "sdpa_backward": NodeType(
+        (*_QKV, "o", "dO", "stats"),
+        ("dQ", "dK", "dV", "dBias", "dSink_token"),
+        _sdpa_backward,
+        optional=_OPTIONAL,
+        attributes={
+            **_OPTIONS,
+            "has_dbias": False,
+            "use_deterministic_algorithm": False,
+            "max_total_seq_len_q": None,
+            "max_total_seq_len_kv": None,
+        },
+        about="the gradients of ``sdpa``",
+    ),
+    "sdpa_fp8": NodeType(
+        (*_QKV, *FP8_SCALES),
+        ("o", "stats", "amax_s", "amax_o"),
+        _sdpa_fp8,
+        optional=LENGTHS,
+        attributes={**_BAND, "generate_stats": True},
+        about="attention of fp8 numbers, each kind of which is multiplied by its ``descale``; "
+        "probabilities and ``o`` are multiplied by their ``scale`` before they are rounded",
+    ),
+    "sdpa_fp8_backward": NodeType(
+        (*_QKV, "o", "dO", "stats", *FP8_BACKWARD_SCALES),
+        ("dQ", "dK", "dV", "amax_dQ", "amax_dK", "amax_dV", "amax_dP"),
+        _sdpa_fp8_backward,
+        optional=LENGTHS,
+        attributes={**_BAND, "use_deterministic_algorithm": False},
+        about="the gradients of ``sdpa_fp8``",
+    ),
+}
+"""The rows by name."""

@@ -9,49 +9,18 @@ is made and not where it runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from . import _attention_nodes
+from ._attention_nodes import ATTENTION
 from ._element_types import result_of
-from ._graph import Attribute, Tensor, packed_strides, strides_of
+from ._graph import Tensor, packed_strides, strides_of
+from ._node_type import REQUIRED, NodeType
 
-Inputs = Mapping[str, Tensor]
-Attributes = Mapping[str, Any]
-Infer = Callable[[Inputs, Attributes], dict[str, Tensor]]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-
-@final
-class _Required:
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-REQUIRED: Final[Any] = _Required()
-"""The default of an attribute that has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeType:
-    """An operation.
-
-    Attributes:
-        inputs: what it needs.
-        outputs: what it gives, in the vendor's order; ``infer`` may leave some out.
-        infer: the outputs' tensors from the inputs' and the attributes; raises ValueError
-            or TypeError for what does not fit.
-        optional: inputs that may be absent.
-        attributes: with their defaults.
-        about: what it computes, for the documentation.
-    """
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    infer: Infer
-    optional: tuple[str, ...] = ()
-    attributes: Mapping[str, Attribute] = field(default_factory=dict)
-    about: str = ""
+    from ._graph import Attribute
+    from ._node_type import Attributes, Infer, Inputs
 
 
 def like(tensor: Tensor, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> Tensor:
@@ -610,6 +579,6 @@ NODES: Final[dict[str, NodeType]] = {
         _norm_backward("batchnorm_backward"),
         about="the gradients of ``batchnorm`` by its input, scale and bias",
     ),
-    **_attention_nodes.rows(NodeType),
+    **ATTENTION,
 }
 """The operations by name."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import Unsupported
@@ -25,13 +24,9 @@ if TYPE_CHECKING:
     from ..wire._messages import Section
     from ._steps import Bound
 
-_RELAXED: Final = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 CONDITIONAL_DRIVER: Final = 12030
 """The first driver with conditional nodes: that of CUDA 12.3."""
-
-_EDGE_DATA: Final = (None,) if int(version("cuda-bindings").split(".")[0]) >= 13 else ()
-"""An argument that ``cuGraphAddNode`` has since CUDA 13."""
 
 
 def conditional(nodes: Iterable[Bound]) -> bool:
@@ -108,7 +103,8 @@ class Graphs:
         stream = self._stream.handle
         # Relaxed, because libraries allocate and load modules when first called, which
         # the stricter modes forbid while any stream of the process captures.
-        check("cuStreamBeginCapture", driver.cuStreamBeginCapture(stream, _RELAXED))
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        check("cuStreamBeginCapture", driver.cuStreamBeginCapture(stream, relaxed))
         try:
             for step in steps:
                 assert isinstance(step, BoundStep)
@@ -172,9 +168,10 @@ class Graphs:
         )
         parameters.conditional.size = 1
         parameters.conditional.ctx = context
+        edge_data = (None,) if driver.major >= 13 else ()  # an argument since CUDA 13
         added = check(
             "cuGraphAddNode",
-            driver.cuGraphAddNode(graph, last, *_EDGE_DATA, len(last), parameters),
+            driver.cuGraphAddNode(graph, last, *edge_data, len(last), parameters),
         )
         body = parameters.conditional.phGraph_out[0]
         end = self._fill(body, root, [], node.nodes)

@@ -12,14 +12,14 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ..wire._laws import KINDS, digits
+from ..wire._distributions import KINDS, digits
 from ..wire._messages import Draw, Pick, Points, Table, Take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cpu.host._context import CpuContext, CpuStream
-    from ..wire._messages import Law
+    from ..wire._messages import Distribution
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,21 +48,21 @@ class CpuRng:
 
     def _draw(self, message: Draw) -> None:
         self._context.check()
-        law, count = message.law, message.count
-        target = self._context.array(message.target, (count,), DTYPES[law.dtype])
-        rng = _generator(message.kind, message.key, message.position, message.side)
+        distribution, count = message.distribution, message.count
+        target = self._context.array(message.target, (count,), DTYPES[distribution.dtype])
+        rng = _generator(message.kind, message.key, message.position, message.rejection_offset)
         with np.errstate(all="ignore"):
-            target[...] = _sample(law, count, rng, self._law_table(law))
+            target[...] = _sample(distribution, count, rng, self._table_of(distribution))
 
     def _points(self, message: Points) -> None:
         self._context.check()
-        law, shape = message.law, (message.count, message.dimensions)
-        target = self._context.array(message.target, shape, DTYPES[law.dtype])
+        distribution, shape = message.distribution, (message.count, message.dimensions)
+        target = self._context.array(message.target, shape, DTYPES[distribution.dtype])
         if not target.size:
             return
         u = _sobol(message)
         with np.errstate(all="ignore"):
-            target[...] = _quantile(law, u, self._law_table(law))
+            target[...] = _quantile(distribution, u, self._table_of(distribution))
 
     def _pick(self, message: Pick) -> None:
         self._context.check()
@@ -71,7 +71,7 @@ class CpuRng:
         if message.weights:
             weights = self._context.array(message.weights, (message.items,), DTYPES["float64"])
             weights = weights / weights.sum()
-        rng = _generator(message.kind, message.key, message.position, message.side)
+        rng = _generator(message.kind, message.key, message.position, message.rejection_offset)
         target[...] = rng.choice(message.items, message.count, replace=False, p=weights)
 
     def _take(self, message: Take) -> None:
@@ -89,42 +89,44 @@ class CpuRng:
         data = np.frombuffer(message.data, np.uint8)
         self._context.bytes_at(message.target, len(data))[...] = data
 
-    def _law_table(self, law: Law) -> _Array:
-        if not law.table:
+    def _table_of(self, distribution: Distribution) -> _Array:
+        if not distribution.table:
             return np.empty(0)
-        return self._context.array(law.table, (law.extent,), DTYPES["float64"])
+        return self._context.array(distribution.table, (distribution.extent,), DTYPES["float64"])
 
 
-def _generator(kind: str, key: int, position: int, side: int) -> np.random.Generator:
+def _generator(kind: str, key: int, position: int, rejection_offset: int) -> np.random.Generator:
     # Every draw moves one of the two places on, so no two of a sequence have the same words.
-    counter = np.array([0, position & _MASK, side & _MASK, _STREAM[kind]], np.uint64)
+    counter = np.array([0, position & _MASK, rejection_offset & _MASK, _STREAM[kind]], np.uint64)
     seeds = np.array([key, 0], np.uint64)
     return np.random.Generator(np.random.Philox(key=seeds, counter=counter))
 
 
-def _sample(law: Law, count: int, rng: np.random.Generator, table: _Array) -> _Array:
-    """Values of a distribution, in a dtype that converts to the law's."""
-    if law.name.startswith("integers"):
-        drawn = rng.integers(0, law.span or 2**64, count, np.uint64)
-        return _lifted(drawn, law)
-    if law.name == "search":
-        return _found(rng.random(count), law, table)
-    a, b = (*law.floats, 0.0, 0.0)[:2]
+def _sample(
+    distribution: Distribution, count: int, rng: np.random.Generator, table: _Array
+) -> _Array:
+    """Values of a distribution, in a dtype that converts to the distribution's."""
+    if distribution.name.startswith("integers"):
+        drawn = rng.integers(0, distribution.span or 2**64, count, np.uint64)
+        return _lifted(drawn, distribution)
+    if distribution.name == "search":
+        return _found(rng.random(count), distribution, table)
+    a, b = (*distribution.floats, 0.0, 0.0)[:2]
     in_double: dict[str, Callable[[], _Array]] = {
         "poisson": lambda: rng.poisson(a, count),
         "gamma": lambda: rng.gamma(a, b, count),
         "beta": lambda: rng.beta(a, b, count),
         "cauchy": lambda: a + b * rng.standard_cauchy(count),
     }
-    if law.name in in_double:
-        return in_double[law.name]()
-    kind: Any = np.float32 if DTYPES[law.dtype].itemsize < 8 else np.float64
-    if law.name == "uniform":
-        return np.asarray(kind(a) + kind(b) * _units(law.dtype, count, rng))
-    if law.name == "exponential":
+    if distribution.name in in_double:
+        return in_double[distribution.name]()
+    kind: Any = np.float32 if DTYPES[distribution.dtype].itemsize < 8 else np.float64
+    if distribution.name == "uniform":
+        return np.asarray(kind(a) + kind(b) * _units(distribution.dtype, count, rng))
+    if distribution.name == "exponential":
         return np.asarray(kind(a) * rng.standard_exponential(count, kind))
     values: _Array = kind(a) + kind(b) * rng.standard_normal(count, kind)
-    return np.exp(values) if law.name == "lognormal" else values
+    return np.exp(values) if distribution.name == "lognormal" else values
 
 
 def _units(dtype: str, count: int, rng: np.random.Generator) -> _Array:
@@ -137,14 +139,14 @@ def _units(dtype: str, count: int, rng: np.random.Generator) -> _Array:
     return rng.integers(0, steps, count).astype(np.float32) / np.float32(steps)
 
 
-def _lifted(drawn: _Array, law: Law) -> _Array:
+def _lifted(drawn: _Array, distribution: Distribution) -> _Array:
     """Integers from zero on as those from ``low`` on; signed ones wrap around."""
-    return (drawn + np.uint64(law.low)).astype(DTYPES[law.dtype])
+    return (drawn + np.uint64(distribution.low)).astype(DTYPES[distribution.dtype])
 
 
-def _found(u: _Array, law: Law, table: _Array) -> _Array:
+def _found(u: _Array, distribution: Distribution, table: _Array) -> _Array:
     index = np.searchsorted(table, u, side="right")
-    return np.minimum(index, law.extent - 1) + law.low
+    return np.minimum(index, distribution.extent - 1) + distribution.low
 
 
 # --- quasi-random points ------------------------------------------------------------------
@@ -171,22 +173,24 @@ def _sobol(message: Points) -> _Array:
     return np.concatenate((start, sequence.random(count - 1))) if count > 1 else start
 
 
-def _quantile(law: Law, u: _Array, table: _Array) -> _Array:
+def _quantile(distribution: Distribution, u: _Array, table: _Array) -> _Array:
     """Where a distribution function takes the values ``u``."""
-    if law.name.startswith("integers"):
-        return _lifted(np.floor(u * float(law.span or 2**64)).astype(np.uint64), law)
-    if law.name == "search":
-        return _found(u, law, table)
-    a, b = (*law.floats, 0.0)[:2]
-    if law.name == "uniform":
-        steps = 2.0 ** min(digits(law.dtype), _BITS)
+    if distribution.name.startswith("integers"):
+        return _lifted(
+            np.floor(u * float(distribution.span or 2**64)).astype(np.uint64), distribution
+        )
+    if distribution.name == "search":
+        return _found(u, distribution, table)
+    a, b = (*distribution.floats, 0.0)[:2]
+    if distribution.name == "uniform":
+        steps = 2.0 ** min(digits(distribution.dtype), _BITS)
         return a + b * (np.floor(u * steps) / steps)
     middle = u + 2.0 ** -(_BITS + 1)  # of what each point stands for: never 0 or 1
-    if law.name == "exponential":
+    if distribution.name == "exponential":
         return a * -np.log1p(-middle)
-    if law.name == "cauchy":
+    if distribution.name == "cauchy":
         return a + b * np.tan(np.pi * (middle - 0.5))
     from scipy.special import ndtri
 
     values: _Array = a + b * ndtri(middle)
-    return np.exp(values) if law.name == "lognormal" else values
+    return np.exp(values) if distribution.name == "lognormal" else values

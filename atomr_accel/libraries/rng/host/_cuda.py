@@ -16,14 +16,14 @@ from ....backends.cuda.host._driver import check, driver
 from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ...host._vendor import VendorLibrary
 from ...wire._recent import Recent
-from ..wire._laws import BLOCK, KINDS, LAWS
+from ..wire._distributions import BLOCK, DISTRIBUTIONS, KINDS
 from ..wire._messages import Draw, Pick, Points, Table, Take
 from ._prototypes import GENERATORS, ORDERINGS, PROTOTYPES, SKIPS, STATUS_NAMES, VECTORS
 from ._source import ROWS, SOURCE, parameters, type_of
 
 if TYPE_CHECKING:
     from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ..wire._messages import Law
+    from ..wire._messages import Distribution
 
 _MOST_SEQUENCES: Final = {"mtgp32": 64, "mt19937": 16}
 """How many of a kind are kept where they are, 8 of the others. Those that cannot skip would
@@ -73,32 +73,32 @@ class CudaRng:
         self._kernels.close()
 
     def _draw(self, message: Draw) -> None:
-        count, law = message.count, message.law
+        count, distribution = message.count, message.distribution
         if not count:
             return
-        rule = LAWS[law.name]
-        blocks = -(-count // rule.values(law.dtype))
+        use = DISTRIBUTIONS[distribution.name]
+        blocks = -(-count // use.values(distribution.dtype))
         target = self._pointer(message.target)
-        params = self._params(law)
-        if rule.until_accepted:
-            head = struct.pack("<4Q", target, count, message.key, message.side)
-            self._launch(f"draw_each<{type_of(law)}>", count, head + params)
+        params = self._params(distribution)
+        if use.until_accepted:
+            head = struct.pack("<4Q", target, count, message.key, message.rejection_offset)
+            self._launch(f"draw_each<{type_of(distribution)}>", count, head + params)
             return
         first = message.position // BLOCK
         if KINDS[message.kind].fused:
             head = struct.pack("<4Q", target, count, message.key, first)
-            self._launch(f"fill<{type_of(law)}>", blocks, head + params)
+            self._launch(f"fill<{type_of(distribution)}>", blocks, head + params)
             return
         words = self._pointer(message.scratch) if message.scratch else target
         self._sequence(message).words(words, blocks * BLOCK, message.position)
         head = struct.pack("<5Q", target, words, count, message.key, first)
-        self._launch(f"apply<{type_of(law)}>", blocks, head + params)
+        self._launch(f"apply<{type_of(distribution)}>", blocks, head + params)
 
     def _points(self, message: Points) -> None:
         count = message.count * message.dimensions
         if not count:
             return
-        law, bits = message.law, KINDS[message.kind].bits
+        distribution, bits = message.distribution, KINDS[message.kind].bits
         vectors, scramble = self._direction_vectors(message.kind, message.dimensions)
         head = struct.pack(
             "<6Q",
@@ -109,8 +109,8 @@ class CudaRng:
             message.first,
             message.dimensions,
         )
-        name = f"sobol<{type_of(law)}, u{bits}>"
-        self._launch(name, count, head + self._params(law))
+        name = f"sobol<{type_of(distribution)}, u{bits}>"
+        self._launch(name, count, head + self._params(distribution))
 
     def _pick(self, message: Pick) -> None:
         target = self._pointer(message.target)
@@ -118,13 +118,13 @@ class CudaRng:
             return
         if not message.scratch:
             arguments = struct.pack(
-                "<5Q", target, message.items, message.count, message.key, message.side
+                "<5Q", target, message.items, message.count, message.key, message.rejection_offset
             )
             self._launch("permute", message.count, arguments)
             return
         times = self._pointer(message.scratch)
         weights = self._pointer(message.weights) if message.weights else 0
-        head = struct.pack("<4Q", times, message.items, message.key, message.side)
+        head = struct.pack("<4Q", times, message.items, message.key, message.rejection_offset)
         race = struct.pack("<2d5Q", 0.0, 0.0, 0, 0, 0, message.items, weights)
         self._launch("draw_each<Race>", message.items, head + race)
         arguments = struct.pack("<4Q", target, times, message.items, message.count)
@@ -159,8 +159,10 @@ class CudaRng:
         )
         self._stream.synchronize()
 
-    def _params(self, law: Law) -> bytes:
-        return parameters(law, self._pointer(law.table) if law.table else 0)
+    def _params(self, distribution: Distribution) -> bytes:
+        return parameters(
+            distribution, self._pointer(distribution.table) if distribution.table else 0
+        )
 
     def _launch(self, name: str, items: int, arguments: bytes) -> None:
         self._kernels.launch(self._kernels.function(name), items, Arguments(arguments))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ...host._device_code import C_TYPES, CudaSource
 
 if TYPE_CHECKING:
-    from ..wire._messages import Law
+    from ..wire._messages import Distribution
 
 SOURCE: Final = CudaSource(__package__, "draws.cu")
 
@@ -31,19 +31,28 @@ ROWS: Final = {16: "Wide", 8: "u64", 4: "u32", 2: "unsigned short", 1: "unsigned
 """Types in which rows are copied, by their size."""
 
 
-def type_of(law: Law) -> str:
+def type_of(distribution: Distribution) -> str:
     """A distribution as a type of the kernels."""
-    return f"{NAMES[law.name]}<{C_TYPES[law.dtype]}>"
+    return f"{NAMES[distribution.name]}<{C_TYPES[distribution.dtype]}>"
 
 
-def parameters(law: Law, table: int = 0) -> bytes:
+def parameters(distribution: Distribution, table: int = 0) -> bytes:
     """``Params`` for a distribution.
 
     Args:
-        law: the distribution.
+        distribution: the distribution.
         table: the pointer to its table.
     """
-    a, b = (*law.floats, 0.0, 0.0)[:2]
-    words = 2**32 if law.name == "integers32" else 2**64
-    biased = (words - law.span) % law.span if law.span else 0
-    return struct.pack("<2d5Q", a, b, law.low, law.span % words, biased, law.extent, table)
+    a, b = (*distribution.floats, 0.0, 0.0)[:2]
+    words = 2**32 if distribution.name == "integers32" else 2**64
+    biased = (words - distribution.span) % distribution.span if distribution.span else 0
+    return struct.pack(
+        "<2d5Q",
+        a,
+        b,
+        distribution.low,
+        distribution.span % words,
+        biased,
+        distribution.extent,
+        table,
+    )

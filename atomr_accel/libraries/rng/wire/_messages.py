@@ -7,11 +7,11 @@ from typing import ClassVar
 from ....wire import Message
 
 
-class Law(Message, frozen=True):
+class Distribution(Message, frozen=True):
     """A distribution of values.
 
     Attributes:
-        name: a row of ``_laws.LAWS``.
+        name: a row of ``_distributions.DISTRIBUTIONS``.
         dtype: of the values, by name.
         floats: its parameters.
         low: the least integer, modulo 2**64.
@@ -22,34 +22,34 @@ class Law(Message, frozen=True):
 
     name: str
     dtype: str
-    floats: tuple[float, ...]
-    low: int
-    span: int
-    table: int
-    extent: int
+    floats: tuple[float, ...] = ()
+    low: int = 0
+    span: int = 0
+    table: int = 0
+    extent: int = 0
 
 
 class Draw(Message, frozen=True):
     """Fill a buffer with random values.
 
     Attributes:
-        law: of what.
+        distribution: of what.
         kind: the generator.
         ordering: of cuRAND's generators, by name.
         key: its seed, 64 bits.
         position: where in its sequence to begin, in words of 32 bits; a multiple of 4.
-        side: the same for what draws until it accepts, in blocks of four words.
+        rejection_offset: the same for what draws until it accepts, in blocks of four words.
         target: address.
         count: values.
         scratch: address of memory for the words, or 0: they fit the target.
     """
 
-    law: Law
+    distribution: Distribution
     kind: str
     ordering: str
     key: int
     position: int
-    side: int
+    rejection_offset: int
     target: int
     count: int
     scratch: int
@@ -59,7 +59,7 @@ class Points(Message, frozen=True):
     """Fill a buffer with quasi-random points, one after the other.
 
     Attributes:
-        law: of their coordinates.
+        distribution: of their coordinates.
         kind: the sequence.
         dimensions: coordinates of a point.
         first: index of the first point.
@@ -67,7 +67,7 @@ class Points(Message, frozen=True):
         count: points.
     """
 
-    law: Law
+    distribution: Distribution
     kind: str
     dimensions: int
     first: int
@@ -79,7 +79,7 @@ class Pick(Message, frozen=True):
     """Choose items without repeating any, as int64.
 
     Attributes:
-        kind, key, position, side: as in ``Draw``.
+        kind, key, position, rejection_offset: as in ``Draw``.
         items: how many there are.
         count: how many to choose.
         weights: address of their weights as float64, or 0.
@@ -90,7 +90,7 @@ class Pick(Message, frozen=True):
     kind: str
     key: int
     position: int
-    side: int
+    rejection_offset: int
     items: int
     count: int
     weights: int

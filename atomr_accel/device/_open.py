@@ -1,0 +1,339 @@
+"""Opening devices: ``open_device``, and systems of actors that devices are part of."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import warnings
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, final
+
+import trio
+
+from .._errors import CpuFallbackWarning, DeviceUnavailable
+from ..actors import (
+    ActorRef,
+    ActorSystem,
+    Backoff,
+    Directive,
+    Instrument,
+    Intensity,
+    Supervision,
+)
+from ..actors._system import opened
+from ..backends._registry import find_backend
+from ..lanes import uninterrupted
+from ..libraries._table import CALLED
+from ..memory import MemoryScope
+from ._actors import DeviceActor
+from ._core import DeviceCore, is_passing
+from ._device import Device
+from ._settings import Completion, DeviceSettings, StreamStrategy, check_settings, stream_plan
+from .data._pinned import Pinned
+from .interop._exports import Exports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from ..backends._registry import Backend, BackendName
+    from ..lanes import Isolation
+    from ..wire import StreamPlan
+
+_RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
+
+
+@final
+class System(ActorSystem):
+    """A tree of actors that devices can be part of. ``atomr_accel.open_system`` makes one.
+
+    It is all that ``ActorSystem`` is.
+    """
+
+    _made_by: ClassVar[str] = "atomr_accel.open_system(name)"
+
+    async def open_device(
+        self,
+        index: int = 0,
+        *,
+        name: str | None = None,
+        supervisor: ActorRef | None = None,
+        **settings: Unpack[DeviceSettings],
+    ) -> Device:
+        """Open a device as an actor of this system, for as long as its supervisor keeps it.
+
+        ``max_restarts``, ``restart_period`` and ``backoff`` tell how the device deals with
+        faults by itself. If that does not suffice it fails with ``DeviceLost``, and its
+        supervisor decides: the system, or the actor that is given. If it restarts the
+        device, that goes on under a new generation, with its sealed buffers, and who waits
+        for it waits on. If not, the device is lost. ``device.ref.stop()`` closes it.
+
+        Args:
+            index: which device.
+            name: its name in the tree; by default, ``gpu-0`` for index 0.
+            supervisor: the actor that is to be its parent. By default, the system.
+            **settings: those of ``open_device``.
+
+        Returns:
+            The device.
+
+        Raises:
+            NameTaken: there is an actor of that name.
+            DeviceUnavailable: there is no such device.
+            Exception: whatever else ``open_device`` raises.
+        """
+        return await _open_in(self, index, name, supervisor, settings, stacklevel=3)
+
+
+@asynccontextmanager
+async def open_system(
+    name: str,
+    *,
+    supervision: Supervision = Supervision(),  # noqa: B008 (frozen)
+    instruments: Iterable[Instrument] = (),
+) -> AsyncIterator[System]:
+    """Open a system of actors, some of which may be devices.
+
+    It is what ``atomr_accel.actors.open_system`` opens, with ``open_device`` beside it.
+
+    Args:
+        name: for logs and the tree.
+        supervision: how the actors and devices at the top are supervised.
+        instruments: objects to tell what happens in the system.
+    """
+    async with opened(System, name, supervision, instruments) as system:
+        yield system
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_device(
+    index: int = 0,
+    *,
+    backend: BackendName | str = "auto",
+    isolation: Isolation = "process",
+    max_restarts: int = 3,
+    restart_period: float = 60.0,
+    backoff: Backoff = _RESTART_BACKOFF,
+    standby: bool | None = None,
+    op_deadline: float | None = None,
+    memory_limit: int | None = None,
+    pinned_limit: int = 1 << 30,
+    streams: StreamStrategy = "per_actor",
+    stream_pool: int = 4,
+    priorities: Mapping[str, int] | None = None,
+    completion: Completion | None = None,
+    deterministic: bool = False,
+) -> AsyncIterator[Device]:
+    """Open a device for the length of an ``async with`` block.
+
+    Inside the block the device comes back by itself after a fault, under a new
+    generation. Once it has failed more than ``max_restarts`` times in ``restart_period``
+    seconds, the block is cancelled and ``DeviceLost`` leaves it.
+
+    This is short for a system of actors with one device, which is lost for good when it is
+    lost. ``System.open_device`` puts devices under a supervisor of your own.
+
+    Args:
+        index: which device.
+        backend: ``"auto"`` takes CUDA where a driver and a device answer, otherwise the
+            CPU with a ``CpuFallbackWarning``. ``"cuda"`` and ``"cpu"`` insist.
+        isolation: ``"process"`` runs the vendor's libraries in a child process, so that a
+            fault does not touch the program. ``"thread"`` runs them in threads of this
+            process; a sticky fault is then final.
+        max_restarts: failures to recover from within ``restart_period``.
+        restart_period: seconds.
+        backoff: how long to wait before a restart; not at all before the first.
+        standby: keep a second, warm host process, which makes rebuilds about twice as
+            fast and costs some 100 MB of memory but nothing on the device. By default
+            where a host is slow to start: on CUDA, under ``isolation="process"``.
+        op_deadline: seconds after which an op at the head of its lane counts as hung: its
+            host is killed, the op and what was in flight with it fail with
+            ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
+            kernel that never finishes. Compiling is not counted. Needs
+            ``isolation="process"``.
+        memory_limit: bytes of device memory that buffers may take at most, with results,
+            workspaces and work areas; by default all there is. Beyond that, ``OutOfMemory`` is
+            raised. It is taken in pieces of 2 MiB and more. What the vendors' libraries take for
+            themselves is not counted.
+        pinned_limit: bytes that arrays of ``device.pinned`` may take together.
+        streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
+            ``stream_pool`` of them, ``"single"`` runs everything on one.
+        stream_pool: how many streams ``"pooled"`` shares.
+        priorities: stream priority by lane name (``"blas"``, ``"kernels"``, ...); lower
+            runs first, 0 is the default.
+        completion: how a lane learns that work is done: ``"polled"``, ``"blocking"``,
+            ``"hybrid"`` (polls, then naps; the default in a host process) or
+            ``"callback"`` (a host function that needs no GIL). Under
+            ``isolation="thread"`` only the second (the default there) and the last are
+            good neighbours.
+        deterministic: have the same calls give the same bits on the same kind of device,
+            whatever else is in flight. By default small products that are in flight together
+            are launched together, which may add up in another order, and libraries may choose
+            what is fastest: algorithms that differ from run to run, or, where a program asks
+            for ``autotune``, those that win a race. With this nothing of the kind is done, and
+            ``autotune`` is a ``ValueError``. Small products and some gradients take longer.
+
+    Raises:
+        RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
+        DeviceUnavailable: there is no such device; the message says what was looked for.
+        LibraryMissing: the backend's own library is not installed.
+        TypeError: an argument of a wrong type, such as a number as text.
+        ValueError: an argument out of its range, or a priority for a lane that there is not.
+        DeviceLost: the device was lost.
+        ExceptionGroup: several things failed. Any other error of the block leaves it as it is.
+    """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "open_device is for programs of trio, and this runs under another event loop; in "
+            "asyncio or Jupyter: `async with atomr_accel.from_asyncio(open_device(0)) as gpu:`"
+        )
+    settings: DeviceSettings = {
+        "backend": backend,
+        "isolation": isolation,
+        "max_restarts": max_restarts,
+        "restart_period": restart_period,
+        "backoff": backoff,
+        "standby": standby,
+        "op_deadline": op_deadline,
+        "memory_limit": memory_limit,
+        "pinned_limit": pinned_limit,
+        "streams": streams,
+        "stream_pool": stream_pool,
+        "priorities": priorities,
+        "completion": completion,
+        "deterministic": deterministic,
+    }
+    # A device that is lost ends its system, and the error is that of the device.
+    alone = Supervision(decider=_escalate, escalation=lambda _name, cause: cause)
+    async with opened(System, "device", alone) as system:
+        device = await _open_in(system, index, None, None, settings, stacklevel=4)
+        core = device._core
+        core.over_how = "its 'async with' block was left"
+        try:
+            yield device
+            await core.verdict()
+        except BaseException as error:
+            # If the block was told of the loss, the loss is all that went wrong: the system
+            # raises it.
+            if not core.tells_of_the_loss(error):
+                raise
+
+
+_DEFAULTS: Final[Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(open_device).parameters.items()
+    if name != "index"
+}
+
+
+async def _open_in(
+    system: System,
+    index: int,
+    name: str | None,
+    supervisor: ActorRef | None,
+    settings: DeviceSettings,
+    *,
+    stacklevel: int,
+) -> Device:
+    unknown = sorted(settings.keys() - _DEFAULTS.keys())
+    if unknown:
+        raise TypeError(
+            f"open_device has no setting {unknown[0]!r}; there are {', '.join(_DEFAULTS)}"
+        )
+    given = {**_DEFAULTS, **settings}
+    isolation: Isolation = given["isolation"]
+    check_settings(
+        index=index,
+        backend=given["backend"],
+        isolation=given["isolation"],
+        max_restarts=given["max_restarts"],
+        restart_period=given["restart_period"],
+        backoff=given["backoff"],
+        standby=given["standby"],
+        op_deadline=given["op_deadline"],
+        memory_limit=given["memory_limit"],
+        pinned_limit=given["pinned_limit"],
+    )
+    plan = stream_plan(
+        streams=given["streams"],
+        stream_pool=given["stream_pool"],
+        priorities=given["priorities"],
+        completion=given["completion"],
+        isolation=isolation,
+        op_deadline=given["op_deadline"],
+        deterministic=given["deterministic"],
+    )
+    unavailable: DeviceUnavailable | None = None
+    for candidate in _candidates(given["backend"]):
+        absent = candidate.why_absent()
+        if absent is not None:
+            unavailable = DeviceUnavailable(f"{candidate.name}:{index} cannot be opened: {absent}")
+            continue
+        if unavailable is not None:
+            warnings.warn(
+                CpuFallbackWarning(f"running on the CPU: {unavailable}"), stacklevel=stacklevel
+            )
+        try:
+            return await _spawn(system, candidate, index, name, supervisor, given, plan)
+        except DeviceUnavailable as error:
+            unavailable = error
+    assert unavailable is not None
+    raise unavailable
+
+
+async def _spawn(
+    system: System,
+    backend: Backend,
+    index: int,
+    name: str | None,
+    supervisor: ActorRef | None,
+    given: dict[str, Any],
+    plan: StreamPlan,
+) -> Device:
+    isolation: Isolation = given["isolation"]
+    core = DeviceCore(
+        backend,
+        operator.index(index),  # NumPy's numbers do not travel to a host
+        isolation,
+        op_deadline=given["op_deadline"],
+        plan=plan,
+        memory_limit=given["memory_limit"],
+    )
+    core.pinned = Pinned(core, given["pinned_limit"])
+    core.exports = Exports(core)
+    standby = backend.slow_start if given["standby"] is None else given["standby"]
+    try:
+        ref = await system.spawn(
+            DeviceActor,
+            core,
+            standby and isolation == "process",
+            name=f"gpu-{core.index}" if name is None else name,
+            supervisor=supervisor,
+            supervision=Supervision(
+                decider=_escalate if isolation == "thread" else _decide,
+                intensity=Intensity(restarts=given["max_restarts"], within=given["restart_period"]),
+                backoff=given["backoff"],
+                escalation=core.loss,
+            ),
+        )
+    finally:
+        if core.place.cell is None:  # it has not begun, so it has no end either
+            core.close()
+    return Device(core, ref)
+
+
+# These know nothing of trio: hosts import them, too, or what lies beside them.
+for _called in (*CALLED, MemoryScope):
+    uninterrupted(_called)
+
+
+def _candidates(backend: str) -> list[Backend]:
+    return [find_backend(name) for name in (("cuda", "cpu") if backend == "auto" else (backend,))]
+
+
+def _decide(error: BaseException) -> Directive:
+    return Directive.RESTART if is_passing(error) else Directive.ESCALATE
+
+
+def _escalate(_error: BaseException) -> Directive:
+    return Directive.ESCALATE

@@ -1,0 +1,104 @@
+"""Where a device is in a tree of actors, and what is seen of it there."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+
+from ..actors import ChildState
+from ..actors._part import place
+
+if TYPE_CHECKING:
+    from ..actors import ActorRef, Supervisor
+    from ..actors._cell import Cell, Condition
+    from ..actors._part import Part
+    from ..lanes import Port
+    from ._core import DeviceCore
+
+_LANES: Final = {"dnn": ("dnn", "dnn-plans"), "nvrtc": ("nvrtc", "kernels")}
+"""The lanes of a library, where they are not one of its name."""
+
+
+@final
+class Place:
+    """A device's place in a tree of actors.
+
+    Attributes:
+        cell: the device's own, once it has one.
+        context: that of its contexts, one after the other.
+        supervisor: who starts them.
+        libraries: the libraries' actors by name.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self.cell: Cell | None = None
+        self.context: Part | None = None
+        self.supervisor: Supervisor | None = None
+        self.libraries: Final[dict[str, ActorRef]] = {}
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the device, or anything above it, is being stopped."""
+        return self.cell is not None and self.cell.stopping
+
+    @property
+    def restarting(self) -> bool:
+        """Whether the device is being stopped to be started again."""
+        return self.cell is not None and self.cell._restarting
+
+    def library_ref(self, library: str) -> ActorRef:
+        """The actor of a library."""
+        ref = self.libraries.get(library)
+        if ref is None:
+            raise AttributeError(
+                "only a library has an actor, such as device.blas.ref; it carries out what the "
+                "library's generators, kernels and plans request, too"
+            )
+        return ref
+
+    def add_context(self, part: Part) -> None:
+        """Show the context, and tell of the rebuilds that its restarts are."""
+        self.context = part
+        part.shown = lambda own: own._replace(generation=self._core.memory.generation)
+        part.followers.append(self._rebuilt)
+
+    def _rebuilt(self, cause: BaseException | None) -> None:
+        assert self.cell is not None
+        self.cell.announce(cause)
+        for ref in self.libraries.values():
+            ref._cell.announce(cause)
+
+    def add_device(self, cell: Cell) -> None:
+        """Show the device."""
+        self.cell = cell
+        cell.shown = lambda own: self._seen(own, len(self._core.in_flight))
+
+    def add_library(self, name: str, cell: Cell) -> None:
+        """Show a library."""
+        cell.shown = partial(self._seen_library, _LANES.get(name, (name,)))
+
+    def _seen_library(self, lanes: tuple[str, ...], own: Condition) -> Condition:
+        ports = self._core.ports
+        load = sum(ports[lane].load for lane in lanes if lane in ports)
+        seen = self._seen(own, own.depth + load)
+        return seen._replace(restarts=0 if self.context is None else self.context.restarts)
+
+    def of_lane(self, port: Port) -> Part | None:
+        """Show a lane as a part of the context."""
+        if self.context is None:
+            return None
+        part = place(self.context, port.name, "Lane")
+        part.shown = lambda own: own._replace(
+            depth=port.load, generation=self._core.memory.generation
+        )
+        return part
+
+    def _seen(self, own: Condition, depth: int) -> Condition:
+        """A condition as it is with regard to the context, which all of the device needs."""
+        waits = own.state is ChildState.RUNNING and self._core.state == "rebuilding"
+        return own._replace(
+            state=ChildState.WAITING if waits else own.state,
+            depth=depth,
+            generation=self._core.memory.generation,
+        )

@@ -1,0 +1,242 @@
+"""One product: its arguments, their checks, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import msgspec
+
+from ..._dtypes import DTYPES, NAMES
+from .._arguments import alignment, require_apart, usable, writable
+from .._request import Submission
+from ..blas._checks import scalar
+from .wire._layout import Layout
+from .wire._messages import Matmul, Scalar
+from .wire._plan import FP8, Given, Plan, PlanKey, make_plan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...memory import Block, GpuRef, MemoryMap
+    from .._request import Driver
+    from .._workspaces import Workspaces
+    from ..blas._checks import Number
+    from ..wire._recent import Recent
+    from ._overloads import Results
+
+_UINT8: Final = DTYPES["uint8"]
+_FLOAT32: Final = DTYPES["float32"]
+_IN_PLACE: Final = (("out", "c"),)
+_NO_LAYOUTS: Final = (None, None, None)
+_NOTHING: Final = (0.0, (0.0, 0.0))
+
+
+class Operands(NamedTuple):
+    """The buffers of a product, by the names of the arguments of ``BlasLt.matmul``."""
+
+    a: GpuRef
+    b: GpuRef
+    c: GpuRef | None
+    bias: GpuRef | None
+    scale_a: GpuRef | None
+    scale_b: GpuRef | None
+    scale_out: GpuRef | None
+    out: GpuRef | None
+    aux: GpuRef | None
+
+
+_NEEDED: Final = Operands._fields[:2]
+
+
+class Options(NamedTuple):
+    """All else that a plan depends on, each of one type."""
+
+    layout_a: Layout | None
+    layout_b: Layout | None
+    layout_out: Layout | None
+    trans_a: int
+    trans_b: int
+    dtype: np.dtype[Any] | None
+    compute_type: str | None
+    epilogue: str
+    fast: bool
+    amax: bool
+
+
+@final
+class Product(msgspec.Struct, frozen=True, gc=False):
+    """A product that was checked, here and now.
+
+    Attributes:
+        operands: its buffers.
+        plan: how it is carried out.
+        alpha, beta: the scalars as messages carry them.
+        added: what is added: c, or out.
+        adds: whether anything is.
+        reads: blocks of what it reads.
+    """
+
+    operands: Operands
+    plan: Plan
+    alpha: Scalar
+    beta: Scalar
+    added: GpuRef | None
+    adds: bool
+    reads: list[Block]
+
+    def submission(
+        self,
+        driver: Driver,
+        algorithm: bytes,
+        workspace_bytes: int,
+        workspaces: Workspaces,
+        *,
+        scratch: bool = False,
+    ) -> Submission[Results]:
+        """Make outputs, and say what to send.
+
+        Args:
+            driver: makes them.
+            algorithm: what the lane recommended; empty to let it choose.
+            workspace_bytes: the memory that the algorithm gets.
+            workspaces: where it has that from.
+            scratch: write to buffers that nobody sees, whatever the arguments.
+        """
+        a, b, _, side, scale_a, scale_b, scale_out, out, aux = self.operands
+        plan, added = self.plan, self.added
+        epilogue, result = plan.epilogue, out
+        if result is None or scratch:
+            result = driver.output(plan.shape if out is None else out.shape, plan.dtype)
+        results: Results = result
+        writes = [result._block]
+        largest = None
+        if plan.several:
+            if epilogue.makes_aux and (aux is None or scratch):
+                aux = driver.output(plan.aux_shape, plan.aux_dtype)
+            if epilogue.bias_gradient:
+                side = driver.output(plan.gradient_shape, DTYPES[plan.bias_dtype])
+            if plan.spec.amax:
+                largest = driver.output((), _FLOAT32)
+            made = (aux if epilogue.makes_aux else None, side if epilogue.bias_gradient else None)
+            results = (result, *(ref for ref in (*made, largest) if ref is not None))
+            writes = [ref._block for ref in results]
+        zeros = packed_a = packed_b = packed_scales = workspace = 0
+        if plan.scratch:
+            temporary = [
+                driver.output((size,), _UINT8)._block if size else None
+                for size in (plan.zeros, *plan.packed)
+            ]
+            zeros, packed_a, packed_b, packed_scales = (
+                block.address if block else 0 for block in temporary
+            )
+            writes += filter(None, temporary)
+        if workspace_bytes:
+            # After everything that may have to wait, and so be asked for again.
+            block = workspaces.take(driver.home, driver, workspace_bytes)
+            workspace = block.address
+            writes.append(block)
+        message = Matmul(
+            plan.encoded,
+            algorithm,
+            zeros or a._block.address + plan.offset_a,
+            zeros or b._block.address + plan.offset_b,
+            0 if added is None else added._block.address + (plan.offset_d if added is out else 0),
+            result._block.address + plan.offset_d,
+            0 if side is None else side._block.address,
+            0 if aux is None else aux._block.address,
+            0 if scale_a is None else scale_a._block.address,
+            0 if scale_b is None else scale_b._block.address,
+            0 if scale_out is None else scale_out._block.address,
+            0 if largest is None else largest._block.address,
+            workspace,
+            workspace_bytes,
+            packed_a,
+            packed_b,
+            packed_scales,
+            plan.zeros,
+            self.alpha,
+            self.beta,
+        )
+        return Submission(message, self.reads, writes, results)
+
+
+def check(
+    operands: Operands,
+    options: Options,
+    alpha: Number,
+    beta: Number,
+    memory: MemoryMap,
+    plans: Recent[PlanKey, Plan],
+) -> Product:
+    """Check everything that can be checked before outputs are made.
+
+    Args:
+        operands: the buffers.
+        options: what else there is.
+        alpha: scales the product.
+        beta: scales what is added.
+        memory: where the buffers have to be.
+        plans: those of products that were checked before.
+    """
+    if options[:3] != _NO_LAYOUTS:
+        _require_layouts(options)
+    reads = [
+        usable(ref, memory, name)  # type: ignore[arg-type]
+        for name, ref in zip(Operands._fields, operands, strict=True)
+        if ref is not None or name in _NEEDED
+    ]
+    # Plain tuples, which are made in no time, equal those that make_plan takes.
+    given = [
+        None if ref is None else (ref.shape, NAMES[ref.dtype], alignment(ref)) for ref in operands
+    ]
+    key: Any = (*given, *options)
+    plan = plans.get(key)
+    if plan is None:
+        key = PlanKey._make((*(each and Given(*each) for each in given), *options))
+        plan = plans.keep(key, make_plan(key))
+    factor = alpha if type(alpha) is float and plan.real else _scale(alpha, plan, "alpha")
+    scale = beta if type(beta) is float and plan.real else _scale(beta, plan, "beta")
+    added, out, aux = operands.c, operands.out, operands.aux
+    adds = scale not in _NOTHING
+    if adds and added is None:
+        added = out
+        if added is None or plan.spec.d.dtype in FP8:
+            why = "no out either" if added is None else "an fp8 result cannot be added to"
+            raise ValueError(f"beta={beta} scales c, but there is no c, and {why}")
+    if out is not None or aux is not None:
+        reads = _require_outputs(operands, plan, memory)
+        if added is out and out is not None:
+            reads.append(out._block)
+    return Product(operands, plan, factor, scale, added, adds, reads)
+
+
+def _require_layouts(options: Options) -> None:
+    for name, layout in zip(("a", "b", "out"), options[:3], strict=True):
+        if layout is not None and not isinstance(layout, Layout):
+            raise TypeError(f"layout_{name} must be a Layout, not {type(layout).__name__}")
+
+
+def _scale(value: Number, plan: Plan, name: str) -> Scalar:
+    number = scalar(value, DTYPES[plan.spec.scale_type], name)
+    if plan.spec.scale_type == "int32" and number not in (0.0, 1.0):
+        raise ValueError(f"for int8 alpha and beta are 0 or 1, but {name} is {value}")
+    return number
+
+
+def _require_outputs(operands: Operands, plan: Plan, memory: MemoryMap) -> list[Block]:
+    """Check what the caller gave to be written; the blocks of what is only read."""
+    out, aux = operands.out, operands.aux
+    written = []
+    if out is not None:
+        writable(out, memory, "out")
+        written.append(("out", out))
+    if plan.epilogue.makes_aux and aux is not None:
+        writable(aux, memory, "aux")
+        written.append(("aux", aux))
+    read = [
+        (name, ref)
+        for name, ref in zip(Operands._fields, operands, strict=True)
+        if ref is not None and name != "out" and (name != "aux" or plan.epilogue.takes_aux)
+    ]
+    require_apart("matmul", written, read, in_place=_IN_PLACE)
+    return [ref._block for _, ref in read]

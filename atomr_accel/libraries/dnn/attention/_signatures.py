@@ -1,0 +1,88 @@
+"""How functions for attention are called, where a flag decides what they return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack, overload
+
+from ..._op import op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from ....memory import GpuRef
+    from ..._op import Awaited, Collected, Described, Facade
+    from ..._request import Request
+    from ._options import AttentionOptions
+
+One_co = TypeVar("One_co", covariant=True)
+More_co = TypeVar("More_co", covariant=True)
+
+
+class Attention(Protocol[One_co, More_co]):
+    """``flash_attention``: with ``return_lse`` the logarithms come back, too."""
+
+    @overload
+    def __call__(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        *,
+        seqlens_q: GpuRef | None = ...,
+        seqlens_k: GpuRef | None = ...,
+        layout: str = ...,
+        out: GpuRef | None = ...,
+        return_lse: Literal[False] = ...,
+        **options: Unpack[AttentionOptions],
+    ) -> One_co: ...
+    @overload
+    def __call__(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        *,
+        seqlens_q: GpuRef | None = ...,
+        seqlens_k: GpuRef | None = ...,
+        layout: str = ...,
+        out: GpuRef | None = ...,
+        return_lse: Literal[True],
+        **options: Unpack[AttentionOptions],
+    ) -> More_co: ...
+    @overload
+    def __call__(
+        self,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        *,
+        seqlens_q: GpuRef | None = ...,
+        seqlens_k: GpuRef | None = ...,
+        layout: str = ...,
+        out: GpuRef | None = ...,
+        return_lse: bool,
+        **options: Unpack[AttentionOptions],
+    ) -> One_co | More_co: ...
+
+
+class flash_attention_op(op[..., Any]):  # noqa: N801 - used as a decorator
+    """Makes the op of it."""
+
+    @overload
+    def __get__(
+        self, facade: None, owner: Any = None
+    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Awaited], owner: Any = None
+    ) -> Attention[Coroutine[Any, Any, GpuRef], Coroutine[Any, Any, tuple[GpuRef, GpuRef]]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Collected], owner: Any = None
+    ) -> Attention[GpuRef, tuple[GpuRef, GpuRef]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Described], owner: Any = None
+    ) -> Attention[Request[GpuRef], Request[tuple[GpuRef, GpuRef]]]: ...
+    def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
+        return super().__get__(facade, owner)

@@ -1,0 +1,107 @@
+"""The distributions: how many words each takes, and which generators can make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+
+FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
+WHOLE: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+BLOCK: Final = 4
+"""Words that generators make at once."""
+
+MOST_DIMENSIONS: Final = 20000
+"""For how many dimensions cuRAND has direction vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A generator.
+
+    Attributes:
+        bits: of its words.
+        quasi: whether it makes quasi-random points.
+        fused: whether its words are made where they are used, rather than by cuRAND.
+        orderings: how its words may be ordered in memory.
+    """
+
+    bits: int = 32
+    quasi: bool = False
+    fused: bool = False
+    orderings: tuple[str, ...] = ("default",)
+
+
+KINDS: Final = {
+    # The legacy ordering is the default one, and the best one too.
+    "philox4_32_10": Kind(fused=True, orderings=("default", "best", "legacy")),
+    "xorwow": Kind(orderings=("default", "best", "seeded", "legacy", "dynamic")),
+    "mrg32k3a": Kind(orderings=("default", "best", "legacy", "dynamic")),
+    "mtgp32": Kind(orderings=("default", "best", "legacy", "dynamic")),
+    "mt19937": Kind(orderings=("default", "legacy")),
+    "sobol32": Kind(quasi=True),
+    "scrambled_sobol32": Kind(quasi=True),
+    "sobol64": Kind(bits=64, quasi=True),
+    "scrambled_sobol64": Kind(bits=64, quasi=True),
+}
+"""The generators by cuRAND's names for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordUse:
+    """How a distribution uses words.
+
+    Attributes:
+        wide: whether every value takes 64 bits, whatever its type.
+        until_accepted: whether a value takes as many words as it happens to take.
+    """
+
+    wide: bool = False
+    until_accepted: bool = False
+
+    def values(self, dtype: str) -> int:
+        """Values that a block of words gives."""
+        if self.until_accepted:
+            return 1
+        return 2 if self.wide or DTYPES[dtype].itemsize == 8 else 4
+
+
+DISTRIBUTIONS: Final = {
+    "uniform": WordUse(),
+    "normal": WordUse(),
+    "lognormal": WordUse(),
+    "exponential": WordUse(),
+    "cauchy": WordUse(),
+    "integers32": WordUse(),
+    "integers64": WordUse(wide=True),
+    "search": WordUse(wide=True),
+    "gamma": WordUse(until_accepted=True),
+    "beta": WordUse(until_accepted=True),
+    "poisson": WordUse(until_accepted=True),
+}
+"""The distributions as executors know them."""
+
+
+def integer_distribution(span: int, dtype: str) -> str:
+    """The distribution for integers of a dtype out of ``span`` many."""
+    narrow = span <= 2**32 and DTYPES[dtype].itemsize <= 4
+    return "integers32" if narrow else "integers64"
+
+
+def digits(dtype: str) -> int:
+    """Bits of a uniform number of a dtype in [0, 1): as many as it holds exactly."""
+    return {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}[dtype]
+
+
+@cache
+def bounds(dtype: str) -> tuple[int, int]:
+    """The least and the largest integer of a dtype."""
+    if dtype == "bool":
+        return 0, 1
+    info = np.iinfo(DTYPES[dtype])
+    return int(info.min), int(info.max)

@@ -1,0 +1,234 @@
+"""What leaves the blocks of systems and supervisors: what went wrong, and no group around it."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+import trio
+
+from atomr_accel.actors import (
+    Actor,
+    ChildSpec,
+    Directive,
+    Intensity,
+    Message,
+    Supervision,
+    SupervisionFailed,
+    handler,
+    open_supervisor,
+    open_system,
+)
+from atomr_accel.actors._nursery import PlainNursery
+
+# Programs may still choose it, although trio would rather they did not.
+pytestmark = pytest.mark.filterwarnings("ignore:trio.run.*strict_exception_groups")
+
+Opener = Callable[[], AbstractAsyncContextManager[Any]]
+OPENERS: dict[str, Opener] = {
+    "nursery": PlainNursery,
+    "supervisor": lambda: open_supervisor("top"),
+    "system": lambda: open_system("demo"),
+}
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.fixture(params=[True, False], ids=["strict", "loose"])
+def strict(request: pytest.FixtureRequest) -> bool:
+    loose: bool = request.param
+    return loose
+
+
+def run(strict: bool, main: Callable[[], Any]) -> None:
+    trio.run(main, strict_exception_groups=strict)
+
+
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+def test_the_bodys_error_is_what_leaves(strict: bool, opener: Opener) -> None:
+    cause, context = KeyError("cause"), ValueError("context")
+    error = Boom("mine")
+
+    async def main() -> None:
+        async with opener():
+            try:
+                raise context
+            except ValueError:
+                raise error from cause
+
+    with pytest.raises(Boom) as info:
+        run(strict, main)
+    assert info.value is error
+    assert error.__cause__ is cause
+    assert error.__context__ is context
+    assert any("raise error from cause" in (line or "") for _, _, _, line in _lines(error))
+
+
+def _lines(error: BaseException) -> Iterator[tuple[str, int, str, str | None]]:
+    for frame in traceback.extract_tb(error.__traceback__):
+        yield frame.filename, frame.lineno or 0, frame.name, frame.line
+
+
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_group_of_the_program_stays_one(strict: bool, opener: Opener, parts: int) -> None:
+    group = ExceptionGroup("mine", [Boom(str(number)) for number in range(parts)])
+
+    async def main() -> None:
+        async with opener():
+            raise group
+
+    with pytest.raises(ExceptionGroup) as info:
+        run(strict, main)
+    assert info.value is group
+
+
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+def test_a_nursery_of_the_program_makes_its_group(opener: Opener) -> None:
+    async def fail() -> None:
+        raise Boom
+
+    async def main() -> None:
+        async with opener(), trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+
+    with pytest.RaisesGroup(Boom):
+        run(True, main)
+
+
+@pytest.mark.parametrize("stop", [StopIteration, StopAsyncIteration, GeneratorExit])
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+def test_what_generators_take_for_their_own_leaves_too(
+    strict: bool, opener: Opener, stop: type[BaseException]
+) -> None:
+    error = stop("mine")
+    left: list[BaseException] = []
+
+    async def main() -> None:
+        try:
+            async with opener():
+                raise error
+        except BaseException as raised:  # noqa: BLE001 (looked at below)
+            left.append(raised)
+
+    run(strict, main)
+    assert left == [error]
+
+
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+def test_a_cancelled_block_is_left_by_the_cancellation_alone(strict: bool, opener: Opener) -> None:
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            async with opener():
+                scope.cancel()
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+
+    run(strict, main)
+
+
+def test_a_failure_beside_a_cancellation_is_what_leaves(strict: bool) -> None:
+    async def fail_late() -> None:
+        with trio.CancelScope(shield=True):
+            await trio.testing.wait_all_tasks_blocked()
+        raise Boom
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            async with PlainNursery() as nursery:
+                nursery.start_soon(fail_late)
+                nursery.start_soon(trio.sleep_forever)
+                scope.cancel()
+                await trio.sleep_forever()
+
+    with pytest.raises(Boom):
+        run(strict, main)
+
+
+def test_several_failures_make_a_group(strict: bool) -> None:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def main() -> None:
+        async with PlainNursery() as nursery:
+            nursery.start_soon(fail, Boom())
+            nursery.start_soon(fail, KeyError())
+
+    with pytest.RaisesGroup(Boom, KeyError):
+        run(strict, main)
+
+
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+def test_an_interrupt_leaves_as_itself(
+    strict: bool, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with opener():
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(strict, main)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Fail(Message[None]):
+    error: Exception
+
+
+class Frail(Actor):
+    @handler
+    async def fail(self, message: Fail) -> None:
+        raise message.error
+
+
+def test_a_system_that_gives_up_leaves_its_failure_alone(strict: bool) -> None:
+    async def main() -> None:
+        async with open_system(
+            "demo", supervision=Supervision(intensity=Intensity(restarts=0))
+        ) as system:
+            frail = await system.spawn(Frail)
+            frail.tell(Fail(Boom()))
+            await trio.sleep_forever()
+
+    with pytest.raises(SupervisionFailed) as info:
+        run(strict, main)
+    assert isinstance(info.value.__cause__, Boom)
+
+
+def test_a_failing_body_beside_a_failing_system_makes_a_group(strict: bool) -> None:
+    escalating = Supervision(decider=lambda _: Directive.ESCALATE)
+
+    async def main() -> None:
+        async with open_system("demo", supervision=escalating) as system:
+            frail = await system.spawn(Frail)
+            frail.tell(Fail(Boom()))
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise KeyError("mine")
+
+    with pytest.RaisesGroup(KeyError, SupervisionFailed):
+        run(strict, main)
+
+
+def test_a_supervised_task_that_fails_before_it_starts_is_raised_where_it_is_started(
+    strict: bool,
+) -> None:
+    async def broken(*, task_status: trio.TaskStatus[None]) -> None:
+        raise Boom
+
+    async def main() -> None:
+        async with open_supervisor("top") as supervisor:
+            await supervisor.start_child(ChildSpec("broken", broken))
+
+    with pytest.raises(Boom):
+        run(strict, main)

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from atomr_accel.wire import Message
+
+
+class Count(Message, frozen=True):
+    """How many beads lie in a vector of int64."""
+
+    returns: ClassVar[Any] = int
+
+    address: int
+    count: int

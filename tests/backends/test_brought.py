@@ -1,0 +1,127 @@
+"""A backend that another package brings, found by its entry point and by nothing else."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import DeviceUnavailable, Unsupported, open_device
+from atomr_accel.backends import Backend, Capabilities
+from atomr_accel.backends._registry import BUILT_IN, GROUP, find_backend
+from atomr_accel.libraries._library import LaneSpec
+
+from ..harness import program as running
+
+if TYPE_CHECKING:
+    from atomr_accel.lanes import Isolation
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def abacus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, on the path with its metadata, as if it were installed."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "abacus")
+    import abacus_accel  # type: ignore[import-not-found]
+
+    return abacus_accel
+
+
+@running
+async def test_it_runs_from_end_to_end(abacus: Any, isolation: Isolation) -> None:
+    async with open_device(0, backend="abacus", isolation=isolation) as device:
+        assert (device.name, device.backend, device.info.backend) == (
+            "abacus:0",
+            "abacus",
+            "abacus",
+        )
+        a = np.array([[1.5, 2.0], [3.0, 4.75]])
+        ref = await device.put(a)
+        assert np.array_equal(
+            await device.get(await device.blas.gemm(ref, ref)), [[7, 10], [15, 22]]
+        )
+        async with device.batch() as batch:
+            late = batch.blas.gemm(ref, ref)
+        assert (await device.get(late)).sum() == 54
+        async with device.record() as program:
+            product = program.blas.gemm(ref, ref)
+        await program.replay()
+        assert (await device.get(product)).sum() == 54
+        if isolation == "thread":
+            exported = await device.export(ref)
+            assert np.array_equal(np.asarray(exported), a), "its memory is the host's"
+        with pytest.raises(Unsupported, match=r"abacus:0 has no managed memory"):
+            await device.prefetch(ref)
+        with pytest.raises(TypeError, match="MatrixVector"):
+            await device.blas.gemv(ref, await device.put(a[0]))
+        with pytest.raises(Unsupported, match=r"fft has no executor for backend 'abacus'.*'cuda'"):
+            await device.fft.fft(ref)
+
+
+@running
+async def test_a_library_names_an_executor_for_it(abacus: Any, isolation: Isolation) -> None:
+    async with open_device(0, backend="abacus", isolation=isolation) as device:
+        from abacus_accel._messages import Count  # type: ignore[import-not-found]
+
+        beads = await device.put(np.arange(5))
+        block = beads._block
+        port = await device._core.open_lane(abacus.COUNTING)
+        op = device._core.submit(port, "count", Count(block.address, 5), (block,))
+        assert await op.wait() == 10
+    async with open_device(0, backend="cpu", isolation=isolation) as device:
+        with pytest.raises(Unsupported, match="counting has no executor for backend 'cpu'"):
+            await device._core.open_lane(abacus.COUNTING)
+
+
+def test_what_no_package_brings_is_said_with_what_there_is(abacus: Any) -> None:
+    with pytest.raises(DeviceUnavailable, match=r"'auto', 'cpu', 'cuda'.*'abacus'"):
+        find_backend("tpu")
+    with pytest.raises(TypeError, match="not a Backend"):
+        find_backend("not-a-backend")
+
+
+def test_an_executor_is_found_by_backend_and_library() -> None:
+    lane = LaneSpec("blas", {"one": "of_the_library:One"})
+
+    def backend(name: str, **executors: str) -> Backend:
+        return Backend(name, "a:b", "c:d", lambda: None, executors=executors)
+
+    assert lane.executor_on(backend("one")) == "of_the_library:One"
+    assert lane.executor_on(backend("two", blas="of_the_backend:Two")) == "of_the_backend:Two"
+    assert lane.executor_on(backend("one", blas="of_the_backend:Two")) == "of_the_backend:Two"
+    with pytest.raises(Unsupported, match=r"blas has no executor for backend 'two'.*'one'"):
+        lane.executor_on(backend("two", fft="of_the_backend:Two"))
+
+
+def test_entry_points_of_the_project_are_backends() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"][GROUP] == BUILT_IN
+    for name, reference in BUILT_IN.items():
+        backend = resolve_name(reference)
+        assert isinstance(backend, Backend)
+        assert backend.name == name
+        assert find_backend(name) is backend
+
+
+def test_a_backend_says_how_it_differs() -> None:
+    cpu, cuda = find_backend("cpu").capabilities, find_backend("cuda").capabilities
+    assert cpu == Capabilities(host_memory=True, python_kernels=True)
+    assert cuda == Capabilities(needs_scratch=True, counts_in_int32=True)
+
+
+def test_nothing_but_libraries_asks_for_a_backend_by_its_name() -> None:
+    """Equality of two backends' names is another question: whether they are the same."""
+    package = ROOT / "atomr_accel"
+    asking = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted(package.rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"""[!=]= ["'](cpu|cuda)["']|["'](cpu|cuda)["'] [!=]=""", line)
+    ]
+    assert asking == []

@@ -1,0 +1,123 @@
+"""Contracts of import-linter: the wall between the program and its hosts, and no circles.
+
+Where a module lies says where it runs. In a ``host`` folder: in hosts alone. In a ``wire``
+folder: on both sides. The packages around such folders run on both sides, too, because Python
+imports them first. Everything else is the program's.
+"""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any
+
+from importlinter import Contract, ContractCheck, fields, output
+from importlinter.application import contract_utils
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from grimp import ImportGraph
+
+MAY_IMPORT = {
+    "host": {"host", "wire", "base"},
+    "wire": {"wire", "base"},
+    "base": {"wire", "base"},
+    "program": {"program", "wire", "base"},
+}
+"""``base``: what needs no other part of the package, and the packages around the folders."""
+
+
+class WallContract(Contract):
+    """Each side imports itself and what both share.
+
+    Options:
+        base: modules that everybody may import.
+        program_only: packages from elsewhere that only the program imports.
+        ignore_imports: the exceptions.
+    """
+
+    type_name = "wall"
+
+    base: Any = fields.SetField(subfield=fields.StringField())
+    program_only: Any = fields.SetField(subfield=fields.StringField())
+    ignore_imports: Any = fields.SetField(subfield=fields.ImportExpressionField(), required=False)
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        """Look at every import; what each may do decides about chains of them."""
+        removal = contract_utils.remove_ignored_imports_and_report(
+            graph=graph,
+            ignore_imports=self.ignore_imports,
+            unmatched_alerting=contract_utils.AlertLevel.ERROR,
+        )
+        broken = sorted(self._broken(graph))
+        return ContractCheck(
+            kept=not broken,
+            warnings=list(removal.warnings),
+            ignored_import_count=removal.ignored_import_count,
+            metadata={"broken": broken},
+        )
+
+    def _broken(self, graph: ImportGraph) -> Iterator[str]:
+        ours = {name for name in graph.modules if not graph.is_module_squashed(name)}
+        around = {
+            ".".join(parts[:depth])
+            for parts in (name.split(".") for name in ours)
+            for depth in range(1, len(parts))
+            if parts[depth] in {"host", "wire"}
+        }
+
+        def side_of(name: str) -> str:
+            parts = name.split(".")
+            for side in ("host", "wire"):
+                if side in parts:
+                    return side
+            return "base" if name in around or name in self.base else "program"
+
+        for importer in ours:
+            side = side_of(importer)
+            for imported in graph.find_modules_directly_imported_by(importer):
+                if imported in ours:
+                    if side_of(imported) in MAY_IMPORT[side]:
+                        continue
+                elif side == "program" or imported not in self.program_only:
+                    continue
+                (detail, *_) = graph.get_import_details(importer=importer, imported=imported)
+                yield f"{importer}:{detail['line_number']} ({side}) imports {imported}"
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Print the imports that are not allowed."""
+        for line in check.metadata["broken"]:
+            output.print_error(line)
+
+
+class CirclesContract(Contract):
+    """No module imports itself by way of others, wherever in them the imports stand.
+
+    Options:
+        except_within: packages in which modules may.
+    """
+
+    type_name = "circles"
+
+    except_within: Any = fields.SetField(subfield=fields.StringField(), required=False)
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        """Sort the modules by their imports; what cannot be sorted has a circle."""
+        allowed = tuple(f"{package}." for package in self.except_within or ())
+        imports = {
+            name: {
+                imported
+                for imported in graph.find_modules_directly_imported_by(name)
+                if not (name.startswith(allowed) and imported.startswith(allowed))
+            }
+            for name in graph.modules
+        }
+        try:
+            TopologicalSorter(imports).prepare()
+        except CycleError as error:
+            return ContractCheck(kept=False, metadata={"circle": error.args[1]})
+        return ContractCheck(kept=True)
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Print one circle."""
+        output.print_error(" <- ".join(check.metadata["circle"]))

@@ -1,0 +1,91 @@
+"""The contracts about imports say no to what they forbid."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("importlinter")  # of no use to a GPU
+
+from grimp import ImportGraph
+
+from .import_contracts import CirclesContract, WallContract
+
+PACKAGES = ("p", "p.host", "p.wire", "p.lib", "p.lib.host", "p.lib.wire")
+MODULES = ("p.base", "p.device", "p.host.worker", "p.wire.messages")
+LIBRARY = ("p.lib.facade", "p.lib.host.cpu", "p.lib.wire.messages")
+
+
+def graph(*imports: tuple[str, str]) -> ImportGraph:
+    """A program with one library, and some imports."""
+    made = ImportGraph()
+    for name in (*PACKAGES, *MODULES, *LIBRARY):
+        made.add_module(name)
+    made.add_module("trio", is_squashed=True)
+    for importer, imported in imports:
+        line = f"import {imported}"
+        made.add_import(importer=importer, imported=imported, line_number=1, line_contents=line)
+    return made
+
+
+def wall(ignore: tuple[str, ...] = ()) -> WallContract:
+    options = {"base": ["p.base"], "program_only": ["trio"], "ignore_imports": [*ignore]}
+    return WallContract("wall", {}, options)
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("p.device", "p.host.worker"),
+        ("p.host.worker", "p.device"),
+        ("p.host.worker", "trio"),
+        ("p.lib.facade", "p.lib.host.cpu"),
+        ("p.lib.host.cpu", "p.lib.facade"),
+        ("p.lib.wire.messages", "p.lib.facade"),
+        ("p.lib.wire.messages", "p.lib.host.cpu"),
+        ("p.lib", "p.lib.facade"),  # Python imports it before p.lib.host
+        ("p.lib", "trio"),
+        ("p.base", "p.device"),
+    ],
+)
+def test_no_side_imports_the_other(importer: str, imported: str) -> None:
+    check = wall().check(graph((importer, imported)), verbose=False)
+    assert not check.kept
+    (line,) = check.metadata["broken"]
+    assert line.startswith(f"{importer}:1 ")
+    assert line.endswith(f" imports {imported}")
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("p.device", "p.lib.facade"),
+        ("p.device", "trio"),
+        ("p.lib.facade", "p.lib.wire.messages"),
+        ("p.lib.host.cpu", "p.host.worker"),
+        ("p.lib.host.cpu", "p.lib.wire.messages"),
+        ("p.lib.wire.messages", "p.wire.messages"),
+        ("p.wire.messages", "p.base"),
+    ],
+)
+def test_both_import_what_they_share(importer: str, imported: str) -> None:
+    assert wall().check(graph((importer, imported)), verbose=False).kept
+
+
+def test_an_exception_is_one_import() -> None:
+    made = graph(("p.device", "p.host.worker"), ("p.device", "p.lib.host.cpu"))
+    check = wall(("p.device -> p.host.worker",)).check(made, verbose=False)
+    assert len(check.metadata["broken"]) == 1
+
+
+def test_circles_are_found_but_where_they_may_be() -> None:
+    made = graph(
+        ("p.lib.facade", "p.lib.wire.messages"),
+        ("p.lib.wire.messages", "p.lib.wire"),
+        ("p.lib.wire", "p.lib.facade"),
+    )
+    check = CirclesContract("circles", {}, {}).check(made, verbose=False)
+    assert not check.kept
+    assert set(check.metadata["circle"]) == {"p.lib.facade", "p.lib.wire.messages", "p.lib.wire"}
+    allowed = CirclesContract("circles", {}, {"except_within": ["p.lib"]})
+    assert allowed.check(made, verbose=False).kept
+    assert CirclesContract("circles", {}, {}).check(graph(), verbose=False).kept
