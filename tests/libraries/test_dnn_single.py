@@ -78,7 +78,7 @@ def test_kernels(tmp_path: Path) -> None:
     for options in OPTIONS:
         for backward in (False, True):
             made = attention(**options, backward=backward)
-            graph = decode(made.program.encoded)
+            graph = decode(made.graph.encoded)
             assert _own_attention.computes(graph)
             arrays = filled(made, graph, rng)
             written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
@@ -121,7 +121,7 @@ def test_longer_ones_are_not_computed_by_them() -> None:
         {"queries": 64, "keys": 64, "ragged_q": True, "ragged_k": True, "lengths": True},
         {"page": 1, "pages": 4, "columns": 1, "lengths": True},
     ):
-        assert not computes(decode(attention(**options).program.encoded))
+        assert not computes(decode(attention(**options).graph.encoded))
 
 
 @pytest.mark.headers
@@ -133,7 +133,7 @@ def test_cudnn_is_asked_for_what_it_has(tmp_path: Path) -> None:
     expected = {}
     for options in OPTIONS:
         for backward in (False, True):
-            graph = attention(**options, backward=backward).program.encoded
+            graph = attention(**options, backward=backward).graph.encoded
             own = backward or bool(options.keys() & {"dropout", "sink"})
             own |= options.keys() >= {"softcap", "lengths"}
             op = "sdpa_backward" if backward else "sdpa"
