@@ -12,7 +12,9 @@ import inspect
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -178,6 +180,26 @@ def test_the_version_stands_in_one_place() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", module.__version__)
     if installed := list(importlib.metadata.distributions(name="atomr-accel")):
         assert {distribution.version for distribution in installed} == {module.__version__}
+
+
+@pytest.mark.slow
+def test_what_is_installed_has_every_file_of_the_package(tmp_path: Path) -> None:
+    """Sources of kernels and the marker of types are files beside the modules."""
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {Path(name).suffix for name in expected} >= {".cu", ".cuh", ".ptx", ".py", ".typed"}
+    with zipfile.ZipFile(wheel) as archive:
+        assert expected <= set(archive.namelist())
+    with tarfile.open(sdist) as archive_:
+        names = {name.partition("/")[2] for name in archive_.getnames()}
+    assert expected <= names
 
 
 def test_importing_loads_no_vendor_library() -> None:

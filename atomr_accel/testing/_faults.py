@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from typing import TYPE_CHECKING, Final, Literal
 
 from .._errors import ContextPoisoned, Unsupported
@@ -26,45 +27,24 @@ class Fault:
     Attributes:
         status: the driver's status code.
         status_name: its name.
-        source: a kernel ``fault`` that causes it.
     """
 
     status: int
     status_name: str
-    source: str
 
 
 FAULTS: Final[dict[FaultName, Fault]] = {
-    "illegal_address": Fault(
-        700,
-        "CUDA_ERROR_ILLEGAL_ADDRESS",
-        'extern "C" __global__ void fault(int where) { *(volatile int*)(size_t)(16 + where) = 1; }',
-    ),
-    "trap": Fault(
-        719,
-        "CUDA_ERROR_LAUNCH_FAILED",
-        'extern "C" __global__ void fault(int where) { if (where == 0) __trap(); }',
-    ),
-    "misaligned_address": Fault(
-        716,
-        "CUDA_ERROR_MISALIGNED_ADDRESS",
-        'extern "C" __global__ void fault(int where) {\n'
-        "    __shared__ volatile int cells[4];\n"
-        "    *(volatile int*)((char*)cells + where + 1) = 1;\n"
-        "}",
-    ),
-    "assert": Fault(
-        710,
-        "CUDA_ERROR_ASSERT",
-        'extern "C" __device__ void __assertfail(\n'
-        "    const char*, const char*, unsigned, const char*, size_t);\n"
-        'extern "C" __global__ void fault(int where) {\n'
-        '    if (where == 0) __assertfail("where != 0", "fault.cu", 4, "fault", 1);\n'
-        "}",
-    ),
+    "illegal_address": Fault(700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    "trap": Fault(719, "CUDA_ERROR_LAUNCH_FAILED"),
+    "misaligned_address": Fault(716, "CUDA_ERROR_MISALIGNED_ADDRESS"),
+    "assert": Fault(710, "CUDA_ERROR_ASSERT"),
 }
-"""The kinds of sticky faults, and what the driver says of each."""
-"""The faults that ``poison`` can cause, by name."""
+"""The kinds of sticky faults, and what the driver says of each; a kernel's file has its name."""
+
+
+def source_of(name: str) -> str:
+    """The CUDA C++ of a fault, or of ``hang``."""
+    return (files(__package__) / "kernels" / f"{name}.cu").read_text(encoding="utf-8")
 
 
 def simulate(kind: FaultName, where: object) -> None:
@@ -98,15 +78,12 @@ async def poison(device: Device, fault: FaultName = "illegal_address") -> Contex
         raise ValueError(f"fault must be one of {', '.join(FAULTS)}, not {fault!r}")
     kind = FAULTS[fault]
     twin = partial(simulate, fault)
-    kernel = await device.nvrtc.compile(kind.source, "fault", cpu=twin)
+    kernel = await device.nvrtc.compile(source_of(fault), "fault", cpu=twin)
     try:
         await kernel.launch(1, 1, 0)
     except ContextPoisoned as error:
         return error
     raise AssertionError(f"the kernel that should cause {kind.status_name} did no harm")
-
-
-SPIN: Final = 'extern "C" __global__ void hang(int go) { while (go) { __nanosleep(1000); } }'
 
 
 def sleep_for_ever(go: object) -> None:
@@ -126,7 +103,7 @@ async def hang(device: Device) -> None:
     """
     if device.isolation != "process":
         raise Unsupported("an op that never ends needs a host that can be killed")
-    kernel = await device.nvrtc.compile(SPIN, "hang", cpu=sleep_for_ever)
+    kernel = await device.nvrtc.compile(source_of("hang"), "hang", cpu=sleep_for_ever)
     await kernel.launch(1, 1, 1)
 
 

@@ -11,7 +11,7 @@ import trio.testing
 
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
 from atomr_accel.testing import FAULTS, kill_host, poison
-from atomr_accel.testing._faults import SPIN, sleep_for_ever
+from atomr_accel.testing._faults import sleep_for_ever, source_of
 from tests.harness import cpu_only, opened, program
 
 from .. import seeds
@@ -38,7 +38,7 @@ async def test_a_fault_is_reported_as_what_it_is(kind: str) -> None:
 async def test_everything_in_flight_shares_one_cause() -> None:
     failures: list[ContextPoisoned] = []
     async with opened() as device, device.watch_generation() as changes:
-        kernel = await device.nvrtc.compile(SPIN, "hang", cpu=sleep_for_ever)
+        kernel = await device.nvrtc.compile(source_of("hang"), "hang", cpu=sleep_for_ever)
         await kernel.launch(1, 1, 0)  # loads it, so that the next launches are sent at once
 
         async def victim() -> None:

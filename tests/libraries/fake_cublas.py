@@ -339,7 +339,7 @@ class FakeContext:
 class FakeKernels:
     """``shift``, the only kernel there is."""
 
-    def __init__(self, _context: Any, _stream: Any, _source: str) -> None:
+    def __init__(self, _context: Any, _stream: Any, _source: object) -> None:
         pass
 
     def function(self, name: str) -> np.dtype[Any]:

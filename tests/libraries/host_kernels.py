@@ -20,6 +20,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from atomr_accel.libraries.host._device_code import CudaSource
+
 COMPILER: Final = shutil.which("g++") or shutil.which("clang++")
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
@@ -90,6 +92,14 @@ static void narrow(b16& target, float value) {
   if (std::isnan(value)) { target.bits = 0x7fc0; return; }
   target.bits = (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+static unsigned multiply_wide(unsigned a, unsigned b, unsigned& high) {
+  const unsigned long long wide = (unsigned long long)a * b;
+  high = wide >> 32;
+  return (unsigned)wide;
+}
+static float fast_log2(float x) { return std::log2(x); }
+static float fast_sqrt(float x) { return std::sqrt(x); }
+static void fast_sincos(float x, float* s, float* c) { *s = std::sin(x); *c = std::cos(x); }
 template <class F> static void launch(unsigned blocks, unsigned threads, F kernel) {
   gridDim = {blocks, 1, 1};
   blockDim = {threads, 1, 1};
@@ -146,7 +156,15 @@ template <class F> static void launch_together(unsigned blocks, unsigned threads
 }
 """
 
+_OF_DEVICES: Final = dict.fromkeys(("conversions.cuh", "instructions.cuh"), "")
+"""Headers in PTX. What they have is in the prelude."""
+
 Array = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+def on_host(source: CudaSource) -> str:
+    """A source without what only devices have."""
+    return source.preprocess(_OF_DEVICES)
 
 
 def compile_kernels(
@@ -155,7 +173,7 @@ def compile_kernels(
     """Compile instances of kernels.
 
     Args:
-        source: CUDA C++ without the conversions, which come from here.
+        source: CUDA C++, by ``on_host``.
         kernels: by name expression, the kernel's parameters as members of a struct, such
             as ``"T* target; const S* source"``.
         folder: where to put the library.

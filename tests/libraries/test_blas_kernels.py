@@ -21,7 +21,7 @@ def test_the_kernels_compile(capability: tuple[int, int]) -> None:
         (BLASLT, "pack"),
         (BLASLT, "tile"),
     ):
-        image, lowered, _ = compile_cubin(source, name, (), capability)
+        image, lowered, _ = compile_cubin(source.text, name, (), capability)
         assert image
         assert lowered
 

@@ -14,7 +14,7 @@ from .blaslt_rows import E2M1, OPERATIONS
 from .conformance import check, conform, dtype_of, on_cuda
 from .fake_cublas import FakeContext
 from .fake_cublaslt import FakeCudaBlasLt, FakeEvents, FakeLt
-from .host_kernels import compile_kernels, needs_compiler
+from .host_kernels import compile_kernels, needs_compiler, on_host
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ async def test_fp4_is_packed_and_its_scales_are_tiled(
         "tile": "unsigned char* target; const unsigned char* source; u64 count; u64 rows; "
         "u64 columns",
     }
-    kernels = compile_kernels(_cuda._KERNELS, members, tmp_path)
+    kernels = compile_kernels(on_host(_cuda._KERNELS), members, tmp_path)
 
     class HostKernels:
         def __init__(self, *_: Any) -> None:

@@ -17,7 +17,7 @@ from atomr_accel.libraries.dnn.wire._graph import Graph
 from atomr_accel.libraries.host._device_code import C_TYPES
 
 from .conformance import MARKS, dtype_of, eps_of, on_cuda
-from .host_kernels import compile_kernels, needs_compiler
+from .host_kernels import compile_kernels, needs_compiler, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,7 +139,6 @@ def test_the_kernels(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> No
     x = inputs_of(dtype)
     losses = [np.full_like(x, loss) for loss in (1, 0, -1, math.nan)]
     infinite = np.full_like(x, INF)  # times what is nearly 0 it depends on the last digit
-    spaces: dict[str, str] = {}
     kernels: dict[str, str] = {}
     cases = []
     for op, pairs in LIMITS:
@@ -153,11 +152,11 @@ def test_the_kernels(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> No
                 places = [array.ctypes.data for array in (*arrays, out)]
                 addresses = dict(zip(graph.buffers(), places, strict=True))
                 ((source, kernel, _, data),) = launches(graph, addresses, {})
-                space = spaces.setdefault(source, f"kernel{len(spaces)}")
-                kernels[f"{space}::{kernel}"] = f"{space}::Node node"
-                cases.append((name, attributes, graph, arrays, out, f"{space}::{kernel}", data))
-    text = "\n".join(f"namespace {space} {{\n{source}\n}}" for source, space in spaces.items())
-    compiled = compile_kernels(text, kernels, tmp_path_factory.mktemp("extremes"))
+                assert source is _own_nodes.POINTWISE
+                kernels[kernel] = "Node node"
+                cases.append((name, attributes, graph, arrays, out, kernel, data))
+    folder = tmp_path_factory.mktemp("extremes")
+    compiled = compile_kernels(on_host(_own_nodes.POINTWISE), kernels, folder)
     assert _own_nodes.computes(cases[0][2])
     for name, attributes, graph, arrays, out, kernel, data in cases:
         compiled[kernel](data)
@@ -205,7 +204,7 @@ def test_the_kernels_of_gelu_keep_its_digits_below_zero(
         addresses = dict(zip(graph.buffers(), places, strict=True))
         ((source, kernel, _, data),) = launches(graph, addresses, {})
         folder = tmp_path_factory.mktemp(op)
-        compile_kernels(source, {kernel: "Node node"}, folder)[kernel](data)
+        compile_kernels(on_host(source), {kernel: "Node node"}, folder)[kernel](data)
         expect_digits(op, x, out)
 
 

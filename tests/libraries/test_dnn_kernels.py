@@ -15,11 +15,6 @@ from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host._rewrite import cut
 from atomr_accel.libraries.dnn.host.fallback import (
-    _conv_source,
-    _norm_source,
-    _product_source,
-)
-from atomr_accel.libraries.dnn.host.fallback import (
     _convs as _own_convs,
 )
 from atomr_accel.libraries.dnn.host.fallback import (
@@ -31,23 +26,21 @@ from atomr_accel.libraries.dnn.host.fallback import (
 from atomr_accel.libraries.dnn.host.fallback import (
     _products as _own_products,
 )
-from atomr_accel.libraries.dnn.host.fallback._common_source import THREADS, complete
 from atomr_accel.libraries.dnn.host.fallback._fallback import launches
-from atomr_accel.libraries.dnn.host.fallback._node_source import (
-    EXPRESSIONS,
-    pointwise_kernel,
-    reduction_kernel,
-)
+from atomr_accel.libraries.dnn.host.fallback._launch import THREADS
+from atomr_accel.libraries.dnn.host.fallback._nodes import pointwise_name, reduction_name
 from atomr_accel.libraries.dnn.wire._element_types import INTEGERS, LOGICAL, OF_INTEGERS
 from atomr_accel.libraries.dnn.wire._graph import Graph, packed_strides
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
 from atomr_accel.libraries.host._device_code import C_TYPES
 
 from .conformance import dtype_of, eps_of
-from .host_kernels import compile_kernels, needs_compiler
+from .host_kernels import compile_kernels, needs_compiler, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from atomr_accel.libraries.host._device_code import CudaSource
 
 Array = np.ndarray[Any, Any]
 
@@ -111,7 +104,7 @@ def pointwise_graphs() -> list[Graph]:
     """Each operation with its attributes, in a few dtypes, layouts and broadcasts."""
     graphs = []
     shapes = [((2, 3, 4), (2, 3, 4)), ((2, 3, 4, 5), (1, 3, 1, 1)), ((7,), (1,))]
-    for number, op in enumerate(EXPRESSIONS):
+    for number, op in enumerate(sorted(_own_nodes.OPERATIONS)):
         row = NODES[op]
         for attributes in attributes_of(op):
             dtype = DTYPES[number % len(DTYPES)]
@@ -193,8 +186,7 @@ def reduction_graphs() -> list[Graph]:
 def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = np.random.default_rng(7)
     cases = []
-    spaces: dict[str, str] = {}
-    kernels: dict[str, str] = {}
+    kernels: dict[CudaSource, dict[str, str]] = {}
     for graph in (*pointwise_graphs(), *integer_graphs(), *reduction_graphs()):
         assert _own_nodes.computes(graph)
         arrays = filled(graph, rng)
@@ -204,20 +196,18 @@ def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
         scalars |= dict.fromkeys(signed, -3.0)
         written = {**arrays, **{id_: np.zeros_like(arrays[id_]) for id_ in graph.written()}}
         ((source, name, _, data),) = launches(graph, addresses_of(written), scalars)
-        space = spaces.setdefault(source, f"kernel{len(spaces)}")
-        inner = f"{space}::{name}"
-        reduces = name.startswith("reduce")
-        members = f"void* y; void* x; {space}::Dims kept; {space}::Dims summed"
-        kernels[inner] = members if reduces else f"{space}::Node node"
-        cases.append((graph, arrays, written, scalars, inner, data))
-    text = "\n".join(f"namespace {space} {{\n{source}\n}}" for source, space in spaces.items())
-    text = text.replace("(Y* y, const T* x,", "(void* y_, void* x_,")
-    text = text.replace(
-        "  __shared__ A parts", "  Y* y = (Y*)y_; const T* x = (const T*)x_;\n  __shared__ A parts"
-    )
-    compiled = compile_kernels(text, kernels, tmp_path_factory.mktemp("nodes"), threads=64)
-    for graph, arrays, written, scalars, name, data in cases:
-        compiled[name](data)
+        members = "Node node"
+        if source is _own_nodes.REDUCTIONS:
+            *_, y, x = name.rstrip(">").split(", ")
+            members = f"{y}* y; {x}* x; Dims kept; Dims summed"
+        kernels.setdefault(source, {})[name] = members
+        cases.append((graph, arrays, written, scalars, source, name, data))
+    compiled = {
+        source: compile_kernels(on_host(source), each, tmp_path_factory.mktemp("nodes"), threads=64)
+        for source, each in kernels.items()
+    }
+    for graph, arrays, written, scalars, source, name, data in cases:
+        compiled[source][name](data)
         compare(graph, written, arrays, scalars)
 
 
@@ -313,7 +303,7 @@ def test_norms(tmp_path_factory: pytest.TempPathFactory) -> None:
         kernels |= {name: members_of(name) for _, name, _, _ in made}
         cases.append((graph, arrays, written, scalars, made))
     folder = tmp_path_factory.mktemp("norms")
-    compiled = compile_kernels(_norm_source.SOURCE, kernels, folder, threads=64)
+    compiled = compile_kernels(on_host(_own_norms.SOURCE), kernels, folder, threads=64)
     for graph, arrays, written, scalars, made in cases:
         for _, name, items, data in made:
             assert items
@@ -370,7 +360,7 @@ def test_convolutions(tmp_path_factory: pytest.TempPathFactory) -> None:
     members = "double* a; double* b; double* c; Conv conv; i64 count"
     kernels = {f"{name}<double, double>": members for name in ("forward", "images", "filters")}
     folder = tmp_path_factory.mktemp("convs")
-    compiled = compile_kernels(_conv_source.SOURCE, kernels, folder)
+    compiled = compile_kernels(on_host(_own_convs.SOURCE), kernels, folder)
     for graph in conv_graphs():
         assert _own_convs.computes(graph)
         arrays = filled(graph, rng)
@@ -447,7 +437,7 @@ def test_products(tmp_path_factory: pytest.TempPathFactory) -> None:
         cases.append((graph, arrays, written, name, data))
     assert {name[-2] for name in kernels} == {"4", "8"}
     folder = tmp_path_factory.mktemp("products")
-    compiled = compile_kernels(_product_source.SOURCE, kernels, folder, threads=THREADS)
+    compiled = compile_kernels(on_host(_own_products.SOURCE), kernels, folder, threads=THREADS)
     for graph, arrays, written, name, data in cases:
         compiled[name](data)
         compare(graph, written, arrays, {})
@@ -465,7 +455,7 @@ def test_nvrtc_compiles_the_norms() -> None:
         "backward_input<b16, b16, float>",
         "backward_parameters<double, double, double>",
     ):
-        assert compile_cubin(complete(_norm_source.SOURCE), name, (), (9, 0))[0][:4] == b"\x7fELF"
+        assert compile_cubin(_own_norms.SOURCE.text, name, (), (9, 0))[0][:4] == b"\x7fELF"
 
 
 @pytest.mark.headers
@@ -473,7 +463,7 @@ def test_nvrtc_compiles_the_norms() -> None:
 def test_nvrtc_compiles_the_convolutions(name: str) -> None:
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
-    image, *_ = compile_cubin(complete(_conv_source.SOURCE), f"{name}<double, double>", (), (9, 0))
+    image, *_ = compile_cubin(_own_convs.SOURCE.text, f"{name}<double, double>", (), (9, 0))
     assert image[:4] == b"\x7fELF"
 
 
@@ -489,7 +479,7 @@ def test_nvrtc_compiles_the_convolutions(name: str) -> None:
 def test_nvrtc_compiles_the_products(types: str) -> None:
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
-    source = complete(_product_source.SOURCE)
+    source = _own_products.SOURCE.text
     assert compile_cubin(source, f"multiply<{types}>", (), (9, 0))[0][:4] == b"\x7fELF"
 
 
@@ -498,25 +488,18 @@ def test_nvrtc_compiles_every_node() -> None:
     """All of them in one program, because a program takes long to begin with."""
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
-    spaces: list[str] = []
-    calls: list[str] = []
-    for op in EXPRESSIONS:
-        for attributes in attributes_of(op):
-            count = len(NODES[op].inputs)
-            space = f"kernel{len(spaces)}"
-            spaces.append(f"namespace {space} {{\n{pointwise_kernel(op, count, attributes)}\n}}")
-            types = ", ".join(["h16"] * count)
-            calls.append(f"{space}::node<float, h16, {types}>")
-    for op in sorted(OF_INTEGERS):
-        space, count = f"kernel{len(spaces)}", len(NODES[op].inputs)
-        spaces.append(f"namespace {space} {{\n{pointwise_kernel(op, count, {}, 'int32')}\n}}")
-        types = ", ".join(["int"] * count)
-        calls.append(f"{space}::node<unsigned long long, h16, {types}>")
-    for mode in REDUCTIONS:
-        space = f"kernel{len(spaces)}"
-        spaces.append(f"namespace {space} {{\n{reduction_kernel(mode)}\n}}")
-        calls.append(f"{space}::reduce<float, float, b16>")
-    uses = "\n".join(f"  at[{n}] = (void*){call};" for n, call in enumerate(calls))
-    source = complete("\n".join(spaces)) + f"\n__global__ void every(void** at) {{\n{uses}\n}}\n"
-    assert compile_cubin(source, "every", (), (9, 0))[0][:4] == b"\x7fELF"
+    nodes = []
+    for op in _own_nodes.OPERATIONS:
+        types = ["float16"] * (1 + len(NODES[op].inputs))
+        nodes.append(pointwise_name(op, "float32", "float32", types))
+    for op in OF_INTEGERS:
+        types = ["float16", *["int32"] * len(NODES[op].inputs)]
+        nodes.append(pointwise_name(op, "uint64", "int32", types))
+    modes = [reduction_name(mode, "float32", ["float32", "bfloat16"]) for mode in REDUCTIONS]
+    for source, names in ((_own_nodes.POINTWISE, nodes), (_own_nodes.REDUCTIONS, modes)):
+        uses = "\n".join(f"  at[{n}] = (void*){name};" for n, name in enumerate(names))
+        text = f"{source.text}\n__global__ void every(void** at) {{\n{uses}\n}}\n"
+        image, _, log = compile_cubin(text, "every", (), (9, 0))
+        assert image[:4] == b"\x7fELF"
+        assert "warning" not in log
     assert set(C_TYPES) >= set(DTYPES)

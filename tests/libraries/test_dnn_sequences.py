@@ -11,8 +11,7 @@ import pytest
 
 from atomr_accel.libraries.dnn.host import _cuda_sequences
 from atomr_accel.libraries.dnn.host._cpu_sequences import CpuSequences
-from atomr_accel.libraries.dnn.host._cuda_sequences import CudaSequences
-from atomr_accel.libraries.dnn.host.fallback._source import KERNELS, SOURCE
+from atomr_accel.libraries.dnn.host._cuda_sequences import SOURCE, CudaSequences
 from atomr_accel.libraries.dnn.wire._messages import RunGraph
 from atomr_accel.libraries.dnn.wire._routine_messages import Dropout
 from atomr_accel.libraries.dnn.wire._sequence_messages import (
@@ -27,7 +26,7 @@ from atomr_accel.libraries.host._cuda_kernels import Arguments
 from atomr_accel.libraries.host._device_code import C_TYPES
 
 from .conformance import dtype_of
-from .host_kernels import HostKernels, compile_kernels, needs_compiler
+from .host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 
 Array = np.ndarray[Any, Any]
 
@@ -59,7 +58,7 @@ def instances() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return compile_kernels(KERNELS, instances(), tmp_path_factory.mktemp("dnn"))
+    return compile_kernels(on_host(SOURCE), instances(), tmp_path_factory.mktemp("dnn"))
 
 
 class Both:
@@ -288,7 +287,7 @@ def test_nvrtc_compiles_every_kernel() -> None:
         types = ", ".join(member.rpartition(" ")[0] for member in members.split(";"))
         if "<" in name:
             lines.append(f"template __global__ void {name}({types});")
-    source = "\n".join([SOURCE, *lines])
+    source = "\n".join([SOURCE.text, *lines])
     image, lowered, log, *_ = compile_cubin(source, "derive", (), (9, 0))
     assert image[:4] == b"\x7fELF"
     assert "derive" in lowered

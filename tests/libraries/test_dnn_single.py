@@ -10,13 +10,11 @@ import pytest
 from atomr_accel.libraries.dnn.attention._graph import AttentionSpec, attention_graph
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host.fallback import _attention as _own_attention
-from atomr_accel.libraries.dnn.host.fallback import _attention_source
-from atomr_accel.libraries.dnn.host.fallback._common_source import complete
 from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
 from atomr_accel.libraries.dnn.wire._graph import Graph, decode
 
 from .conformance import Array, dtype_of
-from .host_kernels import compile_kernels, needs_compiler
+from .host_kernels import compile_kernels, needs_compiler, on_host
 from .test_dnn_kernels import addresses_of, memory
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ def test_kernels(tmp_path: Path) -> None:
             found = launches(graph, addresses_of(written), scalars)
             kernels |= {each.name: PARAMETERS[each.name.partition("<")[0]] for each in found}
             cases.append((options, graph, arrays, written, scalars, found))
-    compiled = compile_kernels(_attention_source.SOURCE, kernels, tmp_path)
+    compiled = compile_kernels(on_host(_own_attention.SOURCE), kernels, tmp_path)
     for options, graph, arrays, written, scalars, found in cases:
         for launch in found:
             compiled[launch.name](launch.data)
@@ -111,7 +109,7 @@ def test_nvrtc_compiles_the_kernels() -> None:
 
     names = [f"{name}<{kind}>" for name in PARAMETERS for kind in ("h16", "b16", "float")]
     uses = "\n".join(f"  at[{n}] = (void*){name};" for n, name in enumerate(names))
-    source = complete(_attention_source.SOURCE)
+    source = _own_attention.SOURCE.text
     source += f"\n__global__ void every(void** at) {{\n{uses}\n}}\n"
     assert compile_cubin(source, "every", (), (9, 0))[0][:4] == b"\x7fELF"
 

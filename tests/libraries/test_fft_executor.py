@@ -23,7 +23,7 @@ from atomr_accel.libraries.fft.host._prototypes import (
     STATUS_NAMES,
     TRANSFORM_TYPES,
 )
-from atomr_accel.libraries.fft.host._source import ELEMENTS, KERNELS, move_name
+from atomr_accel.libraries.fft.host._source import ELEMENTS, SOURCE, move_name
 from atomr_accel.libraries.fft.wire import _plan
 from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
 from atomr_accel.libraries.fft.wire._plan import Fft, Layout, Move, Place, plan
@@ -31,7 +31,7 @@ from atomr_accel.libraries.host._vendor import TYPES
 
 from .. import seeds
 from .conformance import Array, dtype_of
-from .host_kernels import HostKernels, compile_kernels, needs_compiler
+from .host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .test_fft_plan import Machine, reference, sample
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 s, t = ELEMENTS[step.source_type], ELEMENTS[step.target_type]
                 members[move_name(step, 1)] = f"{t}* target; {s}* source; u64 count; Moving moving"
     folder: Path = tmp_path_factory.mktemp("executor")
-    return compile_kernels(KERNELS, members, folder)
+    return compile_kernels(on_host(SOURCE), members, folder)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from atomr_accel.libraries.fft.host._prototypes import PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.fft.host._source import (
     BY_SIZE,
     ELEMENTS,
-    KERNELS,
     SOURCE,
     frequencies_arguments,
     move_arguments,
@@ -24,7 +23,7 @@ from atomr_accel.libraries.host._vendor import VendorLibrary
 
 from .. import seeds
 from .conformance import dtype_of
-from .host_kernels import compile_kernels, needs_compiler, with_pointers
+from .host_kernels import compile_kernels, needs_compiler, on_host, with_pointers
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +59,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
             f"{element}* target; {element}* source; u64 count; Rolling rolling"
         )
     members["frequencies"] = "double* target; u64 count; i64 n; double step; int half"
-    return compile_kernels(KERNELS, members, tmp_path_factory.mktemp("fft"))
+    return compile_kernels(on_host(SOURCE), members, tmp_path_factory.mktemp("fft"))
 
 
 def values_of(array: Array, kind: str) -> Array:
@@ -179,7 +178,7 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     names += [move_name(a_move(*pair), 1) for pair in pairs]
     names.append(move_name(a_move("complex64", "complex64"), 2**31))
     for name in names:
-        image, lowered, log = compile_cubin(SOURCE, name, (), capability)
+        image, lowered, log = compile_cubin(SOURCE.text, name, (), capability)
         assert image[:4] == b"\x7fELF"
         assert lowered
         assert "warning" not in log

@@ -18,15 +18,15 @@ from scipy.stats import qmc
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.host._vendor import VendorLibrary
 from atomr_accel.libraries.rng.host._prototypes import GENERATORS, PROTOTYPES, STATUS_NAMES
-from atomr_accel.libraries.rng.host._source import KERNELS
+from atomr_accel.libraries.rng.host._source import SOURCE
 from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS
 from atomr_accel.libraries.rng.wire._messages import Distribution, Draw, Pick, Points, Table, Take
 
 from .. import seeds
 from .conformance import Array
-from .host_kernels import HostKernels, compile_kernels, needs_compiler
+from .host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .statistics import check_continuous
-from .test_rng_kernels import INTRINSICS, a_distribution, at, instances
+from .test_rng_kernels import a_distribution, at, instances
 
 if TYPE_CHECKING:
     from ..fake_driver import FakeDriver
@@ -60,7 +60,7 @@ class HostLibrary:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     members = instances(("int8", "uint32", "int64"))
-    return compile_kernels(INTRINSICS + KERNELS, members, tmp_path_factory.mktemp("rng"))
+    return compile_kernels(on_host(SOURCE), members, tmp_path_factory.mktemp("rng"))
 
 
 class Machine:

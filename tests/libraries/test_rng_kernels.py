@@ -12,25 +12,14 @@ from scipy import stats
 from scipy.stats import qmc
 
 from atomr_accel.libraries.host._device_code import C_TYPES
-from atomr_accel.libraries.rng.host._source import KERNELS, ROWS, SOURCE, parameters, type_of
+from atomr_accel.libraries.rng.host._source import ROWS, SOURCE, parameters, type_of
 from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS, FLOATS, WHOLE, digits
 from atomr_accel.libraries.rng.wire._messages import Distribution
 
 from .. import seeds
 from .conformance import Array, dtype_of
-from .host_kernels import compile_kernels, needs_compiler
+from .host_kernels import compile_kernels, needs_compiler, on_host
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
-
-INTRINSICS = """
-static unsigned multiply(unsigned a, unsigned b, unsigned& high) {
-  const unsigned long long wide = (unsigned long long)a * b;
-  high = wide >> 32;
-  return (unsigned)wide;
-}
-static float fast_log2(float x) { return std::log2(x); }
-static float fast_sqrt(float x) { return std::sqrt(x); }
-static void fast_sincos(float x, float* s, float* c) { *s = std::sin(x); *c = std::cos(x); }
-"""
 
 N = 20_000
 
@@ -92,7 +81,7 @@ def instances(whole: tuple[str, ...] = (*WHOLE, "bool")) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return compile_kernels(INTRINSICS + KERNELS, instances(), tmp_path_factory.mktemp("rng"))
+    return compile_kernels(on_host(SOURCE), instances(), tmp_path_factory.mktemp("rng"))
 
 
 def at(array: Array | None) -> int:
@@ -461,7 +450,7 @@ def test_nvrtc_compiles_every_kernel() -> None:
         types = ", ".join(member.rpartition(" ")[0] for member in members.split(";"))
         if "<" in name:
             lines.append(f"template __global__ void {name}({types});")
-    source = "\n".join([SOURCE, *lines])
+    source = "\n".join([SOURCE.text, *lines])
     image, lowered, log = compile_cubin(source, "permute", (), (9, 0))
     assert image[:4] == b"\x7fELF"
     assert lowered == "_Z7permutePxyyyy"
@@ -476,4 +465,4 @@ def test_nvrtc_compiles_every_kernel() -> None:
 def test_nvrtc_compiles_for_older_devices(name: str) -> None:
     from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
 
-    assert compile_cubin(SOURCE, name, (), (8, 0))[0][:4] == b"\x7fELF"
+    assert compile_cubin(SOURCE.text, name, (), (8, 0))[0][:4] == b"\x7fELF"

@@ -23,7 +23,7 @@ from atomr_accel.libraries.rng.wire._distributions import KINDS
 from atomr_accel.memory._ref import Block, Epoch
 
 from .conformance import Array, dtype_of
-from .host_kernels import HostKernels, compile_kernels, needs_compiler
+from .host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -217,9 +217,9 @@ class Vendor:
 
 @pytest.fixture(scope="module")
 def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from atomr_accel.libraries.rng.host._source import KERNELS
+    from atomr_accel.libraries.rng.host._source import SOURCE
 
-    from .test_rng_kernels import INTRINSICS, instances
+    from .test_rng_kernels import instances
 
     members = {
         name: text
@@ -227,8 +227,9 @@ def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if not name.startswith("sobol")
     }
     head = "uint4 philox(uint4 c, u64 key) {"
-    assert head in KERNELS
-    source = INTRINSICS + NOTING + KERNELS.replace(head, head + " note(c);")
+    text = on_host(SOURCE)
+    assert head in text
+    source = NOTING + text.replace(head, head + " note(c);")
     members["note_at"] = "u32* to; u64* count"
     return compile_kernels(source, members, tmp_path_factory.mktemp("rng"))
 

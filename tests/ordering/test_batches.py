@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, GpuRef, GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.testing._faults import FAULTS, simulate
+from atomr_accel.testing._faults import FAULTS, simulate, source_of
 
 from ..harness import cancelled_at, on_shared, opened, program, settled, used_by
 from .programs import REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, twin
@@ -301,13 +301,11 @@ async def test_cancelling_the_block_at_every_checkpoint(device: Device) -> None:
 @pytest.mark.parametrize("stage", ["in the block", "at its end", "with a get after it"])
 @program
 async def test_a_fault_ends_a_batch(stage: str) -> None:
-    kind = FAULTS["illegal_address"]
-
     def fault(where: Any) -> None:
         simulate("illegal_address", where)
 
     async with opened(isolation="process", max_restarts=10) as device:
-        kernel = await device.nvrtc.compile(kind.source, "fault", cpu=fault)
+        kernel = await device.nvrtc.compile(source_of("illegal_address"), "fault", cpu=fault)
         a = await device.put(np.eye(2, dtype=np.float32))
         sealed = await device.put(np.eye(2, dtype=np.float32), sealed=True)
         await device.blas.gemm(a, a)
@@ -323,7 +321,7 @@ async def test_a_fault_ends_a_batch(stage: str) -> None:
                         batch.get(made[0])
                 made.append(batch.blas.gemm(sealed, sealed))
         assert info.value.generation == 1
-        assert info.value.status == kind.status
+        assert info.value.status == FAULTS["illegal_address"].status
         assert all(ref.is_stale for ref in made)
         async with device.batch() as batch:
             good = batch.blas.gemm(sealed, sealed)

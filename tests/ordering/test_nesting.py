@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRefSealed, GpuRefStale, KernelHung, Unsupported
+from atomr_accel.libraries.host._device_code import read_kernels
 from atomr_accel.testing import poison
 
 from ..harness import ON_CUDA, cpu_only, on_shared, opened, program, settled, used_by
@@ -213,8 +214,7 @@ async def test_a_driver_without_conditional_nodes() -> None:
 def test_the_kernel_that_looks_at_flags_assembles() -> None:
     """Linked with a function in the place of the one that drivers have."""
     linker = pytest.importorskip("cuda.bindings.nvjitlink")
-    from atomr_accel.libraries.programs.host._graph import SET_CONDITIONAL
-
+    kernel = read_kernels("atomr_accel.libraries.programs.host", "set_conditional.ptx")
     there = """
         .version 6.0
         .target sm_50
@@ -225,7 +225,7 @@ def test_the_kernel_that_looks_at_flags_assembles() -> None:
         handle = linker.create(1, ["-arch=sm_90"])
     except RuntimeError as error:
         pytest.skip(str(error))
-    for name, text in (("kernel", SET_CONDITIONAL), ("there", there)):
+    for name, text in (("kernel", kernel), ("there", there)):
         data = text.encode() + b"\0"
         linker.add_data(handle, linker.InputType.PTX, data, len(data), name)
     linker.complete(handle)

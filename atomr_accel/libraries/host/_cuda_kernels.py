@@ -14,6 +14,7 @@ from ._vendor import undone_on_error
 
 if TYPE_CHECKING:
     from ...backends.cuda.host._context import CudaContext, CudaStream
+    from ._device_code import CudaSource
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
@@ -70,7 +71,7 @@ class _Function(NamedTuple):
 class Kernels:
     """The kernels of one source, for one stream."""
 
-    def __init__(self, context: CudaContext, stream: CudaStream, source: str) -> None:
+    def __init__(self, context: CudaContext, stream: CudaStream, source: CudaSource) -> None:
         self._capability = context.compute_capability
         self._stream = stream
         self._source = source
@@ -86,7 +87,7 @@ class Kernels:
         """A kernel by its name expression, such as ``"move<float, double>"``."""
         function = self._functions.get(name)
         if function is None:
-            image, lowered, *_ = _compiled(self._source, name, (), self._capability)
+            image, lowered, *_ = _compiled(self._source.text, name, (), self._capability)
             module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
             with undone_on_error() as made:
                 made.callback(driver.cuModuleUnload, module)

@@ -1,33 +1,81 @@
-"""CUDA C++ that kernels of several libraries begin with.
+"""CUDA C++ of this package: files beside the executors that launch it.
 
-It needs no header, because NVRTC's wheel brings none, and it is kept apart from the
-kernels so that tests can compile those for the host with conversions of their own.
+The files of an executor are in a folder ``kernels`` beside it, and what several of them begin
+with is in the one beside this module. They need no header of the vendor's, because NVRTC's
+wheel brings none.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from functools import cache, cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, final
 
-CONVERSIONS: Final = r"""
-struct h16 { unsigned short bits; };  // float16
-struct b16 { unsigned short bits; };  // bfloat16
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
-__device__ __forceinline__ float widen(h16 value) {
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
-  return wide;
-}
-__device__ __forceinline__ float widen(b16 value) {
-  return __uint_as_float((unsigned)value.bits << 16);
-}
-__device__ __forceinline__ void narrow(h16& target, float value) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(target.bits) : "f"(value));
-}
-__device__ __forceinline__ void narrow(b16& target, float value) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(target.bits) : "f"(value));
-}
-"""
-"""The 16-bit floats: ``h16`` and ``b16``, ``widen(value)`` and ``narrow(target, value)``."""
+_INCLUDE: Final = re.compile(r'#include "(.+)"')
+_ONCE: Final = "#pragma once"
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@final
+class CudaSource:
+    """A file with what it includes and the constants that it shares with Python.
+
+    An ``#include "name"`` is looked for beside the file, then among the shared ones, and put
+    in place here, once. So the compiler gets one text that says all, and a kernel kept on disk
+    is used again only while none of its files changes.
+
+    Args:
+        package: the package beside whose modules the folder ``kernels`` is.
+        name: the file in it.
+        macros: constants, which become macros in front of the text.
+    """
+
+    def __init__(self, package: str, name: str, **macros: int) -> None:
+        self._package = package
+        self._name = name
+        self._macros = macros
+
+    @cached_property
+    def text(self) -> str:
+        """What NVRTC compiles."""
+        return self.preprocess(_NO_HEADERS)
+
+    def preprocess(self, headers: Mapping[str, str]) -> str:
+        """The text with other headers in the place of some, by name."""
+        head = [f"#define {name} {value}" for name, value in self._macros.items()]
+        lines = self._lines(self._name, headers, {self._name})
+        return "\n".join([*head, *lines, ""])
+
+    def _lines(self, name: str, headers: Mapping[str, str], seen: set[str]) -> Iterator[str]:
+        """The lines of a file; the compiler is told where they come from."""
+        text = headers[name] if name in headers else read_kernels(self._package, name)
+        yield f'#line 1 "{name}"'
+        for number, line in enumerate(text.splitlines(), 1):
+            found = _INCLUDE.fullmatch(line)
+            if found is None:
+                yield "" if line == _ONCE else line
+            elif found[1] in seen:
+                yield ""
+            else:
+                seen.add(found[1])
+                yield from self._lines(found[1], headers, seen)
+                yield f'#line {number + 1} "{name}"'
+
+
+@cache
+def read_kernels(package: str, name: str) -> str:
+    """A file as it is: from the folder ``kernels`` beside a package's modules, or a shared one."""
+    from importlib.resources import files  # a host that compiles nothing does without
+
+    file = files(package) / "kernels" / name
+    if not file.is_file():
+        file = files(__package__) / "kernels" / name
+    return file.read_text(encoding="utf-8")
+
 
 C_TYPES: Final = {
     "bool": "unsigned char",

@@ -13,6 +13,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
+from ...host._device_code import CudaSource
 from ...host._numbers import CUDA_TYPES, Scalars
 from ...host._vendor import VendorLibrary, undone_on_error
 from ._prototypes import ENUMS, NOT_SUPPORTED, PROTOTYPES, STATUS_NAME, half_symbol
@@ -35,15 +36,7 @@ _MOST_PITCH: Final = 2**31 - 1
 _WORKSPACE: Final = 32 << 20
 """What cuBLAS takes by itself on the largest devices."""
 
-_KERNELS: Final = r"""
-template <class T>
-__global__ void shift(T* target, const T* source, unsigned long long count, long long delta) {
-  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-  for (unsigned long long at = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
-       at < count; at += step)
-    target[at] = source[at] + (T)delta;
-}
-"""
+_KERNELS: Final = CudaSource(__package__, "shift.cu")
 """cuBLAS counts from one, everybody else here from zero."""
 
 

@@ -11,7 +11,7 @@ from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
 from ...host._cuda_kernels import Arguments, Kernels
-from ...host._device_code import C_TYPES
+from ...host._device_code import C_TYPES, CudaSource
 from ..wire._routine_messages import Dropout
 from ..wire._sequence_messages import (
     Append,
@@ -25,12 +25,16 @@ from ..wire._sequence_messages import (
     decode_derived,
 )
 from ._philox import threshold
-from .fallback._source import MOST_DERIVED, SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
+
+MOST_DERIVED: Final = 10
+"""How many lists of integers one launch makes."""
+
+SOURCE: Final = CudaSource(__package__, "sequences.cu", LISTS=MOST_DERIVED)
 
 _PIECE: Final = 1 << 16
 """Uploads of up to this size return before the stream comes to them."""

@@ -1,6 +1,6 @@
 """Random words that depend on a key and a position only (Philox 4x32-10, Salmon et al. 2011).
 
-The kernels of ``_source.py`` make the same words.
+The kernels' ``philox.cuh`` make the same words.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
 from ...host._cuda_kernels import Arguments
+from ...host._device_code import read_kernels
 from ._steps import BoundSection, BoundStep
 
 if TYPE_CHECKING:
@@ -26,54 +27,6 @@ if TYPE_CHECKING:
 
 CONDITIONAL_DRIVER: Final = 12030
 """The first driver with conditional nodes: that of CUDA 12.3."""
-
-# The driver itself links cudaGraphSetConditional. As PTX of an old version this works with
-# every driver that has conditional nodes, whichever NVRTC there is.
-SET_CONDITIONAL: Final = """
-.version 6.0
-.target sm_50
-.address_size 64
-
-.extern .func cudaGraphSetConditional
-(
-    .param .b64 conditional,
-    .param .b32 value
-);
-
-.visible .entry set_conditional
-(
-    .param .u64 conditional,
-    .param .u64 flag,
-    .param .u32 nbytes
-)
-{
-    .reg .pred %more, %set;
-    .reg .b32 %left, %byte, %any;
-    .reg .b64 %handle, %at;
-    .param .b64 first;
-    .param .b32 second;
-
-    ld.param.u64 %handle, [conditional];
-    ld.param.u64 %at, [flag];
-    ld.param.u32 %left, [nbytes];
-    cvta.to.global.u64 %at, %at;
-    mov.u32 %any, 0;
-NEXT:
-    ld.global.u8 %byte, [%at];
-    or.b32 %any, %any, %byte;
-    add.s64 %at, %at, 1;
-    sub.u32 %left, %left, 1;
-    setp.ne.u32 %more, %left, 0;
-    @%more bra NEXT;
-    setp.ne.u32 %set, %any, 0;
-    selp.u32 %any, 1, 0, %set;
-    st.param.b64 [first], %handle;
-    st.param.b32 [second], %any;
-    call.uni cudaGraphSetConditional, (first, second);
-    ret;
-}
-"""
-"""Sets a conditional handle to whether any byte of a flag is set."""
 
 
 def conditional(nodes: Iterable[Bound]) -> bool:
@@ -190,7 +143,8 @@ class Graphs:
                 "a flag can decide on a part of a program only with a driver of CUDA 12.3 or "
                 f"newer; this one is of CUDA {version // 1000}.{version % 1000 // 10}"
             )
-        self._module = check("cuModuleLoadData", driver.cuModuleLoadData(SET_CONDITIONAL.encode()))
+        image = read_kernels(__package__, "set_conditional.ptx").encode()
+        self._module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
         self._set_conditional = check(
             "cuModuleGetFunction", driver.cuModuleGetFunction(self._module, b"set_conditional")
         )

@@ -10,16 +10,17 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ....host._device_code import C_TYPES
+from ....host._device_code import C_TYPES, CudaSource
 from ...wire._attention_nodes import is_single
 from .._philox import threshold
-from ._attention_source import SOURCE
-from ._common_source import Launch
+from ._launch import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...wire._graph import Graph, Tensor
+
+SOURCE: Final = CudaSource(__package__, "attention.cu")
 
 _OPS: Final = ("sdpa", "sdpa_backward")
 _WIDE: Final = frozenset({"stats", "sink_token", "dSink_token"})

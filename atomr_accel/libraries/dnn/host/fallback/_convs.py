@@ -6,13 +6,14 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from ....host._device_code import C_TYPES
+from ....host._device_code import C_TYPES, CudaSource
 from ...wire._nodes import wider
-from ._common_source import Launch
-from ._conv_source import SOURCE
+from ._launch import Launch
 
 if TYPE_CHECKING:
     from ...wire._graph import Graph, Tensor
+
+SOURCE: Final = CudaSource(__package__, "convs.cu")
 
 _ROLES: Final = {
     "conv_fprop": ("forward", ("y", "image", "weight"), ("image", "weight", "y")),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from . import _attention, _convs, _nodes, _norms, _products
-from ._common_source import complete
 
 if TYPE_CHECKING:
     from .....backends.cuda.host._context import CudaContext, CudaStream
     from ....host._cuda_kernels import Kernels
+    from ....host._device_code import CudaSource
     from ...wire._graph import Graph
-    from ._common_source import Launch
+    from ._launch import Launch
 
 _FAMILIES: Final = (_convs, _products, _norms, _attention, _nodes)
 
@@ -41,7 +41,7 @@ class Own:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context = context
         self._stream = stream
-        self._made: dict[str, Kernels] = {}
+        self._made: dict[CudaSource, Kernels] = {}
 
     def close(self) -> None:
         """Unload what was loaded."""
@@ -56,6 +56,6 @@ class Own:
         for source, name, items, data in launches(graph, addresses, scalars):
             kernels = self._made.get(source)
             if kernels is None:
-                kernels = Kernels(self._context, self._stream, complete(source))
+                kernels = Kernels(self._context, self._stream, source)
                 self._made[source] = kernels
             kernels.launch(kernels.function(name), items, Arguments(data))

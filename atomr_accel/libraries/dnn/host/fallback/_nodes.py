@@ -6,17 +6,35 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ....host._device_code import C_TYPES
+from ....host._device_code import C_TYPES, CudaSource
 from ...wire._element_types import MODULAR, integers_of, stored_as
 from ...wire._graph import MOST_DIMS
 from ...wire._nodes import NODES
-from ._common_source import THREADS, Launch
-from ._node_source import EXPRESSIONS, MOST_INPUTS, pointwise_kernel, reduction_kernel
+from ._launch import THREADS, Launch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ...wire._graph import Attribute, Graph, Node, Tensor
+
+MOST_INPUTS: Final = 5
+
+POINTWISE: Final = CudaSource(__package__, "pointwise.cu", DIMS=MOST_DIMS, INPUTS=MOST_INPUTS)
+REDUCTIONS: Final = CudaSource(__package__, "reductions.cu", DIMS=MOST_DIMS, THREADS=THREADS)
+
+OPERATIONS: Final = frozenset(
+    {
+        *("abs", "add", "add_square", "batchnorm_inference", "binary_select", "ceil"),
+        *("cmp_eq", "cmp_ge", "cmp_gt", "cmp_le", "cmp_lt", "cmp_neq", "cos", "div"),
+        *("elu", "elu_backward", "erf", "exp", "floor", "gelu", "gelu_approx_tanh"),
+        *("gelu_approx_tanh_backward", "gelu_backward", "gen_index", "identity", "log"),
+        *("logical_and", "logical_not", "logical_or", "max", "min", "mod", "mul", "neg"),
+        *("pow", "reciprocal", "relu", "relu_backward", "rsqrt", "sigmoid"),
+        *("sigmoid_backward", "sin", "softplus", "softplus_backward", "sqrt", "sub"),
+        *("swish", "swish_backward", "tan", "tanh", "tanh_backward"),
+    }
+)
+"""What ``pointwise.cu`` has a struct for."""
 
 _TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
 
@@ -25,7 +43,7 @@ def computes(graph: Graph) -> bool:
     """Whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
-    return (node.op in EXPRESSIONS or node.op == "reduction") and all(
+    return (node.op in OPERATIONS or node.op == "reduction") and all(
         tensor.dtype in _TYPES and tensor.ragged < 0 for tensor in tensors
     )
 
@@ -36,12 +54,13 @@ def packed_node(
     target: int,
     addresses: dict[int, int],
     scalars: dict[int, float],
-    counted: Attribute = None,
+    attributes: Mapping[str, Attribute],
 ) -> bytes:
     """The arguments of a pointwise kernel that reads tensors ``ids`` and writes ``target``.
 
-    With an axis to be ``counted`` it does not read, and moves along that axis alone.
+    With an ``axis`` to be counted it does not read, and moves along that axis alone.
     """
+    counted = attributes.get("axis")
     out = graph.tensors[target]
     axes = range(len(out.shape))
     lists: list[Sequence[int]] = [out.strides]
@@ -54,7 +73,20 @@ def packed_node(
     for id_, steps in zip(ids, others, strict=True):
         data += struct.pack("<Qd", addresses.get(id_, 0), scalars.get(id_, 0.0)) + _words(steps)
     empty = struct.pack("<Qd", 0, 0.0) + _words(())
-    return data + empty * (MOST_INPUTS - len(ids))
+    return data + empty * (MOST_INPUTS - len(ids)) + _numbers(attributes)
+
+
+def _numbers(attributes: Mapping[str, Attribute]) -> bytes:
+    """The kernel's ``Attributes``: NaN is an upper end that is nowhere."""
+    names = ("swish_beta", "lower_clip", "upper_clip", "negative_slope")
+    numbers = [attributes.get(name) for name in names]
+    for name, number in zip(names, numbers, strict=True):
+        if number is not None and not math.isfinite(number):  # type: ignore[arg-type]
+            raise ValueError(f"{name} must be a finite number, not {number}")
+    beta, low, high, slope = numbers
+    return struct.pack(
+        "<4d", beta or 0.0, low or 0.0, math.nan if high is None else high, slope or 0.0
+    )
 
 
 def packed_reduction(graph: Graph, node: Node, addresses: dict[int, int]) -> bytes:
@@ -119,14 +151,33 @@ def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float])
         # Those of arithmetic modulo a power of two, where C++ has no such thing for signed ones.
         signed = node.op not in MODULAR and not integers.startswith("u")
         compute = "int64" if signed else "uint64"
-    types = [compute, out.dtype, *(graph.tensors[id_].dtype for id_ in ids)]
-    names = ", ".join(C_TYPES[dtype] for dtype in types)
+    types = [out.dtype, *(graph.tensors[id_].dtype for id_ in ids)]
     if node.op == "reduction":
-        source = reduction_kernel(str(attributes["mode"]))
+        name = reduction_name(str(attributes["mode"]), compute, types)
         data = packed_reduction(graph, node, addresses)
-        return [Launch(source, f"reduce<{names}>", math.prod(out.shape) * THREADS, data)]
-    whole = stored_as(node.op, integers) if integers else ""
-    source = pointwise_kernel(node.op, len(ids), attributes, whole)
-    axis = attributes["axis"] if node.op == "gen_index" else None
-    data = packed_node(graph, ids, target, addresses, scalars, axis)
-    return [Launch(source, f"node<{names}>", math.prod(out.shape), data)]
+        return [Launch(REDUCTIONS, name, math.prod(out.shape) * THREADS, data)]
+    name = pointwise_name(
+        node.op, compute, stored_as(node.op, integers) if integers else compute, types
+    )
+    data = packed_node(graph, ids, target, addresses, scalars, attributes)
+    return [Launch(POINTWISE, name, math.prod(out.shape), data)]
+
+
+def pointwise_name(op: str, compute: str, result: str, types: Sequence[str]) -> str:
+    """The kernel of a pointwise operation.
+
+    Args:
+        op: the operation.
+        compute: the dtype it computes in.
+        result: the dtype of what it gives.
+        types: the dtypes of its output and of its inputs.
+    """
+    operation = "".join(word.capitalize() for word in op.split("_"))
+    names = ", ".join(C_TYPES[dtype] for dtype in (compute, result, *types))
+    return f"node<{operation}, {names}>"
+
+
+def reduction_name(mode: str, compute: str, types: Sequence[str]) -> str:
+    """The kernel of a reduction, with the dtypes of its output and of its input."""
+    names = ", ".join(C_TYPES[dtype] for dtype in (compute, *types))
+    return f"reduce<{mode.capitalize()}, {names}>"

@@ -6,13 +6,15 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ....host._device_code import C_TYPES
+from ....host._device_code import C_TYPES, CudaSource
 from ...wire._nodes import wider
-from ._common_source import THREADS, Launch
-from ._norm_source import MOST_DIMS, SOURCE
+from ._launch import THREADS, Launch
 
 if TYPE_CHECKING:
     from ...wire._graph import Graph, Node, Tensor
+
+_MOST_DIMS: Final = 6
+SOURCE: Final = CudaSource(__package__, "norms.cu", DIMS=_MOST_DIMS)
 
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 _FORWARD: Final = frozenset({"layernorm", "rmsnorm", "instancenorm", "groupnorm", "batchnorm"})
@@ -120,8 +122,8 @@ def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
     counts = [math.prod(axis.size for axis in axes) for axes in (outer, inner)]
     data = struct.pack("<4q", *counts, len(outer), len(inner))
     for axes in (outer, inner):
-        assert len(axes) <= MOST_DIMS
-        for axis in (*axes, *[Axis(1, 0)] * (MOST_DIMS - len(axes))):
+        assert len(axes) <= _MOST_DIMS
+        for axis in (*axes, *[Axis(1, 0)] * (_MOST_DIMS - len(axes))):
             data += struct.pack("<6q", *axis)
     return data
 

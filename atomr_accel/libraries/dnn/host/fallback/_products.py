@@ -6,21 +6,27 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final
 
-from ....host._device_code import C_TYPES
-from ._common_source import THREADS, Launch
-from ._product_source import MOST_BATCH_DIMS, SIDE, SOURCE
+from ....host._device_code import C_TYPES, CudaSource
+from ._launch import THREADS, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...wire._graph import Graph, Tensor
 
+_SIDE: Final = 16
+"""A block has as many rows of threads, each with as many threads."""
+
+_MOST_BATCH_DIMS: Final = 6
+
+SOURCE: Final = CudaSource(__package__, "products.cu", SIDE=_SIDE, DIMS=_MOST_BATCH_DIMS)
+
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 _MANY: Final = 256
 """Large squares take fewer reads; they are taken where there are enough for all processors."""
 
-assert SIDE * SIDE == THREADS
+assert _SIDE * _SIDE == THREADS
 
 
 def computes(graph: Graph) -> bool:
@@ -55,10 +61,11 @@ def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float])
 def _squares(batch: Sequence[int], m: int, n: int, *, wide: bool) -> tuple[int, int]:
     """Elements of a thread in each direction, and squares of the result."""
     counts = {
-        each: math.prod(batch) * -(-m // (SIDE * each)) * -(-n // (SIDE * each)) for each in (4, 8)
+        each: math.prod(batch) * -(-m // (_SIDE * each)) * -(-n // (_SIDE * each))
+        for each in (4, 8)
     }
     # Of a square that is mostly empty most work is for nothing; doubles fill the registers.
-    large = not wide and min(m, n) > 4 * SIDE and counts[8] >= _MANY
+    large = not wide and min(m, n) > 4 * _SIDE and counts[8] >= _MANY
     each = 8 if large else 4
     return each, counts[each]
 
@@ -70,4 +77,4 @@ def _batch_steps(tensor: Tensor) -> bytes:
 
 
 def _words(values: Sequence[int]) -> bytes:
-    return struct.pack(f"<{MOST_BATCH_DIMS}q", *values, *[0] * (MOST_BATCH_DIMS - len(values)))
+    return struct.pack(f"<{_MOST_BATCH_DIMS}q", *values, *[0] * (_MOST_BATCH_DIMS - len(values)))

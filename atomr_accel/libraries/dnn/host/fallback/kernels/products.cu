@@ -1,23 +1,15 @@
-"""The kernel for matrix products: those in full precision, for which cuDNN has none."""
+// Matrix products: "multiply", for any layout, types and batches.
+//
+// It is launched with a block of SIDE * SIDE threads for each square of the result, or with fewer
+// blocks, which take several in turn. SIDE and DIMS, the most dimensions of batches, come from
+// Python, which packs the arguments.
 
-from __future__ import annotations
+#include "access.cuh"
+#include "types.cuh"
 
-from typing import Final
+// How much of the inner dimension a block reads at once.
+#define DEPTH 16
 
-from ._common_source import ACCESS
-
-SIDE: Final = 16
-"""A block has as many rows of threads, each with as many threads."""
-
-MOST_BATCH_DIMS: Final = 6
-
-_DEPTH: Final = 16
-"""How much of the inner dimension a block reads at once."""
-
-SOURCE: Final = (
-    (
-        ACCESS
-        + r"""
 // The sizes of a product (m, k) @ (k, n), the steps of rows and columns, and the batches'.
 struct Product {
   i64 m, n, k, dims;
@@ -98,9 +90,3 @@ multiply(Y* c, const L* a, const R* b, Product product, i64 squares) {
       }
   }
 }
-"""
-    )
-    .replace("DIMS", str(MOST_BATCH_DIMS))
-    .replace("DEPTH", str(_DEPTH))
-    .replace("SIDE", str(SIDE))
-)

@@ -1,20 +1,13 @@
-"""Kernels for attention of a single query to a single key, which cuDNN has no gradient of.
+// Attention of a single query to a single key: the result, and gradients by each of its inputs.
+//
+// Each kernel is launched with one thread for each element of its result, or with fewer, which
+// take several in turn. A thread computes the score of its head anew: a dot product. No mask hides
+// the only key but by its length, and no slope changes its score: its distance is 0.
 
-A thread for each element of a result, which computes the score of its head anew: a dot product.
-No mask hides the only key but by its length, and no slope changes its score: its distance is 0.
-"""
+#include "access.cuh"
+#include "philox.cuh"
+#include "types.cuh"
 
-from __future__ import annotations
-
-from typing import Final
-
-from ._common_source import ACCESS
-from ._source import PHILOX
-
-SOURCE: Final = (
-    ACCESS
-    + PHILOX
-    + r"""
 // Where the elements of batches and heads begin; those of a head lie side by side.
 struct Place { const void* data; i64 batch, head; };
 struct Output { void* data; i64 batch, head; };
@@ -154,5 +147,3 @@ template <class T> __global__ void by_sink(Single s, Output dsink, i64 count) {
     store<float>(dsink, 0, h, 0, sum);
   }
 }
-"""
-)

@@ -1,17 +1,11 @@
-"""Kernels for the convolutions that cuDNN's frontend does not have: those in float64.
+// Convolutions ("forward") and their gradients by "images" and "filters", directly.
+//
+// Each is launched with one thread for each element of its result, which sums what it is made
+// of, or with fewer, which take several in turn.
 
-Direct ones: a thread for each element of the result, which sums what it is made of.
-"""
+#include "access.cuh"
+#include "types.cuh"
 
-from __future__ import annotations
-
-from typing import Final
-
-from ._common_source import ACCESS
-
-SOURCE: Final = (
-    ACCESS
-    + r"""
 // Images have N, C and three dimensions of space; filters K, C / groups and three of taps.
 struct Steps { i64 outer, channel, space[3]; };
 struct Conv {
@@ -113,5 +107,3 @@ __global__ void filters(T* dw, const T* x, const T* dy, Conv conv, i64 count) {
     put(dw[at(conv.filter, k, c, tap)], sum);
   }
 }
-"""
-)

@@ -1,38 +1,11 @@
-"""The DNN lane's own kernels: lengths and offsets of sequences, caches, dropout."""
+// Lengths and offsets of sequences ("derive"), caches in pages ("append", "clean"), "dropout".
+//
+// Each is launched with one thread for each item that "count" counts, or with fewer, which take
+// several in turn. LISTS, how many lists "derive" makes at most, comes from Python.
 
-from __future__ import annotations
-
-from typing import Final
-
-from ....host._device_code import CONVERSIONS
-
-MOST_DERIVED: Final = 10
-"""How many lists of integers one launch makes."""
-
-PHILOX: Final = r"""
-typedef unsigned u32;
-typedef unsigned long long u64;
-
-// --- Philox 4x32-10 (Salmon et al., 2011): the words of _philox.py ------------------------
-
-__device__ __forceinline__ uint4 random_words(u64 block, u64 key) {
-  uint4 c = uint4{(u32)block, (u32)(block >> 32), 0u, 0u};
-  u32 k0 = (u32)key, k1 = (u32)(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const u64 first = (u64)0xD2511F53u * c.x, second = (u64)0xCD9E8D57u * c.z;
-    c = uint4{(u32)(second >> 32) ^ c.y ^ k0, (u32)second, (u32)(first >> 32) ^ c.w ^ k1,
-              (u32)first};
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return c;
-}
-"""
-
-KERNELS: Final = (
-    PHILOX
-    + r"""
-typedef long long i64;
+#include "conversions.cuh"
+#include "philox.cuh"
+#include "types.cuh"
 
 struct Derived {
   u64 target, source;
@@ -40,9 +13,7 @@ struct Derived {
   i64 count, ceiling;
   int differences, wide;
 };
-struct Lists { Derived list["""
-    + str(MOST_DERIVED)
-    + r"""]; };
+struct Lists { Derived list[LISTS]; };
 
 // Integers from integers, several lists at once; each has room for "longest" threads.
 __global__ void derive(Lists lists, u64 longest, u64 count) {
@@ -123,7 +94,3 @@ __global__ void dropout(T* y, const T* x, u64 elements, u64 key, u64 position, u
     }
   }
 }
-"""
-)
-
-SOURCE: Final = CONVERSIONS + KERNELS

@@ -1,16 +1,12 @@
-"""Kernels for the normalisations that cuDNN does not have, or not for these shapes."""
+// Normalisations ("forward") and their gradients ("backward_input", "backward_parameters").
+//
+// Each is launched with a block for each place in its outer dimensions, or with fewer, which take
+// several in turn; the block sums over the inner ones. A block has whole warps. DIMS, the most
+// dimensions of either kind, comes from Python, which packs the arguments.
 
-from __future__ import annotations
+#include "access.cuh"
+#include "types.cuh"
 
-from typing import Final
-
-from ._common_source import ACCESS
-
-MOST_DIMS: Final = 6
-
-SOURCE: Final = (
-    ACCESS
-    + r"""
 // A dimension: its size, and the step it makes in each of the tensors.
 struct Dim { i64 size, x, grad, out, parameter, statistic; };
 struct Norm { i64 outers, inners, outer_dims, inner_dims; Dim outer[DIMS]; Dim inner[DIMS]; };
@@ -136,5 +132,3 @@ __global__ void backward_parameters(Q* dscale, Q* dbias, const T* grad, const T*
     }
   }
 }
-"""
-).replace("DIMS", str(MOST_DIMS))
