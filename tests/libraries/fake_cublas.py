@@ -108,7 +108,8 @@ def run_row(row: Row, dtype: np.dtype[Any], values: dict[str, Any]) -> None:
         if operand.steps:
             array = vector(values[word], shape[0], values[f"inc{word}"], kind)
         elif shape:
-            array = matrix(values[word], *shape, values[f"ld{word}"], kind)
+            rows, columns = shape
+            array = matrix(values[word], rows, columns, values[f"ld{word}"], kind)
         else:
             array = vector(values[word], 1, 1, kind).reshape(())
         if case.get(operand.trans) and values[word] == values.get("c"):

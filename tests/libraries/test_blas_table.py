@@ -74,20 +74,21 @@ async def test_calls_that_were_checked_once_are_checked_by_all_that_counts(devic
     await device.blas.axpy(x, y, n=1, incx=1)
     await device.blas.symv(a, x, lower=True)
     await device.blas.trmv(a, x, trans=1)
+    blas: Any = device.blas
     wrong: list[tuple[Any, type[Exception]]] = [
-        (lambda: device.blas.axpy(x, y, n=True), ValueError),
-        (lambda: device.blas.axpy(x, y, n=1.0), ValueError),
-        (lambda: device.blas.axpy(x, y, n=1, incx=1.0), ValueError),
-        (lambda: device.blas.axpy(x, y, n=1, incx=True), ValueError),
-        (lambda: device.blas.axpy(x, y, n=1, a=1j), TypeError),
-        (lambda: device.blas.symv(a, x, lower=1), TypeError),
-        (lambda: device.blas.trmv(a, x, trans=1.0), ValueError),
-        (lambda: device.blas.axpy(x, x, n=3, offy=1), ValueError),
+        (lambda: blas.axpy(x, y, n=True), ValueError),
+        (lambda: blas.axpy(x, y, n=1.0), ValueError),
+        (lambda: blas.axpy(x, y, n=1, incx=1.0), ValueError),
+        (lambda: blas.axpy(x, y, n=1, incx=True), ValueError),
+        (lambda: blas.axpy(x, y, n=1, a=1j), TypeError),
+        (lambda: blas.symv(a, x, lower=1), TypeError),
+        (lambda: blas.trmv(a, x, trans=1.0), ValueError),
+        (lambda: blas.axpy(x, x, n=3, offy=1), ValueError),
     ]
     for call, error in wrong:
         with pytest.raises(error):
             await call()
     kept = len(device.blas._checked)
     for n in (np.int64(2), 2, 2):
-        await device.blas.axpy(x, y, n=n)
+        await blas.axpy(x, y, n=n)
     assert len(device.blas._checked) == kept + 1

@@ -92,7 +92,7 @@ class RowRoutines(Routines[D]):
             value = given[option]
             read_options.append(0 if value is usual else read(value, option))
         options = tuple(read_options)
-        counts = []
+        counts: list[Any] = []
         plain = True
         for count in counts_of:
             value = given[count]
@@ -230,7 +230,7 @@ def _require_apart(
     row: Row,
     given: Given,
     options: tuple[int, ...],
-    places: tuple[int, ...],
+    places: list[int],
     steps: tuple[int, ...],
 ) -> None:
     """What is written shares no memory with the rest, except where it may be in place."""

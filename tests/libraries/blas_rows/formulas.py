@@ -30,7 +30,7 @@ def evaluate(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> l
         scalars: by name.
         case: options and sizes.
     """
-    names = {
+    names: dict[str, Any] = {
         operand.name: whole(operand, arrays[operand.name], case)
         for operand in row.operands
         if operand.name in arrays

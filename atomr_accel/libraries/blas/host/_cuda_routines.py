@@ -41,6 +41,12 @@ _UPPER: Final = ENUMS["CUBLAS_FILL_MODE_UPPER"]
 _TURNED: Final = (OP_T, OP_N)
 """The op of the transposed matrix that gives 0 and 1 of the matrix itself."""
 
+_HALF: Final = 2
+"""Bytes of the types that compute in float32."""
+
+_OF_MATRICES: Final = {"trmv": "trmm", "trsv": "trsm"}
+"""What does for a row what a routine does for a vector."""
+
 _SCALAR_WORDS: Final = {"a": "alpha", "c": "cosine", "s": "sine"}
 """What the vendor calls scalars, where it is not their name."""
 
@@ -241,15 +247,18 @@ class CudaRoutines:
             return
         values |= {"side": _RIGHT, "m": 1, "alpha": self._handle.scalar(dtype, (1.0, 0.0))}
         row = {"b": target, "ldb": inc, "c": target, "ldc": inc}
-        self.call("trmm" if call.row.name == "trmv" else "trsm", dtype, **values | row)
+        self.call(_OF_MATRICES[call.row.name], dtype, **values | row)
 
-    def _beside_triangle(self, call: _Call) -> None:
-        values, sizes = call.values, call.sizes
-        values["trans"] = call.options["trans_a"]
-        if call.row.name == "trsm":
-            nbytes = sizes["m"] * sizes["n"] * DTYPES[call.dtype].itemsize
-            self._handle.copy(values["c"], values["b"], nbytes)
+    def _trmm(self, call: _Call) -> None:
+        call.values["trans"] = call.options["trans_a"]
         self._plain(call)
+
+    def _trsm(self, call: _Call) -> None:
+        """In place, of a copy."""
+        values, sizes = call.values, call.sizes
+        nbytes = sizes["m"] * sizes["n"] * DTYPES[call.dtype].itemsize
+        self._handle.copy(values["c"], values["b"], nbytes)
+        self._trmm(call)
 
     def _rank_k(self, call: _Call) -> None:
         """Of the turned matrices; what came second comes first in the turned result."""
@@ -309,9 +318,6 @@ class CudaRoutines:
         )
 
 
-_HALF: Final = 2
-"""Bytes of the types that compute in float32."""
-
 _CALLS: Final[dict[str, Callable[[CudaRoutines, _Call], None]]] = {
     "copy": CudaRoutines._copy,
     "gemv": CudaRoutines._gemv,
@@ -320,7 +326,8 @@ _CALLS: Final[dict[str, Callable[[CudaRoutines, _Call], None]]] = {
     "ger": CudaRoutines._ger,
     "gerc": CudaRoutines._gerc,
     **dict.fromkeys(("trmv", "trsv"), CudaRoutines._triangular),
-    **dict.fromkeys(("trmm", "trsm"), CudaRoutines._beside_triangle),
+    "trmm": CudaRoutines._trmm,
+    "trsm": CudaRoutines._trsm,
     **dict.fromkeys(("syrk", "herk", "syr2k", "her2k"), CudaRoutines._rank_k),
 }
 """The routines that take more than the values of their words."""
