@@ -12,6 +12,7 @@ import mmap
 import os
 import queue
 import resource
+import tempfile
 import threading
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -325,11 +326,11 @@ class Gate:
         # For both directions, so that neither this nor the twin waits for the other to open.
         self._fd = os.open(self.path, os.O_RDWR)
         self._tickets = self._opened = 0
-        page = directory / "gate-page"
-        page.write_bytes(bytes(mmap.PAGESIZE))
-        with page.open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-        self._register = _register(str(page), mmap.PAGESIZE)
+        # Of shared memory, because a driver cannot lock the pages of every file system.
+        self._shared = tempfile.NamedTemporaryFile(dir="/dev/shm")  # noqa: SIM115
+        os.truncate(self._shared.name, mmap.PAGESIZE)
+        self._page = mmap.mmap(self._shared.fileno(), mmap.PAGESIZE)
+        self._register = _register(self._shared.name, mmap.PAGESIZE)
 
     async def kernel(self, device: Device) -> Callable[..., Awaitable[None]]:
         """The kernel as a function of a float32 buffer, and whether to end in a fault.
@@ -367,6 +368,7 @@ class Gate:
         """Let whoever still waits through, for good."""
         self.open(1000)
         os.close(self._fd)
+        self._shared.close()
 
 
 def _register(path: str, size: int) -> Callable[[], int]:

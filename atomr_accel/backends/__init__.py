@@ -4,6 +4,56 @@ A host imports this package with the backend that it runs, so nothing here loads
 descriptions.
 """
 
-from ._backend import Backend, Capabilities
+from __future__ import annotations
 
-__all__ = ["Backend", "Capabilities"]
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """How the devices of a backend differ, as far as the program must know.
+
+    Attributes:
+        host_memory: a device's memory is memory of this machine that the CPU can use: arrays
+            of NumPy can be views of it, and there is nothing to move between the two.
+        python_kernels: kernels are run as the Python functions given for them, and not as what
+            a compiler makes of their source.
+        needs_scratch: executors of libraries work in memory that the program gives them with
+            a call.
+        counts_in_int32: the vendor's libraries take sizes and strides as 32-bit numbers.
+    """
+
+    host_memory: bool = False
+    python_kernels: bool = False
+    needs_scratch: bool = False
+    counts_in_int32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A backend, as an entry point in the group ``atomr_accel.backends`` names it.
+
+    Attributes:
+        name: such as ``"cuda"``; libraries name their executors by it.
+        context: ``module:class`` of its ``HostContext``.
+        memory: ``module:class`` of the executor of its memory lane.
+        why_absent: a cheap check in the program that loads no vendor library: why there
+            can be no such device here, or None if there may be.
+        slow_start: whether a host takes so long to start that a warm one is worth it.
+        capabilities: how its devices differ from others.
+        executors: ``module:class`` of executors that come with the backend, by the name of
+            the lane. They go before what a library has for it.
+    """
+
+    name: str
+    context: str
+    memory: str
+    why_absent: Callable[[], str | None]
+    slow_start: bool = False
+    capabilities: Capabilities = Capabilities()
+    executors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Final, Literal
 
 from .._errors import DeviceUnavailable
-from ._backend import Backend
+from . import Backend
 
 GROUP: Final = "atomr_accel.backends"
 

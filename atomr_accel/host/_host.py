@@ -38,7 +38,7 @@ from ..wire import (
 )
 from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._messages import BRING_DESCRIPTOR, Done, pack_exception
-from ._threads import start
+from ..wire._threads import start
 from ._worker import Lane, Way
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import trio
 
 from .._errors import AccelError
 from ..host._host import Host
-from ..host._threads import start
 from ..wire import (
     FETCH_DESCRIPTOR,
     ControlReply,
@@ -30,6 +29,7 @@ from ..wire import (
     unpack_exception,
 )
 from ..wire._channel import Incoming, Outgoing, ProtocolError, close_all
+from ..wire._threads import start
 from ._spawner import spawner
 
 if TYPE_CHECKING:

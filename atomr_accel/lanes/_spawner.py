@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, final
 import outcome
 import trio
 
-from ..host._threads import start
+from ..wire._threads import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

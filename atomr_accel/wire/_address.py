@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import mmap
 import os
 import tempfile
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from .._errors import OutOfMemory
 
@@ -100,3 +103,40 @@ def _seals_of(fd: int) -> int:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:  # of a file that can have none
         return 0
+
+
+class _Memory:
+    """What NumPy makes an array of, and keeps alive as long as that."""
+
+    def __init__(self, interface: dict[str, Any], owner: object) -> None:
+        self.__array_interface__ = interface
+        self._owner = owner
+
+
+def numpy_at(
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    *,
+    owner: object,
+    read_only: bool = False,
+    strides: tuple[int, ...] | None = None,
+) -> np.ndarray[Any, Any]:
+    """Memory of this process as a NumPy array, which keeps ``owner`` alive."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    size = dtype.itemsize
+    interface = {
+        "data": (pointer, read_only),
+        "shape": (*shape, size),
+        "strides": (*(stride * size for stride in strides or strides_of(shape)), 1),
+        "typestr": "|u1",  # NumPy has no words for some dtypes
+        "version": 3,
+    }
+    array: np.ndarray[Any, Any] = np.asarray(_Memory(interface, owner)).view(dtype)[..., 0]
+    return array
+
+
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a C-contiguous array, in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -28,6 +28,7 @@ import numpy as np
 
 from .._dtypes import DTYPES
 from .._errors import Unsupported
+from ._address import numpy_at, strides_of
 
 CPU: Final = 1
 CUDA: Final = 2
@@ -262,7 +263,7 @@ def lend(
     if dtype.name not in _CODES:
         raise BufferError(f"DLPack has no {dtype.name} as it is laid out here")
     ndim = len(shape)
-    extents = (c_int64 * max(1, 2 * ndim))(*shape, *_strides(shape))
+    extents = (c_int64 * max(1, 2 * ndim))(*shape, *strides_of(shape))
     tensor = _Tensor(
         None if 0 in shape else pointer,
         *device,
@@ -331,38 +332,6 @@ class Borrowed:
             read_only=self.read_only,
             strides=self.strides,
         )
-
-
-class _Memory:
-    """What NumPy makes an array of, and keeps alive as long as that."""
-
-    def __init__(self, interface: dict[str, Any], owner: object) -> None:
-        self.__array_interface__ = interface
-        self._owner = owner
-
-
-def numpy_at(
-    pointer: int,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    *,
-    owner: object,
-    read_only: bool = False,
-    strides: tuple[int, ...] | None = None,
-) -> np.ndarray[Any, Any]:
-    """Memory of this process as a NumPy array, which keeps ``owner`` alive."""
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    size = dtype.itemsize
-    interface = {
-        "data": (pointer, read_only),
-        "shape": (*shape, size),
-        "strides": (*(stride * size for stride in strides or _strides(shape)), 1),
-        "typestr": "|u1",  # NumPy has no words for some dtypes
-        "version": 3,
-    }
-    array: np.ndarray[Any, Any] = np.asarray(_Memory(interface, owner)).view(dtype)[..., 0]
-    return array
 
 
 def device_type(thing: object) -> int | None:
@@ -470,11 +439,7 @@ def _borrowed(array: Borrowed) -> Borrowed:
     shape, strides = array.shape, array.strides
     if strides is None or 0 in shape:
         return replace(array, strides=None)
-    each = zip(shape, strides, _strides(shape), strict=True)
+    each = zip(shape, strides, strides_of(shape), strict=True)
     if all(extent == 1 or have == want for extent, have, want in each):
         return replace(array, strides=None)
     return replace(array, contiguous=False)
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

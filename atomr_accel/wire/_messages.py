@@ -79,6 +79,20 @@ def too_large(name: str) -> ValueError:
 _Plain = str | int | float | bool | None
 
 
+class StickyFault(Exception):
+    """The context is beyond repair: every further call would report this again.
+
+    Attributes:
+        status: the driver's status code.
+        status_name: its name.
+    """
+
+    def __init__(self, message: str, *, status: int, status_name: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.status_name = status_name
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of what a lane executes: a tagged tuple of plain values.
 
@@ -133,6 +147,78 @@ class CloseLane(Message, frozen=True):
     """The last op of a lane, which ends with its socket then; no other lane waits for it."""
 
     required: ClassVar[bool] = True
+
+
+# --- of the memory lane, which every host has: sizes and addresses in bytes ----------------
+
+
+class Copy(Message, frozen=True):
+    """Copy from one address to another."""
+
+    to: int
+    source: int
+    nbytes: int
+
+
+class Fill(Message, frozen=True):
+    """Repeat an element, given as its bytes, all over a buffer."""
+
+    address: int
+    nbytes: int
+    element: bytes
+
+
+class Prefetch(Message, frozen=True):
+    """Move managed memory to the device, or to the host."""
+
+    address: int
+    nbytes: int
+    to_device: bool
+
+
+class Advise(Message, frozen=True):
+    """Tell how managed memory is going to be used: one of ``ADVICE``."""
+
+    address: int
+    nbytes: int
+    advice: str
+
+
+class Attach(Message, frozen=True):
+    """Say who may access a slab of managed memory: ``"global"``, ``"host"`` or ``"single"``."""
+
+    address: int
+    to: str
+
+
+class Unprotect(Message, frozen=True):
+    """Let this lane write to a sealed slab, through a second mapping of its own.
+
+    Everybody else keeps seeing it read-only. Counted: as many ``Protect`` end it.
+    """
+
+    required: ClassVar[bool] = True
+
+    slab: int
+
+
+class Protect(Message, frozen=True):
+    """End what ``Unprotect`` began, after all copies before it are done."""
+
+    required: ClassVar[bool] = True
+
+    slab: int
+
+
+class Probe(Message, frozen=True):
+    """Move a pattern to the device and back: is the context good?"""
+
+    returns: ClassVar[Any] = bytes
+
+    pattern: bytes
+
+
+# --- answers ------------------------------------------------------------------------------
 
 
 class Value(msgspec.Struct, frozen=True, tag=True):

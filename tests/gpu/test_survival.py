@@ -23,7 +23,7 @@ from atomr_accel import ContextPoisoned, open_device
 from atomr_accel.testing import FAULTS, poison
 
 async def main(kind):
-    rng = seeds.rng()
+    rng = np.random.default_rng(0)
     a, b = rng.standard_normal((300, 200)), rng.standard_normal((200, 100))
     async with open_device(0, backend="cuda") as device:
         fault = await poison(device, kind)

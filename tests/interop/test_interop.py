@@ -13,8 +13,7 @@ from hypothesis import given
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, OutOfMemory, open_device
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.wire import CUDA, DeviceArray, borrow
-from atomr_accel.wire._interop import _borrow_capsule, _lent
+from atomr_accel.wire._interop import CUDA, DeviceArray, _borrow_capsule, _lent, borrow
 
 from ..contract.arrays import LAYOUTS, arrays, layouts
 from ..harness import (

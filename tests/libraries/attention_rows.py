@@ -461,10 +461,8 @@ RAGGED_CASES: list[Case] = [
     {"lengths_q": (3, 9, 1), "lengths_k": (40, 9, 33), "causal": True, "kv_heads": 1},
     {"lengths_q": (3, 9), "lengths_k": (40, 19), "window": (8, 3)},
 ]
-SCORED_RAGGED: list[Case] = [
-    {"lengths_q": (20, 33), "softcap": 2.0, "causal": True},
-    {"lengths_q": (20, 33), "slopes": True, "causal": True},
-]
+CAPPED: Case = {"lengths_q": (20, 33), "softcap": 2.0, "causal": True}
+SLOPED: Case = {"lengths_q": (20, 33), "slopes": True, "causal": True}
 """What cuDNN 9.19 differentiates, but does not compute."""
 UNEVEN: Case = {"lengths_q": (3, 9), "lengths_k": (40, 19), "softcap": 2.0, "causal": True}
 SINK: Case = {"lengths_q": (20, 33), "sink": True, "causal": True}
@@ -482,7 +480,7 @@ RAGGED = [
         )
         for suffix, cases in (
             ("", [*RAGGED_CASES, SINK]),
-            (".refusable", [*SCORED_RAGGED, UNEVEN]),
+            (".refusable", [CAPPED, SLOPED, UNEVEN]),
         )
     ),
     *(
@@ -497,8 +495,8 @@ RAGGED = [
             may_refuse=HALF if suffix else (),
         )
         for suffix, cases in (
-            ("", [*RAGGED_CASES, *SCORED_RAGGED]),
-            (".refusable", [UNEVEN, SINK]),
+            ("", [*RAGGED_CASES, SLOPED]),
+            (".refusable", [CAPPED, UNEVEN, SINK]),
         )
     ),
 ]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRef
+from atomr_accel.backends._registry import find_backend
 from atomr_accel.libraries._op import Collected
 from atomr_accel.libraries.rng._generator import Generator
 from atomr_accel.libraries.rng._state import new_state
@@ -73,6 +74,7 @@ class Words:
 
     def __init__(self, backend: str, taken: Callable[[Any], Iterable[range]]) -> None:
         self.backend = backend
+        self.capabilities = find_backend(backend).capabilities
         self.home = self
         self.memory: Any = SimpleNamespace(epoch=Epoch(1), sealed_epoch=Epoch(1), device=backend)
         self._taken = taken

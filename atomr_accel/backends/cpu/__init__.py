@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from .._backend import Backend, Capabilities
+from .. import Backend, Capabilities
 
 
 def why_absent() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from .._backend import Backend, Capabilities
+from .. import Backend, Capabilities
 
 _DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu")
 """What a driver puts there: on Linux, in containers, under WSL, on Jetson."""

@@ -22,24 +22,19 @@ from ..._errors import LibraryError, Unsupported, said_of
 from ...lanes import HostDied, uninterrupted
 from ...libraries._arguments import BLOCK_ALIGNMENT, usable
 from ...memory import Block, GpuRef, Hold, Part, Slab
-from ...wire import (
+from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
+from ...wire._interop import (
     CPU,
     CUDA,
     ON_GPU,
     ON_HOST,
-    SLAB_SHIFT,
     Borrowed,
-    Copy,
     DeviceArray,
-    MapPointer,
     NotForNumpy,
-    StickyFault,
-    StreamPlan,
     borrow,
     contiguous,
     device_type,
     lend,
-    numpy_at,
 )
 from .._context import MEMORY_LANE
 from ..data._transfer import as_host_array, in_worker

@@ -8,7 +8,6 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ..wire._messages import Factor, Gemm, GemmEx, GemmList, ProductOptions, Routine
-from ._cpu_factor import factor
 from ._cpu_routines import apply, execute, number, wide
 
 if TYPE_CHECKING:
@@ -119,5 +118,7 @@ class CpuBlas:
         execute(self._context, message)
 
     def _factor(self, message: Factor) -> None:
+        from ._cpu_factor import factor  # which few programs need
+
         self._context.check()
         factor(self._context, message)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....wire import ON_HOST, StickyFault, borrow, device_type
+from ....wire import StickyFault
+from ....wire._interop import ON_HOST, borrow, device_type
 from ._runner import Runner
 
 if TYPE_CHECKING:

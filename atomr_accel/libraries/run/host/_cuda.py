@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from ...._dtypes import DTYPES
 from ....backends.cuda.host._driver import check, driver
-from ....wire import ON_GPU, Borrowed, DeviceArray, contiguous, device_type
+from ....wire._interop import ON_GPU, Borrowed, DeviceArray, contiguous, device_type
 from ._runner import Runner
 
 if TYPE_CHECKING:
