@@ -316,7 +316,7 @@ class Gate:
             if (ticket)
                 while (*let_through < ticket && clock64() - begin < 40000000000) { }
             cells[0] += 1;
-            if (fault) *(volatile int*)(size_t)(16 + ticket % 2) = 1;
+            if (fault) *(volatile int*)(size_t)(page ? 16 : 32) = 1;
         }
     """
 

@@ -57,6 +57,7 @@ async def test_the_hardware_protects_sealed_memory() -> None:
         np.testing.assert_array_equal(await device.get(sealed), host)
 
 
+@pytest.mark.slow
 @program
 async def test_fifty_faults_in_a_row() -> None:
     weights = seeds.rng().standard_normal((64, 64))
