@@ -89,14 +89,6 @@ class Driver(Protocol):
             Its result; None where results come later, as in a batch.
         """
 
-    def ask(self, request: Request[T]) -> T | None:
-        """Ask for what the request can do without.
-
-        Returns:
-            The answer; None, and nothing is asked, where no answer can be waited for, as in a
-            batch.
-        """
-
 
 class Request(Message[T], Generic[T], frozen=True):
     """An op that is to be executed.

@@ -186,11 +186,6 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         result: Any = submission.result
         return result  # type: ignore[no-any-return]
 
-    def ask(self, request: Request[T]) -> T | None:
-        """Nothing is asked, because no answer is waited for."""
-        del request
-        return None
-
     @property
     def keeper(self) -> Keeper:
         """Its ops are executed where those of the device are."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ..._dtypes import as_dtype
 from .._arguments import require_no_race
 from .._library import LaneSpec
-from .._op import D, Facade
+from .._op import Collected, D, Facade
 from .._request import Request, Submission
 from .._workspaces import Workspaces
 from ..blas._checks import Number, Trans, operation
@@ -234,16 +234,17 @@ class BlasLt(Facade[D]):
 
     def _choose(self, driver: Driver, checked: _Checked, spec: bytes, autotune: bool) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
+        if driver.home.driver is Collected:  # no answer comes: the lane has to choose by itself
+            return b"", WORKSPACE if self._device.capabilities.needs_scratch else 0
         message = Heuristic(spec, WORKSPACE, _CANDIDATES if autotune else 1)
         heuristic: Request[list[_Choice]] = Request(
             LANE, "blaslt.heuristic", lambda _driver: Submission(message, (), ())
         )
-        candidates = driver.ask(heuristic)
-        if candidates is None:  # the lane has to choose by itself
-            return b"", WORKSPACE if self._device.capabilities.needs_scratch else 0
+        candidates = driver.perform(heuristic)
+        assert candidates is not None
         fastest = 0
         if autotune and len(candidates) > 1:
-            tuned = driver.ask(self._tuning(checked, candidates))
+            tuned = driver.perform(self._tuning(checked, candidates))
             assert tuned is not None
             fastest = tuned
         return self._choices.keep((spec, autotune), candidates[fastest])
