@@ -1,0 +1,137 @@
+"""Chains of dependent ops in a batch: what an op costs the program's thread, and in all.
+
+Each chain is 200 ops on matrices of 256 by 256, each of the result of the one before. Three times are
+told, medians of ten batches: of the thread until all is submitted, of the thread until the
+block is left, and of the clock. Where PyTorch and a GPU are there, its eager loop is measured in
+between, by the clock.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import trio
+
+from atomr_accel import CpuFallbackWarning, Device, GpuRef, open_device
+
+LENGTH = 200
+BATCHES = 10
+SIZE = 256
+SOURCE = """
+    extern "C" __global__ void step(const float* x, float* y, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) y[i] = x[i] + 1;
+    }
+"""
+
+Step = Callable[[Any, GpuRef], GpuRef]
+"""The next op of a chain, given a batch and the last result."""
+
+
+def step(x: Any, y: Any, n: int) -> None:
+    """What the kernel does."""
+    y.reshape(-1)[:n] = x.reshape(-1)[:n] + 1
+
+
+async def chains(device: Device) -> dict[str, tuple[GpuRef, Step]]:
+    """Each chain's first buffer and its step."""
+    half = await device.put(np.eye(SIZE, dtype=np.float16))
+    scale = await device.put(np.ones(SIZE, np.float16))
+    bias = await device.put(np.zeros(SIZE, np.float16))
+    kernel = await device.nvrtc.compile(SOURCE, "step", cpu=step)
+    single = await device.zeros((SIZE, SIZE), np.float32)
+    other = await device.zeros((SIZE, SIZE), np.float32)
+
+    def launch(batch: Any, x: GpuRef) -> GpuRef:
+        y = other if x is single else single
+        batch.launch(kernel, SIZE, SIZE, x, y, SIZE * SIZE)
+        return y
+
+    return {
+        "gemm": (half, lambda batch, y: batch.blas.gemm(y, half)),
+        "relu": (half, lambda batch, y: batch.dnn.relu(y)),
+        "layer_norm": (half, lambda batch, y: batch.dnn.layer_norm(y, scale, bias)),
+        "blaslt.matmul": (half, lambda batch, y: batch.blaslt.matmul(y, half)),
+        "blaslt.matmul with bias": (half, lambda batch, y: batch.blaslt.matmul(y, half, bias=bias)),
+        "a kernel": (single, launch),
+    }
+
+
+def eager() -> dict[str, Callable[[], None]]:
+    """The same chains in a loop of PyTorch, where it is there."""
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    import torch
+    from torch.nn import functional
+
+    if not torch.cuda.is_available():
+        return {}
+    half = torch.eye(SIZE, dtype=torch.float16, device="cuda")
+    scale, bias = torch.ones_like(half[0]), torch.zeros_like(half[0])
+    steps: dict[str, Callable[[Any], Any]] = {
+        "gemm": lambda y: y @ half,
+        "relu": torch.relu,
+        "layer_norm": lambda y: functional.layer_norm(y, (SIZE,), scale, bias),
+        "blaslt.matmul": lambda y: y @ half,
+        "blaslt.matmul with bias": lambda y: functional.linear(y, half, bias),
+    }
+
+    def loop(step: Callable[[Any], Any]) -> None:
+        y = half
+        for _ in range(LENGTH):
+            y = step(y)
+        torch.cuda.synchronize()
+
+    return {name: partial(loop, step) for name, step in steps.items()}
+
+
+async def measure(device: Device, first: GpuRef, chain: Step) -> tuple[float, float, float]:
+    """Microseconds of one op: of the thread submitting, of the thread in all, of the clock."""
+    rounds = []
+    for _ in range(BATCHES + 2):
+        clock, thread = time.perf_counter(), time.thread_time()
+        async with device.batch() as batch:
+            y = first
+            for _ in range(LENGTH):
+                y = chain(batch, y)
+            submitted = time.thread_time()
+        ended = time.thread_time()
+        rounds.append((submitted - thread, ended - thread, time.perf_counter() - clock))
+    columns = zip(*rounds[2:], strict=True)
+    submitting, whole, wall = (statistics.median(each) / LENGTH * 1e6 for each in columns)
+    return submitting, whole, wall
+
+
+async def main() -> None:
+    """Measure and print."""
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    async with open_device(0) as device:
+        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+        print(f"{'us an op':26} submitted  thread   clock   torch  ratio")
+        there, rivals = await chains(device), eager()
+        gc.collect()
+        gc.freeze()  # else whoever comes first pays for what importing has left
+        for name, (first, chain) in there.items():
+            ours = await measure(device, first, chain)
+            line = f"{name:26} {ours[0]:9.1f} {ours[1]:7.1f} {ours[2]:7.1f}"
+            if name in rivals:
+                rivals[name]()
+                begun = time.perf_counter()
+                for _ in range(BATCHES):
+                    rivals[name]()
+                theirs = (time.perf_counter() - begun) / BATCHES / LENGTH * 1e6
+                line += f" {theirs:7.1f} {ours[2] / theirs:6.2f}"
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    trio.run(main)
