@@ -1,7 +1,7 @@
 """Chains of dependent ops in a batch: what an op costs the program's thread, and in all.
 
-Each chain is 200 ops on matrices of 256 by 256, each of the result of the one before. Three times are
-told, medians of ten batches: of the thread until all is submitted, of the thread until the
+Each chain is 200 ops on matrices of 256 by 256, each of the result of the one before. Three times
+are told, medians of ten batches: of the thread until all is submitted, of the thread until the
 block is left, and of the clock. Where PyTorch and a GPU are there, its eager loop is measured in
 between, by the clock.
 """
