@@ -188,7 +188,7 @@ class Node:
         self.children[name].halting(restarting=restarting)
 
     def child_exited(self, name: str, failure: BaseException | None) -> bool:
-        """A life of a child has ended; returns whether by a failure that nobody ordered."""
+        """A life of a child has ended; returns whether it had failed before it was told to."""
         return self.children[name].exited(failure)
 
     def child_removed(self, name: str) -> None:
@@ -365,7 +365,7 @@ class Cell(Node):
         self._restarting = restarting
 
     def exited(self, failure: BaseException | None) -> bool:
-        """This life has ended; returns whether by a failure that nobody ordered."""
+        """This life has ended; returns whether it had failed before it was told to."""
         self._failure = failure
         return self._unprompted is True
 
@@ -643,7 +643,7 @@ class Cell(Node):
     # --- ends
 
     def leave(self) -> None:
-        """End after the present message, because the actor wants to."""
+        """End for good when the message in progress has been handled."""
         self._leaving = self._halted = True
         self.inbox.wake()
 
@@ -669,7 +669,7 @@ class Cell(Node):
         return self._failure
 
     def watch(self, other: Cell) -> None:
-        """Get a ``Terminated`` once the other has ended, which may be now."""
+        """Ask for a ``Terminated`` when the other ends, or at once if it has."""
         if self._type._handlers.get(Terminated) is None:
             raise TypeError(
                 f"{self.kind} watches {other.path}, but has no handler for Terminated; add "
@@ -685,7 +685,7 @@ class Cell(Node):
         other._watchers[self] = self._watching[other] = None
 
     def unwatch(self, other: Cell) -> None:
-        """Get none."""
+        """Take a ``watch`` back."""
         if self._watching is not None and other in self._watching:
             del self._watching[other]
             if other._watchers is not None:
