@@ -164,6 +164,17 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
+def verifytypes(session: nox.Session) -> None:
+    """Check with pyright that every public type is known; less than 100 % is a failure.
+
+    Not among what every change has to pass: pyright is a program for Node.js, which it fetches.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "pyright"))
+    pyright = ("-m", "pyright", "--verifytypes", "atomr_accel", "--ignoreexternal")
+    _python(session, *pyright, *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the site into ``.site/html``; warnings are errors. It needs no network."""
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "docs"))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
@@ -66,8 +66,8 @@ class Node:
     __slots__ = ("_nursery", "_serial", "_supervision", "children", "path", "supervisor", "system")
 
     def __init__(self, system: ActorSystem, path: str, supervision: Supervision) -> None:
-        self.system = system
-        self.path = path
+        self.system: Final = system
+        self.path: Final = path
         self.children: dict[str, Cell] = {}
         self.supervisor: Supervisor | None = None
         self._supervision = supervision
@@ -88,6 +88,7 @@ class Node:
         mailbox: Mailbox | None,
         supervision: Supervision | None,
     ) -> ActorRef:
+        """Start an actor as a child; see ``ActorSystem.spawn``."""
         if get_ident() != self.system._thread:
             raise self.elsewhere()
         given: object = actor_type
@@ -171,18 +172,27 @@ class Node:
                 return False
             node = node.parent
 
+    async def _close_supervisor(self) -> None:
+        if self.supervisor is not None:
+            await self.supervisor._close()
+            self.supervisor = None
+
     # --- what the supervisor tells
 
     def child_starting(self, name: str, cause: BaseException | None) -> None:
+        """A child begins a life: its first, or another because of ``cause``."""
         self.children[name].starting(cause)
 
     def child_stopping(self, name: str, *, restarting: bool) -> None:
+        """A child is told to end, for good or to begin again."""
         self.children[name].halting(restarting=restarting)
 
     def child_exited(self, name: str, failure: BaseException | None) -> bool:
+        """A life of a child has ended; returns whether it had failed before it was told to."""
         return self.children[name].exited(failure)
 
     def child_removed(self, name: str) -> None:
+        """A child is gone for good."""
         self.children[name].end()
 
     def children_failed(self, *, unprompted: bool) -> None:
@@ -234,24 +244,24 @@ class Cell(Node):
         supervision: Supervision,
     ) -> None:
         super().__init__(parent.system, f"{parent.path}/{name}", supervision)
-        self.parent = parent
-        self.name = name
+        self.parent: Final = parent
+        self.name: Final = name
         self._type = actor_type
         self._arguments = (args, kwargs)
         self._restart = restart
         self._grace = grace
-        self.inbox = Inbox(mailbox, self)
+        self.inbox: Final = Inbox(mailbox, self)
         if self.system._instruments is not None:
             self.inbox.limit = 0  # every message passes through `accept`
-        self.ref = ActorRef._create(self)
-        self.ended = False
+        self.ref: Final = ActorRef._create(self)
+        self.ended: bool = False
         self._ended: trio.Event | None = None
         # What was asked and is being handled, so that it is answered come what may.
         self._current: Ask | None = None
         # Whether it ever started completely, how often it did so again, and the failure
         # that the present life is owed to.
         self._was_up = False
-        self.restarts = 0
+        self.restarts: int = 0
         self._cause: BaseException | None = None
         # The failure that the last life ended with, if it was one, and whether that was
         # there before anybody told the actor to end; None while there is no telling.
@@ -291,10 +301,12 @@ class Cell(Node):
         return self._nursery
 
     def condition(self) -> Condition:
+        """What a tree shows of the actor."""
         condition = Condition(self.state, self.restarts, self.inbox.statistics().depth)
         return condition if self.shown is None or self.ended else self.shown(condition)
 
     def statistics(self) -> ActorStatistics:
+        """The actor at this moment."""
         condition = self.condition()
         return ActorStatistics(
             path=self.path,
@@ -328,14 +340,17 @@ class Cell(Node):
             self.system._instruments("message_sent", self.ref, ask.message)
 
     def handles(self, ask: Ask) -> bool:
+        """Whether that was taken, and is being handled."""
         return self._current is ask
 
     def dropped(self, message: Message[Any]) -> None:
+        """A message that was told had to go."""
         self.system._dead_letter(self.ref, [message], "its full mailbox drops the oldest")
 
     # --- what the parent's supervisor tells
 
     def starting(self, cause: BaseException | None) -> None:
+        """A life begins: the first, or another because of ``cause``."""
         if self._was_up:
             self.restarts += 1
             if self.system._instruments is not None:
@@ -345,14 +360,17 @@ class Cell(Node):
         self._halted = self._restarting = self._leaving = False
 
     def halting(self, *, restarting: bool) -> None:
+        """This life is told to end, for good or for the next one."""
         self._halted = True
         self._restarting = restarting
 
     def exited(self, failure: BaseException | None) -> bool:
+        """This life has ended; returns whether it had failed before it was told to."""
         self._failure = failure
         return self._unprompted is True
 
     def children_failed(self, *, unprompted: bool) -> None:
+        """The supervisor of the children has given up."""
         self._failing(unprompted=unprompted)
 
     def _failing(self, *, unprompted: bool) -> None:
@@ -417,9 +435,7 @@ class Cell(Node):
                     failures.append(exc)  # raised below: a nursery would wrap it in a group
                 finally:
                     self._nursery = None
-                    if self.supervisor is not None:
-                        await self.supervisor._close()
-                        self.supervisor = None
+                    await self._close_supervisor()
                     nursery.cancel_scope.cancel()
         except BaseException as exc:  # noqa: BLE001
             if failures:
@@ -627,10 +643,12 @@ class Cell(Node):
     # --- ends
 
     def leave(self) -> None:
+        """End for good when the message in progress has been handled."""
         self._leaving = self._halted = True
         self.inbox.wake()
 
     async def stop(self) -> None:
+        """End the actor for good, and wait until it has ended."""
         if get_ident() != self.system._thread:
             raise self.elsewhere()
         if self.ended or self.parent.supervisor is None:
@@ -639,6 +657,7 @@ class Cell(Node):
             await self.parent.supervisor.stop_child(self.name)
 
     async def wait_ended(self) -> BaseException | None:
+        """Wait until the actor is gone for good; returns the failure that ended it, if one did."""
         if get_ident() != self.system._thread:
             raise self.elsewhere()
         if self.ended:
@@ -650,6 +669,7 @@ class Cell(Node):
         return self._failure
 
     def watch(self, other: Cell) -> None:
+        """Ask for a ``Terminated`` when the other ends, or at once if it has."""
         if self._type._handlers.get(Terminated) is None:
             raise TypeError(
                 f"{self.kind} watches {other.path}, but has no handler for Terminated; add "
@@ -665,6 +685,7 @@ class Cell(Node):
         other._watchers[self] = self._watching[other] = None
 
     def unwatch(self, other: Cell) -> None:
+        """Take a ``watch`` back."""
         if self._watching is not None and other in self._watching:
             del self._watching[other]
             if other._watchers is not None:

@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
@@ -72,27 +72,30 @@ class Ask:
     __slots__ = ("error", "line", "message", "scope", "task", "value")
 
     def __init__(self, message: Message[Any], task: trio.lowlevel.Task, line: Line) -> None:
-        self.message = message
+        self.message: Message[Any] = message
         self.task: trio.lowlevel.Task | None = task
-        self.line = line
+        self.line: Line = line
         self.value: Any = None
         self.error: BaseException | None = None
         # Of the task that answers, where the actor has given the message to one.
         self.scope: trio.CancelScope | None = None
 
     def reply(self, value: Any) -> None:
+        """Answer with a value, unless that is late."""
         if (task := self.task) is not None:
             self.task = None
             self.value = value
             trio.lowlevel.reschedule(task)
 
     def fail(self, error: BaseException) -> None:
+        """Answer with an error, unless that is late."""
         if (task := self.task) is not None:
             self.task = None
             self.error = error
             trio.lowlevel.reschedule(task)
 
     def abort(self, _: object) -> trio.lowlevel.Abort:
+        """The sender is cancelled: take the message back, or cancel the task that answers."""
         self.task = None
         if self.scope is not None:
             self.scope.cancel()
@@ -145,14 +148,15 @@ class Line:
     __slots__ = ("entries", "inbox", "withdrawn")
 
     def __init__(self, inbox: Inbox) -> None:
-        self.inbox = inbox
-        self.entries: deque[Entry] = deque()
-        self.withdrawn = 0
+        self.inbox: Final = inbox
+        self.entries: Final[deque[Entry]] = deque()
+        self.withdrawn: int = 0
 
     def __len__(self) -> int:
         return len(self.entries) - self.withdrawn
 
     def append(self, entry: Entry) -> None:
+        """Put an entry behind the others."""
         if isinstance(entry, Ask):
             entry.line = self
         self.entries.append(entry)
@@ -167,6 +171,7 @@ class Line:
         return None
 
     def withdraw(self, ask: Ask) -> None:
+        """Forget the message of an entry that nobody waits for any more."""
         del ask.message  # it may hold much, and the line may hold the rest for long
         self.withdrawn += 1
         if self.withdrawn > max(SWEEP, len(self)):
@@ -176,6 +181,7 @@ class Line:
             self.withdrawn = 0
 
     def left(self) -> list[Entry]:
+        """All that were not withdrawn."""
         return [entry for entry in self.entries if not _is_withdrawn(entry)]
 
 
@@ -207,16 +213,16 @@ class Inbox:
     )
 
     def __init__(self, mailbox: Mailbox, owner: Owner) -> None:
-        self.thread = get_ident()  # where all of this happens
-        self.capacity = mailbox.capacity
-        self.overflow = mailbox.overflow
-        self.owner = owner
-        self.drops = 0
+        self.thread: Final = get_ident()  # where all of this happens
+        self.capacity: Final = mailbox.capacity
+        self.overflow: Final = mailbox.overflow
+        self.owner: Final = owner
+        self.drops: int = 0
         # With fewer entries than this, a sender may append without asking: the capacity and
         # what was withdrawn, or 0 where every message needs a closer look.
-        self.limit = self.capacity
-        self.line = Line(self)
-        self.queue = self.line.entries
+        self.limit: int = self.capacity
+        self.line: Final = Line(self)
+        self.queue: Final = self.line.entries
         # Rarely needed, so not made before: an idle actor should cost little memory.
         self.urgent: Line | None = None
         # Who waits for room in either. The queue is full while anyone does.
@@ -264,6 +270,7 @@ class Inbox:
         self.wake()
 
     def wake(self) -> None:
+        """Let the actor go on, if it is parked."""
         if (receiver := self.receiver) is not None:
             self.receiver = None
             trio.lowlevel.reschedule(receiver)
@@ -316,6 +323,7 @@ class Inbox:
         return left
 
     def full(self) -> MailboxFull:
+        """The error for a message that there is no room for."""
         path = self.owner.path
         return MailboxFull(f"the mailbox of {path} is full ({self.capacity})", path=path)
 
@@ -334,6 +342,7 @@ class Inbox:
             self.owner.dropped(entry)
 
     def statistics(self) -> MailboxStatistics:
+        """The mailbox at this moment."""
         urgent = len(self.urgent or ())
         return MailboxStatistics(
             depth=len(self.line) + urgent,

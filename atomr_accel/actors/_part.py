@@ -83,6 +83,7 @@ class Part(Cell):
         return super().state
 
     def accept(self, entry: Entry, *, urgent: bool) -> bool:  # noqa: ARG002 (no queue here)
+        """Refuse it: a part takes no messages."""
         if self.ended:
             raise self._stopped_error()
         message = entry.message if isinstance(entry, Ask) else entry
@@ -93,15 +94,18 @@ class Part(Cell):
         )
 
     async def stop(self) -> NoReturn:
+        """Refuse: a part ends with what it is a part of."""
         raise RuntimeError(f"{self.path} is a part of {self.parent.path}: stop that")
 
     def announce(self, cause: BaseException | None) -> None:
+        """Tell those who watch or follow of a restart."""
         super().announce(cause)
         for follow in self.followers:
             follow(cause)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[Any]) -> None:
+        """The whole of one life. The parent's supervisor runs it, once for each."""
         assert self._run is not None
         try:
             await self._run(task_status=_Status(self, task_status))

@@ -150,8 +150,8 @@ class DeviceCore:
         self.dying: list[HostHandle] = []
         self._gone: weakref.WeakSet[HostHandle] = weakref.WeakSet()
         self.place: Final = Place(self)
-        self.over_how = "it was stopped"
-        self.faults = 0
+        self.over_how: str = "it was stopped"
+        self.faults: int = 0
         self.last_fault: ContextPoisoned | None = None
         self.memory.bump()
         self._backend = backend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from ..lanes import uninterrupted
 from ..libraries._op import Awaited
@@ -95,7 +95,7 @@ class Device(Data, Libraries[Awaited]):
         self._ref = ref
         self._functions = Functions(core)
         self._add_libraries(core)
-        self.requests = Requests(core, self)
+        self.requests: Final = Requests(core, self)
 
     def __repr__(self) -> str:
         return f"<Device {self._core.name}, {self._core.state}, generation {self.generation}>"

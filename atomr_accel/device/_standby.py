@@ -39,7 +39,7 @@ class Standby:
         self._host: HostHandle | None = None
         self._changed = trio.Event()
         self._warmed = trio.Event()
-        self.warm = False
+        self.warm: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Warm a host up whenever there is a context and no warm host."""

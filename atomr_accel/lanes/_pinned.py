@@ -55,9 +55,9 @@ class Arena:
     __slots__ = ("_mmap", "base", "bytes", "fd", "host", "id", "left", "nbytes", "pieces")
 
     def __init__(self, number: int, nbytes: int) -> None:
-        self.id = number
-        self.nbytes = nbytes
-        self.fd = shared_fd(nbytes, "atomr-pinned")
+        self.id: Final = number
+        self.nbytes: Final = nbytes
+        self.fd: Final = shared_fd(nbytes, "atomr-pinned")
         try:
             self._mmap = map_file(self.fd, nbytes)
         except BaseException:
@@ -66,7 +66,7 @@ class Arena:
         self.bytes: Bytes = np.frombuffer(self._mmap, dtype=np.uint8)
         self.base: int = self.bytes.__array_interface__["data"][0]
         self.host: object = None
-        self.pieces = 0
+        self.pieces: int = 0
         self.left: set[Piece] = set()
 
     def close(self) -> None:
@@ -307,12 +307,12 @@ class Piece:
         self, pool: PinnedPool, arena: Arena, address: int, size: int, *, beyond: bool = False
     ) -> None:
         self._pool = pool
-        self.arena = arena
-        self.address = address
-        self.size = size
-        self.released = False
-        self.beyond = beyond
-        self.lent = False
+        self.arena: Final = arena
+        self.address: Final = address
+        self.size: Final = size
+        self.released: bool = False
+        self.beyond: Final = beyond
+        self.lent: bool = False
         self._holds = 0
 
     def view(self, nbytes: int) -> Bytes:

@@ -99,7 +99,7 @@ class Op:
         self.port = port
         self.seq = seq
         self.name = name
-        self.message = message
+        self.message: Message = message
         self.reads = reads
         self.writes = writes
 

@@ -124,7 +124,7 @@ class FirstTry:
         self._device = device
         self.home: Final[Home] = device
         self.keeper: Final[Keeper] = device
-        self.memory = device.memory
+        self.memory: Final = device.memory
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, if there is room right now."""
@@ -150,7 +150,7 @@ class NextTry:
         self._device = device
         self.home: Final[Home] = device
         self.keeper: Final[Keeper] = device
-        self.memory = device.memory
+        self.memory: Final = device.memory
         self._made: list[GpuRef] = []
         self._answers: list[tuple[Epoch, Any]] = []
         self._given = self._answered = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
     from ._ref import Block
@@ -20,8 +20,8 @@ class LateAddress:
     __slots__ = ("block", "offset")
 
     def __init__(self, block: Block, offset: int = 0) -> None:
-        self.block = block
-        self.offset = offset
+        self.block: Final = block
+        self.offset: Final = offset
 
     def __add__(self, offset: int) -> LateAddress:
         return LateAddress(self.block, self.offset + offset)

@@ -61,8 +61,8 @@ class Allocator:
         self._binned = 0
         self._binned_pieces = 0
         self._binned_limit = 0
-        self.capacity = 0
-        self.in_use = 0
+        self.capacity: int = 0
+        self.in_use: int = 0
 
     def add_slab(self, slab: int, nbytes: int) -> None:
         """Take a slab of ``nbytes`` (a multiple of 256) into use."""

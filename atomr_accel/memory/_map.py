@@ -122,15 +122,15 @@ class MemoryMap:
     owner: object
 
     def __init__(self, device: str, limit: int | None = None) -> None:
-        self.device = device
+        self.device: Final = device
         self.number: Final = next(_numbers)
         self.limit: Final = limit
         self.dropped: deque[tuple[int, int]] = deque()
         self.unheld: deque[Block] = deque()
         self.unmapped: list[int] = []
-        self.epoch = Epoch(0)
-        self.sealed_epoch = Epoch(0)
-        self.scopes = 0
+        self.epoch: Epoch = Epoch(0)
+        self.sealed_epoch: Epoch = Epoch(0)
+        self.scopes: int = 0
         self.over: str | None = None
         self._slabs: dict[int, Slab] = {}
         self._pool_of: dict[int, Allocator] = {}

@@ -27,7 +27,7 @@ class Epoch:
     __slots__ = ("generation",)
 
     def __init__(self, generation: int) -> None:
-        self.generation = generation
+        self.generation: Final = generation
 
 
 class Block:
@@ -64,16 +64,17 @@ class Block:
     )
 
     def __init__(self, memory: MemoryMap, address: int, size: int, epoch: Epoch) -> None:
-        self.memory = memory
+        self.memory: Final = memory
         self.address: Any = address  # an int, or a LateAddress until there is memory
-        self.size = self.nbytes = size
+        self.size: int = size
+        self.nbytes: int = size
         self.epoch: Epoch | None = epoch
-        self.generation = epoch.generation
-        self.sealed = False
-        self.writer = 0
+        self.generation: int = epoch.generation
+        self.sealed: bool = False
+        self.writer: int = 0
         self.readers: set[int] = set()
         self.retired: list[tuple[int, int]] | None = None
-        self.holds = 0
+        self.holds: int = 0
 
     @property
     def base(self) -> Block:
@@ -120,8 +121,8 @@ class Part(Block):
     __slots__ = ("base", "offset")
 
     def __init__(self, block: Block, offset: int) -> None:
-        self.base: Final = block.base
-        self.offset: Final = block.offset + offset
+        self.base: Final[Block] = block.base
+        self.offset: Final[int] = block.offset + offset
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Block) and other.base is self.base

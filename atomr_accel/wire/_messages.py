@@ -299,7 +299,7 @@ class Bunch:
     def __init__(self, buffer: bytearray) -> None:
         self._buffer = buffer
         self._start = len(buffer)
-        self.count = 0
+        self.count: int = 0
         buffer += b"\0" * (HEADER + _COUNT)
 
     def append(self, payload: object) -> None:
@@ -347,7 +347,7 @@ class Frames:
         # A frame that is not complete is collected in one place: each byte is copied once.
         self._rest = bytearray()
         self._wanted = HEADER
-        self.cut = 0
+        self.cut: int = 0
 
     @property
     def begun(self) -> int:

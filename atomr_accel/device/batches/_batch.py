@@ -101,7 +101,7 @@ class Batch(Collector):
 
     async def __aenter__(self) -> Batch:
         await self._core.ready()
-        self.ports = dict(self._core.ports)
+        self.ports: dict[str, Any] = dict(self._core.ports)
         self._epoch = self.memory.epoch
         self._open = True
         return self

@@ -115,7 +115,7 @@ class Program(Collector):
 
     async def __aenter__(self) -> Program:
         await self._core.ready()
-        self.ports = {name: spec for name, (spec, _) in self._core.lanes.items()}
+        self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self._core.lanes.items()}
         self._open = self._entered = True
         for ref in self._inputs:
             self.take(ref)

@@ -241,7 +241,7 @@ class SharedBuffer:
     """
 
     def __init__(self, fd: int, description: bytes, *, block: Block | None = None) -> None:
-        self.fd = -1  # until it is known to be ours: a constructor that raises takes nothing
+        self.fd: int = -1  # until it is known to be ours: a constructor that raises takes nothing
         self._block = block
         self.description: Final = description
         self._content = _decoded(description)

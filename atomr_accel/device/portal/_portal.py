@@ -33,7 +33,7 @@ class PortalCall(Generic[R]):
 
     def __init__(self, portal: Portal[Any], function: Callable[[], Awaitable[R]]) -> None:
         self.future: Final[Future[R | None]] = Future()
-        self.cancelled = False
+        self.cancelled: bool = False
         self._portal: Final = portal
         self._function: Final = function
         self._scope: Final = trio.CancelScope()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import as_dtype
 from ..wire._element_types import require_known, require_stored, require_types
@@ -28,8 +28,8 @@ class Symbol:
     __slots__ = ("builder", "id")
 
     def __init__(self, builder: Builder, id_: int) -> None:
-        self.builder = builder
-        self.id = id_
+        self.builder: Final = builder
+        self.id: Final = id_
 
     @property
     def tensor(self) -> Tensor:

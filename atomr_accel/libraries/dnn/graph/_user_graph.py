@@ -42,8 +42,8 @@ class Node:
     __slots__ = ("graph", "symbol")
 
     def __init__(self, graph: Graph[Any], symbol: Symbol) -> None:
-        self.graph = graph
-        self.symbol = symbol
+        self.graph: Final = graph
+        self.symbol: Final = symbol
 
     @property
     def shape(self) -> tuple[int, ...]:
