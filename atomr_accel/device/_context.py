@@ -100,8 +100,8 @@ class Context:
             try:
                 # A group, also for programs that have told trio to raise single errors bare.
                 async with trio.open_nursery(strict_exception_groups=True) as self._nursery:
-                    for host in self._core.dying:
-                        self._nursery.start_soon(self._core.bury, host)
+                    for host in self._core.terminating:
+                        self._nursery.start_soon(self._core.reap_host, host)
                     self._nursery.start_soon(self._watch_host)
                     self._nursery.start_soon(self._end_when_dead)
                     info = await self._bring_up()
@@ -119,13 +119,13 @@ class Context:
                 code = None
                 if self._fault is None and failures.subgroup(HostDied):
                     # Its exit code tells best why it died, so let it finish dying.
-                    code = await self.host.close(dying=True)
+                    code = await self.host.close(terminating=True)
                 raise self._conclude(failures, code, up=up)
         finally:
             # Tearing down a GPU's context takes the kernel a while; the next host need not
             # wait for that, and touches nothing that this one can still write to.
             self.host.kill()
-            self._core.dying.append(self.host)
+            self._core.terminating.append(self.host)
             self._core.shut(self)
             for port in self._ports.values():
                 port.end()
@@ -159,7 +159,7 @@ class Context:
         finally:
             if not good:
                 host.kill()
-                self._core.dying.append(host)
+                self._core.terminating.append(host)
         return host if good else None
 
     async def _watch_host(self) -> None:
@@ -169,7 +169,7 @@ class Context:
             self.report_dead()
         except trio.Cancelled:
             # Nobody needs its answers any more. If it was ending, its exit code is to tell why.
-            if not self.dying:
+            if not self.terminating:
                 self.host.kill()
             raise
 
@@ -300,7 +300,7 @@ class Context:
         await start.done.wait()
         if start.error is not None and mine:
             raise start.error
-        if self.dying:
+        if self.terminating:
             await self.wait_ended()
             if self._starting == spec.name and self._fault is not None:
                 raise taken_down(f"starting lane {spec.name!r}", self._fault)
@@ -351,7 +351,7 @@ class Context:
         self._starting = spec.name if spec.name != MEMORY_LANE else None
         try:
             await self.host.request(
-                OpenLane(spec.name, index, executor, spec.ways), theirs.fileno()
+                OpenLane(spec.name, index, executor, spec.max_streams), theirs.fileno()
             )
         except BaseException:
             ours.close()
@@ -418,7 +418,7 @@ class Context:
         await self._ended.wait()
 
     @property
-    def dying(self) -> bool:
+    def terminating(self) -> bool:
         """Whether it was reported dead."""
         return self._dead.is_set()
 

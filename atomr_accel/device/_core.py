@@ -108,7 +108,7 @@ class DeviceCore:
         crashes: how many hosts in a row have crashed as they started a lane.
         scratch: the workspaces that libraries keep.
         standby: keeps a host warm for the next rebuild, if there is one.
-        dying: hosts that were killed and may not have ended yet; see ``bury``.
+        terminating: hosts that were killed and may not have ended yet; see ``reap_host``.
         place: where it is in a tree of actors.
         over_how: why the device is closed, if it is and was not lost.
     """
@@ -147,7 +147,7 @@ class DeviceCore:
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
         self.standby: Standby | None = None
-        self.dying: list[HostHandle] = []
+        self.terminating: list[HostHandle] = []
         self._gone: weakref.WeakSet[HostHandle] = weakref.WeakSet()
         self.place: Final = Place(self)
         self.over_how: str = "it was stopped"
@@ -317,7 +317,7 @@ class DeviceCore:
     async def settle(self) -> None:
         """Wait, as long as that makes sense, until nothing is left of a device that is over."""
         with trio.CancelScope(shield=True):
-            await self.bury_all()
+            await self.reap_hosts()
             await self.exports.close()
 
     def tells_of_the_loss(self, error: BaseException) -> bool:
@@ -332,7 +332,7 @@ class DeviceCore:
     async def verdict(self) -> None:
         """Wait until it is decided what becomes of the device, if its context is failing."""
         context = self._failing
-        if context is None and self._context is not None and self._context.dying:
+        if context is None and self._context is not None and self._context.terminating:
             context = self._context
         if context is not None:
             await context.wait_ended()
@@ -352,26 +352,26 @@ class DeviceCore:
         self.copiers.shutdown(wait=False)
         self.pinned.close()
 
-    async def bury(self, host: HostHandle) -> None:
+    async def reap_host(self, host: HostHandle) -> None:
         """Wait until a host that was killed has ended; then nothing touches its memory."""
         await host.wait_ended()
-        self._buried(host)
+        self._reaped(host)
 
-    async def bury_all(self) -> None:
+    async def reap_hosts(self) -> None:
         """Wait until the hosts that were killed have ended, as long as that makes sense."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                for host in self.dying:
+                for host in self.terminating:
                     nursery.start_soon(host.close)
-        for host in list(self.dying):
+        for host in list(self.terminating):
             if host.ended:
-                self._buried(host)
+                self._reaped(host)
             else:
                 host.abandon()
 
-    def _buried(self, host: HostHandle) -> None:
-        if host in self.dying:
-            self.dying.remove(host)
+    def _reaped(self, host: HostHandle) -> None:
+        if host in self.terminating:
+            self.terminating.remove(host)
         self._gone.add(host)
         over = [callback for dead, callback in self.quarantined if dead is host]
         self.quarantined = [entry for entry in self.quarantined if entry[0] is not host]
@@ -400,11 +400,11 @@ class DeviceCore:
             context = self._context
             if context is None:
                 await self._opened.wait()
-            elif context.dying:
+            elif context.terminating:
                 await context.wait_ended()
             else:
                 await trio.lowlevel.checkpoint()
-                if self._context is context and not context.dying:
+                if self._context is context and not context.terminating:
                     return context
 
     async def generation_after(self, generation: int) -> int:
@@ -586,7 +586,7 @@ class DeviceCore:
                 except OutOfMemory as error:
                     raise self._out_of_memory(nbytes) from error
                 if slab is not None:
-                    return self.memory.add_own(slab, nbytes=nbytes)
+                    return self.memory.add_dedicated(slab, nbytes=nbytes)
 
     async def _grow(self, context: Context, nbytes: int, *, sealed: bool) -> None:
         async with self._growing:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 from ..lanes import uninterrupted
 from ..libraries._op import Awaited
 from ..libraries._table import Libraries
-from ..memory import GpuRef, refuse
+from ..memory import GpuRef, ref_error
 from ._event import Event
 from ._requests import Requests
 from ._retry import T, Ts, retry
 from ._run import Functions
 from .batches._batch import Batch
-from .batches._record import Program
+from .batches._record import Recording
 from .data._methods import Data
 from .data._transfer import TransferStatistics
 
@@ -274,7 +274,7 @@ class Device(Data, Libraries[Awaited]):
         """
         return Batch(self)
 
-    def record(self, *inputs: GpuRef) -> Program:
+    def record(self, *inputs: GpuRef) -> Recording:
         """Record a program: ``async with device.record(x) as program:``.
 
         Inside, calls are as in a batch, but nothing is executed. ``await
@@ -292,8 +292,8 @@ class Device(Data, Libraries[Awaited]):
         """
         for at, ref in enumerate(inputs):
             if not isinstance(ref, GpuRef):
-                raise refuse(ref, self._core.memory, f"input {at} of record")
-        return Program(self, inputs)
+                raise ref_error(ref, self._core.memory, f"input {at} of record")
+        return Recording(self, inputs)
 
     # --- watching ------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import trio
 
 from .._dtypes import DTYPES
 from .._errors import GpuRefStale, said_of
-from ..libraries._arguments import usable
+from ..libraries._arguments import require_readable
 from ..libraries._library import LaneSpec
 from ..libraries.run.wire._messages import (
     Buffer,
@@ -114,7 +114,7 @@ class _Packed:
         reads: list[Block] = []
         writes: list[Block] = []
         for number, ref in enumerate(self.refs):
-            block = usable(ref, core.memory, f"ref {number}")
+            block = require_readable(ref, core.memory, f"ref {number}")
             buffers.append(Buffer(block.address, ref.shape, ref.dtype.name, block.sealed))
             # Nobody tells what the function does with a buffer.
             (reads if block.sealed else writes).append(block)

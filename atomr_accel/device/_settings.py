@@ -129,13 +129,13 @@ def stream_plan(
         raise TypeError(f"deterministic must be True or False, not {_said(deterministic)}")
     # With a deadline it must be known of each op whether it is done: several that share an
     # answer would look like one that takes as long as all of them.
-    stepwise = op_deadline is not None
+    track_each_op = op_deadline is not None
     return StreamPlan(
         streams,
         operator.index(stream_pool),
         checked,
         completion,
-        stepwise=stepwise,
+        track_each_op=track_each_op,
         deterministic=deterministic,
     )
 

@@ -105,7 +105,7 @@ class Standby:
                 self._host = None
                 self.warm = False
                 host.kill()
-                self._core.dying.append(host)
+                self._core.terminating.append(host)
 
     async def _watch(self, host: HostHandle, scope: trio.CancelScope) -> None:
         try:

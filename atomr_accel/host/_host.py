@@ -39,7 +39,7 @@ from ..wire import (
 from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._messages import BRING_DESCRIPTOR, Done, pack_exception
 from ..wire._threads import start
-from ._worker import Lane, Way
+from ._worker import Lane, StreamSlot
 
 if TYPE_CHECKING:
     from ._protocol import HostContext
@@ -169,22 +169,22 @@ class Host:
         started = threading.Event()
         failed: list[BaseException] = []
 
-        def new_way() -> Way:
+        def new_slot() -> StreamSlot:
             stream = self._context.open_lane(request.name)
             executor = resolve_name(request.executor)(self._context, stream)
-            return Way(self._context, stream, executor, fuse=not self._plan.deterministic)
+            return StreamSlot(self._context, stream, executor, fuse=not self._plan.deterministic)
 
         def run() -> None:
             try:
-                first = new_way()
+                first = new_slot()
                 lane = Lane(
                     request.index,
                     sock,
                     self._lanes,
                     completion=completion,
-                    linger=self._spin,
+                    idle_spin=self._spin,
                     group=self._plan.group,
-                    stepwise=self._plan.stepwise,
+                    track_each_op=self._plan.track_each_op,
                 )
                 self._lanes[request.index] = lane
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
@@ -193,7 +193,7 @@ class Host:
                 return
             finally:
                 started.set()
-            lane.run(self._context, new_way, first, request.ways)
+            lane.run(self._context, new_slot, first, request.max_streams)
 
         thread = threading.Thread(target=run, name=f"lane {request.name}", daemon=True)
         try:

@@ -95,7 +95,7 @@ class Group:
 
 
 @final
-class Way:
+class StreamSlot:
     """A stream, its executor, and what is queued there.
 
     Args:
@@ -143,8 +143,8 @@ class Lane:
             again and again: not for the user's process.
         group: how many launches share one completion token, and go to one way, when many
             come at once.
-        linger: whether an idle lane may look for requests for a moment before it sleeps.
-        stepwise: whether ops of a group that takes long are answered one by one: somebody
+        idle_spin: whether an idle lane may look for requests for a moment before it sleeps.
+        track_each_op: whether ops of a group that takes long are answered one by one: somebody
             watches how long each takes.
     """
 
@@ -155,17 +155,17 @@ class Lane:
         lanes: dict[int, Lane],
         *,
         completion: str,
-        linger: bool,
+        idle_spin: bool,
         group: int = 8,
-        stepwise: bool = False,
+        track_each_op: bool = False,
     ) -> None:
         self._index = index
         self._sock = sock
         self._lanes = lanes
         self._completion = completion
-        self._linger = linger
+        self._idle_spin = idle_spin
         self._group = group
-        self._stepwise = stepwise
+        self._track_each_op = track_each_op
         self._flushed = 0.0
         self._signals: dict[Any, int] = {}
         self._wake_reader, self._wake_writer = os.pipe()
@@ -185,23 +185,29 @@ class Lane:
         self._aside: dict[int, Request] = {}
         self._together: list[tuple[int, Any]] = []
         self._key: Hashable = None
-        self._way_of: dict[int, Way] = {}
+        self._slot_of: dict[int, StreamSlot] = {}
         self._watchers: set[Lane] = set()
-        self._ways: list[Way] = []
+        self._slots: list[StreamSlot] = []
         self._delay = _delay_of(index)
 
-    def run(self, context: HostContext, new_way: Callable[[], Way], first: Way, ways: int) -> None:
+    def run(
+        self,
+        context: HostContext,
+        new_slot: Callable[[], StreamSlot],
+        first: StreamSlot,
+        max_streams: int,
+    ) -> None:
         """Serve until the program closes the socket or the context fails.
 
         Args:
             context: the device.
-            new_way: makes a further way, in this thread.
+            new_slot: makes a further way, in this thread.
             first: the first way.
-            ways: how many there may be; the others are made when they are useful.
+            max_streams: how many there may be; the others are made when they are useful.
         """
         self._context = context
-        self._new_way = new_way
-        self._most_ways = ways
+        self._new_way = new_slot
+        self._most_ways = max_streams
         self._process = os.getpid()
         self._way = self._add_way(first)
         union = reduce(operator.or_, first.handlers)
@@ -221,8 +227,8 @@ class Lane:
         finally:
             # A context that has failed may answer anything to being closed, and the program
             # waits for the end of this socket.
-            for way in self._ways:
-                for part in (way.executor, way.stream):
+            for slot in self._slots:
+                for part in (slot.executor, slot.stream):
                     with contextlib.suppress(Exception):
                         part.close()
             self._notify()
@@ -255,14 +261,14 @@ class Lane:
         """Return when there is something to read; report what finishes until then."""
         poll, completion = self._poll, self._completion
         news = time.perf_counter()
-        while self._way_of and not poll(0):
+        while self._slot_of and not poll(0):
             if self._reap():
                 self._flush()
                 news = time.perf_counter()
             elif completion == "blocking":
-                way = next(way for way in self._ways if way.in_flight)
-                group = way.in_flight[0]
-                way.stream.wait(group.steps[0][1] if group.steps else group.token)
+                slot = next(slot for slot in self._slots if slot.in_flight)
+                group = slot.in_flight[0]
+                slot.stream.wait(group.steps[0][1] if group.steps else group.token)
             elif completion == "callback":
                 # The driver calls nothing after an error, so look now and then as well.
                 if any(fd not in self._own for fd, _ in poll(_LOOK_MILLISECONDS)):
@@ -270,9 +276,9 @@ class Lane:
                     self._flush()
             elif completion == "hybrid" and (quiet := time.perf_counter() - news) > _POLL_SECONDS:
                 select.select(self._own, [], [], min(quiet * _NAP_SHARE, _LONGEST_NAP))
-        if self._way_of:
+        if self._slot_of:
             return
-        if self._linger:
+        if self._idle_spin:
             until = time.perf_counter() + _LINGER_SECONDS
             while time.perf_counter() < until:
                 if poll(0):
@@ -387,52 +393,52 @@ class Lane:
         if len(together) == 1:
             self._launch((last, (), together[0][1]))
         else:
-            way = self._way
+            slot = self._way
             seqs = [seq for seq, _ in together]
             messages = [message for _, message in together]
             if self._delay is not None:
                 self._delay()
             try:
-                way.fusions[type(messages[0])].run(messages)
+                slot.fusions[type(messages[0])].run(messages)
             except BaseException as error:  # noqa: BLE001 - it is the answer
-                self._fail(way, seqs, error)
+                self._fail(slot, seqs, error)
             else:
                 for seq in seqs:
-                    way.unmarked.append((seq, None))
-                    self._way_of[seq] = way
-                self._settle(way)
+                    slot.unmarked.append((seq, None))
+                    self._slot_of[seq] = slot
+                self._settle(slot)
         self._seen = last
         if self._watchers:
             self._notify()
 
     def _launch(self, request: Request) -> None:
         seq, dependencies, message = request
-        way = self._way
+        slot = self._way
         if dependencies:
-            way = self._follow(dependencies)
+            slot = self._follow(dependencies)
         if type(message) is RecordEvent:
-            self._gather(way)
-        handler = self._on_all_ways if message.everywhere else way.handlers[type(message)]
+            self._gather(slot)
+        handler = self._on_all_ways if message.everywhere else slot.handlers[type(message)]
         if self._delay is not None:
             self._delay()
         try:
             value = handler(message)
         except BaseException as error:  # noqa: BLE001 - it is the answer
-            self._fail(way, [seq], error, pickles=message.pickles)
+            self._fail(slot, [seq], error, pickles=message.pickles)
             return
-        way.unmarked.append((seq, value))
-        self._way_of[seq] = way
-        if len(way.unmarked) >= self._group:
-            self._settle(way)
-        elif self._stepwise:
-            self._step(way)
+        slot.unmarked.append((seq, value))
+        self._slot_of[seq] = slot
+        if len(slot.unmarked) >= self._group:
+            self._settle(slot)
+        elif self._track_each_op:
+            self._step(slot)
 
     def _on_all_ways(self, message: Message) -> None:
-        for way in self._ways:
-            way.handlers[type(message)](message)
+        for slot in self._slots:
+            slot.handlers[type(message)](message)
 
     def _fail(
-        self, way: Way, seqs: list[int], error: BaseException, *, pickles: bool = False
+        self, slot: StreamSlot, seqs: list[int], error: BaseException, *, pickles: bool = False
     ) -> None:
         """Report a handler's failure for all ``seqs``, unless the context failed: raises that."""
         # A library that fails may be the first to notice a fault of the context.
@@ -441,74 +447,74 @@ class Lane:
                 raise error
             self._context.check()
         except StickyFault:
-            way.unmarked[:0] = [(seq, None) for seq in seqs]
+            slot.unmarked[:0] = [(seq, None) for seq in seqs]
             raise
         # Its answer comes when that of a success would have come: after the ops that it
         # follows, in whose place its buffers name it.
         for seq in seqs:
-            way.unmarked.append((seq, pack_exception(seq, error, pickles=pickles)))
-            self._way_of[seq] = way
+            slot.unmarked.append((seq, pack_exception(seq, error, pickles=pickles)))
+            self._slot_of[seq] = slot
 
-    def _settle(self, way: Way) -> None:
+    def _settle(self, slot: StreamSlot) -> None:
         """A group is complete: answer what is done before launching more.
 
         So the program prepares the next ops meanwhile, and what follows runs beside it.
         """
-        self._mark(way)
+        self._mark(slot)
         if self._reap():
             self._flush()
-        if way is self._way and way.in_flight:
+        if slot is self._way and slot.in_flight:
             self._way = self._next_way()
 
-    def _step(self, way: Way) -> None:
+    def _step(self, slot: StreamSlot) -> None:
         """Make it possible to answer what is launched so far before the group is done."""
-        token = way.stream.mark()
+        token = slot.stream.mark()
         if token is not None:
-            way.steps.append((len(way.unmarked), token))
-        elif not way.steps:  # it is done
-            group, way.unmarked = way.unmarked, []
+            slot.steps.append((len(slot.unmarked), token))
+        elif not slot.steps:  # it is done
+            group, slot.unmarked = slot.unmarked, []
             self._complete(group)
             if time.perf_counter() - self._flushed > _STEP_SECONDS:
                 self._flush()
 
-    def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> Way:
+    def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot:
         """The way for an op that must come after others, made to wait for them."""
         if len(dependencies) == 1:  # most come after one op, and on the same way
             index, seq = dependencies[0]
-            way = self._way_of_op(index, seq)
-            if way is None or way is self._way:
+            slot = self._slot_of_op(index, seq)
+            if slot is None or slot is self._way:
                 return self._way
-        ways = [self._way_of_op(index, seq) for index, seq in dependencies]
-        before = {way for way in ways if way is not None}
-        chosen = next((way for way in self._ways if way in before), self._way)
-        for way in before - {chosen}:
+        max_streams = [self._slot_of_op(index, seq) for index, seq in dependencies]
+        before = {slot for slot in max_streams if slot is not None}
+        chosen = next((slot for slot in self._slots if slot in before), self._way)
+        for slot in before - {chosen}:
             self._mark(chosen)  # what is launched there already need not wait
-            chosen.stream.follow(way.stream)
+            chosen.stream.follow(slot.stream)
         return chosen
 
-    def _way_of_op(self, index: int, seq: int) -> Way | None:
+    def _slot_of_op(self, index: int, seq: int) -> StreamSlot | None:
         """Where an op is in flight, if it is and its lane was not closed."""
         lane = self._lanes.get(index)
-        return None if lane is None else lane._way_of.get(seq)
+        return None if lane is None else lane._slot_of.get(seq)
 
-    def _gather(self, way: Way) -> None:
+    def _gather(self, slot: StreamSlot) -> None:
         """Make a way wait for all others: what comes next there comes after everything."""
-        for other in self._ways:
-            if other is not way and (other.in_flight or other.unmarked):
-                way.stream.follow(other.stream)
+        for other in self._slots:
+            if other is not slot and (other.in_flight or other.unmarked):
+                slot.stream.follow(other.stream)
 
-    def _next_way(self) -> Way:
-        for way in self._ways:
-            if not way.in_flight:
-                return way
-        if len(self._ways) < self._most_ways:
+    def _next_way(self) -> StreamSlot:
+        for slot in self._slots:
+            if not slot.in_flight:
+                return slot
+        if len(self._slots) < self._most_ways:
             return self._add_way(self._new_way())
-        return self._ways[(self._ways.index(self._way) + 1) % len(self._ways)]
+        return self._slots[(self._slots.index(self._way) + 1) % len(self._slots)]
 
-    def _add_way(self, way: Way) -> Way:
-        way.handlers[CloseLane] = self._close
-        self._ways.append(way)
-        return way
+    def _add_way(self, slot: StreamSlot) -> StreamSlot:
+        slot.handlers[CloseLane] = self._close
+        self._slots.append(slot)
+        return slot
 
     def _close(self, _message: CloseLane) -> None:
         """Everything of this lane was answered: others need not look for it any more."""
@@ -516,64 +522,64 @@ class Lane:
 
     # --- completing -------------------------------------------------------------------
 
-    def _mark(self, way: Way) -> None:
-        if way.unmarked:
-            if way.steps and way.steps[-1][0] == len(way.unmarked):
-                _, token = way.steps.pop()
+    def _mark(self, slot: StreamSlot) -> None:
+        if slot.unmarked:
+            if slot.steps and slot.steps[-1][0] == len(slot.unmarked):
+                _, token = slot.steps.pop()
             else:
-                token = way.stream.mark()
-            group, way.unmarked = way.unmarked, []
-            steps, way.steps = way.steps, deque()
+                token = slot.stream.mark()
+            group, slot.unmarked = slot.unmarked, []
+            steps, slot.steps = slot.steps, deque()
             if self._completion == "callback" and token is not None:
-                self._signals[token] = fd = way.stream.signal()
+                self._signals[token] = fd = slot.stream.signal()
                 self._polled.register(fd, select.POLLIN)
             if token is None:
-                self._release(way, steps)
+                self._release(slot, steps)
                 self._complete(group)
             else:
-                way.in_flight.append(Group(group, token, steps))
+                slot.in_flight.append(Group(group, token, steps))
 
     def _reap(self) -> bool:
         """Collect what has finished; whether there is anything to report."""
-        for way in self._ways:
-            in_flight = way.in_flight
-            if way.unmarked and way is not self._way:
-                self._mark(way)
+        for slot in self._slots:
+            in_flight = slot.in_flight
+            if slot.unmarked and slot is not self._way:
+                self._mark(slot)
             while in_flight:
                 group = in_flight[0]
                 token = group.token
-                if not way.stream.finished(token):
+                if not slot.stream.finished(token):
                     if group.steps:
-                        self._reap_steps(way, group)
+                        self._reap_steps(slot, group)
                     break
                 in_flight.popleft()
                 if token in self._signals:
                     fd = self._signals.pop(token)
                     self._polled.unregister(fd)
                     os.close(fd)
-                way.stream.release(token)
-                self._release(way, group.steps)
+                slot.stream.release(token)
+                self._release(slot, group.steps)
                 self._complete(group.ops)
         return bool(self._done or self._out)
 
-    def _reap_steps(self, way: Way, group: Group) -> None:
+    def _reap_steps(self, slot: StreamSlot, group: Group) -> None:
         """Collect what has finished of a group that takes long."""
         if self._completion != "blocking" and time.perf_counter() - group.since < _STEP_SECONDS:
             return
-        while group.steps and way.stream.finished(group.steps[0][1]):
+        while group.steps and slot.stream.finished(group.steps[0][1]):
             count, token = group.steps.popleft()
-            way.stream.release(token)
+            slot.stream.release(token)
             self._complete(group.take(count))
 
     @staticmethod
-    def _release(way: Way, steps: deque[tuple[int, Any]]) -> None:
+    def _release(slot: StreamSlot, steps: deque[tuple[int, Any]]) -> None:
         for _, token in steps:
-            way.stream.release(token)
+            slot.stream.release(token)
         steps.clear()
 
     def _complete(self, group: list[tuple[int, Any]]) -> None:
         for seq, value in group:
-            del self._way_of[seq]
+            del self._slot_of[seq]
             if value is None:
                 self._done.append(seq)
             elif type(value) is Failure:
@@ -594,12 +600,12 @@ class Lane:
         if self._out:
             self._sock.sendall(self._out)
             self._out.clear()
-            if self._stepwise:
+            if self._track_each_op:
                 self._flushed = time.perf_counter()
 
     def _report(self, fault: StickyFault) -> None:
-        suspects = [way.in_flight[0].ops[0][0] for way in self._ways if way.in_flight]
-        suspects = suspects or [way.unmarked[0][0] for way in self._ways if way.unmarked]
+        suspects = [slot.in_flight[0].ops[0][0] for slot in self._slots if slot.in_flight]
+        suspects = suspects or [slot.unmarked[0][0] for slot in self._slots if slot.unmarked]
         reply = Fault(
             seq=min(suspects, default=0),
             status=fault.status,

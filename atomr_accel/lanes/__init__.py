@@ -1,10 +1,10 @@
 """The program's half of lanes: ports to submit ops to, hosts to start and end."""
 
 from ._interrupts import uninterrupted
+from ._loop_flusher import Gate
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
 from ._port import LaneStatistics, Op, Port, fail_some
 from ._spawn import HostDied, HostHandle, Isolation, describe_exit, start_host
-from ._turns import Gate
 
 __all__ = [
     "CHUNK",

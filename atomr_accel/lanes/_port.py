@@ -23,11 +23,11 @@ import trio
 
 from ..wire import (
     WITHDRAWN,
-    Bunch,
     Failure,
     Fault,
     Frames,
     Message,
+    MultiFrame,
     ProtocolViolation,
     Reply,
     Value,
@@ -35,8 +35,8 @@ from ..wire import (
     unpack_exception,
 )
 from ._interrupts import uninterrupted
-from ._promptness import hurry, relax
-from ._turns import Turns
+from ._loop_flusher import LoopFlusher
+from ._switch_interval import restore_switch_interval, shorten_switch_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -204,9 +204,9 @@ class Port:
         self._in_flight = in_flight
         self._outbox: deque[Op] = deque()
         self._buffer = bytearray()
-        self._turns: Turns | None = None
+        self._flusher: LoopFlusher | None = None
         self._sends_soon = False
-        self._looked = False
+        self._polled = False
         # Tasks whose ops were answered since the last turn, less the ops submitted in this one:
         # at zero everybody who is likely to has submitted.
         self._due = 0
@@ -252,7 +252,7 @@ class Port:
         if dependencies:
             op.dependencies = tuple(set(dependencies) if len(dependencies) > 1 else dependencies)
         if not in_flight:
-            hurry()
+            shorten_switch_interval()
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
@@ -332,7 +332,7 @@ class Port:
                 suspected op; the port does nothing more afterwards.
         """
         self._on_fault = on_fault
-        self._turns = turns = Turns.join(self)
+        self._flusher = turns = LoopFlusher.join(self)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
@@ -341,9 +341,9 @@ class Port:
                     await trio.lowlevel.wait_readable(self._sock)
                     if self._failure is not None:
                         raise self._failure
-                    if not self._looked:
+                    if not self._polled:
                         self._receive()
-                    self._looked = False
+                    self._polled = False
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
@@ -393,9 +393,9 @@ class Port:
     # --- between turns of the loop ----------------------------------------------------
 
     def _send_soon(self) -> None:
-        if self._turns is not None and not self._sends_soon and not self._ended:
+        if self._flusher is not None and not self._sends_soon and not self._ended:
             self._sends_soon = True
-            self._turns.send_soon(self)
+            self._flusher.send_soon(self)
 
     def flush(self) -> bool:
         """Send what is queued; whether that is done with. Called between turns.
@@ -412,9 +412,9 @@ class Port:
             return False
         return not self._buffer
 
-    def look(self) -> None:
+    def poll_replies(self) -> None:
         """Take what has come, which wakes the port's task, too. Called between turns."""
-        self._looked = True
+        self._polled = True
         try:
             self._receive()
         except BaseException as error:  # noqa: BLE001 (as above)
@@ -436,7 +436,7 @@ class Port:
         buffer, outbox = self._buffer, self._outbox
         room = self._room()
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
-            bunch = Bunch(buffer)
+            bunch = MultiFrame(buffer)
             most = min(room, _MOST_BUNCHED)
             if len(outbox) > 1:
                 self._take_small(bunch, most)
@@ -465,7 +465,7 @@ class Port:
         self._frames += 1
         del buffer[:sent]
 
-    def _take_small(self, bunch: Bunch, most: int) -> None:
+    def _take_small(self, bunch: MultiFrame, most: int) -> None:
         """Encode the ops at the head of the queue at once, unless one needs a closer look."""
         ops = list(islice(self._outbox, most))
         payloads: list[object] = [(op.seq, op.dependencies, op.message) for op in ops]
@@ -573,8 +573,8 @@ class Port:
     def _wake(self, op: Op) -> None:
         """The op was settled: let its caller go on, if one waits."""
         if op.task is not None:
-            if self._turns is not None:
-                self._turns.wake(op)
+            if self._flusher is not None:
+                self._flusher.wake(op)
             else:
                 op.wake()
 
@@ -583,7 +583,7 @@ class Port:
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
         if not in_flight:
-            relax()
+            restore_switch_interval()
         self._count -= 1
         for block in op.reads:
             block.readers.discard(seq)

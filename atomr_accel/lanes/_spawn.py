@@ -267,17 +267,17 @@ class HostHandle:
         return self._process.returncode if self._process else None
 
     @trio.lowlevel.enable_ki_protection
-    async def close(self, *, dying: bool = False) -> int | None:
+    async def close(self, *, terminating: bool = False) -> int | None:
         """End the host and wait until it has; its exit code, if it is a process.
 
         A process that is killed and does not end, because a driver does not let it, is left
         to itself after ``END_SECONDS``. A thread is waited for: nothing can end it.
 
         Args:
-            dying: it seems to be ending by itself: let it, so that the exit code tells why.
+            terminating: it seems to be ending by itself: let it, so that the exit code tells why.
         """
         with trio.CancelScope(shield=True):
-            if dying and self._process is not None:
+            if terminating and self._process is not None:
                 with trio.move_on_after(_DYING_SECONDS):
                     await self.wait_ended()
             self._hang_up()

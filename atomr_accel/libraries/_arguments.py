@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from .._errors import Unsupported
-from ..memory import Block, GpuRef, MemoryMap, refuse, refuse_write
+from ..memory import Block, GpuRef, MemoryMap, ref_error, sealed_error
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -21,7 +21,7 @@ BLOCK_ALIGNMENT: Final = 256
 _LARGEST_INT: Final = 2**31 - 1
 
 
-def usable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
+def require_readable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
     """The block of a ref that may be read here and now.
 
     Raises:
@@ -34,18 +34,18 @@ def usable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
         epoch = block.epoch
         if epoch is memory.epoch or epoch is memory.sealed_epoch:
             return block
-    raise refuse(ref, memory, name)
+    raise ref_error(ref, memory, name)
 
 
-def writable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
-    """Like ``usable``, for a ref that will be written.
+def require_writable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
+    """Like ``require_readable``, for a ref that will be written.
 
     Raises:
         GpuRefSealed: it is sealed.
     """
-    block = usable(ref, memory, name)
+    block = require_readable(ref, memory, name)
     if block.sealed:
-        raise refuse_write(ref, name)
+        raise sealed_error(ref, name)
     return block
 
 
@@ -65,7 +65,7 @@ def same_place(one: GpuRef, other: GpuRef) -> bool:
     )
 
 
-def require_apart(
+def require_no_alias(
     op: str,
     written: Iterable[tuple[str, GpuRef]],
     read: Iterable[tuple[str, GpuRef]] = (),

@@ -42,7 +42,7 @@ class LaneSpec:
         name: unique in the device, such as ``"blas"``.
         executors: ``module:class`` by backend name. A backend may bring its own; see
             ``executor_on``.
-        ways: how many executors, each with a stream of its own, may run side by side in
+        max_streams: how many executors, each with a stream of its own, may run side by side in
             the lane, so that independent ops overlap on the device.
         hangs: whether its ops are work of the device, which ends only if its kernels do. A
             compiler takes what time it takes, and the watchdog leaves it alone.
@@ -50,7 +50,7 @@ class LaneSpec:
 
     name: str
     executors: Mapping[str, str]
-    ways: int = 1
+    max_streams: int = 1
     hangs: bool = True
 
     def executor_on(self, backend: Backend) -> str:

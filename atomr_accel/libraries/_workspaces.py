@@ -45,13 +45,13 @@ class Workspaces:
     late, and a recording's has to stay where it is. So each keeps its own, in ``scratch``.
 
     Args:
-        ways: how many there may be at a time.
+        max_streams: how many there may be at a time.
         small: bytes. An op that needs more keeps the whole device busy by itself, so of
             such workspaces there is one.
     """
 
-    def __init__(self, ways: int, small: int) -> None:
-        self._ways = ways
+    def __init__(self, max_streams: int, small: int) -> None:
+        self._slots = max_streams
         self._small = small
 
     def take(self, device: Home, driver: Driver, nbytes: int) -> Block:
@@ -75,7 +75,7 @@ class Workspaces:
                 return last._block
         there = [ref for ref in kept.refs if ref._block.epoch is epoch]
         fitting = [ref for ref in there if ref.nbytes >= nbytes]
-        most = self._ways if nbytes <= self._small else 1
+        most = self._slots if nbytes <= self._small else 1
         idle = [ref for ref in fitting if not ref._block.writer]
         if idle or len(fitting) >= most:
             chosen = (idle or fitting)[0]

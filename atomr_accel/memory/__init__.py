@@ -7,7 +7,7 @@ from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._kept import Kept, Release
 from ._map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
-from ._ref import Block, Epoch, GpuRef, Hold, Part, refuse, refuse_write
+from ._ref import Block, Epoch, GpuRef, Hold, Part, ref_error, sealed_error
 from ._scope import MemoryScope
 from ._views import as_shape
 
@@ -28,7 +28,7 @@ __all__ = [
     "Slab",
     "as_shape",
     "least_slab",
-    "refuse",
-    "refuse_write",
+    "ref_error",
     "round_size",
+    "sealed_error",
 ]

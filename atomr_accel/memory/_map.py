@@ -136,7 +136,7 @@ class MemoryMap:
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()
         self._sealed = Allocator()
-        self._own: dict[int, object] = {}  # slabs that are one buffer, with what they need
+        self._dedicated: dict[int, object] = {}  # slabs that are one buffer, with what they need
         self._stale: list[Allocator] = []
         self._next_slab = 1
 
@@ -153,8 +153,8 @@ class MemoryMap:
             self._stale.append(plain)
         else:
             self._give_up(plain)
-        for slab in [slab for slab in self._own if not self._slabs[slab].sealed]:
-            del self._own[slab]
+        for slab in [slab for slab in self._dedicated if not self._slabs[slab].sealed]:
+            del self._dedicated[slab]
             self._stale.append(self._pool_of[slab])
         self.unmapped.clear()  # the next host never mapped them
         return self.epoch.generation
@@ -225,7 +225,7 @@ class MemoryMap:
             return
         pool.free(address, size)
         if not pool.in_use and pool is not self._plain and pool is not self._sealed:
-            if slab in self._own:
+            if slab in self._dedicated:
                 self._close(slab)
                 self.unmapped.append(slab)
             else:
@@ -238,7 +238,7 @@ class MemoryMap:
         for _ in range(min(most, len(dropped))):
             release(*dropped.popleft())
 
-    def unhold(self) -> None:
+    def reclaim_held(self) -> None:
         """Reuse the memory of blocks that nobody holds any more."""
         while self.unheld:
             block = self.unheld.popleft()
@@ -286,7 +286,7 @@ class MemoryMap:
         self._pool_of[slab.id] = pool
         pool.add_slab(slab.id, slab.nbytes)
 
-    def add_own(self, slab: Slab, owner: object = None, nbytes: int | None = None) -> Block:
+    def add_dedicated(self, slab: Slab, owner: object = None, nbytes: int | None = None) -> Block:
         """Take a slab into use that is one buffer, and is given up with it.
 
         Args:
@@ -301,7 +301,7 @@ class MemoryMap:
         assert address is not None
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
-        self._own[slab.id] = owner
+        self._dedicated[slab.id] = owner
         block = Block(self, address, slab.nbytes, self.epoch)
         block.sealed = slab.sealed
         if nbytes is not None:
@@ -318,7 +318,7 @@ class MemoryMap:
 
     def is_own(self, block: Block) -> bool:
         """Whether a block is all of its slab, which goes with it."""
-        return block.address >> SLAB_SHIFT in self._own
+        return block.address >> SLAB_SHIFT in self._dedicated
 
     def has_slab(self, slab: int) -> bool:
         """Whether a slab has not been given up."""
@@ -357,7 +357,7 @@ class MemoryMap:
         plain, sealed = self._plain, self._sealed
         stale = sum(pool.in_use for pool in self._stale)
         capacity = self.capacity
-        own = {slab: self._pool_of[slab].in_use for slab in self._own}
+        own = {slab: self._pool_of[slab].in_use for slab in self._dedicated}
         used = plain.in_use + sealed.in_use + stale + sum(own.values())
         return MemoryStatistics(
             capacity=capacity,
@@ -379,7 +379,7 @@ class MemoryMap:
 
     def _close(self, slab: int) -> None:
         del self._pool_of[slab]
-        self._own.pop(slab, None)
+        self._dedicated.pop(slab, None)
         fd = self._slabs.pop(slab).fd
         if fd >= 0:
             os.close(fd)

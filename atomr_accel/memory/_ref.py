@@ -370,7 +370,7 @@ _set_dtype: Final = _slots["dtype"].__set__
 _set_nbytes: Final = _slots["nbytes"].__set__
 
 
-def refuse(ref: object, memory: MemoryMap, name: str) -> Exception:
+def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
     """The error for an argument that is not a usable ref of ``memory``'s device."""
     if not isinstance(ref, GpuRef):
         message = f"{name} must be a GpuRef, not {said_of(ref)}"
@@ -409,6 +409,6 @@ def _order(one: MemoryMap, other: MemoryMap) -> str:
     return "later" if one.number > other.number else "earlier"
 
 
-def refuse_write(ref: GpuRef, name: str) -> GpuRefSealed:
+def sealed_error(ref: GpuRef, name: str) -> GpuRefSealed:
     """The error for writing to a sealed ref."""
     return GpuRefSealed(f"{name} is sealed, so nothing may write to it: {ref!r}")

@@ -287,7 +287,7 @@ _COUNT: Final = 3
 
 
 @final
-class Bunch:
+class MultiFrame:
     """A frame of many payloads at the end of a buffer: cheaper to read than a frame of each.
 
     Args:
@@ -555,7 +555,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
         priorities: stream priority by lane name; lower runs first, 0 is the default.
         completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
         group: how many launches may share one completion token, and so one answer.
-        stepwise: whether ops of a group that takes long are answered one by one.
+        track_each_op: whether ops of a group that takes long are answered one by one.
         deterministic: whether results must not depend on what else is in flight, nor on time.
     """
 
@@ -564,7 +564,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
     priorities: dict[str, int] = {}
     completion: str = "hybrid"
     group: int = 8
-    stepwise: bool = False
+    track_each_op: bool = False
     deterministic: bool = False
 
 
@@ -587,13 +587,13 @@ class OpenLane(msgspec.Struct, frozen=True, tag=True):
         name: the lane's name.
         index: its number in dependencies.
         executor: ``module:class`` of what executes its messages.
-        ways: how many of them may run side by side.
+        max_streams: how many of them may run side by side.
     """
 
     name: str
     index: int
     executor: str
-    ways: int
+    max_streams: int
 
 
 class CreateSlab(msgspec.Struct, frozen=True, tag=True):

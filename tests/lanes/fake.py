@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from atomr_accel.host._protocol import Fusion
-from atomr_accel.host._worker import Lane, Way
-from atomr_accel.wire import Bunch, Failure, Fault, Frames, Message, Reply, StickyFault, Value
+from atomr_accel.host._worker import Lane, StreamSlot
+from atomr_accel.wire import Failure, Fault, Frames, Message, MultiFrame, Reply, StickyFault, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -277,11 +277,11 @@ class Lanes:
         device: FakeDevice,
         count: int,
         *,
-        ways: int = 1,
+        max_streams: int = 1,
         most: int = 4,
         completion: str = "polled",
         close_fails: bool = False,
-        stepwise: bool = False,
+        track_each_op: bool = False,
     ) -> None:
         self.device = device
         self._lanes: dict[int, Lane] = {}
@@ -290,12 +290,12 @@ class Lanes:
         self._decode = msgspec.msgpack.Decoder(Reply).decode
         context: Any = device
 
-        def new_way(lane: Lane) -> Way:
+        def new_slot(lane: Lane) -> StreamSlot:
             stream = FakeStream(device)
             with device.changed:
                 device.streams.append(stream)
             executor: Any = FakeExecutor(stream, lane.launched, most=most, close_fails=close_fails)
-            return Way(context, stream, executor)
+            return StreamSlot(context, stream, executor)
 
         for index in range(count):
             ours, theirs = socket.socketpair()
@@ -306,12 +306,13 @@ class Lanes:
                 theirs,
                 self._lanes,
                 completion=completion,
-                linger=False,
-                stepwise=stepwise,
+                idle_spin=False,
+                track_each_op=track_each_op,
             )
         self.threads = [
             threading.Thread(
-                target=lane.run, args=(context, partial(new_way, lane), new_way(lane), ways)
+                target=lane.run,
+                args=(context, partial(new_slot, lane), new_slot(lane), max_streams),
             )
             for lane in self._lanes.values()
         ]
@@ -338,7 +339,7 @@ class Lanes:
     def send(self, lane: int, *requests: tuple[int, Iterable[tuple[int, int]], Message]) -> None:
         """Send requests to a lane, as one bunch."""
         buffer = bytearray()
-        bunch = Bunch(buffer)
+        bunch = MultiFrame(buffer)
         for request in requests:
             bunch.append(request)
         bunch.close()

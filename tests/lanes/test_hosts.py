@@ -237,7 +237,7 @@ def test_a_host_that_does_not_end_is_left_to_itself(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        assert await peer.host.close(dying=True) is None
+        assert await peer.host.close(terminating=True) is None
 
     Jumping().run(main)
     assert peer.process.kills == 1

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.lanes import Gate, Op, Port, _port, fail_some
-from atomr_accel.lanes._turns import _of_run
+from atomr_accel.lanes._loop_flusher import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
 from atomr_accel.wire import Fault, Frames, Message, Protect, Value, append_frame, encoder
 from atomr_accel.wire._messages import pack_exception
@@ -513,13 +513,13 @@ async def test_of_thousands_at_a_gate_some_go_on_in_a_turn() -> None:
                 nursery.start_soon(leave, scopes[number // 100])
         await trio.testing.wait_all_tasks_blocked()
         assert gone == 0
-        look = Look()
-        trio.lowlevel.add_instrument(look)
+        poll_replies = Look()
+        trio.lowlevel.add_instrument(poll_replies)
         for scope in scopes[1:]:
             scope.cancel()
         gate.open()
         await gate.wait()  # who comes later does not wait for those
-    trio.lowlevel.remove_instrument(look)
+    trio.lowlevel.remove_instrument(poll_replies)
     assert (gone, cancelled) == (1000, 9)
     assert max(after - before for before, after in itertools.pairwise(turns)) <= 64
 

@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from atomr_accel import RemoteError
-from atomr_accel.host._worker import Lane, Way
+from atomr_accel.host._worker import Lane, StreamSlot
 from atomr_accel.lanes import Op, Port, fail_some
 from atomr_accel.wire import (
-    Bunch,
     Failure,
     Fault,
     Frames,
     Message,
+    MultiFrame,
     ProtocolViolation,
     Value,
     append_frame,
@@ -68,7 +68,7 @@ def test_what_is_too_large_is_not_sent() -> None:
     with pytest.raises(ValueError, match=f"may take {PAYLOAD_BYTES} bytes"):
         append_frame(buffer, bytes(PAYLOAD_BYTES))
     assert buffer == b"before"
-    bunch = Bunch(buffer)
+    bunch = MultiFrame(buffer)
     bunch.append("small")
     with pytest.raises(ValueError, match="may take"):
         bunch.append(bytes(PAYLOAD_BYTES))
@@ -249,7 +249,7 @@ class Sock:
         return self.incoming.pop(0)
 
 
-class Program:
+class Recording:
     """Two ports whose sockets a test plays; the second has op 5."""
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class Program:
 
     def receive(self, data: bytes) -> None:
         self.sock.incoming.append(data)
-        self.ports[0].look()
+        self.ports[0].poll_replies()
         error = self.ports[0]._failure
         assert error is None, error
 
@@ -295,7 +295,7 @@ EVERY_KIND: Final = (
 
 
 def test_what_is_right_is_taken() -> None:
-    with closing(Program()) as program:
+    with closing(Recording()) as program:
         program.receive(frame_of([1, 2], EVERY_KIND[2], EVERY_KIND[4]))
         assert program.answers == {1: 1, 2: 1, 3: 1, 4: 1}
         assert program.faults == []
@@ -331,7 +331,7 @@ WRONG: Final[dict[str, bytes]] = {
 
 @pytest.mark.parametrize("data", WRONG.values(), ids=WRONG.keys())
 def test_what_a_host_must_not_send_is_a_fault(data: bytes) -> None:
-    with closing(Program()) as program:
+    with closing(Recording()) as program:
         program.receive(data)
         [fault] = program.faults
         assert (fault.status, fault.status_name) == (errno.EPROTO, "protocol violation")
@@ -379,7 +379,7 @@ def test_ten_thousand_wrong_frames_of_a_host(monkeypatch: pytest.MonkeyPatch) ->
     whole += [frame_of([2], kind) for kind in EVERY_KIND]
     whole.append(frame_of(Fault(1, 700, "ILLEGAL", "why")))
     draw = rubbish(1, whole)
-    program, ends = Program(), 0
+    program, ends = Recording(), 0
     for _ in range(10_000):
         program.receive(draw())
         assert max(program.answers.values(), default=0) <= 1
@@ -390,10 +390,10 @@ def test_ten_thousand_wrong_frames_of_a_host(monkeypatch: pytest.MonkeyPatch) ->
             ends += len(program.faults)
             program.close()
             assert program.answers == dict.fromkeys(range(1, 6), 1)
-            program = Program()
+            program = Recording()
         elif not program.in_flight.keys() - {5}:
             program.close()
-            program = Program()
+            program = Recording()
     program.close()
     assert ends > 5_000
     assert len(read) < 1_000  # of op 4 alone, which calls a function of the program's
@@ -407,17 +407,17 @@ def serve(data: bytes) -> tuple[list[Any], FakeDevice]:
     ours, theirs = socket.socketpair()
     device: Any = FakeDevice()
     lanes: dict[int, Lane] = {}
-    lane = lanes[0] = Lane(0, theirs, lanes, completion="polled", linger=False)
+    lane = lanes[0] = Lane(0, theirs, lanes, completion="polled", idle_spin=False)
 
-    def new_way() -> Way:
+    def new_slot() -> StreamSlot:
         stream = FakeStream(device)
         device.streams.append(stream)
         executor: Any = FakeExecutor(stream, lambda _op: False, most=4, close_fails=False)
-        return Way(device, stream, executor)
+        return StreamSlot(device, stream, executor)
 
     ours.sendall(data)
     ours.shutdown(socket.SHUT_WR)
-    lane.run(device, new_way, new_way(), 1)
+    lane.run(device, new_slot, new_slot(), 1)
     with ours:
         answered = ours.recv(1 << 20)
     return [msgspec.msgpack.decode(frame) for frame in Frames().feed(answered)], device
@@ -425,7 +425,7 @@ def serve(data: bytes) -> tuple[list[Any], FakeDevice]:
 
 def requests(*entries: tuple[int, list[tuple[int, int]], Message]) -> bytes:
     buffer = bytearray()
-    bunch = Bunch(buffer)
+    bunch = MultiFrame(buffer)
     for entry in entries:
         bunch.append(entry)
     bunch.close()

@@ -78,23 +78,25 @@ def work_before(ops: list[Op]) -> dict[int, set[int]]:
 @settings(max_examples=150)
 @given(
     ops=programs(),
-    ways=st.integers(1, 4),
+    max_streams=st.integers(1, 4),
     completion=st.sampled_from(COMPLETIONS),
-    stepwise=st.booleans(),
+    track_each_op=st.booleans(),
     choices=st.lists(st.integers(0, 99), min_size=1, max_size=20),
     bunches=st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
 def test_ops_keep_their_order_and_are_answered_once(
     ops: list[Op],
-    ways: int,
+    max_streams: int,
     completion: str,
-    stepwise: bool,
+    track_each_op: bool,
     choices: list[int],
     bunches: list[int],
 ) -> None:
     before = work_before(ops)
     device = FakeDevice()
-    lanes = Lanes(device, 3, ways=ways, completion=completion, stepwise=stepwise)
+    lanes = Lanes(
+        device, 3, max_streams=max_streams, completion=completion, track_each_op=track_each_op
+    )
     answers: dict[int, Any] = {}
     trouble: list[str] = []
 
@@ -169,7 +171,7 @@ def test_where_somebody_watches_ops_of_a_group_are_answered_as_they_finish(
     completion: str,
 ) -> None:
     device = FakeDevice()
-    with Lanes(device, 1, completion=completion, stepwise=True) as lanes:
+    with Lanes(device, 1, completion=completion, track_each_op=True) as lanes:
         requests: list[Any] = [
             (seq, [], Work(seq, seq if seq == 2 else None)) for seq in range(1, 6)
         ]
@@ -213,7 +215,7 @@ def test_an_op_waits_aside_for_one_that_another_lane_has_not_seen() -> None:
 
 def test_independent_ops_spread_over_ways() -> None:
     device = FakeDevice()
-    with Lanes(device, 1, ways=3) as lanes:
+    with Lanes(device, 1, max_streams=3) as lanes:
         lanes.send(0, *((seq, [], Work(seq)) for seq in range(1, 101)))
         device.wait_for(lambda: len(device.launched()) == 100)
         assert len(device.eligible()) == 3
@@ -225,7 +227,7 @@ def test_independent_ops_spread_over_ways() -> None:
 
 def test_what_every_way_may_hold_is_dropped_by_every_way() -> None:
     device = FakeDevice()
-    with Lanes(device, 1, ways=3) as lanes:
+    with Lanes(device, 1, max_streams=3) as lanes:
         lanes.send(0, *((seq, [], Work(seq)) for seq in range(1, 101)))
         device.wait_for(lambda: len(device.launched()) == 100)
         device.finish_all()
@@ -325,7 +327,7 @@ def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyP
     lanes: dict[int, Lane] = {}
     socks = [socket.socketpair() for _ in range(3)]
     for index, (_, theirs) in enumerate(socks):
-        lanes[index] = Lane(index, theirs, lanes, completion="callback", linger=False)
+        lanes[index] = Lane(index, theirs, lanes, completion="callback", idle_spin=False)
     first, *others = lanes.values()
     woken: list[int] = []
 

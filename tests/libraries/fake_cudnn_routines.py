@@ -63,7 +63,7 @@ class FakeRoutines:
     def __init__(self) -> None:
         self.made: dict[int, dict[str, Any]] = {}
         self.seeds: dict[int, int] = {}
-        self.refuse: dict[str, int] = {}
+        self.ref_error: dict[str, int] = {}
         self._next = 1
         context: Any = SimpleNamespace(check=lambda: None, array=reach, bytes_at=memory)
         self._execute: dict[type, Callable[[Any], Any]] = {
@@ -88,8 +88,8 @@ class FakeRoutines:
     def _function(self, name: str) -> Callable[..., int]:
         def function(*arguments: Any) -> int:
             assert len(arguments) == len(ROUTINES[name].split()), name
-            if name in self.refuse:
-                return self.refuse[name]
+            if name in self.ref_error:
+                return self.ref_error[name]
             if name.startswith("cudnnCreate"):
                 arguments[0]._obj.value = self._next
                 self.made[self._next] = {}

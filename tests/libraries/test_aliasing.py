@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries._arguments import require_apart
+from atomr_accel.libraries._arguments import require_no_alias
 from atomr_accel.libraries.blas.wire._rows import COMPLEX
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
 from atomr_accel.libraries.blas.wire._rows import Row as BlasRow
@@ -448,7 +448,7 @@ def test_the_check_finds_what_looking_at_each_byte_finds(
         and not ((name, other) in in_place and same(ref, another))
     }
     try:
-        require_apart("test", written.items(), read.items(), in_place=in_place)
+        require_no_alias("test", written.items(), read.items(), in_place=in_place)
     except ValueError as error:
         found = re.match(r"(\w) shares memory with (\w),", str(error))
         assert found is not None

@@ -209,11 +209,11 @@ def offered(frontend: FakeFrontend) -> list[list[str]]:
     """The nodes of what comes to cuDNN."""
     found: list[list[str]] = []
 
-    def refuse(ops: list[str]) -> bool:
+    def ref_error(ops: list[str]) -> bool:
         found.append(ops)
         return False
 
-    frontend.refused = refuse
+    frontend.refused = ref_error
     return found
 
 

@@ -18,7 +18,7 @@ from atomr_accel import Unsupported, open_device
 from atomr_accel.libraries.dnn.attention._graph import AttentionSpec, attention_graph
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.graph._run import DnnPart
-from atomr_accel.libraries.dnn.host._plan_compiler import Workshop
+from atomr_accel.libraries.dnn.host._plan_compiler import PlanCompiler
 from atomr_accel.libraries.dnn.wire._graph import Graph, encode
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 
@@ -206,39 +206,39 @@ def a_convolution(dtype: str) -> Graph:
 
 
 @pytest.fixture
-def workshop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Workshop]:
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PlanCompiler]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     program = str(ROOT / "tests/libraries/dnn_offer.py")
-    made = Workshop(
+    made = PlanCompiler(
         json.dumps(DEVICE), (9, 0), (sys.executable, program, str(tmp_path), "--workshop")
     )
     yield made
     made.close()
 
 
-def test_another_process_makes_plans(workshop: Workshop) -> None:
+def test_another_process_makes_plans(compiler: PlanCompiler) -> None:
     for dtype in ("float16", "bfloat16"):
         graph = a_convolution(dtype)
-        steps = workshop.make(encode(graph))
+        steps = compiler.make(encode(graph))
         assert steps is not None
         assert [step.graph for step in steps] == [graph]
         assert b"cudnn_backend_data" in steps[0].made
     # One that is computed by a kernel of our own needs no more than its graph.
-    steps = workshop.make(encode(a_convolution("float64")))
+    steps = compiler.make(encode(a_convolution("float64")))
     assert steps is not None
     assert steps[0].made == b""
 
 
-def test_another_process_tells_what_is_refused(workshop: Workshop) -> None:
+def test_another_process_tells_what_is_refused(compiler: PlanCompiler) -> None:
     builder = Builder()
     x = builder.tensor((4, 4), "float8_e4m3fn")
     builder.output(builder.node("matmul", A=x, B=x)["c"], "float64")
     with pytest.raises(Unsupported, match="cuDNN"):
-        workshop.make(encode(builder.finish()))
+        compiler.make(encode(builder.finish()))
 
 
 def test_where_another_process_cannot_be_had_plans_are_made_here() -> None:
     for command in (("/nowhere/python",), (sys.executable, "-c", "pass")):
-        broken = Workshop("{}", (9, 0), command)
+        broken = PlanCompiler("{}", (9, 0), command)
         assert broken.make(b"") is None
         assert broken.make(b"") is None

@@ -90,14 +90,14 @@ async def test_dropout_between_layers_has_its_seed(device: Device, library: Fake
 
 async def test_refusals_and_failures(device: Device, library: FakeRoutines) -> None:
     x = await device.put(np.ones((1, 2, 8, 8), np.float32))
-    library.refuse["cudnnPoolingForward"] = 3000
+    library.ref_error["cudnnPoolingForward"] = 3000
     with pytest.raises(Unsupported, match="a fake's reason"):
         await device.dnn.max_pool(x, 2)
-    library.refuse["cudnnPoolingForward"] = 5000
+    library.ref_error["cudnnPoolingForward"] = 5000
     with pytest.raises(LibraryError) as caught:
         await device.dnn.max_pool(x, 2)
     assert (caught.value.call, caught.value.status) == ("cudnnPoolingForward", 5000)
-    library.refuse["cudnnSetPoolingNdDescriptor"] = 2000
+    library.ref_error["cudnnSetPoolingNdDescriptor"] = 2000
     before = len(library.made)
     with pytest.raises(LibraryError):
         await device.dnn.max_pool(x, 3)

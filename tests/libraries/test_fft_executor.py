@@ -291,11 +291,11 @@ def test_a_plan_that_fails_leaves_no_handle(
 ) -> None:
     kind = type(library.functions["cufftXtMakePlanMany"])
 
-    def refuse(handle: int, *_: Any) -> int:
+    def ref_error(handle: int, *_: Any) -> int:
         library.layouts[handle] = None  # type: ignore[assignment]
         return status
 
-    library.functions["cufftXtMakePlanMany"] = kind(refuse)
+    library.functions["cufftXtMakePlanMany"] = kind(ref_error)
     call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
     with pytest.raises(error, match="cufftXtMakePlanMany"):
         executor().handlers[Prepare](Prepare(1, call.encoded))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.libraries._arguments import overlap, require_apart
+from atomr_accel.libraries._arguments import overlap, require_no_alias
 from atomr_accel.memory import GpuRef, MemoryMap
 from atomr_accel.memory._map import Slab
 
@@ -106,7 +106,7 @@ def test_lists_of_parts_are_told_apart_as_one_by_one(
         )
     )
     with pytest.raises(ValueError, match="shares memory with") if bad else contextlib.nullcontext():
-        require_apart("it", written, read)
+        require_no_alias("it", written, read)
 
 
 @pytest.mark.parametrize("name", CALLS)

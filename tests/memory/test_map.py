@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from atomr_accel import DeviceLost, GpuRef, GpuRefSealed, GpuRefStale
-from atomr_accel.libraries._arguments import usable, writable
+from atomr_accel.libraries._arguments import require_readable, require_writable
 from atomr_accel.memory import SLICE, Allocator, Block, MemoryMap, Slab, round_size
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Maps(RuleBasedStateMachine):
     @rule(held=buffers, write=st.booleans())
     def use(self, held: Held, write: bool) -> None:
         """An op begins: it refuses what it must, and holds what it uses."""
-        check = writable if write else usable
+        check = require_writable if write else require_readable
         stale = not held.sealed and held.generation != self.memory.generation
         if held.freed or stale:
             with pytest.raises(GpuRefStale):
@@ -257,15 +257,15 @@ def test_the_reasons_for_a_refusal(memory: MemoryMap) -> None:
     with pytest.raises(
         TypeError, match=r"a must be a GpuRef, not list.*a = await device\.put\(a\)"
     ):
-        usable([], memory, "a")  # type: ignore[arg-type]
+        require_readable([], memory, "a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a lives on test:0, but the op runs on other:1"):
-        usable(ref, other, "a")
+        require_readable(ref, other, "a")
     memory.bump()
     with pytest.raises(GpuRefStale, match=r"a is of generation 1, but test:0 .* generation 2"):
-        usable(ref, memory, "a")
+        require_readable(ref, memory, "a")
     fresh = MemoryMap("test:0")
     with pytest.raises(ValueError, match="lives on"):
-        usable(ref, fresh, "a")
+        require_readable(ref, fresh, "a")
 
 
 def test_the_larger_the_request_the_larger_the_slab(memory: MemoryMap) -> None:
@@ -327,4 +327,4 @@ def test_nothing_of_a_closed_device_is_good(memory: MemoryMap) -> None:
     for ref, error in ((sealed, DeviceLost), (plain, GpuRefStale)):
         assert ref.is_stale
         with pytest.raises(error, match="a is gone: test:0 is closed"):
-            usable(ref, memory, "a")
+            require_readable(ref, memory, "a")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
     from atomr_accel.device.batches._batch import Batch
-    from atomr_accel.device.batches._record import Program
+    from atomr_accel.device.batches._record import Recording
     from atomr_accel.libraries._op import Awaited
     from atomr_accel.libraries.nvrtc._facade import Kernel
 
@@ -191,7 +191,7 @@ class Run:
     cancel_at: dict[int, list[Request]] = field(default_factory=dict)
     sealing: dict[GpuRef, list[Request]] = field(default_factory=dict)
     step: int = 0
-    recorded: Program | None = None
+    recorded: Recording | None = None
 
     async def run(self, ops: list[Op]) -> None:
         """Run the program, and raise AssertionError where the model disagrees."""
@@ -228,7 +228,7 @@ class Run:
             self.recorded = await self._record()
         await self.recorded.replay(*[await device.zeros((SIDE, SIDE), np.float32) for _ in "abc"])
 
-    async def _record(self) -> Program:
+    async def _record(self) -> Recording:
         """A program that calls another, and has a section on which a flag decides."""
         device, count = self.device, SIDE * SIDE
         a, b, out = [await device.zeros((SIDE, SIDE), np.float32) for _ in range(3)]

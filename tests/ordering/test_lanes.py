@@ -329,7 +329,7 @@ def test_a_registration_between_two_looks_is_not_lost() -> None:
     pairs = [socket.socketpair(), socket.socketpair()]
     lanes: dict[int, Lane] = {}
     watched, watcher = (
-        Lane(index, pair[1], lanes, completion="blocking", linger=False)
+        Lane(index, pair[1], lanes, completion="blocking", idle_spin=False)
         for index, pair in enumerate(pairs)
     )
     lanes.update({0: watched, 1: watcher})

@@ -84,7 +84,7 @@ class Report:
         return "\n".join(lines)
 
 
-class Turns(trio.abc.Instrument):
+class LoopFlusher(trio.abc.Instrument):
     """How long the loop is held at a time, and a signal after so many of its turns.
 
     A hold is a step of one task, or what happens between two of them. Without what the
@@ -105,7 +105,7 @@ class Turns(trio.abc.Instrument):
         self._left, self._due = turns, trio.Event()
         await self._due.wait()
 
-    def __enter__(self) -> Turns:
+    def __enter__(self) -> LoopFlusher:
         trio.lowlevel.add_instrument(self)
         gc.callbacks.append(self._collection)
         return self
@@ -306,7 +306,7 @@ def check_marks(report: Report, marks: str, acknowledged: set[int]) -> None:
 
 
 async def soak_processes(
-    report: Report, turns: Turns, most: Most, tasks: int, seed: int, backend: str, marks: str
+    report: Report, turns: LoopFlusher, most: Most, tasks: int, seed: int, backend: str, marks: str
 ) -> None:
     """Kill hosts while tasks go on."""
     chance = random.Random(seed)
@@ -351,7 +351,7 @@ async def soak_processes(
 
 
 async def soak_threads(
-    report: Report, turns: Turns, most: Most, tasks: int, seed: int, backend: str, marks: str
+    report: Report, turns: LoopFlusher, most: Most, tasks: int, seed: int, backend: str, marks: str
 ) -> None:
     """Open devices that share this process, and lose each by a fault."""
     chance = random.Random(seed)
@@ -393,7 +393,7 @@ async def soak(
     before = held()
     with tempfile.TemporaryDirectory() as folder:
         body = soak_processes if isolation == "process" else soak_threads
-        with Turns() as watch:
+        with LoopFlusher() as watch:
             most = Most(kills, begun + seconds, turns)
             await body(report, watch, most, tasks, seed, backend, str(Path(folder) / "marks"))
         report.longest = watch.longest

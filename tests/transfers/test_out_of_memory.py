@@ -174,7 +174,7 @@ def test_slabs_grow_with_the_memory_in_use() -> None:
 async def test_what_many_have_dropped_is_released_a_few_a_turn() -> None:
     """However many buffers go at once, nobody else waits for long."""
 
-    class Turns(trio.abc.Instrument):
+    class LoopFlusher(trio.abc.Instrument):
         released = most = 0
 
         def after_io_wait(self, timeout: float) -> None:
@@ -182,7 +182,7 @@ async def test_what_many_have_dropped_is_released_a_few_a_turn() -> None:
 
     async with opened(isolation="thread", memory_limit=64 * MIB) as device:
         memory = device._core.memory
-        turns = Turns()
+        turns = LoopFlusher()
         release = memory.release
 
         def counted(address: int, size: int) -> None:

@@ -16,7 +16,7 @@ import trio
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned
 from ...lanes import uninterrupted
-from ...libraries._arguments import usable
+from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
 from ...memory import GpuRef
 from ...wire import Copy
@@ -152,7 +152,7 @@ class Batch(Collector):
         Raises:
             GpuRefStale: of an older generation, or freed.
         """
-        block = usable(ref, self.memory, "ref")
+        block = require_readable(ref, self.memory, "ref")
         self._check()
         host = np.empty(ref.shape, ref.dtype)
         piece = self._piece(host.nbytes)

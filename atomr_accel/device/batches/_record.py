@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...lanes import uninterrupted
-from ...libraries._arguments import BLOCK_ALIGNMENT, alignment, usable, writable
+from ...libraries._arguments import BLOCK_ALIGNMENT, alignment, require_readable, require_writable
 from ...libraries._library import LaneSpec
 from ...libraries.nvrtc._facade import KERNELS
 from ...libraries.programs.wire._messages import (
@@ -23,7 +23,7 @@ from ...libraries.programs.wire._messages import (
     Section,
     Step,
 )
-from ...memory import Block, GpuRef, LateAddress, Part, refuse_write
+from ...memory import Block, GpuRef, LateAddress, Part, sealed_error
 from ...wire import encode
 from ._collector import Collector
 
@@ -60,7 +60,7 @@ _Op = tuple[str, str, "Message"]
 class _Call:
     """Another program as a part of this one, on these buffers."""
 
-    program: Program
+    program: Recording
     arguments: dict[Block, GpuRef]
 
 
@@ -76,7 +76,7 @@ class _Choice:
 
 @final
 @uninterrupted
-class Program(Collector):
+class Recording(Collector):
     """Collects ops inside ``async with device.record() as program:``, to be replayed.
 
     Recording executes nothing: the refs that calls return have content once the program
@@ -97,7 +97,7 @@ class Program(Collector):
         self._prepare: list[_Op] = []
         self._nodes: list[_Op | _Call | _Choice] = []
         self._choices: list[_Choice] = []  # whose blocks are open, innermost last
-        self._called: dict[Program, None] = {}  # directly or not, in order
+        self._called: dict[Recording, None] = {}  # directly or not, in order
         self._twins: dict[GpuRef, GpuRef] = {}
         self._bound: dict[Block, GpuRef] = {}
         self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
@@ -113,7 +113,7 @@ class Program(Collector):
         self._open = False
         self._entered = False
 
-    async def __aenter__(self) -> Program:
+    async def __aenter__(self) -> Recording:
         await self._core.ready()
         self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self._core.lanes.items()}
         self._open = self._entered = True
@@ -155,7 +155,7 @@ class Program(Collector):
 
         So what replaces an input on replay also replaces its views.
         """
-        usable(argument, self.memory, "argument")
+        require_readable(argument, self.memory, "argument")
         for stand_in in self._stand_ins.get(argument._block.base, ()):
             start = _start(argument, self._bound[stand_in])
             if start is not None:
@@ -261,7 +261,7 @@ class Program(Collector):
     @contextmanager
     def _choose(self, kind: Kind, flag: GpuRef) -> Iterator[None]:
         self._check_open()
-        check = usable if kind == "when" else writable
+        check = require_readable if kind == "when" else require_writable
         check(flag, self.memory, "flag")
         flag = self.take(flag)
         if flag.dtype.kind not in "biu":
@@ -279,7 +279,7 @@ class Program(Collector):
         self._add(choice, choice.written)
 
     def call(
-        self, program: Program, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
+        self, program: Recording, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
     ) -> None:
         """Record the replay of another program as a part of this one (a child graph).
 
@@ -300,7 +300,7 @@ class Program(Collector):
             RuntimeError: the other recording has not ended.
         """
         self._check_open()
-        if not isinstance(program, Program):
+        if not isinstance(program, Recording):
             raise TypeError(f"call takes a recorded program, not {type(program).__name__}")
         if program._core is not self._core:
             raise ValueError(
@@ -314,7 +314,7 @@ class Program(Collector):
         writes = [block for part in (program, *program._called) for block in part._made]
         for stand_in, ref in arguments.items():
             if stand_in in program._written:
-                writes.append(writable(ref, self.memory, "a buffer"))
+                writes.append(require_writable(ref, self.memory, "a buffer"))
         self._particular = self._particular or program._particular
         self._called.update(dict.fromkeys((program, *program._called)))
         self._add(_Call(program, arguments), writes)
@@ -378,7 +378,7 @@ class Program(Collector):
         addresses: list[Any] = []
         for stand_in, ref in bound.items():
             written = stand_in in self._written
-            check = writable if written else usable
+            check = require_writable if written else require_readable
             block = check(ref, self.memory, "a buffer of the program")
             (writes if written else reads).append(block)
             addresses.append(block.address)
@@ -430,7 +430,7 @@ class Program(Collector):
                 raise ValueError(
                     f"{recorded!r} is a view of {self._bound[stand_in]!r}; replace that"
                 )
-            usable(ref, self.memory, "a buffer of the program")
+            require_readable(ref, self.memory, "a buffer of the program")
             if ref.shape != recorded.shape:
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
             if ref.dtype != recorded.dtype:
@@ -504,7 +504,7 @@ class Program(Collector):
                 return
             if block.sealed:
                 ref = GpuRef(block, (self._made[block],), np.dtype(np.uint8), self._made[block])
-                raise refuse_write(ref, "a result of the program")
+                raise sealed_error(ref, "a result of the program")
             if block.size:  # of a generation that is over
                 block.retire()
             block.epoch, block.generation = self.memory.epoch, self.memory.generation

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
-from ...libraries._arguments import overlap, usable, writable
+from ...libraries._arguments import overlap, require_readable, require_writable
 from ...libraries._op import D, Facade, op
 from ...libraries._request import Request, Submission
 from ...memory import as_shape
@@ -100,7 +100,7 @@ class Arrays(Facade[D]):
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            block = writable(ref, driver.memory, "ref")
+            block = require_writable(ref, driver.memory, "ref")
             message = Fill(block.address, ref.nbytes, _element(value, ref.dtype))
             return Submission(message, (), (block,), ref)
 
@@ -121,7 +121,7 @@ def copying(device: Home, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
     """The request to copy one buffer of a device to another."""
 
     def prepare(driver: Driver) -> Submission[GpuRef]:
-        source = usable(src, driver.memory, "src")
+        source = require_readable(src, driver.memory, "src")
         if dst is None:
             target = driver.output(src.shape, src.dtype)
         else:
@@ -135,7 +135,7 @@ def copying(device: Home, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
 
 def check_pair(src: GpuRef, dst: GpuRef, memory: MemoryMap) -> None:
     """``dst`` can take what ``src`` holds."""
-    writable(dst, memory, "dst")
+    require_writable(dst, memory, "dst")
     check_like(dst, src.shape, src.dtype, "dst", "src")
     if overlap(src, dst):
         raise ValueError("dst shares memory with src, which the copy would overwrite")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from ..._dtypes import as_dtype
 from ..._errors import OutOfMemory, Unsupported
 from ...lanes import HostDied
-from ...libraries._arguments import writable
+from ...libraries._arguments import require_writable
 from ...memory import GpuRef, Slab, as_shape
 from ...wire import CreateManaged, Message, StickyFault
 from .._context import MEMORY_LANE
@@ -49,7 +49,7 @@ async def make_managed(core: DeviceCore, shape: Shape, dtype: Any) -> GpuRef:
             _check_limit(core, room)
             await context.host.request(CreateManaged(slab.id, room))
             if context is core.context:
-                return GpuRef(core.memory.add_own(slab), shape, dtype, nbytes)
+                return GpuRef(core.memory.add_dedicated(slab), shape, dtype, nbytes)
         except OutOfMemory:
             if trimmed:
                 raise
@@ -77,11 +77,11 @@ async def on_managed(
     core: DeviceCore, ref: GpuRef, name: str, message: Callable[[int], Message]
 ) -> None:
     """Submit an op of managed memory, in its place among those that use the buffer."""
-    writable(ref, core.memory, "ref")
+    require_writable(ref, core.memory, "ref")
     if core.capabilities.host_memory:
         raise Unsupported(f"{core.name} has no managed memory, so there is nothing to do here")
     await core.ready()
-    block = writable(ref, core.memory, "ref")
+    block = require_writable(ref, core.memory, "ref")
     if not core.memory.is_own(block):
         raise ValueError(f"{name} takes a buffer made by device.managed, not {ref!r}")
     op = core.submit(core.ports[MEMORY_LANE], name, message(block.address), (), (block,))

@@ -9,10 +9,10 @@ import numpy as np
 import trio
 
 from ..._errors import said_of
-from ...libraries._arguments import usable, writable
+from ...libraries._arguments import require_readable, require_writable
 from ...libraries._op import Awaited
 from ...libraries._request import perform
-from ...memory import GpuRef, MemoryScope, refuse
+from ...memory import GpuRef, MemoryScope, ref_error
 from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
 from ._arrays import Arrays, check_like, check_pair, copying
@@ -84,7 +84,7 @@ class Data(Arrays[Awaited]):
         if out is not None:
             if sealed:
                 raise ValueError("put(..., sealed=True) makes a buffer of its own; leave out away")
-            writable(out, core.memory, "out")
+            require_writable(out, core.memory, "out")
         host = await arranged(array)
         if out is not None:
             check_like(out, host.shape, host.dtype, "out", "the array")
@@ -125,7 +125,7 @@ class Data(Arrays[Awaited]):
             TypeError: ``out`` of another dtype.
         """
         core = self._core
-        usable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref")
         if out is None:
             host = np.empty(ref.shape, ref.dtype)
         else:
@@ -164,7 +164,7 @@ class Data(Arrays[Awaited]):
         """
         core = self._core
         if lives_elsewhere(core, src):
-            usable(src, src._block.memory, "src")
+            require_readable(src, src._block.memory, "src")
             if dst is not None:
                 check_pair(src, dst, core.memory)
             src = await copy_here(core, src)
@@ -369,9 +369,9 @@ class Data(Arrays[Awaited]):
             ValueError: a ref of another device.
         """
         core = self._core
-        usable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref")
         await core.ready()
-        core.memory.free(usable(ref, core.memory, "ref"))
+        core.memory.free(require_readable(ref, core.memory, "ref"))
         if core.memory.unmapped:
             await core.unmap()
 
@@ -423,10 +423,10 @@ class Data(Arrays[Awaited]):
             Unsupported: the platform cannot export device memory.
         """
         core = self._core
-        block = usable(ref, core.memory, "ref").base
+        block = require_readable(ref, core.memory, "ref").base
         with refusing_writers(core, block):
             await core.ready()
-            usable(ref, core.memory, "ref")
+            require_readable(ref, core.memory, "ref")
             if block.epoch is not core.memory.sealed_epoch:
                 await seal(core, ref)
         return ref
@@ -447,7 +447,7 @@ class Data(Arrays[Awaited]):
             GpuRefStale: it was freed.
             OutOfMemory: no room for the copy.
         """
-        usable(ref, self._core.memory, "ref")
+        require_readable(ref, self._core.memory, "ref")
         if not ref.sealed:
             raise ValueError(f"ref is not sealed: {ref!r}; device.copy makes a copy of any buffer")
         return await self.copy(ref)
@@ -457,7 +457,7 @@ class Data(Arrays[Awaited]):
         try:
             await upload(self._core, await arranged(array), ref, new=True)
         except Rebuilt:
-            raise refuse(ref, self._core.memory, "ref") from None
+            raise ref_error(ref, self._core.memory, "ref") from None
 
 
 def _check_out(out: object, ref: GpuRef) -> None:

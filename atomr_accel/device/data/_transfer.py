@@ -20,8 +20,8 @@ from ..._dtypes import as_dtype
 from ..._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said_of
 from ...actors._nursery import PlainNursery
 from ...lanes import HostDied
-from ...libraries._arguments import usable, writable
-from ...memory import Hold, refuse
+from ...libraries._arguments import require_readable, require_writable
+from ...memory import Hold, ref_error
 from ...wire import Copy, Protect, Unprotect
 from .._context import MEMORY_LANE
 from .._core import taken_down
@@ -173,7 +173,7 @@ async def upload(
 
     def check() -> None:
         if not new:
-            writable(ref, core.memory, "out")
+            require_writable(ref, core.memory, "out")
         elif block.epoch is not core.memory.epoch:
             raise Rebuilt
 
@@ -207,7 +207,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
     """
     if core.context is None:
         await core.ready()
-        usable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref")
     data = bytes_of(host)
     address = core.pinned.find(data)
     if len(data) <= SMALL:
@@ -222,7 +222,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
             return
 
         def submit(piece: Piece, start: int, length: int) -> Op | None:
-            block = usable(ref, core.memory, "ref")
+            block = require_readable(ref, core.memory, "ref")
             if core.context is None:  # sealed buffers are good without one, too
                 return None
             message = Copy(piece.address, ref._block.address + start, length)
@@ -268,10 +268,10 @@ async def send(
 async def receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, length: int) -> None:
     """Fill a piece, which stays the caller's unless this raises."""
     try:
-        block = usable(ref, core.memory, "ref")
+        block = require_readable(ref, core.memory, "ref")
         while (context := core.context) is None:  # sealed buffers are good without one, too
             await core.ready()
-            block = usable(ref, core.memory, "ref")
+            block = require_readable(ref, core.memory, "ref")
         message = Copy(piece.address, ref._block.address + start, length)
         op = core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
     except BaseException:
@@ -378,7 +378,7 @@ async def _download_directly(
     core: DeviceCore, address: int, ref: GpuRef, transfer: Transfer
 ) -> None:
     def submit(start: int, length: int) -> Op:
-        block = usable(ref, core.memory, "ref")
+        block = require_readable(ref, core.memory, "ref")
         message = Copy(address + start, ref._block.address + start, length)
         return core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
 
@@ -393,7 +393,7 @@ async def _download_directly(
                 try:
                     await op.wait()
                 except (ContextPoisoned, HostDied, DeviceLost):
-                    await host.close(dying=True)
+                    await host.close(terminating=True)
                 except AccelError:
                     pass  # what is raised came before it
         raise
@@ -509,25 +509,25 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
     """Move a block into a sealed slab; its handles and all views of it stay the same."""
     # One at a time: two that seal the same buffer would undo each other's work.
     async with core.sealing:
-        source = usable(ref, core.memory, "ref").base
+        source = require_readable(ref, core.memory, "ref").base
         if source.epoch is core.memory.sealed_epoch:
             return
         if source.holds:
             await core.exports.sweep()
-            usable(ref, core.memory, "ref")
+            require_readable(ref, core.memory, "ref")
             if source.holds:
                 raise ValueError(
                     "ref is exported: sealing moves the content, and the arrays made of it would "
                     "be left behind; let go of them first, or seal before exporting"
                 )
         target = (await core.empty(source.size, np.uint8, sealed=True))._block
-        usable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref")
         try:
             async with filling(core, target):
                 message = Copy(target.address, source.address, source.size)
                 port = core.ports[MEMORY_LANE]
                 await core.submit(port, "seal", message, (source,), (target,)).wait()
-            usable(ref, core.memory, "ref")  # not freed meanwhile
+            require_readable(ref, core.memory, "ref")  # not freed meanwhile
         except Rebuilt:
-            raise refuse(ref, core.memory, "ref") from None
+            raise ref_error(ref, core.memory, "ref") from None
         core.memory.rebind(source, target)

@@ -20,7 +20,7 @@ import trio
 
 from ..._errors import LibraryError, Unsupported, said_of
 from ...lanes import HostDied, uninterrupted
-from ...libraries._arguments import BLOCK_ALIGNMENT, usable
+from ...libraries._arguments import BLOCK_ALIGNMENT, require_readable
 from ...memory import Block, GpuRef, Hold, Part, Slab
 from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
 from ...wire._interop import (
@@ -200,7 +200,7 @@ class Export:
         raise NotImplementedError
 
     def _check(self) -> None:
-        usable(self.ref, self._memory, "the exported ref")
+        require_readable(self.ref, self._memory, "the exported ref")
 
 
 @final
@@ -324,16 +324,16 @@ class Exports:
     async def export(self, ref: GpuRef) -> Export:
         """See ``Device.export``."""
         core = self._core
-        usable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref")
         await self.sweep()
         while True:
             while core.context is None:
                 await core.ready()
             # An op that does nothing, in its place after those that write the buffer.
-            block = usable(ref, core.memory, "ref")
+            block = require_readable(ref, core.memory, "ref")
             message = Copy(block.address, block.address, 0)
             await core.submit(core.ports[MEMORY_LANE], "export", message, (block,), ()).wait()
-            block = usable(ref, core.memory, "ref")
+            block = require_readable(ref, core.memory, "ref")
             slab = core.memory.slab_of(block)
             base = self._view.mapped.get(slab.id)
             if base is not None:
@@ -353,7 +353,7 @@ class Exports:
         """
         core = self._core
         if isinstance(array, Export) and array.ref._block.memory is core.memory:
-            usable(array.ref, core.memory, "array")
+            require_readable(array.ref, core.memory, "array")
             await trio.lowlevel.checkpoint()
             return array.ref
         kind = device_type(array)
@@ -419,7 +419,7 @@ class Exports:
                 context.report_dead()
                 continue
             if context is core.context:
-                block = core.memory.add_own(slab, owner=borrowed)
+                block = core.memory.add_dedicated(slab, owner=borrowed)
                 return GpuRef(block, borrowed.shape, borrowed.dtype, borrowed.nbytes)
 
     async def _take(self, borrowed: Borrowed) -> GpuRef:
@@ -480,7 +480,7 @@ class Exports:
         unused = [slab for slab in self._view.unused() if not memory.has_slab(slab)]
         if unused or memory.unheld:
             await self._unmap(self._view, unused)
-            memory.unhold()
+            memory.reclaim_held()
 
     async def close(self) -> None:
         """Unmap what no export uses; once that is all, let go of the device."""

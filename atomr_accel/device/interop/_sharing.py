@@ -13,8 +13,8 @@ import trio
 from ..._dtypes import DTYPES
 from ..._errors import GpuRefStale, LibraryError, OutOfMemory, Unsupported
 from ...lanes import HostDied
-from ...libraries._arguments import usable
-from ...memory import Block, GpuRef, Hold, Part, Slab, refuse
+from ...libraries._arguments import require_readable
+from ...memory import Block, GpuRef, Hold, Part, Slab, ref_error
 from ...wire import (
     OFFSET_MASK,
     SLAB_SHIFT,
@@ -83,7 +83,7 @@ async def unmap(core: DeviceCore, context: Context, number: int) -> None:
 async def copy_here(core: DeviceCore, src: GpuRef) -> GpuRef:
     """A new buffer with the content of one of another device."""
     there = cast("DeviceCore", src._block.memory.owner)
-    usable(src, there.memory, "src")
+    require_readable(src, there.memory, "src")
     while True:
         ref = await core.empty(src.shape, src.dtype)
         try:
@@ -115,7 +115,7 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
         except (LibraryError, OutOfMemory):
             return False  # such as no path from GPU to GPU
         try:
-            source = usable(src, there.memory, "src")
+            source = require_readable(src, there.memory, "src")
             to = number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
             message = Copy(to, source.address, src.nbytes)
             op = there.submit(there.ports[MEMORY_LANE], "copy", message, (source,), ())
@@ -174,11 +174,11 @@ async def _by_way_of_the_host(
 async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
     """See ``Device.salvage``."""
     if not lives_here(core, ref):
-        raise refuse(ref, core.memory, "ref")
+        raise ref_error(ref, core.memory, "ref")
     block = ref._block
     host = np.empty(ref.shape, ref.dtype)
     if block.epoch is None:
-        raise refuse(ref, core.memory, "ref")
+        raise ref_error(ref, core.memory, "ref")
     if core.memory.current(block.epoch):
         await download(core, ref, host)
         return host
@@ -193,8 +193,8 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
     hold = Hold(block)
     fd = core.another(slab.fd, slab.nbytes)
     try:
-        for dying in list(core.dying):  # which may still write there
-            await dying.close()
+        for terminating in list(core.terminating):  # which may still write there
+            await terminating.close()
         while True:
             context, number = await mapped(core, fd, slab.nbytes, sealed=True)
             stand_in = Block(core.memory, number << SLAB_SHIFT | offset, 0, core.memory.epoch)
@@ -300,7 +300,7 @@ def _decoded(description: bytes) -> _Description:
 
 async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
     """See ``Device.share``."""
-    usable(ref, core.memory, "ref")
+    require_readable(ref, core.memory, "ref")
     await core.tidy()
     sealed = ref._block.epoch is core.memory.sealed_epoch  # not only about to be
     if sealed:
@@ -333,30 +333,32 @@ async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
     """
     async with core.sealing:
         while True:
-            block = usable(ref, core.memory, "ref").base
+            block = require_readable(ref, core.memory, "ref").base
             if core.memory.is_own(block):
                 return block
             target = await core.empty_own(block.nbytes)
             try:
-                await _fill_alone(core, target, usable(ref, core.memory, "ref").base, "share")
+                await _fill_alone(
+                    core, target, require_readable(ref, core.memory, "ref").base, "share"
+                )
             except Rebuilt:
                 continue  # what is sealed is still there
-            usable(ref, core.memory, "ref")  # not freed meanwhile
+            require_readable(ref, core.memory, "ref")  # not freed meanwhile
             core.memory.rebind(block, target)
 
 
 async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
     """A copy of a buffer in a slab of its own."""
-    slab = core.memory.slab_of(usable(ref, core.memory, "ref"))
+    slab = core.memory.slab_of(require_readable(ref, core.memory, "ref"))
     if slab.fd < 0:
         raise Unsupported("this memory has no descriptor, so no other process can open it")
     target = await core.empty_own(ref.nbytes)
-    source = usable(ref, core.memory, "ref")
+    source = require_readable(ref, core.memory, "ref")
     try:
         await _fill_alone(core, target, source, "share")
     except Rebuilt:
-        raise refuse(ref, core.memory, "ref") from None
-    usable(ref, core.memory, "ref")
+        raise ref_error(ref, core.memory, "ref") from None
+    require_readable(ref, core.memory, "ref")
     return target
 
 
@@ -398,7 +400,7 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
             if content.sealed:
                 slab = Slab(number, content.slab_bytes, fd, sealed=True)
                 fd = -1  # the map's from now on
-                block = Part(core.memory.add_own(slab), content.offset)
+                block = Part(core.memory.add_dedicated(slab), content.offset)
                 return GpuRef(block, content.shape, dtype, nbytes)
             try:
                 source = Block(

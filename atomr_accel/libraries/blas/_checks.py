@@ -31,7 +31,7 @@ LANE: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.blas.host._cpu:CpuBlas",
         "cuda": "atomr_accel.libraries.blas.host._cuda:CudaBlas",
     },
-    ways=4,
+    max_streams=4,
 )
 
 Number = complex | np.number[Any]

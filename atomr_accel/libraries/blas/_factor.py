@@ -6,7 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._errors import Unsupported
-from .._arguments import require_apart, require_dtype, require_shape, usable, writable
+from .._arguments import (
+    require_dtype,
+    require_no_alias,
+    require_readable,
+    require_shape,
+    require_writable,
+)
 from .._op import D, op
 from .._request import Submission
 from ._checks import (
@@ -73,11 +79,11 @@ class Factorizations(Routines[D]):
         """
 
         def prepare(driver: Driver) -> Submission[Any]:
-            block = usable(a, self._device.memory, "a")
+            block = require_readable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "getrf_batched")
             stack = _square_stack(a, "a")
             lu, block_lu = self._output(out, a.shape, a.dtype, driver)
-            require_apart("getrf_batched", [("out", lu)], [("a", a)], in_place=[("out", "a")])
+            require_no_alias("getrf_batched", [("out", lu)], [("a", a)], in_place=[("out", "a")])
             piv = driver.output(a.shape[:-1], INT32)
             info = driver.output(stack.lead, INT32)
             scratch = _scratch(driver, a.nbytes, _POINTERS * stack.batch)
@@ -133,15 +139,18 @@ class Factorizations(Routines[D]):
 
         def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
-            block_lu, block_piv = usable(lu, memory, "lu"), usable(piv, memory, "piv")
-            block_b = usable(b, memory, "b")
+            block_lu, block_piv = (
+                require_readable(lu, memory, "lu"),
+                require_readable(piv, memory, "piv"),
+            )
+            block_b = require_readable(b, memory, "b")
             dtype = require_kind(lu, SINGLE_OR_DOUBLE, "getrs_batched")
             stack = _square_stack(lu, "lu")
             _require_pivots(piv, lu)
             require_dtype(b, lu.dtype, "b", "lu")
             nrhs = _right_hand_sides(b, lu, stack.n)
             result, block = self._output(out, b.shape, b.dtype, driver)
-            require_apart(
+            require_no_alias(
                 "getrs_batched",
                 [("out", result)],
                 [("lu", lu), ("piv", piv), ("b", b)],
@@ -194,12 +203,15 @@ class Factorizations(Routines[D]):
 
         def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
-            block_lu, block_piv = usable(lu, memory, "lu"), usable(piv, memory, "piv")
+            block_lu, block_piv = (
+                require_readable(lu, memory, "lu"),
+                require_readable(piv, memory, "piv"),
+            )
             dtype = require_kind(lu, SINGLE_OR_DOUBLE, "getri_batched")
             stack = _square_stack(lu, "lu")
             _require_pivots(piv, lu)
             result, block = self._output(out, lu.shape, lu.dtype, driver)
-            require_apart("getri_batched", [("out", result)], [("lu", lu), ("piv", piv)])
+            require_no_alias("getri_batched", [("out", result)], [("lu", lu), ("piv", piv)])
             info = driver.output(stack.lead, INT32)
             scratch = _scratch(
                 driver, lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
@@ -245,11 +257,11 @@ class Factorizations(Routines[D]):
         """
 
         def prepare(driver: Driver) -> Submission[Any]:
-            block = usable(a, self._device.memory, "a")
+            block = require_readable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "geqrf_batched")
             stack = _stack(a, "a")
             qr, block_qr = self._output(out, a.shape, a.dtype, driver)
-            require_apart("geqrf_batched", [("out", qr)], [("a", a)], in_place=[("out", "a")])
+            require_no_alias("geqrf_batched", [("out", qr)], [("a", a)], in_place=[("out", "a")])
             tau = driver.output((*stack.lead, min(stack.m, stack.n)), a.dtype)
             scratch = _scratch(driver, a.nbytes, _POINTERS * stack.batch)
             message = Factor(
@@ -295,7 +307,7 @@ class Factorizations(Routines[D]):
 
         def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
-            block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
+            block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "gels_batched")
             stack = _stack(a, "a")
             require_dtype(b, a.dtype, "b", "a")
@@ -306,7 +318,7 @@ class Factorizations(Routines[D]):
                 )
             shape = (*stack.lead, stack.n, *b.shape[len(stack.lead) + 1 :])
             result, block = self._output(out, shape, a.dtype, driver)
-            require_apart("gels_batched", [("out", result)], [("a", a), ("b", b)])
+            require_no_alias("gels_batched", [("out", result)], [("a", a), ("b", b)])
             info = driver.output(stack.lead, INT32)
             scratch = _scratch(driver, a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
             message = Factor(
@@ -332,7 +344,7 @@ class Factorizations(Routines[D]):
     ) -> tuple[GpuRef, Block]:
         if out is None:
             out = driver.output(shape, dtype)
-        block = writable(out, self._device.memory, "out")
+        block = require_writable(out, self._device.memory, "out")
         require_dtype(out, dtype, "out", "the input")
         require_shape(out, shape, "out")
         return out, block

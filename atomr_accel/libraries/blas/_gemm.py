@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from .._arguments import (
     require_alignment,
-    require_apart,
     require_dtype,
+    require_no_alias,
     require_rank,
+    require_readable,
     require_shape,
-    usable,
-    writable,
+    require_writable,
 )
 from .._op import D, op
 from .._request import Submission
@@ -203,8 +203,8 @@ class Products(Routines[D]):
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            usable(a, driver.memory, "a")
-            usable(b, driver.memory, "b")
+            require_readable(a, driver.memory, "a")
+            require_readable(b, driver.memory, "b")
             shape_a, shape_b = a.shape, b.shape
             for name, shape in (("a", shape_a), ("b", shape_b)):
                 if not shape:
@@ -319,8 +319,8 @@ class Products(Routines[D]):
     ) -> Request[GpuRef]:
         def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = driver.memory
-            block_a = usable(a, memory, "a")
-            block_b = usable(b, memory, "b")
+            block_a = require_readable(a, memory, "a")
+            block_b = require_readable(b, memory, "b")
             factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
             scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
             op_a = 0 if trans_a is False else operation(trans_a, "trans_a")
@@ -347,11 +347,11 @@ class Products(Routines[D]):
                 result = driver.output(shape, a.dtype)
                 block_c = result._block
             else:
-                result, block_c = out, writable(out, memory, "out")
+                result, block_c = out, require_writable(out, memory, "out")
                 require_shape(out, shape, "out")
                 base = block_c.base
                 if base is block_a.base or base is block_b.base:  # then look closer
-                    require_apart("gemm", [("out", out)], [("a", a), ("b", b)])
+                    require_no_alias("gemm", [("out", out)], [("a", a), ("b", b)])
                 if scale != 0.0:
                     reads = (block_a, block_b, block_c)
             message = make_message(block_a.address, block_b.address, block_c.address, factor, scale)
@@ -364,10 +364,10 @@ class Products(Routines[D]):
     ) -> Submission[GpuRef]:
         memory = driver.memory
         name, a, b, shape_a, shape_b, out, alpha, beta, op_a, op_b = given
-        block_a, block_b = usable(a, memory, "a"), usable(b, memory, "b")
+        block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
         wanted = None if dtype is None else as_dtype(dtype)
         if wanted is None and out is not None:
-            writable(out, memory, "out")
+            require_writable(out, memory, "out")
             wanted = out.dtype
         key = (
             *(a.shape, b.shape, len(shape_a), a.dtype, b.dtype),
@@ -382,13 +382,13 @@ class Products(Routines[D]):
         factor, scale = _factors(a, alpha, beta, plan.options.compute)
         fresh = scales_nothing(scale, out)
         result = driver.output(plan.shape, plan.dtype_c) if out is None else out
-        block = writable(result, memory, "out")
+        block = require_writable(result, memory, "out")
         require_shape(result, plan.shape, "out")
         if result.dtype is not plan.dtype_c:
             raise TypeError(
                 f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
             )
-        require_apart(name, [("out", result)], [("a", a), ("b", b)])
+        require_no_alias(name, [("out", result)], [("a", a), ("b", b)])
         writes: tuple[Block, ...] = (block,)
         pointers = 0
         if plan.pointer_bytes:
@@ -438,7 +438,10 @@ class Products(Routines[D]):
         def prepare(driver: Driver) -> Submission[Any]:
             memory = self._device.memory
             blocks = [
-                (usable(left, memory, f"a[{i}]"), usable(right, memory, f"b[{i}]"))
+                (
+                    require_readable(left, memory, f"a[{i}]"),
+                    require_readable(right, memory, f"b[{i}]"),
+                )
                 for i, (left, right) in enumerate(zip(a, b, strict=True))
             ]
             first = a[0].dtype
@@ -470,7 +473,7 @@ class Products(Routines[D]):
             results: list[GpuRef] = []
             for i, (m, n, _) in enumerate(shapes):
                 result = driver.output((m, n), dtype_c) if out is None else out[i]
-                writable(result, memory, f"out[{i}]")
+                require_writable(result, memory, f"out[{i}]")
                 require_shape(result, (m, n), f"out[{i}]")
                 require_dtype(result, dtype_c, f"out[{i}]", "the result")
                 results.append(result)
@@ -480,7 +483,7 @@ class Products(Routines[D]):
                     for x, refs in zip("ab", (a, b), strict=True)
                     for i, ref in enumerate(refs)
                 ]
-                require_apart(name, [(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs)
+                require_no_alias(name, [(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs)
             written = [result._block for result in results]
             pointers = driver.output((3 * _POINTER_BYTES * len(a),), UINT8)._block
             message = GemmList(

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
 from .._arguments import (
-    require_apart,
     require_dtype,
+    require_no_alias,
     require_rank,
+    require_readable,
     require_shape,
-    usable,
-    writable,
+    require_writable,
 )
 from .._op import D
 from .._request import Request, Submission
@@ -215,7 +215,11 @@ _ROUTES: Final = {
         tuple((option, _USUAL.get(option, 0), _OPTIONS[option]) for option in row.options),
         (*row.counts, *(f"{word}{axis}" for axis in row.steps for word in ("off", "inc"))),
         tuple(
-            (operand.name, writable if operand.written else usable, bool(operand.made))
+            (
+                operand.name,
+                require_writable if operand.written else require_readable,
+                bool(operand.made),
+            )
             for operand in row.operands
         ),
         tuple(at for at, operand in enumerate(row.operands) if operand.access in ("r", "rw")),
@@ -251,7 +255,7 @@ def _require_apart(
                 in_place += [(row.operands[to].name, name) for to in written]
         reads.append((name, ref))
     outputs = [(row.operands[at].name, refs[at]) for at in reversed(written)]
-    require_apart(row.name, outputs, reads, in_place=in_place)
+    require_no_alias(row.name, outputs, reads, in_place=in_place)
 
 
 def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:

@@ -37,7 +37,7 @@ LANE: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.blaslt.host._cpu:CpuBlasLt",
         "cuda": "atomr_accel.libraries.blaslt.host._cuda:CudaBlasLt",
     },
-    ways=4,
+    max_streams=4,
 )
 
 WORKSPACE: Final = 32 << 20
@@ -97,7 +97,7 @@ class BlasLt(Facade[D]):
         self._device = device
         self._plans: Recent[PlanKey, Plan] = Recent(_MOST_PLANS)
         self._choices: Recent[tuple[bytes, bool], _Choice] = Recent(_MOST_PLANS)
-        self._workspaces = Workspaces(LANE.ways, WORKSPACE)
+        self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
 
     @matmul_op
     def matmul(

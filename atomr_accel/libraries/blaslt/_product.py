@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import msgspec
 
 from ..._dtypes import DTYPES, NAMES
-from .._arguments import alignment, require_apart, usable, writable
+from .._arguments import alignment, require_no_alias, require_readable, require_writable
 from .._request import Submission
 from ..blas._checks import scalar
 from .wire._layout import Layout
@@ -181,7 +181,7 @@ def check(
     if options[:3] != _NO_LAYOUTS:
         _require_layouts(options)
     reads = [
-        usable(ref, memory, name)  # type: ignore[arg-type]
+        require_readable(ref, memory, name)  # type: ignore[arg-type]
         for name, ref in zip(Operands._fields, operands, strict=True)
         if ref is not None or name in _NEEDED
     ]
@@ -228,15 +228,15 @@ def _require_outputs(operands: Operands, plan: Plan, memory: MemoryMap) -> list[
     out, aux = operands.out, operands.aux
     written = []
     if out is not None:
-        writable(out, memory, "out")
+        require_writable(out, memory, "out")
         written.append(("out", out))
     if plan.epilogue.makes_aux and aux is not None:
-        writable(aux, memory, "aux")
+        require_writable(aux, memory, "aux")
         written.append(("aux", aux))
     read = [
         (name, ref)
         for name, ref in zip(Operands._fields, operands, strict=True)
         if ref is not None and name != "out" and (name != "aux" or plan.epilogue.takes_aux)
     ]
-    require_apart("matmul", written, read, in_place=_IN_PLACE)
+    require_no_alias("matmul", written, read, in_place=_IN_PLACE)
     return [ref._block for _, ref in read]

@@ -30,7 +30,7 @@ LANE: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.fft.host._cpu:CpuFft",
         "cuda": "atomr_accel.libraries.fft.host._cuda:CudaFft",
     },
-    ways=4,
+    max_streams=4,
 )
 
 DEFAULT_LIMIT: Final = 64
@@ -108,7 +108,7 @@ class PlanCache:
         self._device = device
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._told: WeakKeyDictionary[Home, set[int]] = WeakKeyDictionary()
-        self.workspaces: Final = Workspaces(LANE.ways, SMALL)
+        self.workspaces: Final = Workspaces(LANE.max_streams, SMALL)
         self._numbers = itertools.count(1)
         self._hits = self._misses = self._evictions = 0
         self._limit = DEFAULT_LIMIT

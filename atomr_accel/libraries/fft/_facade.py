@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from .._arguments import overlap, require_shape, same_place, usable, writable
+from .._arguments import overlap, require_readable, require_shape, require_writable, same_place
 from .._op import D, Facade, op
 from .._request import Request, Submission
 from ..wire._options import flag, real, whole
@@ -466,9 +466,9 @@ class Fft(Facade[D]):
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = driver.memory
-            usable(a, memory, "a")
+            require_readable(a, memory, "a")
             if out is not None:
-                usable(out, memory, "out")
+                require_readable(out, memory, "out")
             points: Any
             along: Any
             if name == family:
@@ -506,7 +506,7 @@ class Fft(Facade[D]):
     def _submission(
         self, call: Call, a: GpuRef, out: GpuRef | None, driver: Driver
     ) -> Submission[GpuRef]:
-        source = usable(a, driver.memory, "a")
+        source = require_readable(a, driver.memory, "a")
         number, work, used = self._plans.find(driver, call.encoded)
         if out is None:
             out = driver.output(call.shape, call.dtype)
@@ -538,7 +538,7 @@ class Fft(Facade[D]):
         self, name: str, x: GpuRef, axes: int | Sequence[int] | None, *, inverse: bool
     ) -> Request[GpuRef]:
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            block = usable(x, driver.memory, "x")
+            block = require_readable(x, driver.memory, "x")
             given = range(x.ndim) if axes is None else axes
             several = isinstance(given, Iterable)
             chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
@@ -587,7 +587,7 @@ def _require_output(
 ) -> None:
     """Raise where ``out`` cannot take the result."""
     call = calls[-1]
-    writable(out, memory, "out")
+    require_writable(out, memory, "out")
     require_shape(out, call.shape, "out")
     if out.dtype is not call.dtype:
         raise TypeError(

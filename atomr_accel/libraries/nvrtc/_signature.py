@@ -19,7 +19,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
-from .._arguments import usable, writable
+from .._arguments import require_readable, require_writable
 from .wire._messages import Array, Scalar
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Position:
         self.pointer: Final = parameter.pointer
         self._at = at
         self._name = f"argument {at} ('{parameter.text}')"
-        self._check = writable if parameter.written else usable
+        self._check = require_writable if parameter.written else require_readable
         self._type = "" if parameter.dtype is None else NAMES[parameter.dtype]
         self._packs = float if self._type.startswith("float") else int
         self._pack: Callable[[Any], bytes] | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from ...memory import as_shape
-from .._arguments import require_shape, writable
+from .._arguments import require_shape, require_writable
 from ..wire._options import real
 from .wire._distributions import FLOATS, WHOLE, Kind, bounds
 
@@ -213,7 +213,7 @@ def dtype_of(
 
 def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Raise where ``out`` cannot take a result."""
-    writable(out, memory, "out")
+    require_writable(out, memory, "out")
     require_shape(out, shape, "out")
     if out.dtype is not dtype:
         raise TypeError(f"out has dtype {out.dtype.name}, but the result has {dtype.name}")

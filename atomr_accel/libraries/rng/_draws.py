@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from .._arguments import alignment, usable
+from .._arguments import alignment, require_readable
 from .._library import LaneSpec
 from .._op import D, Facade
 from .._request import Request, Submission
@@ -136,7 +136,7 @@ class Drawing(Facade[D]):
         """A table on the device; it is there before what is prepared with it."""
         entries = driver.perform(Request(LANE, "rng.table", partial(_put, table.tobytes())))
         assert entries is not None  # buffers are given in batches, too
-        return usable(entries, driver.memory, "table")
+        return require_readable(entries, driver.memory, "table")
 
 
 def _put(data: bytes, driver: Driver) -> Submission[GpuRef]:
@@ -159,6 +159,6 @@ def _first(data: bytes, driver: Driver) -> Submission[GpuRef]:
 
 
 def _further(data: bytes, ref: GpuRef, start: int, driver: Driver) -> Submission[GpuRef]:
-    block = usable(ref, driver.memory, "table")
+    block = require_readable(ref, driver.memory, "table")
     message = Table(block.address + start, data[start : start + _PIECE])
     return Submission(message, (), (block,), ref)

@@ -12,7 +12,7 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._arguments import require_apart, usable
+from .._arguments import require_no_alias, require_readable
 from .._op import D, op
 from .._request import Request, Submission
 from ..wire._options import flag
@@ -419,7 +419,7 @@ class Generator(Drawing[D]):
             kind = _INT64
             if isinstance(a, GpuRef):
                 rows = a
-                usable(rows, driver.memory, "a")
+                require_readable(rows, driver.memory, "a")
                 if not rows.shape:
                     raise ValueError("a must have at least one axis, but has shape ()")
                 items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
@@ -432,7 +432,7 @@ class Generator(Drawing[D]):
             if out is not None:
                 check_out(out, driver.memory, (*shape, *rest), kind)
                 if rows is not None:
-                    require_apart("choice", [("out", out)], [("a", rows)])
+                    require_no_alias("choice", [("out", out)], [("a", rows)])
             count = math.prod(shape)
             if items < 0 or (not items and count):
                 raise ValueError(f"a must have at least one item to choose from, not {items}")
@@ -567,7 +567,10 @@ class Generator(Drawing[D]):
 def _take(
     rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None, driver: Driver
 ) -> Submission[GpuRef]:
-    source, places = usable(rows, driver.memory, "a"), usable(index, driver.memory, "index")
+    source, places = (
+        require_readable(rows, driver.memory, "a"),
+        require_readable(index, driver.memory, "index"),
+    )
     target = driver.output(shape, rows.dtype) if out is None else out
     nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
     message = Take(source.address, places.address, target._block.address, index.size, nbytes)

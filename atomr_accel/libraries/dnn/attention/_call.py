@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
-from ..._arguments import usable, writable
+from ..._arguments import require_readable, require_writable
 from ..._op import D
 from ..graph._run import DnnPart, GraphCall, Output, picker
 from ..wire._messages import TuneGraph
@@ -142,8 +142,8 @@ class Appending:
         }
         writes = {"k_cache": self.k_cache, "v_cache": self.v_cache}
         return (
-            [usable(ref, memory, name) for name, ref in reads.items() if ref is not None],
-            [writable(ref, memory, name) for name, ref in writes.items()],
+            [require_readable(ref, memory, name) for name, ref in reads.items() if ref is not None],
+            [require_writable(ref, memory, name) for name, ref in writes.items()],
         )
 
 
@@ -333,7 +333,7 @@ def argument_names(names: Sequence[str]) -> list[str]:
 
 def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:
     """A usable ref of one of the dtypes and one of the shapes (or of any shape)."""
-    usable(ref, memory, name)
+    require_readable(ref, memory, name)
     given = ref.dtype
     for dtype in dtypes:  # equality, which ``in`` asks for, takes longer
         if given is dtype:

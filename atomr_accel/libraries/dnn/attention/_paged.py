@@ -16,7 +16,7 @@ import numpy as np
 
 from ...._dtypes import as_dtype
 from ...._errors import OutOfMemory, Unsupported
-from ..._arguments import require_apart
+from ..._arguments import require_no_alias
 from ..._op import Collected, D, op
 from ..._request import Request, Submission
 from ...wire._options import whole
@@ -250,7 +250,7 @@ class PagedKVCache(AttentionPart[D]):
             append = appending.message(lengths.address, rows.address)
             message = Grow((Upload(lengths.address, data),), append, NOTHING, (), None)
             reads, writes = appending.blocks(self._device.memory)
-            require_apart(
+            require_no_alias(
                 "append",
                 [("the cache's k", self.k), ("the cache's v", self.v)],
                 [("k", k), ("v", v)],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from ...._dtypes import DTYPES
 from ....memory import Block, GpuRef
-from ..._arguments import require_apart, usable, writable
+from ..._arguments import require_no_alias, require_readable, require_writable
 from ..._library import LaneSpec
 from ..._op import D, Facade
 from ..._request import Request, Submission
@@ -34,7 +34,7 @@ _EXECUTORS: Final = {
     "cpu": "atomr_accel.libraries.dnn.host._cpu:CpuDnn",
     "cuda": "atomr_accel.libraries.dnn.host._cuda:CudaDnn",
 }
-LANE: Final = LaneSpec("dnn", _EXECUTORS, ways=_WAYS)
+LANE: Final = LaneSpec("dnn", _EXECUTORS, max_streams=_WAYS)
 PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False)
 """Makes plans, which may take seconds, while the other lane runs those that are there."""
 
@@ -571,20 +571,20 @@ def _check(
     for at, (ref, (id_, name)) in enumerate(zip(given, call.reads, strict=True)):
         if ref is None:
             continue
-        block = usable(ref, memory, name)
+        block = require_readable(ref, memory, name)
         if id_ >= 0 and block.offset % call.alignment:
-            raise _askew(block, name)
+            raise _misaligned(block, name)
         if at in updates:
-            writable(ref, memory, name)
+            require_writable(ref, memory, name)
             written.append((name, ref))
         else:
             read.append((name, ref))
     for out, output, (shape, dtype) in zip(outs, call.outputs, call.targets, strict=False):
         if out is None:
             continue
-        block = writable(out, memory, output.name)
+        block = require_writable(out, memory, output.name)
         if block.offset % call.alignment:
-            raise _askew(block, output.name)
+            raise _misaligned(block, output.name)
         if out.shape != shape or out.dtype is not dtype:
             raise (ValueError if out.shape != shape else TypeError)(
                 f"{output.name} is {out.dtype.name} of shape {out.shape}, but the result is "
@@ -592,10 +592,10 @@ def _check(
             )
         written.append((output.name, out))
     in_place = [(each.name, each.name) for each in call.outputs if each.in_place]
-    require_apart(op, written, read, in_place=in_place)
+    require_no_alias(op, written, read, in_place=in_place)
 
 
-def _askew(block: Block, name: str) -> ValueError:
+def _misaligned(block: Block, name: str) -> ValueError:
     return ValueError(
         f"{name} is a view that begins {block.offset} bytes into its buffer; cuDNN wants a "
         f"multiple of {_ALIGNMENT}: copy it to a buffer of its own"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ..._arguments import require_no_race, usable
+from ..._arguments import require_no_race, require_readable
 from ..._op import D, Facade, op
 from ..._request import Request, Submission
 from ...wire._options import flag, real
@@ -427,7 +427,7 @@ class Plan(DnnPart[D]):
         tensors = self._graph.tensors
         for name, id_ in self._reads.items():
             ref = given[name]
-            usable(ref, memory, name)
+            require_readable(ref, memory, name)
             if ref.dtype.name != tensors[id_].dtype:
                 raise TypeError(
                     f"{name} has dtype {ref.dtype.name}, but the graph has {tensors[id_].dtype}"

@@ -15,7 +15,7 @@ from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
-from ._lowering import load_frontend, refusals, refuse
+from ._lowering import load_frontend, ref_error, refusals
 from ._plans import PlanStore
 from ._prototypes import load_cudnn
 from ._timing import milliseconds
@@ -55,15 +55,17 @@ def _elsewhere(context: CudaContext) -> Callable[[bytes], Any] | None:
     """Where to make plans, if not in this process: hosts import no trio, programs do."""
     if "trio" not in sys.modules:
         return None
-    from ._plan_compiler import Workshop
+    from ._plan_compiler import PlanCompiler
 
     try:
         described = load_frontend().create_device_properties(context.info.index).serialize()
     except (AttributeError, RuntimeError):  # before cuDNN 9.8
         return None
-    workshop = Workshop(described, context.compute_capability, deterministic=context.deterministic)
-    finalize(context, workshop.close)
-    return workshop.make
+    compiler = PlanCompiler(
+        described, context.compute_capability, deterministic=context.deterministic
+    )
+    finalize(context, compiler.close)
+    return compiler.make
 
 
 @final
@@ -127,7 +129,7 @@ class CudaDnn:
                 try:
                     step.made.execute(pointers, scratch, handle=self._handle)
                 except Exception as error:  # noqa: BLE001 (raises it, or what it means)
-                    refuse("cudnnBackendExecute", error)
+                    ref_error("cudnnBackendExecute", error)
 
     def _tune(self, message: TuneGraph) -> tuple[int, str]:
         run = message.run

@@ -91,10 +91,10 @@ def refusals(call: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 (raises it, or what it means)
-        refuse(call, error)
+        ref_error(call, error)
 
 
-def refuse(call: str, error: Exception) -> NoReturn:
+def ref_error(call: str, error: Exception) -> NoReturn:
     """Raise what an exception of the frontend means; the exception itself, if it has not its own.
 
     For what is called so often that ``refusals`` would take as long as the call.

@@ -55,7 +55,7 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 @final
-class Workshop:
+class PlanCompiler:
     """The process, started when it is first needed.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..._arguments import require_dtype, usable
+from ..._arguments import require_dtype, require_readable
 from ..._op import D, op
 from ...wire._options import whole as whole_number
 from ..graph._builder import Builder
@@ -348,7 +348,7 @@ class Convolutions(DnnPart[D]):
         def check() -> GraphCall:
             x, first = given[0]
             for ref, called in given:
-                usable(ref, device.memory, called)
+                require_readable(ref, device.memory, called)
             for ref, called in given:
                 require_float(ref, called)
                 require_dtype(ref, x.dtype, called, first)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...._dtypes import DTYPES
-from ..._arguments import require_dtype, usable
+from ..._arguments import require_dtype, require_readable
 from ..._op import D, op
 from ...wire._options import flag, real, whole
 from ..graph._builder import Builder
@@ -627,7 +627,7 @@ class Normalizations(DnnPart[D]):
 
         def check() -> GraphCall:
             for name, ref in given.items():
-                usable(ref, memory, name)
+                require_readable(ref, memory, name)
             x = given["x"]
             require_float(x, "x")
             made = make(is_last(layout, x.ndim) if layout else False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from ...._dtypes import DTYPES
 from ....memory import GpuRef
-from ..._arguments import require_dtype, require_shape, usable
+from ..._arguments import require_dtype, require_readable, require_shape
 from ..._op import D, op
 from ...wire._options import flag, real, whole
 from ..graph._builder import Builder
@@ -207,7 +207,7 @@ class Activations(DnnPart[D]):
         memory = self._device.memory
 
         def make() -> CachedCall:
-            usable(x, memory, "x")
+            require_readable(x, memory, "x")
             require_float(x, "x")
             axes = _axes(axis, x.ndim)
             shape = _reduced(x.shape, axes, keepdims=keepdims)
@@ -280,7 +280,7 @@ def _pointwise(
     x = refs[-1]
     arguments = [_ARGUMENTS[name] for name in names]
     for ref, name in zip(refs, arguments, strict=True):
-        usable(ref, memory, name)
+        require_readable(ref, memory, name)
     for ref, name in zip(refs, arguments, strict=True):
         require_dtype(ref, x.dtype, name, "x")
         if ref.shape != x.shape:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES, as_dtype
 from ...._errors import Unsupported
-from ..._arguments import require_int32, usable
+from ..._arguments import require_int32, require_readable
 from ..._op import D, Facade, op
 from ..._request import Request, Submission
 from ...wire._options import LARGEST, flag, real, whole
@@ -210,7 +210,7 @@ class Rnn(Facade[D]):
             GpuRefStale: of an older generation, or freed.
             OutOfMemory: no room for the result.
         """
-        usable(x, self._device.memory, "x")
+        require_readable(x, self._device.memory, "x")
         flag(training, "training")
         number = whole(seed, "seed", 0, LARGEST)
         data = self._data(x, lengths, layout)
@@ -279,7 +279,11 @@ class Rnn(Facade[D]):
 
         def prepare(driver: Driver) -> Submission[RnnGradients]:
             kept = (tape.x, tape.y, tape.weights, tape.h0, tape.c0)
-            reads = [usable(ref, self._device.memory, "tape") for ref in kept if ref is not None]
+            reads = [
+                require_readable(ref, self._device.memory, "tape")
+                for ref in kept
+                if ref is not None
+            ]
             reads.append(self._checked(dy, "dy", tape.y.shape))
             states = {"dhn": (dhn, spec.output_size), "dcn": (dcn, spec.hidden_size)}
             for name, (ref, size) in states.items():
@@ -375,7 +379,7 @@ class Rnn(Facade[D]):
         return (spec.layers * spec.directions, len(data.lengths), size)
 
     def _checked(self, ref: GpuRef, name: str, shape: tuple[int, ...]) -> Any:
-        block = usable(ref, self._device.memory, name)
+        block = require_readable(ref, self._device.memory, name)
         if ref.dtype is not self._dtype:
             raise TypeError(
                 f"{name} has dtype {ref.dtype.name}, but the network has {self._dtype.name}"

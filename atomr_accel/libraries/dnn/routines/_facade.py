@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from ..._arguments import require_apart, require_int32, usable, writable
+from ..._arguments import require_int32, require_no_alias, require_readable, require_writable
 from ..._op import D, op
 from ..._request import Request, Submission
 from ...wire._options import LARGEST, flag, real, whole
@@ -176,7 +176,7 @@ class Routines(DnnPart[D]):
             ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
                 ``max_pool``.
         """
-        usable(grad, self._device.memory, "grad")
+        require_readable(grad, self._device.memory, "grad")
         like = _Like(tuple(shape), grad.dtype)
         mode = _average(include=count_include_pad)
         pooling = _Pooling(mode, like, window, stride, padding, layout)
@@ -192,7 +192,7 @@ class Routines(DnnPart[D]):
         layout: str | None,
         out: GpuRef | None,
     ) -> Request[GpuRef]:
-        usable(x, self._device.memory, "x")
+        require_readable(x, self._device.memory, "x")
         pooling = _Pooling(mode, x, window, stride, padding, layout)
 
         def message(inputs: list[Any], output: Any) -> Pool:
@@ -216,7 +216,7 @@ class Routines(DnnPart[D]):
             inputs |= {"y": y, "x": x}
             expected["y"] = pooling.y_shape
         for name, shape in expected.items():
-            usable(inputs[name], self._device.memory, name)
+            require_readable(inputs[name], self._device.memory, name)
             if inputs[name].shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, not {inputs[name].shape}")
 
@@ -323,7 +323,7 @@ class Routines(DnnPart[D]):
         return self._softmax_backward(grad, y, axis, out, log=True)
 
     def _softmax(self, x: GpuRef, axis: int, out: GpuRef | None, *, log: bool) -> Request[GpuRef]:
-        usable(x, self._device.memory, "x")
+        require_readable(x, self._device.memory, "x")
         around = _around(x.shape, axis)
         require_int32(self._device, "softmax", (*around, around[1] * around[2]))
 
@@ -336,8 +336,8 @@ class Routines(DnnPart[D]):
     def _softmax_backward(
         self, grad: GpuRef, y: GpuRef, axis: int, out: GpuRef | None, *, log: bool
     ) -> Request[GpuRef]:
-        usable(y, self._device.memory, "y")
-        usable(grad, self._device.memory, "grad")
+        require_readable(y, self._device.memory, "y")
+        require_readable(grad, self._device.memory, "grad")
         if grad.shape != y.shape:
             raise ValueError(f"grad has shape {grad.shape}, but y has {y.shape}")
         around = _around(y.shape, axis)
@@ -387,7 +387,7 @@ class Routines(DnnPart[D]):
             GpuRefSealed: ``out`` is sealed.
             OutOfMemory: no room for the result.
         """
-        usable(x, self._device.memory, "x")
+        require_readable(x, self._device.memory, "x")
         share = real(p, "p", least=0, below=1)
         which, begin = whole(seed, "seed", 0, LARGEST), whole(offset, "offset", 0, LARGEST)
 
@@ -478,7 +478,7 @@ class Routines(DnnPart[D]):
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
         given = {"grad": grad, "y": y, "x": x}
         for name, ref in given.items():
-            usable(ref, self._device.memory, name)
+            require_readable(ref, self._device.memory, name)
             if ref.shape != x.shape:
                 raise ValueError(f"{name} has shape {ref.shape}, but x has {x.shape}")
 
@@ -492,7 +492,7 @@ class Routines(DnnPart[D]):
     def _lrn(
         self, x: GpuRef, size: int, alpha: float, beta: float, k: float, layout: str | None
     ) -> tuple[Tensor, tuple[int, float, float, float]]:
-        usable(x, self._device.memory, "x")
+        require_readable(x, self._device.memory, "x")
         numbers = (
             whole(size, "size", 1, _MOST_LRN),
             real(alpha, "alpha"),
@@ -532,7 +532,7 @@ class Routines(DnnPart[D]):
             first = next(iter(inputs.values()))
             blocks: list[Block] = []
             for what, ref in inputs.items():
-                blocks.append(usable(ref, memory, what))
+                blocks.append(require_readable(ref, memory, what))
                 if ref.dtype.name not in DTYPES_OF_ROUTINES:
                     known = ", ".join(DTYPES_OF_ROUTINES)
                     raise TypeError(f"{what} must be one of {known}, not {ref.dtype.name}")
@@ -546,7 +546,7 @@ class Routines(DnnPart[D]):
                 result = driver.output(shape, first.dtype)
             else:
                 _check_out(name, result, inputs, shape, in_place=in_place)
-                writable(result, memory, "out")
+                require_writable(result, memory, "out")
             places = [block.address for block in blocks]
             return Submission(
                 message(places, result._block.address), blocks, [result._block], result
@@ -644,4 +644,4 @@ def _check_out(
     if out.dtype is not first.dtype:
         raise TypeError(f"out has dtype {out.dtype.name}, but the result has {first.dtype.name}")
     may_be = [("out", name) for name in inputs] if in_place else []
-    require_apart(op, [("out", out)], inputs.items(), in_place=may_be)
+    require_no_alias(op, [("out", out)], inputs.items(), in_place=may_be)

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel.lanes import _promptness
+from atomr_accel.lanes import _switch_interval
 
 from ..harness import opened, program
 
@@ -29,7 +29,7 @@ def interval() -> int:
 
 @pytest.fixture(autouse=True)
 def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_promptness, "_busy", 0)  # tests of ports leave ops unanswered
+    monkeypatch.setattr(_switch_interval, "_busy", 0)  # tests of ports leave ops unanswered
     before = sys.getswitchinterval()
     sys.setswitchinterval(USUAL * 1e-6)
     yield

@@ -23,7 +23,7 @@ _busy = 0
 """Devices of this process with ops in flight."""
 
 
-def hurry() -> None:
+def shorten_switch_interval() -> None:
     """A device has ops in flight now."""
     global _busy  # noqa: PLW0603 (the interval is the process's too)
     with _lock:
@@ -32,7 +32,7 @@ def hurry() -> None:
             _set(_PROMPT)
 
 
-def relax() -> None:
+def restore_switch_interval() -> None:
     """A device has none any more."""
     global _busy  # noqa: PLW0603
     with _lock:

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 _MOST_WOKEN: Final = 64
 """Tasks that go on in a turn because of answers: a millisecond, if each takes some ten us."""
 
-_of_run: Final[trio.lowlevel.RunVar[Turns | None]] = trio.lowlevel.RunVar("turns", default=None)
+_of_run: Final[trio.lowlevel.RunVar[LoopFlusher | None]] = trio.lowlevel.RunVar(
+    "turns", default=None
+)
 
 
 @final
 @uninterrupted
-class Turns(trio.abc.Instrument):
+class LoopFlusher(trio.abc.Instrument):
     """The ports of one ``trio.run``; an instrument of it while there is anything to do."""
 
     def __init__(self) -> None:
@@ -42,11 +44,11 @@ class Turns(trio.abc.Instrument):
         self._token = trio.lowlevel.current_trio_token()
 
     @staticmethod
-    def join(port: Port) -> Turns:
+    def join(port: Port) -> LoopFlusher:
         """Take a port in, until it leaves."""
         turns = _of_run.get()
         if turns is None:
-            turns = Turns()
+            turns = LoopFlusher()
             _of_run.set(turns)
         turns._ports.append(port)
         turns._install()
@@ -107,7 +109,7 @@ class Turns(trio.abc.Instrument):
             self.wake(waiting.popleft())
         for port in self._ports:
             if port.load:
-                port.look()
+                port.poll_replies()
         self._remove_if_idle()
 
 
