@@ -24,7 +24,7 @@ from ..actors._part import Part, start_part
 from ..libraries._request import Pending, Request, perform, result, submit
 from ..libraries._table import NAMES
 from ._context import Context
-from ._core import is_passing
+from ._failures import is_passing
 from ._standby import Standby
 
 if TYPE_CHECKING:

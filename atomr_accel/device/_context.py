@@ -27,7 +27,8 @@ from ..lanes import (
 )
 from ..libraries._library import LaneSpec
 from ..wire import MapSlab, Open, Opened, OpenLane, Preload, Probe, StickyFault
-from ._core import Startup, taken_down
+from ._core import Startup
+from ._failures import taken_down
 
 if TYPE_CHECKING:
     from ..actors._part import Part

@@ -6,10 +6,8 @@ attaches itself when its host is good, and is detached the moment it is not.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import math
-import os
 import weakref
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +20,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 import trio
 
 from .._dtypes import as_dtype
-from .._errors import AccelError, ContextPoisoned, DeviceLost, OutOfMemory, Unsupported
+from .._errors import ContextPoisoned, DeviceLost, Unsupported
 from ..actors._deciders import leaves
-from ..lanes import STAGING_BYTES, Gate, HostDied, Op, PinnedPool, Port, fail_some, uninterrupted
+from ..lanes import STAGING_BYTES, Gate, Op, PinnedPool, Port, fail_some, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
-from ..memory import SLICE, GpuRef, Kept, MemoryMap, Release, Slab, as_shape, least_slab
-from ..wire import OFFSET_MASK, CreateSlab, StickyFault, StreamPlan, UnmapSlabs, arrived
+from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape
+from ..wire import StreamPlan
+from ._failures import is_passing, taken_down, told
+from ._growth import Growth
 from ._place import Place
 from .data._bulk import COPIERS
 
@@ -55,12 +55,6 @@ Shape = int | tuple[int, ...]
 _MOST_RELEASED: Final = 4
 """How much the host is told to let go of with one op."""
 
-_MOST_UNMAPPED: Final = 1024
-"""Slabs that one control message names."""
-
-_SHORTAGES: Final = frozenset(
-    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
-)
 
 _MOST_CRASHES: Final = 2
 """Another host is not spent on a lane that has cost so many."""
@@ -164,7 +158,7 @@ class DeviceCore:
         self._bumped = Gate()
         self._end: DeviceLost | None = None
         self._served: Epoch | None = None
-        self._growing = trio.Lock()
+        self.growth: Final = Growth(self)
         self.sealing: Final = trio.Lock()
         self.first_try: Final = FirstTry(self)
         self.scratch: Final[weakref.WeakKeyDictionary[Workspaces, WorkspaceSet]] = (
@@ -299,7 +293,7 @@ class DeviceCore:
             why = "its context failed more often than its restart intensity allows"
         else:
             why = "its context ended by what another one would not mend"
-        error = DeviceLost(f"{self.name} is lost: {why}; the last failure: {_told(cause)}")
+        error = DeviceLost(f"{self.name} is lost: {why}; the last failure: {told(cause)}")
         error.__cause__ = cause
         return error
 
@@ -308,7 +302,7 @@ class DeviceCore:
         if self._end is None and failure is not None:
             end = next((one for one in leaves(failure) if isinstance(one, DeviceLost)), failure)
             if not isinstance(end, DeviceLost):
-                end = DeviceLost(f"{self.name} is lost; the last failure: {_told(failure)}")
+                end = DeviceLost(f"{self.name} is lost; the last failure: {told(failure)}")
                 end.__cause__ = failure
             self._end = end
             self.memory.over = "is lost"
@@ -555,221 +549,4 @@ class DeviceCore:
             block = self.memory.allocate(nbytes, sealed=sealed)
             if block is not None:
                 return GpuRef(block, shape, dtype, nbytes)
-            await self._grow(context, nbytes, sealed=sealed)
-
-    async def grow(self, nbytes: int) -> None:
-        """Make room for ``nbytes`` in one piece.
-
-        Raises:
-            OutOfMemory: there is none.
-        """
-        await self._grow(await self.ready(), nbytes, sealed=False)
-
-    async def empty_own(self, nbytes: int) -> Block:
-        """An uninitialised sealed block that is all of its slab: what others may have.
-
-        Raises:
-            OutOfMemory: no room.
-            Unsupported: the platform cannot export device memory.
-        """
-        while True:
-            context = await self.ready()
-            async with self._growing:
-                if context is not self._context:
-                    continue
-                try:
-                    sizes = partial(self.memory.affordable, [least_slab(nbytes)])
-                    slab = await self._create(context, sizes, sealed=True)
-                except (HostDied, StickyFault):
-                    context.report_dead()
-                    continue
-                except OutOfMemory as error:
-                    raise self._out_of_memory(nbytes) from error
-                if slab is not None:
-                    return self.memory.add_dedicated(slab, nbytes=nbytes)
-
-    async def _grow(self, context: Context, nbytes: int, *, sealed: bool) -> None:
-        async with self._growing:
-            if context is not self._context:
-                return
-            block = self.memory.allocate(nbytes, sealed=sealed)
-            if block is not None:  # somebody else has grown it while we waited
-                return
-            if self.memory.dropped or self.memory.unheld:
-                await self._reclaim()
-                return
-            self.require_possible(nbytes)
-            try:
-                sizes = partial(self.memory.slab_sizes, nbytes)
-                slab = await self._create(context, sizes, sealed=sealed)
-            except OutOfMemory as error:
-                raise self._out_of_memory(nbytes) from error
-            except (HostDied, StickyFault):
-                # Its lanes notice by themselves, and the caller waits for the next one.
-                context.report_dead()
-                return
-            if slab is not None:
-                self.memory.add_slab(slab)
-
-    async def trim(self) -> None:
-        """Give memory that nothing uses back to the device."""
-        context = await self.ready()
-        async with self._growing:
-            if context is self._context:
-                try:
-                    await self._trim(context)
-                except (HostDied, StickyFault):
-                    context.report_dead()
-
-    async def tidy(self) -> None:
-        """Give back slabs that went with their only buffer, before others are added."""
-        await self.exports.sweep()
-        self.memory.collect(SLICE)
-        if self.memory.unmapped:
-            await self.unmap()
-
-    async def unmap(self) -> None:
-        """Have the host unmap slabs that went with their only buffer."""
-        context = await self.ready()
-        unmapped, self.memory.unmapped = self.memory.unmapped, []
-        try:
-            await self._unmap(context, unmapped)
-        except (HostDied, StickyFault):
-            context.report_dead()
-
-    async def _unmap(self, context: Context, slabs: list[int]) -> None:
-        # They are off the map: the host must hear of it, whoever is cancelled.
-        for start in range(0, len(slabs), _MOST_UNMAPPED):
-            some = slabs[start : start + _MOST_UNMAPPED]
-            await context.host.request(UnmapSlabs(some), required=True)
-
-    async def _reclaim(self) -> None:
-        """Release what was dropped, however much that is, without holding the loop up."""
-        if self.memory.unheld:
-            await self.exports.sweep()
-        while self.memory.dropped:
-            self.memory.collect(SLICE)
-            await trio.lowlevel.checkpoint()
-
-    async def _trim(self, context: Context) -> None:
-        await self._reclaim()
-        trimmed = self.memory.trim()
-        if trimmed:
-            await self._unmap(context, trimmed)
-        await self.exports.sweep()
-
-    async def _create(
-        self, context: Context, sizes: Callable[[], list[int]], *, sealed: bool
-    ) -> Slab | None:
-        """A new slab of the first of ``sizes`` there is room for; None in another context."""
-        if sealed and self.info is not None and not self.info.exports_memory:
-            raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
-        try:
-            return await self._create_now(context, sizes(), sealed=sealed)
-        except OutOfMemory:
-            await self._trim(context)
-            return await self._create_now(context, sizes(), sealed=sealed)
-
-    async def _create_now(self, context: Context, sizes: list[int], *, sealed: bool) -> Slab | None:
-        refusal: Exception | None = None
-        for size in sizes:
-            number = self.memory.new_slab_id()
-            try:
-                _, fd = await context.host.request(CreateSlab(number, size, sealed))
-                if fd < 0 and self.info is not None and self.info.exports_memory:
-                    arrived(fd, "a slab", size)
-            except (HostDied, StickyFault):
-                raise
-            except (AccelError, OSError) as error:
-                # Its descriptor may be all that got lost, so the host may have it all the same.
-                await self._unmap(context, [number])
-                if not isinstance(error, (OutOfMemory, OSError)):
-                    raise
-                refusal = error
-                continue
-            if context is self._context:
-                return Slab(number, size, fd, sealed)
-            if fd >= 0:
-                os.close(fd)
-            return None
-        raise OutOfMemory(
-            str(refusal or f"the memory_limit of {self.memory.limit} bytes is reached"), requested=0
-        ) from refusal
-
-    def require_possible(self, nbytes: int) -> None:
-        """Raise where no slab could ever be large enough.
-
-        Raises:
-            OutOfMemory: the buffer is larger than addresses count within a slab.
-        """
-        if nbytes > OFFSET_MASK:
-            raise self._out_of_memory(nbytes)
-
-    def another(self, fd: int, nbytes: int) -> int:
-        """Another descriptor of ``nbytes`` of memory, which somebody may close at any time.
-
-        Raises:
-            OutOfMemory: there is no room for one.
-        """
-        with self.room_for(nbytes):
-            return os.dup(fd)
-
-    @contextmanager
-    def room_for(self, nbytes: int) -> Iterator[None]:
-        """For what takes a descriptor or a mapping of ``nbytes`` of memory.
-
-        Raises:
-            OutOfMemory: those are short.
-        """
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in _SHORTAGES:
-                raise
-            raise OutOfMemory(
-                f"no room for a descriptor or mapping of {nbytes} bytes of {self.name}: {error}",
-                requested=nbytes,
-            ) from error
-
-    def _out_of_memory(self, nbytes: int) -> OutOfMemory:
-        found = self.memory.statistics()
-        return OutOfMemory(
-            f"no room for {nbytes} bytes on {self.name}: {found.used} bytes are in use, "
-            f"{found.free} are free in slabs, at most {found.largest_free} in one piece"
-            + (f"; its memory_limit is {found.limit}" if found.limit is not None else ""),
-            requested=nbytes,
-            free=found.free,
-            in_use=found.used,
-            largest_free=found.largest_free,
-        )
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether a context that ended so may be followed by one that does not.
-
-    Faults are, and so is a lack of memory, processes, threads or descriptors.
-    """
-    if isinstance(error, OSError):
-        return error.errno in _SHORTAGES
-    return isinstance(error, (AccelError, MemoryError))
-
-
-def _told(error: BaseException) -> str:
-    if isinstance(error, BaseExceptionGroup):
-        return f"{error.message}: " + "; ".join(map(_told, error.exceptions))
-    return str(error) if isinstance(error, AccelError) else f"{type(error).__name__}: {error}"
-
-
-def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
-    """The error for an op that was in flight when its context failed."""
-    # One of its own for each op, because a traceback belongs to one task; the fault they
-    # share is the cause of all.
-    error = type(fault)(
-        f"{name} did not finish: {fault}",
-        generation=fault.generation,
-        status=fault.status,
-        status_name=fault.status_name,
-        op=fault.op,
-    )
-    error.__cause__ = fault
-    return error
+            await self.growth.add_slab(context, nbytes, sealed=sealed)

@@ -26,8 +26,9 @@ from ..lanes import uninterrupted
 from ..libraries._table import CALLED
 from ..memory import MemoryScope
 from ._actors import DeviceActor
-from ._core import DeviceCore, is_passing
+from ._core import DeviceCore
 from ._device import Device
+from ._failures import is_passing
 from ._settings import Completion, DeviceSettings, StreamStrategy, check_settings, stream_plan
 from .data._pinned import Pinned
 from .interop._exports import Exports

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, DeviceLost
-from atomr_accel.device import _context, _core
+from atomr_accel.device import _context, _core, _failures
 from atomr_accel.memory import Block, MemoryMap
 
 from ..harness import cpu_only, opened, program, used_by
@@ -76,7 +76,7 @@ def stop(device: Device) -> int:
 def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Whose errors were made when a context had failed."""
     made: list[str] = []
-    of = _core.taken_down
+    of = _failures.taken_down
 
     def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
         made.append(name)

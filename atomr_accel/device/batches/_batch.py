@@ -226,7 +226,7 @@ class Batch(Collector):
         self._check()
         block = self.memory.allocate(nbytes) if not self._later else None
         if block is None:
-            self._core.require_possible(nbytes)
+            self._core.growth.require_possible(nbytes)
             block = self.memory.promise()
             self._promised[block] = nbytes
         self._made.append(block)
@@ -286,7 +286,7 @@ class Batch(Collector):
     async def _provide(self) -> None:
         for block, nbytes in list(self._promised.items()):
             while not self.memory.provide(block, nbytes):
-                await self._core.grow(nbytes)
+                await self._core.growth.grow(nbytes)
                 self._check_epoch()
             del self._promised[block]
 

@@ -199,7 +199,7 @@ class Recording(Collector):
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
         """A buffer of the program, whose memory comes at the end of the block."""
-        self._core.require_possible(nbytes)
+        self._core.growth.require_possible(nbytes)
         block = self.memory.promise()
         self._made[block] = nbytes
         return GpuRef(block, shape, dtype, nbytes)
@@ -512,7 +512,7 @@ class Recording(Collector):
             if self.memory.provide(block, self._made[block]):
                 self._provided += 1
             else:
-                await self._core.grow(self._made[block])
+                await self._core.growth.grow(self._made[block])
 
 
 def _start(part: GpuRef, whole: GpuRef) -> int | None:

@@ -53,7 +53,7 @@ async def make_managed(core: DeviceCore, shape: Shape, dtype: Any) -> GpuRef:
         except OutOfMemory:
             if trimmed:
                 raise
-            await core.trim()  # what was dropped may be enough
+            await core.growth.trim()  # what was dropped may be enough
             trimmed = True
         except (HostDied, StickyFault):
             context.report_dead()

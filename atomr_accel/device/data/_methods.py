@@ -373,14 +373,14 @@ class Data(Arrays[Awaited]):
         await core.ready()
         core.memory.free(require_readable(ref, core.memory, "ref"))
         if core.memory.unmapped:
-            await core.unmap()
+            await core.growth.unmap()
 
     async def trim(self) -> None:
         """Give memory that no buffer uses back to the device, for other programs.
 
         That happens by itself when memory is short.
         """
-        await self._core.trim()
+        await self._core.growth.trim()
 
     def scope(self) -> AbstractAsyncContextManager[MemoryScope]:
         """Free what is made inside: ``async with device.scope() as scope:``.

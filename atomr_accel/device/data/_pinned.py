@@ -84,7 +84,7 @@ class Pinned:
     async def _array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, *, beyond: bool
     ) -> AsyncIterator[np.ndarray[Any, Any]]:
-        with self._core.room_for(nbytes):
+        with self._core.growth.room_for(nbytes):
             if beyond:
                 piece = self._pool.acquire_beyond(nbytes)
             else:
@@ -149,7 +149,7 @@ class Pinned:
             context = await self._core.ready()
             arena = piece.arena
             try:
-                with self._core.room_for(arena.nbytes):
+                with self._core.growth.room_for(arena.nbytes):
                     await context.host.request(MapPinned(arena.id, arena.nbytes), arena.fd)
             except (HostDied, StickyFault):
                 context.report_dead()

@@ -24,7 +24,7 @@ from ...libraries._arguments import require_readable, require_writable
 from ...memory import Hold, ref_error
 from ...wire import Copy, Protect, Unprotect
 from .._context import MEMORY_LANE
-from .._core import taken_down
+from .._failures import taken_down
 from ._bulk import COPIERS, Bulk, chunk_size
 
 if TYPE_CHECKING:

@@ -446,7 +446,9 @@ class Exports:
                 "this memory has no descriptor (it is managed, adopted, or of a platform that "
                 "exports none), so it cannot be mapped into the program"
             )
-        fd = self._core.another(slab.fd, slab.nbytes)  # the map may close its own at any time
+        fd = self._core.growth.another(
+            slab.fd, slab.nbytes
+        )  # the map may close its own at any time
         try:
             await self._in_worker(self._view.map, slab, fd)
         finally:

@@ -58,7 +58,7 @@ async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tup
         context = await core.ready()
         number = core.memory.new_slab_id()
         try:
-            with core.room_for(nbytes):
+            with core.growth.room_for(nbytes):
                 await context.host.request(MapSlab(number, nbytes, sealed), fd)
         except (HostDied, StickyFault):
             context.report_dead()
@@ -107,7 +107,7 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
     op: Op | None = None
     try:
         try:
-            fd = core.another(slab.fd, slab.nbytes)
+            fd = core.growth.another(slab.fd, slab.nbytes)
             try:
                 context, number = await mapped(there, fd, slab.nbytes, sealed=False)
             finally:
@@ -191,7 +191,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
         raise Unsupported("this memory has no descriptor, so nothing of it outlives its host")
     offset = block.address - (slab.id << SLAB_SHIFT)
     hold = Hold(block)
-    fd = core.another(slab.fd, slab.nbytes)
+    fd = core.growth.another(slab.fd, slab.nbytes)
     try:
         for terminating in list(core.terminating):  # which may still write there
             await terminating.close()
@@ -301,7 +301,7 @@ def _decoded(description: bytes) -> _Description:
 async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
     """See ``Device.share``."""
     require_readable(ref, core.memory, "ref")
-    await core.tidy()
+    await core.growth.tidy()
     sealed = ref._block.epoch is core.memory.sealed_epoch  # not only about to be
     if sealed:
         block = await _move_alone(core, ref)
@@ -322,7 +322,7 @@ async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
         ref.dtype.name,
         sealed,
     )
-    fd = core.another(slab.fd, slab.nbytes)
+    fd = core.growth.another(slab.fd, slab.nbytes)
     return SharedBuffer(fd, msgspec.msgpack.encode(content), block=block)
 
 
@@ -336,7 +336,7 @@ async def _move_alone(core: DeviceCore, ref: GpuRef) -> Block:
             block = require_readable(ref, core.memory, "ref").base
             if core.memory.is_own(block):
                 return block
-            target = await core.empty_own(block.nbytes)
+            target = await core.growth.empty_dedicated(block.nbytes)
             try:
                 await _fill_alone(
                     core, target, require_readable(ref, core.memory, "ref").base, "share"
@@ -352,7 +352,7 @@ async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
     slab = core.memory.slab_of(require_readable(ref, core.memory, "ref"))
     if slab.fd < 0:
         raise Unsupported("this memory has no descriptor, so no other process can open it")
-    target = await core.empty_own(ref.nbytes)
+    target = await core.growth.empty_dedicated(ref.nbytes)
     source = require_readable(ref, core.memory, "ref")
     try:
         await _fill_alone(core, target, source, "share")
@@ -383,10 +383,10 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
         )
     if shared.fd < 0:
         raise ValueError("the shared buffer was closed")
-    await core.tidy()
+    await core.growth.tidy()
     dtype = DTYPES[content.dtype]
     nbytes = math.prod(content.shape) * dtype.itemsize
-    fd = core.another(shared.fd, content.slab_bytes)
+    fd = core.growth.another(shared.fd, content.slab_bytes)
     try:
         while True:
             try:

@@ -1,0 +1,45 @@
+"""What a failure means for a device, and what it is called."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from .._errors import AccelError, ContextPoisoned
+
+SHORTAGES: Final = frozenset(
+    {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
+)
+"""What a lack of memory, processes, threads or descriptors is to the system."""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether a context that ended so may be followed by one that does not.
+
+    Faults are, and so is a lack of memory, processes, threads or descriptors.
+    """
+    if isinstance(error, OSError):
+        return error.errno in SHORTAGES
+    return isinstance(error, (AccelError, MemoryError))
+
+
+def told(error: BaseException) -> str:
+    """A failure in one line."""
+    if isinstance(error, BaseExceptionGroup):
+        return f"{error.message}: " + "; ".join(map(told, error.exceptions))
+    return str(error) if isinstance(error, AccelError) else f"{type(error).__name__}: {error}"
+
+
+def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
+    """The error for an op that was in flight when its context failed."""
+    # One of its own for each op, because a traceback belongs to one task; the fault they
+    # share is the cause of all.
+    error = type(fault)(
+        f"{name} did not finish: {fault}",
+        generation=fault.generation,
+        status=fault.status,
+        status_name=fault.status_name,
+        op=fault.op,
+    )
+    error.__cause__ = fault
+    return error

@@ -1,0 +1,225 @@
+"""How a device's memory grows and shrinks: slabs are made, given back, and counted."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from .._errors import AccelError, OutOfMemory, Unsupported
+from ..lanes import HostDied, uninterrupted
+from ..memory import SLICE, Slab, least_slab
+from ..wire import OFFSET_MASK, CreateSlab, StickyFault, UnmapSlabs, arrived
+from ._failures import SHORTAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..memory import Block
+    from ._context import Context
+    from ._core import DeviceCore
+
+_MOST_UNMAPPED: Final = 1024
+"""Slabs that one control message names."""
+
+
+@final
+@uninterrupted
+class Growth:
+    """The slabs of a device: one is made, or given back, at a time."""
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core: Final = core
+        self._growing: Final = trio.Lock()
+
+    async def grow(self, nbytes: int) -> None:
+        """Make room for ``nbytes`` in one piece.
+
+        Raises:
+            OutOfMemory: there is none.
+        """
+        await self.add_slab(await self._core.ready(), nbytes, sealed=False)
+
+    async def empty_dedicated(self, nbytes: int) -> Block:
+        """An uninitialised sealed block that is all of its slab: what others may have.
+
+        Raises:
+            OutOfMemory: no room.
+            Unsupported: the platform cannot export device memory.
+        """
+        while True:
+            context = await self._core.ready()
+            async with self._growing:
+                if context is not self._core.context:
+                    continue
+                try:
+                    sizes = partial(self._core.memory.affordable, [least_slab(nbytes)])
+                    slab = await self._create(context, sizes, sealed=True)
+                except (HostDied, StickyFault):
+                    context.report_dead()
+                    continue
+                except OutOfMemory as error:
+                    raise self._out_of_memory(nbytes) from error
+                if slab is not None:
+                    return self._core.memory.add_dedicated(slab, nbytes=nbytes)
+
+    async def add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
+        """Make room in a context, unless somebody else has meanwhile."""
+        async with self._growing:
+            if context is not self._core.context:
+                return
+            block = self._core.memory.allocate(nbytes, sealed=sealed)
+            if block is not None:  # somebody else has grown it while we waited
+                return
+            if self._core.memory.dropped or self._core.memory.unheld:
+                await self._reclaim()
+                return
+            self.require_possible(nbytes)
+            try:
+                sizes = partial(self._core.memory.slab_sizes, nbytes)
+                slab = await self._create(context, sizes, sealed=sealed)
+            except OutOfMemory as error:
+                raise self._out_of_memory(nbytes) from error
+            except (HostDied, StickyFault):
+                # Its lanes notice by themselves, and the caller waits for the next one.
+                context.report_dead()
+                return
+            if slab is not None:
+                self._core.memory.add_slab(slab)
+
+    async def trim(self) -> None:
+        """Give memory that nothing uses back to the device."""
+        context = await self._core.ready()
+        async with self._growing:
+            if context is self._core.context:
+                try:
+                    await self._trim(context)
+                except (HostDied, StickyFault):
+                    context.report_dead()
+
+    async def tidy(self) -> None:
+        """Give back slabs that went with their only buffer, before others are added."""
+        await self._core.exports.sweep()
+        self._core.memory.collect(SLICE)
+        if self._core.memory.unmapped:
+            await self.unmap()
+
+    async def unmap(self) -> None:
+        """Have the host unmap slabs that went with their only buffer."""
+        context = await self._core.ready()
+        unmapped, self._core.memory.unmapped = self._core.memory.unmapped, []
+        try:
+            await self._unmap(context, unmapped)
+        except (HostDied, StickyFault):
+            context.report_dead()
+
+    async def _unmap(self, context: Context, slabs: list[int]) -> None:
+        # They are off the map: the host must hear of it, whoever is cancelled.
+        for start in range(0, len(slabs), _MOST_UNMAPPED):
+            some = slabs[start : start + _MOST_UNMAPPED]
+            await context.host.request(UnmapSlabs(some), required=True)
+
+    async def _reclaim(self) -> None:
+        """Release what was dropped, however much that is, without holding the loop up."""
+        if self._core.memory.unheld:
+            await self._core.exports.sweep()
+        while self._core.memory.dropped:
+            self._core.memory.collect(SLICE)
+            await trio.lowlevel.checkpoint()
+
+    async def _trim(self, context: Context) -> None:
+        await self._reclaim()
+        trimmed = self._core.memory.trim()
+        if trimmed:
+            await self._unmap(context, trimmed)
+        await self._core.exports.sweep()
+
+    async def _create(
+        self, context: Context, sizes: Callable[[], list[int]], *, sealed: bool
+    ) -> Slab | None:
+        """A new slab of the first of ``sizes`` there is room for; None in another context."""
+        if sealed and self._core.info is not None and not self._core.info.exports_memory:
+            raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
+        try:
+            return await self._create_now(context, sizes(), sealed=sealed)
+        except OutOfMemory:
+            await self._trim(context)
+            return await self._create_now(context, sizes(), sealed=sealed)
+
+    async def _create_now(self, context: Context, sizes: list[int], *, sealed: bool) -> Slab | None:
+        refusal: Exception | None = None
+        for size in sizes:
+            number = self._core.memory.new_slab_id()
+            try:
+                _, fd = await context.host.request(CreateSlab(number, size, sealed))
+                if fd < 0 and self._core.info is not None and self._core.info.exports_memory:
+                    arrived(fd, "a slab", size)
+            except (HostDied, StickyFault):
+                raise
+            except (AccelError, OSError) as error:
+                # Its descriptor may be all that got lost, so the host may have it all the same.
+                await self._unmap(context, [number])
+                if not isinstance(error, (OutOfMemory, OSError)):
+                    raise
+                refusal = error
+                continue
+            if context is self._core.context:
+                return Slab(number, size, fd, sealed)
+            if fd >= 0:
+                os.close(fd)
+            return None
+        raise OutOfMemory(
+            str(refusal or f"the memory_limit of {self._core.memory.limit} bytes is reached"),
+            requested=0,
+        ) from refusal
+
+    def require_possible(self, nbytes: int) -> None:
+        """Raise where no slab could ever be large enough.
+
+        Raises:
+            OutOfMemory: the buffer is larger than addresses count within a slab.
+        """
+        if nbytes > OFFSET_MASK:
+            raise self._out_of_memory(nbytes)
+
+    def another(self, fd: int, nbytes: int) -> int:
+        """Another descriptor of ``nbytes`` of memory, which somebody may close at any time.
+
+        Raises:
+            OutOfMemory: there is no room for one.
+        """
+        with self.room_for(nbytes):
+            return os.dup(fd)
+
+    @contextmanager
+    def room_for(self, nbytes: int) -> Iterator[None]:
+        """For what takes a descriptor or a mapping of ``nbytes`` of memory.
+
+        Raises:
+            OutOfMemory: those are short.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+            raise OutOfMemory(
+                f"no room for a descriptor or mapping of {nbytes} bytes of {self._core.name}: "
+                f"{error}",
+                requested=nbytes,
+            ) from error
+
+    def _out_of_memory(self, nbytes: int) -> OutOfMemory:
+        found = self._core.memory.statistics()
+        return OutOfMemory(
+            f"no room for {nbytes} bytes on {self._core.name}: {found.used} bytes are in use, "
+            f"{found.free} are free in slabs, at most {found.largest_free} in one piece"
+            + (f"; its memory_limit is {found.limit}" if found.limit is not None else ""),
+            requested=nbytes,
+            free=found.free,
+            in_use=found.used,
+            largest_free=found.largest_free,
+        )
