@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
+    from numpy.typing import DTypeLike
+
     from .._core import DeviceCore, Shape
     from ..interop._exports import Export
     from ._pinned import Pinned
@@ -174,7 +176,7 @@ class Data(Arrays[Awaited]):
 
     # --- managed memory ------------------------------------------------------------------------
 
-    async def managed(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+    async def managed(self, shape: Shape, dtype: DTypeLike = np.float64) -> GpuRef:
         """A buffer of managed memory, which moves between the device and the host by itself.
 
         It is used like any other. It begins on the device and never takes more than that has
