@@ -52,7 +52,9 @@ class Data(Arrays[Awaited]):
 
     # --- to the device and back -------------------------------------------------------------
 
-    async def put(self, array: Any, *, out: GpuRef | None = None, sealed: bool = False) -> GpuRef:
+    async def put(
+        self, array: object, *, out: GpuRef | None = None, sealed: bool = False
+    ) -> GpuRef:
         """Copy an array to the device.
 
         Arrays of ``device.pinned`` move at the speed of the bus. How far a long transfer
@@ -282,7 +284,7 @@ class Data(Arrays[Awaited]):
         """
         return await self._core.exports.export(ref)
 
-    async def adopt(self, array: Any) -> GpuRef:
+    async def adopt(self, array: object) -> GpuRef:
         """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy, or of a shared buffer.
 
         Hand the array over: whether the buffer shares its memory depends. It does where the
