@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from ..actors import ActorRef
     from ..backends import Backend, Capabilities
@@ -535,7 +536,7 @@ class DeviceCore:
         block = self.memory.allocate(nbytes)
         return None if block is None else GpuRef(block, shape, dtype, nbytes)
 
-    async def empty(self, shape: Shape, dtype: Any, *, sealed: bool = False) -> GpuRef:
+    async def empty(self, shape: Shape, dtype: DTypeLike, *, sealed: bool = False) -> GpuRef:
         """An uninitialised buffer.
 
         Raises:

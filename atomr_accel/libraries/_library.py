@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from weakref import WeakKeyDictionary
 
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from ..actors import ActorRef
     from ..backends import Backend, Capabilities
@@ -141,7 +142,7 @@ class Submitter(Home, Protocol):
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """An uninitialised buffer, or None where making it takes a wait."""
 
-    async def empty(self, shape: tuple[int, ...], dtype: Any) -> GpuRef:
+    async def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> GpuRef:
         """An uninitialised buffer."""
 
     async def open_lane(self, lane: LaneSpec) -> Any:

@@ -11,6 +11,7 @@ from ._views import Key, reshaped, selected
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from ._map import MemoryMap
 
@@ -290,7 +291,7 @@ class GpuRef:
         """
         return GpuRef(self._block, reshaped(self.shape, shape), self.dtype, self.nbytes)
 
-    def view(self, dtype: Any) -> GpuRef:
+    def view(self, dtype: DTypeLike) -> GpuRef:
         """A view of the same bytes with another dtype; as ``numpy.ndarray.view``.
 
         Args:

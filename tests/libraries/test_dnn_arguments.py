@@ -9,6 +9,7 @@ import pytest
 
 from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
 from atomr_accel.device._core import DeviceCore
+from atomr_accel.libraries._request import Request
 from atomr_accel.testing import poison
 
 from .. import seeds
@@ -342,7 +343,19 @@ async def test_type_checkers_know_how_many_results_there_are(device: Device) -> 
     assert_type(await device.dnn.layer_norm(x, w, w), GpuRef)
     three = await device.dnn.layer_norm(x, w, w, training=True)
     assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
+    x4 = await device.put(np.ones((2, 4, 3, 3), np.float32))
+    assert_type(await device.dnn.batch_norm(x4, w, w, w, w), GpuRef)
+    three = await device.dnn.batch_norm(x4, None, None, w, w, training=True)
+    assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
+    assert_type(await device.dnn.instance_norm(x4, w, w), GpuRef)
+    assert_type(
+        device.requests.dnn.instance_norm(x4, w, w, training=True),
+        Request[tuple[GpuRef, GpuRef, GpuRef]],
+    )
     async with device.batch() as batch:
+        assert_type(batch.dnn.group_norm(x4, 2, w, w), GpuRef)
+        three = batch.dnn.group_norm(x4, 2, w, w, training=True)
+        assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
         assert_type(batch.dnn.flash_attention(q, q, q, causal=True), GpuRef)
         two = batch.dnn.flash_attention(q, q, q, return_lse=True)
         assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2

@@ -108,7 +108,7 @@ class Batch(Collector):
 
     # --- what a batch offers beside the libraries -------------------------------------------
 
-    def put(self, array: Any) -> GpuRef:
+    def put(self, array: object) -> GpuRef:
         """Copy an array to the device.
 
         Args:
@@ -122,8 +122,10 @@ class Batch(Collector):
             TypeError: a dtype that device memory cannot hold, such as objects.
         """
         # What is long is rearranged, where it must be, at the end of the block, in a thread.
-        long = isinstance(array, np.ndarray) and array.nbytes > SMALL
-        host = array if long else as_host_array(array)
+        if isinstance(array, np.ndarray) and array.nbytes > SMALL:
+            host: np.ndarray[Any, Any] = array
+        else:
+            host = as_host_array(array)
         ref = self.output(host.shape, as_dtype(host.dtype.newbyteorder("=")))
         piece = self._piece(host.nbytes)
         if piece is not None:

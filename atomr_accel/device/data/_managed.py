@@ -16,6 +16,8 @@ from .._context import MEMORY_LANE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import DTypeLike
+
     from .._core import DeviceCore, Shape
 
 Place = Literal["device", "host"]
@@ -35,7 +37,7 @@ Advice = Literal[
 _PAGE: Final = 4096
 
 
-async def make_managed(core: DeviceCore, shape: Shape, dtype: Any) -> GpuRef:
+async def make_managed(core: DeviceCore, shape: Shape, dtype: DTypeLike) -> GpuRef:
     """See ``Device.managed``."""
     dtype = as_dtype(dtype)
     shape = as_shape(shape)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
+    from numpy.typing import DTypeLike
+
     from .._core import DeviceCore, Shape
     from ..interop._exports import Export
     from ._pinned import Pinned
@@ -50,7 +52,9 @@ class Data(Arrays[Awaited]):
 
     # --- to the device and back -------------------------------------------------------------
 
-    async def put(self, array: Any, *, out: GpuRef | None = None, sealed: bool = False) -> GpuRef:
+    async def put(
+        self, array: object, *, out: GpuRef | None = None, sealed: bool = False
+    ) -> GpuRef:
         """Copy an array to the device.
 
         Arrays of ``device.pinned`` move at the speed of the bus. How far a long transfer
@@ -174,7 +178,7 @@ class Data(Arrays[Awaited]):
 
     # --- managed memory ------------------------------------------------------------------------
 
-    async def managed(self, shape: Shape, dtype: Any = np.float64) -> GpuRef:
+    async def managed(self, shape: Shape, dtype: DTypeLike = np.float64) -> GpuRef:
         """A buffer of managed memory, which moves between the device and the host by itself.
 
         It is used like any other. It begins on the device and never takes more than that has
@@ -280,7 +284,7 @@ class Data(Arrays[Awaited]):
         """
         return await self._core.exports.export(ref)
 
-    async def adopt(self, array: Any) -> GpuRef:
+    async def adopt(self, array: object) -> GpuRef:
         """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy, or of a shared buffer.
 
         Hand the array over: whether the buffer shares its memory depends. It does where the

@@ -19,6 +19,8 @@ from .._core import Shape
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from numpy.typing import DTypeLike
+
     from ...lanes import HostHandle, Piece, PinnedStatistics
     from .._core import DeviceCore
 
@@ -40,7 +42,7 @@ class Pinned:
         self._pieces: SortedDict[int, Piece] = SortedDict()
 
     def array(
-        self, shape: Shape, dtype: Any = np.float64, *, oversize: Oversize = "refuse"
+        self, shape: Shape, dtype: DTypeLike = np.float64, *, oversize: Oversize = "refuse"
     ) -> AbstractAsyncContextManager[np.ndarray[Any, Any]]:
         """A page-locked NumPy array for the length of an ``async with`` block.
 

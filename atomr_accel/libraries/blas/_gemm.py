@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from ...memory import Block, GpuRef
     from ...wire import Message
@@ -137,7 +138,7 @@ class Products(Routines[D]):
         beta: Number = 0.0,
         trans_a: Trans = False,
         trans_b: Trans = False,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         compute_type: str | None = None,
     ) -> Request[GpuRef]:
         """Matrix product: ``alpha * op(a) @ op(b) + beta * out``.
@@ -179,7 +180,7 @@ class Products(Routines[D]):
         b: GpuRef,
         out: GpuRef | None = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         compute_type: str | None = None,
     ) -> Request[GpuRef]:
         """Matrix product of arrays of any rank; as ``numpy.matmul``.
@@ -231,7 +232,7 @@ class Products(Routines[D]):
         beta: Number = 0.0,
         trans_a: Trans = False,
         trans_b: Trans = False,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         compute_type: str | None = None,
     ) -> Request[list[GpuRef]]:
         """Products of equally shaped matrices in buffers of their own, in one call.
@@ -314,7 +315,7 @@ class Products(Routines[D]):
         beta: Number,
         trans_a: Trans,
         trans_b: Trans,
-        dtype: Any,
+        dtype: DTypeLike | None,
         compute_type: str | None,
     ) -> Request[GpuRef]:
         def prepare(driver: Driver) -> Submission[GpuRef]:
@@ -360,7 +361,7 @@ class Products(Routines[D]):
         return self._request("gemm", prepare)
 
     def _prepare_wide(
-        self, driver: Driver, given: _Operands, dtype: Any, compute_type: str | None
+        self, driver: Driver, given: _Operands, dtype: DTypeLike | None, compute_type: str | None
     ) -> Submission[GpuRef]:
         memory = driver.memory
         name, a, b, shape_a, shape_b, out, alpha, beta, op_a, op_b = given
@@ -421,7 +422,7 @@ class Products(Routines[D]):
         beta: Number,
         trans_a: Trans,
         trans_b: Trans,
-        dtype: Any,
+        dtype: DTypeLike | None,
         compute_type: str | None,
     ) -> Request[list[GpuRef]]:
         for called, given in (("a", a), ("b", b), ("out", out)):

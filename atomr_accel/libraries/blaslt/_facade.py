@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from ..._dtypes import as_dtype
 from .._arguments import require_no_race
@@ -20,6 +20,8 @@ from .wire._messages import Heuristic, Tune
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import DTypeLike
 
     from ...memory import GpuRef, MemoryMap
     from .._library import Home
@@ -111,7 +113,7 @@ class BlasLt(Facade[D]):
         beta: Number = 0.0,
         trans_a: Trans = False,
         trans_b: Trans = False,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         compute_type: str | None = None,
         epilogue: str | None = None,
         bias: GpuRef | None = None,

@@ -20,6 +20,8 @@ from .._op import Awaited, Collected, Described, Facade, op
 from .._request import Request
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from ..blas._checks import Number, Trans
     from .wire._layout import Layout
 
@@ -49,7 +51,7 @@ class Others(TypedDict, total=False):
     beta: Number
     trans_a: Trans
     trans_b: Trans
-    dtype: Any
+    dtype: DTypeLike | None
     compute_type: str | None
     bias: GpuRef | None
     aux: GpuRef | None

@@ -17,6 +17,8 @@ from ..wire._options import real
 from .wire._distributions import FLOATS, WHOLE, Kind, bounds
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
     from ...memory import GpuRef, MemoryMap
 
 Size = int | tuple[int, ...] | list[int] | None
@@ -138,7 +140,7 @@ def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[i
     return first, last - first + 1
 
 
-def probabilities(p: Any, items: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def probabilities(p: ArrayLike, items: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Probabilities of so many items.
 
     Raises:
@@ -188,7 +190,12 @@ def shape_of(size: Size, out: GpuRef | None, dimensions: int) -> tuple[int, ...]
 
 
 def dtype_of(
-    dtype: Any, out: GpuRef | None, default: str, *, whole: bool = False, flags: bool = False
+    dtype: DTypeLike | None,
+    out: GpuRef | None,
+    default: str,
+    *,
+    whole: bool = False,
+    flags: bool = False,
 ) -> np.dtype[Any]:
     """The dtype of a result.
 

@@ -21,6 +21,8 @@ from .wire._distributions import BLOCK, DISTRIBUTIONS
 from .wire._messages import Distribution, Draw, Points, Table
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from ...memory import Block, GpuRef
     from .._library import Home
     from .._request import Driver
@@ -53,7 +55,7 @@ class Drawing(Facade[D]):
         distribution: str,
         parameters: tuple[Any, ...],
         size: Size,
-        dtype: Any,
+        dtype: DTypeLike | None,
         out: GpuRef | None,
     ) -> Request[GpuRef]:
         """Values of a continuous distribution."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from .._op import D
 from ._generator import Generator, check_dimensions
@@ -10,6 +10,7 @@ from ._state import new_state
 
 if TYPE_CHECKING:
     from .._library import Home
+    from ._state import Seed
 
 
 @final
@@ -25,7 +26,7 @@ class Rng(Generator[D]):
     def __init__(self, device: Home) -> None:
         super().__init__(device, new_state(None, "philox4_32_10", "default", 0, 1))
 
-    def seed(self, seed: Any = None) -> None:
+    def seed(self, seed: Seed = None) -> None:
         """Begin anew, with another seed.
 
         Args:
@@ -39,7 +40,7 @@ class Rng(Generator[D]):
 
     def default_rng(
         self,
-        seed: Any = None,
+        seed: Seed = None,
         kind: str = "philox4_32_10",
         *,
         ordering: str = "default",

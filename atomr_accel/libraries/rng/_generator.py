@@ -35,6 +35,8 @@ from .wire._messages import Distribution, Pick, Take
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import ArrayLike, DTypeLike
+
     from ...memory import Block
     from .._request import Driver
 
@@ -136,7 +138,7 @@ class Generator(Drawing[D]):
 
     @op
     def random(
-        self, size: Size = None, dtype: Any = None, out: GpuRef | None = None
+        self, size: Size = None, dtype: DTypeLike | None = None, out: GpuRef | None = None
     ) -> Request[GpuRef]:
         """Uniform numbers in [0, 1); as ``numpy.random.Generator.random``.
 
@@ -156,7 +158,7 @@ class Generator(Drawing[D]):
         high: float = 1.0,
         size: Size = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Uniform numbers in [low, high), up to rounding, which may give ``high``.
@@ -179,7 +181,7 @@ class Generator(Drawing[D]):
         scale: float = 1.0,
         size: Size = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Normal numbers, by the method of Box and Muller.
@@ -204,7 +206,7 @@ class Generator(Drawing[D]):
         sigma: float = 1.0,
         size: Size = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Numbers whose logarithm is normal.
@@ -226,7 +228,7 @@ class Generator(Drawing[D]):
         scale: float = 1.0,
         size: Size = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Exponential numbers, by the inverse distribution function.
@@ -248,7 +250,7 @@ class Generator(Drawing[D]):
         scale: float = 1.0,
         size: Size = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Cauchy numbers, by the inverse distribution function.
@@ -271,7 +273,7 @@ class Generator(Drawing[D]):
         scale: float = 1.0,
         size: Size = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Gamma numbers, by the method of Marsaglia and Tsang.
@@ -295,7 +297,7 @@ class Generator(Drawing[D]):
         b: float,
         size: Size = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Beta numbers, from two gamma numbers each.
@@ -319,7 +321,7 @@ class Generator(Drawing[D]):
         low: int,
         high: int | None = None,
         size: Size = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         endpoint: bool = False,
         *,
         out: GpuRef | None = None,
@@ -351,7 +353,7 @@ class Generator(Drawing[D]):
         lam: float = 1.0,
         size: Size = None,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Numbers of events of a Poisson process; as ``numpy.random.Generator.poisson``.
@@ -386,7 +388,7 @@ class Generator(Drawing[D]):
         a: int | GpuRef,
         size: Size = None,
         replace: bool = True,
-        p: Any = None,
+        p: ArrayLike | None = None,
         *,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
@@ -458,7 +460,7 @@ class Generator(Drawing[D]):
         scramble: bool = False,
         bits: int = 32,
         offset: int = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Points of a Sobol sequence in the unit cube; as ``scipy.stats.qmc.Sobol``.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias
 
 import numpy as np
 
 from .wire._distributions import BLOCK, KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from .wire._distributions import Kind
 
+
+Seed: TypeAlias = "SupportsIndex | Iterable[SupportsIndex] | np.random.SeedSequence | None"
 
 _WORDS: Final = 2**64
 
@@ -148,7 +150,7 @@ class State:
             self.key = int(seeds.generate_state(1, np.uint64)[0])
 
 
-def new_state(seed: Any, kind: str, ordering: str, offset: int, dimensions: int) -> State:
+def new_state(seed: Seed, kind: str, ordering: str, offset: int, dimensions: int) -> State:
     """The state of a new generator.
 
     Raises:
@@ -175,16 +177,16 @@ def new_state(seed: Any, kind: str, ordering: str, offset: int, dimensions: int)
     return state
 
 
-def _seeds(seed: Any) -> np.random.SeedSequence:
+def _seeds(seed: SupportsIndex | Iterable[SupportsIndex] | None) -> np.random.SeedSequence:
     if seed is None:
         return np.random.SeedSequence()
-    single = hasattr(seed, "__index__")
+    parts: Iterable[SupportsIndex] = [seed] if isinstance(seed, SupportsIndex) else seed
     try:
-        numbers = [operator.index(part) for part in ([seed] if single else seed)]
+        numbers = [operator.index(part) for part in parts]
     except TypeError:
         raise TypeError(
             f"seed must be an int, a sequence of ints or a numpy.random.SeedSequence, not {seed!r}"
         ) from None
     if any(part < 0 for part in numbers):
         raise ValueError(f"seed must not be negative, but is {seed!r}")
-    return np.random.SeedSequence(numbers[0] if single else numbers)
+    return np.random.SeedSequence(numbers[0] if isinstance(seed, SupportsIndex) else numbers)

@@ -41,6 +41,8 @@ from ._options import BUFFERS, AttentionOptions, checked, split
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import DTypeLike
+
     from ....memory import GpuRef
     from ..._library import Home
     from ..._request import Driver
@@ -493,7 +495,7 @@ class Caches(FlashAttention[D]):
         *,
         value_size: int | None = None,
         layers: int = 1,
-        dtype: Any = "bfloat16",
+        dtype: DTypeLike = "bfloat16",
     ) -> Request[PagedKVCache[D]]:
         """Memory for keys and values of many sequences, in pages.
 

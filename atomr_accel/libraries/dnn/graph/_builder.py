@@ -13,6 +13,8 @@ from ..wire._nodes import NODES, POINTWISE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import DTypeLike
+
     from ..wire._graph import Attribute
     from ..wire._node_type import NodeType
 
@@ -67,7 +69,7 @@ class Builder:
     def tensor(
         self,
         shape: Sequence[int],
-        dtype: Any,
+        dtype: DTypeLike,
         strides: Sequence[int] | None = None,
         *,
         last: bool = False,
@@ -101,7 +103,7 @@ class Builder:
         base = -1 if ragged is None else ragged.id
         return self._add(Tensor(_known(dtype), sizes, steps, "buffer", base, last))
 
-    def scalar(self, dtype: Any = "float32", ndim: int = 4) -> Symbol:
+    def scalar(self, dtype: DTypeLike = "float32", ndim: int = 4) -> Symbol:
         """A number that comes with every run."""
         ones = (1,) * ndim
         return self._add(Tensor(_known(dtype), ones, ones, "scalar"))
@@ -144,7 +146,7 @@ class Builder:
     def output(
         self,
         symbol: Symbol,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         strides: Sequence[int] | None = None,
         *,
         ragged: Symbol | None = None,
@@ -226,7 +228,7 @@ def _split(
     return inputs, {name: _plain(value) for name, value in attributes.items()}
 
 
-def _known(dtype: Any) -> str:
+def _known(dtype: DTypeLike) -> str:
     """The name of a dtype of the table."""
     name = as_dtype(dtype).name
     require_known(name)

@@ -19,10 +19,13 @@ from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, Output
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import DTypeLike
+
     from ....memory import GpuRef, MemoryMap
     from ..._library import Home
     from ..._request import Driver
     from ..wire._graph import Tensor
+    from ._layout import Padding, Steps
     from ._run import PlanCache
 
 
@@ -111,7 +114,7 @@ class Graph(Facade[D]):
     def tensor(
         self,
         shape: Sequence[int],
-        dtype: Any,
+        dtype: DTypeLike,
         *,
         name: str | None = None,
         channels_last: bool = False,
@@ -142,7 +145,7 @@ class Graph(Facade[D]):
             self._strided.add(called)
         return Node(self, symbol)
 
-    def scalar(self, name: str, dtype: Any = "float32", *, ndim: int = 4) -> Node:
+    def scalar(self, name: str, dtype: DTypeLike = "float32", *, ndim: int = 4) -> Node:
         """A number that is given when the plan is run.
 
         Args:
@@ -164,9 +167,9 @@ class Graph(Facade[D]):
         x: Node,
         w: Node,
         *,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
+        stride: Steps = 1,
+        padding: Padding = 0,
+        dilation: Steps = 1,
     ) -> Node:
         """Cross-correlation, with arguments as ``device.dnn.conv`` takes them.
 
@@ -246,7 +249,9 @@ class Graph(Facade[D]):
         made = tuple(Node(self, symbol) for symbol in found.values())
         return made[0] if len(made) == 1 else made
 
-    def output(self, node: Node, *, name: str | None = None, dtype: Any = None) -> None:
+    def output(
+        self, node: Node, *, name: str | None = None, dtype: DTypeLike | None = None
+    ) -> None:
         """Have a tensor written to memory.
 
         Args:

@@ -13,7 +13,13 @@ from ..graph._builder import Builder
 from ..graph._layout import is_last, logical, per_channel, require_float
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
 from ..wire._nodes import wider
-from ._signatures import layer_norm_op, rms_norm_op
+from ._signatures import (
+    batch_norm_op,
+    group_norm_op,
+    instance_norm_op,
+    layer_norm_op,
+    rms_norm_op,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +59,7 @@ class Normalizations(DnnPart[D]):
     Parameters have the dtype of ``x`` or that of statistics; batch norm's have the latter.
     """
 
-    @op
+    @batch_norm_op
     def batch_norm(
         self,
         x: GpuRef,
@@ -191,7 +197,7 @@ class Normalizations(DnnPart[D]):
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._per_channel_grad("batchnorm", given, shapes, layout)
 
-    @op
+    @instance_norm_op
     def instance_norm(
         self,
         x: GpuRef,
@@ -261,7 +267,7 @@ class Normalizations(DnnPart[D]):
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._per_channel_grad("instancenorm", given, shapes, layout)
 
-    @op
+    @group_norm_op
     def group_norm(
         self,
         x: GpuRef,

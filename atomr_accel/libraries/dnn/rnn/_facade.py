@@ -18,6 +18,8 @@ from ..graph._run import LANE, DnnPart
 from ..wire._routine_messages import RnnBackward, RnnData, RnnForward, RnnPack, RnnSizes, RnnSpec
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from ....memory import GpuRef
     from ..._library import Home
     from ..._request import Driver
@@ -407,7 +409,7 @@ class Recurrent(DnnPart[D]):
         bidirectional: bool = False,
         proj_size: int = 0,
         dropout: float = 0.0,
-        dtype: Any = "float32",
+        dtype: DTypeLike = "float32",
     ) -> Rnn[D]:
         """Describe a recurrent network, as ``torch.nn.LSTM`` and its kin do.
 
