@@ -317,12 +317,15 @@ class DeviceCore:
 
     def tells_of_the_loss(self, error: BaseException) -> bool:
         """Whether all it says is that this device is lost, with what that has cancelled."""
-        told = [one for one in leaves(error) if not isinstance(one, trio.Cancelled)]
-        return (
-            bool(told)
-            and self.memory.over == "is lost"
-            and all(isinstance(one, DeviceLost) and str(one) == str(self._end) for one in told)
-        )
+        said = [one for one in leaves(error) if not isinstance(one, trio.Cancelled)]
+        return bool(said) and self.memory.over == "is lost" and all(map(self._is_the_loss, said))
+
+    def _is_the_loss(self, error: BaseException) -> bool:
+        """Whether an error is that of the lost device, or of an op that its last fault ended."""
+        fault = self._end.__cause__ if self._end is not None else None
+        if isinstance(error, ContextPoisoned):
+            return fault is not None and str(fault) in (str(error), str(error.__cause__))
+        return isinstance(error, DeviceLost) and str(error) == str(self._end)
 
     async def verdict(self) -> None:
         """Wait until it is decided what becomes of the device, if its context is failing."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, final
 
 import trio
 
-from .._errors import CpuFallbackWarning, DeviceUnavailable
+from .._errors import CpuFallbackWarning, DeviceLost, DeviceUnavailable
 from ..actors import (
     ActorRef,
     ActorSystem,
@@ -20,6 +20,7 @@ from ..actors import (
     Intensity,
     Supervision,
 )
+from ..actors._deciders import leaves
 from ..actors._system import opened
 from ..backends._registry import find_backend
 from ..lanes import uninterrupted
@@ -207,18 +208,33 @@ async def open_device(
     }
     # A device that is lost ends its system, and the error is that of the device.
     alone = Supervision(decider=_escalate, escalation=lambda _name, cause: cause)
-    async with opened(System, "device", alone) as system:
-        device = await _open_in(system, index, None, None, settings, stacklevel=4)
-        core = device._core
-        core.over_how = "its 'async with' block was left"
-        try:
-            yield device
-            await core.verdict()
-        except BaseException as error:
-            # If the block was told of the loss, the loss is all that went wrong: the system
-            # raises it.
-            if not core.tells_of_the_loss(error):
-                raise
+    core: DeviceCore | None = None
+    try:
+        async with opened(System, "device", alone) as system:
+            device = await _open_in(system, index, None, None, settings, stacklevel=4)
+            core = device._core
+            core.over_how = "its 'async with' block was left"
+            try:
+                yield device
+                await core.verdict()
+            except BaseException as error:
+                # If the block was told of the loss, the loss is all that went wrong: the system
+                # raises it.
+                if not core.tells_of_the_loss(error):
+                    raise
+    except BaseExceptionGroup as group:
+        # The block was told of the fault before it was decided that it was one too many.
+        if core is None or not core.tells_of_the_loss(group):
+            raise
+        loss = next((one for one in leaves(group) if isinstance(one, DeviceLost)), None)
+        if loss is None:
+            raise
+    else:
+        return
+    try:
+        raise loss
+    finally:
+        del loss
 
 
 _DEFAULTS: Final[Any] = {

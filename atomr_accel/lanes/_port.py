@@ -75,12 +75,14 @@ class Op:
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
         answered: whether it is over, one way or the other.
+        failed: whether its error was raised.
     """
 
     # What most ops never have; in the class, so that making one sets less.
     dependencies: tuple[tuple[int, int], ...] = ()
     sent = False
     answered = False
+    failed = False
     task: trio.lowlevel.Task | None = None
     value: Any = None
     on_answer: Callable[[], None] | None = None
@@ -104,13 +106,20 @@ class Op:
         self.writes = writes
 
     async def wait(self) -> Any:
-        """The op's result; a cancelled caller withdraws it if it is not on its way yet."""
+        """The op's result; a cancelled caller withdraws it if it is not on its way yet.
+
+        Who waits takes the error with it: the op forgets it, or the two would hold each other,
+        and all that the error's frames refer to, until garbage is collected.
+        """
         if self.answered:
             await trio.lowlevel.checkpoint()
+        else:
+            self.task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        try:
             return self.result()
-        self.task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
-        return self.result()
+        finally:
+            self._error = self._make_error = None
 
     @property
     def error(self) -> Exception | None:
@@ -123,13 +132,23 @@ class Op:
             self._error, self._make_error = self._make_error(self), None
         return self._error
 
+    def take_error(self) -> Exception | None:
+        """The error, which the op forgets: see ``wait``."""
+        error = self.error
+        self._error = None
+        return error
+
     def result(self) -> Any:
         """The result of an op that is answered; raises if that is an error."""
         if self._error is None and self._make_error is None:
             return self.value
         error = self.error
         assert error is not None
-        raise error
+        self.failed = True
+        try:
+            raise error
+        finally:
+            del error
 
     def wake(self) -> None:
         """Let the caller go on, if it still waits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -572,3 +573,16 @@ async def test_another_failure_beside_a_loss_is_told_as_well() -> None:
                 await trio.sleep_forever()
             finally:
                 raise KeyError("mine")
+
+
+@program
+async def test_the_fault_that_was_one_too_many_leaves_as_the_loss() -> None:
+    """Also where the block was told of it before it was decided that it was the last."""
+
+    def end() -> None:
+        os._exit(1)
+
+    with pytest.raises(DeviceLost) as info:
+        async with opened(isolation="process", max_restarts=0) as device:
+            await device.run(end)
+    assert isinstance(info.value.__cause__, ContextPoisoned)

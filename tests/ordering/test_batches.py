@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import sys
@@ -20,7 +21,7 @@ from atomr_accel import ContextPoisoned, GpuRef, GpuRefSealed, GpuRefStale, Unsu
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
 
-from ..harness import cancelled_at, on_shared, opened, program, settled, used_by
+from ..harness import ON_CUDA, cancelled_at, on_shared, opened, program, settled, used_by
 from .programs import REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, twin
 
 if TYPE_CHECKING:
@@ -371,3 +372,89 @@ async def test_what_a_batch_has_made_is_free_with_it(device: Device, fails: bool
         assert device.statistics().memory.used == before
     finally:
         gc.enable()
+
+
+# --- what an error holds -------------------------------------------------------------------
+
+
+@program
+async def test_a_failed_op_holds_nothing() -> None:
+    """Not its arguments, once whoever has seen its error has dropped that."""
+
+    def fails(*_args: object) -> None:
+        raise ValueError("no")
+
+    if ON_CUDA:  # where no kernel of ours fails but by a fault
+        return
+    async with opened(isolation="thread") as device:
+        kernel = await device.nvrtc.compile(ADD, "add", cpu=fails)
+
+        async def run() -> None:
+            await device.run(fails, await device.zeros(1000))
+
+        async def launch() -> None:
+            await kernel.launch(1, 1, await device.zeros(1000, np.float32), 1.0)
+
+        async def batch() -> None:
+            x = await device.zeros(1000, np.float32)
+            async with device.batch() as batch:
+                batch.launch(kernel, 1, 1, x, 1.0)
+
+        async def several() -> None:
+            x = await device.zeros(1000, np.float32)
+            async with device.batch() as batch:
+                batch.launch(kernel, 1, 1, x, 1.0)
+                batch.launch(kernel, 1, 1, x, 1.0)
+
+        for call in (run, launch, batch, several):
+            with contextlib.suppress(ValueError, ExceptionGroup):
+                await call()  # what is loaded or opened first
+            await settled(device)
+            gc.collect()
+            before = device.statistics().memory.used
+            gc.disable()
+            try:
+                for _ in range(5):
+                    with contextlib.suppress(ValueError, ExceptionGroup):
+                        await call()
+                await settled(device)
+                assert device.statistics().memory.used == before, call.__name__
+            finally:
+                gc.enable()
+
+
+@on_shared
+async def test_errors_of_functions_are_told_beside_those_of_ops(device: Device) -> None:
+    def fails() -> None:
+        raise KeyError("no")
+
+    def wrong(*_args: object) -> None:
+        raise ValueError("wrong")
+
+    kernel = await device.nvrtc.compile(ADD, "add", cpu=wrong)
+    if ON_CUDA:  # where no kernel of ours fails but by a fault
+        return
+    x = await device.zeros(4, np.float32)
+    with pytest.raises(ExceptionGroup) as info:
+        async with device.batch() as batch:
+            batch.launch(kernel, 1, 4, x, 1.0)
+            batch.run(fails)
+    assert sorted(type(each).__name__ for each in info.value.exceptions) == [
+        "KeyError",
+        "ValueError",
+    ]
+    assert all(each.__notes__ for each in info.value.exceptions)
+
+
+@on_shared
+async def test_a_batch_is_entered_once_and_takes_requests(device: Device) -> None:
+    a = await device.put(np.eye(2, dtype=np.float32))
+    batch = device.batch()
+    async with batch:
+        made = batch.perform(device.requests.blas.gemm(a, a))
+        with pytest.raises(TypeError, match="perform takes a request"):
+            batch.perform(3)  # type: ignore[arg-type]
+    assert (await device.get(made)).tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(RuntimeError, match="entered once"):
+        async with batch:
+            pass

@@ -495,3 +495,27 @@ async def test_views_of_views_anywhere_in_a_recording(
     await recorded.replay(replace={base: target})
     assert (await device.get(other) == changed).all()
     assert (await device.get(buffer) == expected).all()
+
+
+@on_shared
+async def test_a_recording_takes_calls_and_is_entered_once(device: Device) -> None:
+    a = await device.put(np.eye(2, dtype=np.float32))
+    recording = device.record(a)
+    async with recording:
+        with pytest.raises(Unsupported, match="takes calls, not requests"):
+            recording.perform(device.requests.blas.gemm(a, a))
+        recording.blas.gemm(a, a)
+    with pytest.raises(RuntimeError, match="entered once"):
+        async with recording:
+            pass
+
+
+@on_shared
+async def test_a_recording_whose_block_raised_is_not_replayed(device: Device) -> None:
+    a = await device.put(np.eye(2, dtype=np.float32))
+    with pytest.raises(KeyError):
+        async with device.record(a) as recording:
+            recording.blas.gemm(a, a)
+            raise KeyError
+    with pytest.raises(RuntimeError, match="record another"):
+        await recording.replay()

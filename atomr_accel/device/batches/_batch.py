@@ -14,7 +14,7 @@ import numpy as np
 import trio
 
 from ..._dtypes import as_dtype
-from ..._errors import ContextPoisoned
+from ..._errors import ContextPoisoned, DeviceLost
 from ...lanes import uninterrupted
 from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
@@ -94,12 +94,16 @@ class Batch(Collector):
         self._promised: dict[Block, int] = {}
         self._later: list[Callable[[], Awaitable[None]]] = []
         self._fetched: list[tuple[Bytes, _Moving]] = []
+        self._entered = False
         self._unsent = 0
         self._bunch = 1
         self._ports_unsent: set[Port] = set()
         self._open = False
 
     async def __aenter__(self) -> Batch:
+        if self._entered:
+            raise RuntimeError("a batch is entered once; make another: device.batch()")
+        self._entered = True
         await self._core.ready()
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._epoch = self.memory.epoch
@@ -180,8 +184,9 @@ class Batch(Collector):
     ) -> Later[T]:
         """Call a Python function in the host, at this point of the batch.
 
-        What comes after it in the batch begins when it has returned. Arguments and errors are
-        those of ``device.run``.
+        It is called when the block is left, and its arguments are read then. What comes after it
+        in the batch waits until it has returned, so ops that are called outside of the batch
+        meanwhile come before it. Arguments and errors are those of ``device.run``.
 
         Returns:
             Where its result is, once the block is left.
@@ -315,10 +320,16 @@ class Batch(Collector):
             await trio.lowlevel.checkpoint()
 
     async def _finish(self) -> None:
-        for step in self._later:
-            await step()
-        await self._provide()
         errors: list[Exception] = []
+        try:
+            for step in self._later:
+                await step()
+            await self._provide()
+        except (ContextPoisoned, DeviceLost):
+            raise
+        except Exception as error:  # noqa: BLE001 - what comes after it is not begun
+            error.add_note("in a batch, as its block was left")
+            errors.append(error)
         for number in itertools.count(1):
             if not self._ops:
                 break
@@ -330,7 +341,7 @@ class Batch(Collector):
                 except Exception as error:  # noqa: BLE001 - collected, and raised below
                     failure = error
             else:
-                failure = op.error
+                failure = op.take_error()
             self._ops.popleft()
             if failure is not None:
                 failure.add_note(f"in a batch, at {op.name}")
@@ -340,10 +351,13 @@ class Batch(Collector):
             if number % _SLICE == 0:
                 await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
-        if len(errors) > 1:
-            raise ExceptionGroup("several ops of a batch failed", errors)
         if errors:
-            raise errors[0]
+            several = ExceptionGroup("several ops of a batch failed", errors)
+            try:
+                raise several if len(errors) > 1 else errors[0]
+            finally:
+                failure = None  # none of them may hold what holds it
+                del errors, several
         for data, (piece, _, _) in self._fetched:
             np.copyto(data, piece.view(len(data)))
             piece.release()

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported
 from ...libraries._op import Collected
+from ...libraries._request import Request
 from ...libraries._table import NAMES, Libraries
 from ..data._arrays import Arrays, copying
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ...lanes import Port
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
-    from ...libraries._request import Keeper, Request
+    from ...libraries._request import Keeper
     from ...libraries._workspaces import Workspaces, WorkspaceSet
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
@@ -166,6 +167,10 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         Raises:
             Unsupported: what it gives only the device can tell.
         """
+        if not isinstance(request, Request):
+            raise TypeError(
+                f"perform takes a request, as device.requests makes them, not {request!r}"
+            )
         lane = request.lane
         submission = request.prepare(self)
         if submission.finish is not None:

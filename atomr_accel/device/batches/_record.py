@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import numpy as np
 
@@ -28,12 +28,12 @@ from ...wire import encode
 from ._collector import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from types import TracebackType
 
     from ...lanes import Op
-    from ...libraries._request import Keeper
+    from ...libraries._request import Keeper, Request
     from ...libraries.programs.wire._messages import Node
     from ...memory import Kept
     from ...wire import Message
@@ -54,6 +54,9 @@ _numbers: Final = itertools.count(1)
 
 _Op = tuple[str, str, "Message"]
 """An op as it was collected: its executor, its name, its message."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,12 @@ class Recording(Collector):
         self._kept: Kept | None = None
         self._open = False
         self._entered = False
+        self._collecting = False
+        self._spoilt = False
 
     async def __aenter__(self) -> Recording:
+        if self._entered:
+            raise RuntimeError("a recording is entered once; make another: device.record(...)")
         await self._core.ready()
         self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self._core.lanes.items()}
         self._open = self._entered = True
@@ -133,8 +140,38 @@ class Recording(Collector):
         self._written.update(map(self._root, tuple(self._written)))
         if error is None:
             await self._prepared()
+        else:
+            self._spoilt = True
 
     # --- collecting -----------------------------------------------------------------------
+
+    def collect(
+        self,
+        make: Callable[..., Request[T]],
+        facade: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """Take a call into the program, on stand-ins for its buffers."""
+        self._collecting = True
+        try:
+            return super().collect(make, facade, args, kwargs)
+        finally:
+            self._collecting = False
+
+    def perform(self, request: Request[T]) -> T:
+        """Recordings take calls, not requests.
+
+        Raises:
+            Unsupported: the buffers of a request are its own, so ``replay`` could not use others
+                in their place. Call the library instead: ``program.blas.gemm(a, b)``.
+        """
+        if not self._collecting:
+            raise Unsupported(
+                "a recording takes calls, not requests, whose buffers nothing could replace on "
+                "replay; call the library: program.blas.gemm(a, b)"
+            )
+        return super().perform(request)
 
     def take(self, argument: Any) -> Any:
         """A ref as the program knows it: by a twin whose address is looked up late."""
@@ -362,6 +399,8 @@ class Recording(Collector):
         self._check_entered()
         if self._open:
             raise RuntimeError("replay a program after its block, not inside it")
+        if self._spoilt:
+            raise RuntimeError("the block of this recording raised; record another")
         bound = self._bind(inputs, replace)
         parts = (self, *self._called)
         while True:
