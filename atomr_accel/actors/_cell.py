@@ -637,7 +637,11 @@ class Cell(Node):
 
     def _stopped_error(self) -> ActorStopped:
         error = ActorStopped(f"{self.path} has stopped", path=self.path)
-        error.__cause__ = self._failure
+        # An actor that ended with its parent did not fail itself: the parent's failure is why.
+        node: Node = self
+        while isinstance(node, Cell) and node._failure is None:
+            node = node.parent
+        error.__cause__ = node._failure if isinstance(node, Cell) else None
         return error
 
     # --- ends

@@ -30,6 +30,7 @@ from atomr_accel.actors import (
     SupervisionFailed,
     Terminated,
     UnhandledMessage,
+    decide_by_type,
     handler,
 )
 from atomr_accel.testing import kill_host, poison
@@ -586,3 +587,17 @@ async def test_the_fault_that_was_one_too_many_leaves_as_the_loss() -> None:
         async with opened(isolation="process", max_restarts=0) as device:
             await device.run(end)
     assert isinstance(info.value.__cause__, ContextPoisoned)
+
+
+@program
+async def test_who_asks_a_library_of_a_lost_device_is_told_why() -> None:
+    gives_up = Supervision(decider=decide_by_type({DeviceLost: Directive.STOP}))
+    async with open_system("app", supervision=gives_up) as system:
+        device = await system.open_device(0, backend=BACKEND, max_restarts=0)
+        x = await device.put(np.eye(2), sealed=True)
+        await kill_host(device)
+        with pytest.raises(DeviceLost):
+            await device.blas.gemm(x, x)
+        with pytest.raises(ActorStopped) as info:
+            await device.blas.ref.ask(device.requests.blas.gemm(x, x))
+        assert isinstance(info.value.__cause__, DeviceLost)
