@@ -296,7 +296,7 @@ class Functions:
         except BaseException:
             for supply in supplies:
                 supply.withdraw()
-            if not op.answered or not op.failed:
+            if not op.answered or op.error is None:
                 known.users += 1
                 op.when_answered(lambda: self._abandoned(known, port, epoch, ticket))
             raise

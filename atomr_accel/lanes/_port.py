@@ -75,14 +75,12 @@ class Op:
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
         answered: whether it is over, one way or the other.
-        failed: whether its error was raised.
     """
 
     # What most ops never have; in the class, so that making one sets less.
     dependencies: tuple[tuple[int, int], ...] = ()
     sent = False
     answered = False
-    failed = False
     task: trio.lowlevel.Task | None = None
     value: Any = None
     on_answer: Callable[[], None] | None = None
@@ -108,7 +106,7 @@ class Op:
     async def wait(self) -> Any:
         """The op's result; a cancelled caller withdraws it if it is not on its way yet.
 
-        Who waits takes the error with it: the op forgets it, or the two would hold each other,
+        Who waits takes the error, and the op keeps one like it: or the two would hold each other,
         and all that the error's frames refer to, until garbage is collected.
         """
         if self.answered:
@@ -116,10 +114,14 @@ class Op:
         else:
             self.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort)
+        if self._error is None and self._make_error is None:
+            return self.value
+        error = self.take_error()
+        assert error is not None
         try:
-            return self.result()
+            raise error
         finally:
-            self._error = self._make_error = None
+            del error
 
     @property
     def error(self) -> Exception | None:
@@ -133,9 +135,10 @@ class Op:
         return self._error
 
     def take_error(self) -> Exception | None:
-        """The error, which the op forgets: see ``wait``."""
+        """The error, for who raises it: see ``wait``."""
         error = self.error
-        self._error = None
+        if error is not None:
+            self._error = _like(error)
         return error
 
     def result(self) -> Any:
@@ -144,7 +147,6 @@ class Op:
             return self.value
         error = self.error
         assert error is not None
-        self.failed = True
         try:
             raise error
         finally:
@@ -617,6 +619,18 @@ class Port:
         op.answered = True
         if op.on_answer is not None:
             op.on_answer()
+
+
+def _like(error: Exception) -> Exception:
+    """An error that is the same but for the frames it has come through."""
+    try:
+        like = type(error).__new__(type(error), *error.args)
+        like.args = error.args
+        vars(like).update(vars(error))
+    except Exception:  # noqa: BLE001 (made by the program's own code, which may do anything)
+        return error
+    like.__cause__ = error.__cause__
+    return like
 
 
 def _value_of(op: Op, reply: Value) -> Any:

@@ -333,7 +333,7 @@ async def test_a_request_uses_work_areas_of_what_carries_it_out(device: Device) 
     results += [await perform(device._core, request) for _ in range(2)]
     assert device.fft.statistics().workspace >= 200 * 4
     async with device.record(a) as program:
-        results.append(program.perform(requests.rfft(program.take(a), n=200)))
+        results.append(program.fft.rfft(a, n=200))
     await program.replay()
     for result in results:
         np.testing.assert_allclose(await device.get(result), expected, atol=1e-4)
