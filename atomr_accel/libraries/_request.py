@@ -137,8 +137,6 @@ class FirstTry:
         """Nothing was asked for so far."""
         raise Pending(request)
 
-    ask = perform
-
 
 @final
 class NextTry:
@@ -181,8 +179,6 @@ class NextTry:
                 return found
             del self._answers[self._answered :]
         raise Pending(request)
-
-    ask = perform
 
     async def provide(self, wanted: Any) -> None:
         """Wait for what was missing, and begin anew."""
