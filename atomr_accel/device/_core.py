@@ -26,7 +26,7 @@ from ..lanes import STAGING_BYTES, Gate, Op, PinnedPool, Port, fail_some, uninte
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
-from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape
+from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
 from ..wire import StreamPlan
 from ._failures import is_passing, taken_down, told
 from ._growth import Growth
@@ -516,7 +516,7 @@ class DeviceCore:
             name: the name of that op.
             release: has the host let go; it must do nothing where there is nothing.
         """
-        return Kept(self.memory, self.dropped, Release(lane, name, release))
+        return keep(self.memory, self.dropped, Release(lane, name, release))
 
     def _release(self) -> None:
         """Tell the host of some of what it need not keep any more.

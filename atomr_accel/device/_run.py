@@ -29,7 +29,7 @@ from ..libraries.run.wire._messages import (
     Supply,
 )
 from ..libraries.run.wire._pickling import TakesLong, TooMuch, dumps, loads
-from ..memory import Block, GpuRef
+from ..memory import Block, GpuRef, block_at
 from ..wire import CloseLane
 from .data._bulk import Bulk
 from .data._transfer import in_thread
@@ -177,7 +177,7 @@ class _Lane:
         if self.has(core, init):
             return self.number, [*reads, self.order], writes
         if self.epoch is not core.memory.epoch:
-            self.order = Block(core.memory, 0, 0, core.memory.epoch)
+            self.order = block_at(core.memory, 0, 0)
         message = Initialize(next(_numbers), init.data, buffers)
         name = f"{self.spec.name} init"
         init.supply(core, port, name, message.state)

@@ -65,43 +65,38 @@ _WINDOW: Final = 1024
 
 @final
 @uninterrupted
-class Op:
+class Op(msgspec.Struct, eq=False, weakref=True):
     """One request on its way: submitted, sent, answered.
 
     Attributes:
+        port: the lane that executes it.
         seq: its place in the device's program order.
         name: what to call it, such as ``"blas.gemm"``.
         message: what the lane executes.
+        reads: the blocks it reads, until it is answered.
+        writes: the blocks it writes, likewise.
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
         answered: whether it is over, one way or the other.
+        task: what waits for it, if a task does.
+        value: what the lane answered, if that is more than that it is done.
+        on_answer: called once it is over.
     """
 
-    # What most ops never have; in the class, so that making one sets less.
+    port: Port
+    seq: int
+    name: str
+    message: Message
+    reads: Iterable[Block]
+    writes: Iterable[Block]
     dependencies: tuple[tuple[int, int], ...] = ()
-    sent = False
-    answered = False
+    sent: bool = False
+    answered: bool = False
     task: trio.lowlevel.Task | None = None
     value: Any = None
     on_answer: Callable[[], None] | None = None
     _error: Exception | None = None
     _make_error: Callable[[Op], Exception] | None = None
-
-    def __init__(
-        self,
-        port: Port,
-        seq: int,
-        name: str,
-        message: Message,
-        reads: Iterable[Block],
-        writes: Iterable[Block],
-    ) -> None:
-        self.port = port
-        self.seq = seq
-        self.name = name
-        self.message: Message = message
-        self.reads = reads
-        self.writes = writes
 
     async def wait(self) -> Any:
         """The op's result; a cancelled caller withdraws it if it is not on its way yet.
@@ -254,24 +249,28 @@ class Port:
         # Ops that touch the same memory keep their order across lanes: read after write,
         # write after read, write after write. Within a lane the dependency matters when
         # the other one has been put aside.
-        dependencies: list[tuple[int, int]] | None = None
+        before: int | set[int] = 0
         for block in op.reads:
-            if block.writer:
-                dependencies = dependencies or []
-                dependencies.append((in_flight[block.writer].port.index, block.writer))
-            block.readers.add(seq)
-        for block in op.writes:
             writer = block.writer
-            if writer or block.readers:
-                dependencies = dependencies or []
-                if writer and writer != seq:
-                    dependencies.append((in_flight[writer].port.index, writer))
-                for reader in block.readers:
+            if writer:
+                before = _with(before, writer) if before else writer
+            readers = block.readers
+            if readers is None:
+                block.readers = {seq}
+            else:
+                readers.add(seq)
+        for block in op.writes:
+            writer, readers = block.writer, block.readers
+            if writer and writer != seq:
+                before = _with(before, writer) if before else writer
+            if readers:
+                for reader in readers:
                     if writer < reader != seq:  # older ones come before the writer already
-                        dependencies.append((in_flight[reader].port.index, reader))
+                        before = _with(before, reader)
             block.writer = seq
-        if dependencies:
-            op.dependencies = tuple(set(dependencies) if len(dependencies) > 1 else dependencies)
+        if before:
+            several = (before,) if isinstance(before, int) else before
+            op.dependencies = tuple([(in_flight[seq].port.index, seq) for seq in several])
         if not in_flight:
             shorten_switch_interval()
         in_flight[seq] = op
@@ -607,7 +606,9 @@ class Port:
             restore_switch_interval()
         self._count -= 1
         for block in op.reads:
-            block.readers.discard(seq)
+            readers = block.readers
+            if readers is not None:
+                readers.discard(seq)
             if block.retired:
                 block.settle()
         for block in op.writes:
@@ -619,6 +620,16 @@ class Port:
         op.answered = True
         if op.on_answer is not None:
             op.on_answer()
+
+
+def _with(before: int | set[int], seq: int) -> int | set[int]:
+    """An op, or several, and one more."""
+    if not before or before == seq:
+        return seq
+    if isinstance(before, int):
+        return {before, seq}
+    before.add(seq)
+    return before
 
 
 def _like(error: Exception) -> Exception:

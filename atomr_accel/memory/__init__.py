@@ -5,9 +5,9 @@ No I/O and no vendor: hosts map what this layer describes.
 
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
-from ._kept import Kept, Release
+from ._kept import Kept, Release, keep
 from ._map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
-from ._ref import Block, Epoch, GpuRef, Hold, Part, ref_error, sealed_error
+from ._ref import Block, Epoch, GpuRef, Hold, block_at, part_of, ref_error, sealed_error
 from ._scope import MemoryScope
 from ._views import as_shape
 
@@ -23,11 +23,13 @@ __all__ = [
     "MemoryMap",
     "MemoryScope",
     "MemoryStatistics",
-    "Part",
     "Release",
     "Slab",
     "as_shape",
+    "block_at",
+    "keep",
     "least_slab",
+    "part_of",
     "ref_error",
     "round_size",
     "sealed_error",

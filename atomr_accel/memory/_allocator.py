@@ -21,11 +21,11 @@ ALIGNMENT: Final = 256
 """What ``cudaMalloc`` promises, and what vendor libraries assume."""
 
 _BINNED_SHARE: Final = 64
-_BINNED_BYTES: Final = 32 << 20
-_BINNED_MOST: Final = 8
+_BINNED_BYTES: Final = 256 << 20
+_BINNED_MOST: Final = 2
 _BINNED_PIECES: Final = 256
 """Bins fragment memory. They are emptied once they hold more than 1/64 of it, but what a
-loop makes and drops at a time, 32 MiB or 1/8 of a small memory, stays in them, unless it is
+loop makes and drops at a time, 256 MiB or half of a small memory, stays in them, unless it is
 many pieces: to empty them then would take long."""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import msgspec
 
 from ._ref import Block, Epoch
 
 if TYPE_CHECKING:
-    from collections import deque
-
     from ..wire import Message
     from ._map import MemoryMap
 
@@ -28,28 +29,36 @@ class Release(NamedTuple):
 
 
 @final
-class Kept(Block):
+class Kept(Block, eq=False):
     """Something in the host that is there for a handle of the program.
 
     Ops that need it name it as read or written, like memory. It has none; but as a block it
     lives until its handle and the last of those ops are gone. It then notes that the host may
     let go, and the program's own thread tells the host.
 
-    Args:
-        memory: the map of the device, whose present generation it belongs to.
-        dropped: where to note it.
+    Attributes:
+        let_go: where it notes, in the end, what to tell the host and for which epoch.
         release: what to tell the host.
     """
 
-    __slots__ = ("_dropped", "_release")
-
-    def __init__(
-        self, memory: MemoryMap, dropped: deque[tuple[Epoch | None, Release]], release: Release
-    ) -> None:
-        super().__init__(memory, 0, 0, memory.epoch)
-        self._dropped: Final = dropped
-        self._release: Final = release
+    let_go: deque[tuple[Epoch | None, Release]] = msgspec.field(default_factory=deque)
+    release: Release | None = None
 
     def __del__(self) -> None:
         # In any thread, in the middle of anything.
-        self._dropped.append((self.epoch, self._release))
+        if self.release is not None:
+            self.let_go.append((self.epoch, self.release))
+
+
+def keep(
+    memory: MemoryMap, let_go: deque[tuple[Epoch | None, Release]], release: Release
+) -> Kept:
+    """What stands for something of the present generation.
+
+    Args:
+        memory: the map of the device.
+        let_go: where it is noted that it is not needed any more.
+        release: what to tell the host then.
+    """
+    epoch = memory.epoch
+    return Kept(memory, 0, 0, epoch, 0, epoch.generation, let_go=let_go, release=release)

@@ -16,7 +16,7 @@ from typing import Final, final
 from ..wire import SLAB_SHIFT
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
-from ._ref import Block, Epoch
+from ._ref import Block, Epoch, block_at
 from ._scope import note
 
 SLAB_BYTES: Final = 64 << 20
@@ -174,16 +174,15 @@ class MemoryMap:
         address = (self._sealed if sealed else self._plain).allocate(size)
         if address is None:
             return None
-        block = Block(self, address, size, self.epoch)
-        block.nbytes = nbytes
-        block.sealed = sealed
+        epoch = self.epoch
+        block = Block(self, address, size, epoch, nbytes, epoch.generation, sealed)
         if self.scopes:
             note(self, block)
         return block
 
     def promise(self) -> Block:
         """A block without memory, whose address is known late; see ``provide``."""
-        block = Block(self, 0, 0, self.epoch)
+        block = block_at(self, 0, 0)
         block.address = LateAddress(block)
         if self.scopes:
             note(self, block)
@@ -302,7 +301,7 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         self._dedicated[slab.id] = owner
-        block = Block(self, address, slab.nbytes, self.epoch)
+        block = block_at(self, address, slab.nbytes)
         block.sealed = slab.sealed
         if nbytes is not None:
             block.nbytes = nbytes

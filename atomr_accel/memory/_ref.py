@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, final
 
+import msgspec
+
 from .._dtypes import as_dtype
 from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
 from ._views import Key, reshaped, selected
@@ -31,51 +33,38 @@ class Epoch:
         self.generation: Final = generation
 
 
-class Block:
+class Block(msgspec.Struct, eq=False, weakref=True):
     """A piece of device memory and the ops in flight on it; shared by its views.
 
-    ``address`` may change (sealing moves the content), so ask when an op is submitted.
+    A struct, because each op makes one and those are made fastest.
 
     Attributes:
-        address: where it is, in the device's address space (see ``host._address``).
+        memory: the map that it belongs to.
+        address: where it is, in the device's address space (see ``host._address``); an int, or
+            a ``LateAddress`` until there is memory. It may change (sealing moves the content),
+            so ask when an op is submitted.
         size: bytes it takes, rounded.
-        nbytes: bytes that were asked for: what is behind them was others' before.
         epoch: the epoch it is usable in; None once freed.
+        nbytes: bytes that were asked for: what is behind them was others' before.
         generation: the generation it was made in.
         sealed: whether it is read-only for good.
         writer: sequence number of the op in flight that writes it, or 0.
-        readers: those of the ops in flight that read it.
+        readers: those of the ops in flight that read it; None as long as none has.
         retired: pieces to release once no op in flight touches the block.
         holds: how many ``Hold`` keep the memory from being reused.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "address",
-        "epoch",
-        "generation",
-        "holds",
-        "memory",
-        "nbytes",
-        "readers",
-        "retired",
-        "sealed",
-        "size",
-        "writer",
-    )
-
-    def __init__(self, memory: MemoryMap, address: int, size: int, epoch: Epoch) -> None:
-        self.memory: Final = memory
-        self.address: Any = address  # an int, or a LateAddress until there is memory
-        self.size: int = size
-        self.nbytes: int = size
-        self.epoch: Epoch | None = epoch
-        self.generation: int = epoch.generation
-        self.sealed: bool = False
-        self.writer: int = 0
-        self.readers: set[int] = set()
-        self.retired: list[tuple[int, int]] | None = None
-        self.holds: int = 0
+    memory: MemoryMap
+    address: Any
+    size: int
+    epoch: Epoch | None
+    nbytes: int
+    generation: int
+    sealed: bool = False
+    writer: int = 0
+    readers: set[int] | None = None
+    retired: list[tuple[int, int]] | None = None
+    holds: int = 0
 
     @property
     def base(self) -> Block:
@@ -111,19 +100,32 @@ class Block:
             self.retired = None
 
 
+def block_at(memory: MemoryMap, address: object, size: int) -> Block:
+    """A block of so many bytes, of the present generation."""
+    epoch = memory.epoch
+    return Block(memory, address, size, epoch, size, epoch.generation)
+
+
 @final
-class Part(Block):
+class Part(Block, eq=False):
     """A block seen from somewhere inside: what a view has.
 
     Everything is the whole block's, except the address. It equals the whole block, so it
     is found wherever that is looked for.
     """
 
-    __slots__ = ("base", "offset")
+    whole: Block = msgspec.UNSET  # type: ignore[assignment] # always given
+    start: int = 0
 
-    def __init__(self, block: Block, offset: int) -> None:
-        self.base: Final[Block] = block.base
-        self.offset: Final[int] = block.offset + offset
+    @property
+    def base(self) -> Block:
+        """The whole block."""
+        return self.whole
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in the whole block."""
+        return self.start
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Block) and other.base is self.base
@@ -134,11 +136,6 @@ class Part(Block):
     def __del__(self) -> None:
         """The whole block has its own."""
 
-    @property
-    def address(self) -> Any:
-        """Where it is, in the device's address space."""
-        return self.base.address + self.offset
-
     def retire(self) -> None:
         """Release the whole block as soon as no op in flight touches it."""
         self.base.retire()
@@ -148,20 +145,30 @@ class Part(Block):
         self.base.settle()
 
 
-def _of_the_base(name: str) -> property:
+def part_of(block: Block, offset: int) -> Part:
+    """A block, or a part of one, seen from ``offset`` bytes behind its beginning."""
+    whole = block.base
+    return Part(whole.memory, 0, 0, None, 0, 0, whole=whole, start=block.offset + offset)
+
+
+def _of_the_whole(name: str) -> property:
     def get(part: Part) -> Any:
         """Of the whole block."""
-        return getattr(part.base, name)
+        return getattr(part.whole, name)
 
     def set_(part: Part, value: Any) -> None:
-        setattr(part.base, name, value)
+        setattr(part.whole, name, value)
 
     return property(get, set_)
 
 
-for _name in Block.__slots__:
-    if _name not in ("__weakref__", "address"):
-        setattr(Part, _name, _of_the_base(_name))
+def _address(part: Part) -> Any:
+    """Where it is, in the device's address space."""
+    return part.whole.address + part.start
+
+
+for _name in Block.__struct_fields__:
+    setattr(Part, _name, property(_address) if _name == "address" else _of_the_whole(_name))
 
 
 @final
@@ -190,7 +197,7 @@ class Hold:
 
 
 @final
-class GpuRef:
+class GpuRef(msgspec.Struct, eq=False, weakref=True):
     """A handle to an array in device memory: device, generation, shape, dtype.
 
     It is hashable, cheap to pass in messages, and never a pointer. Refs come from a
@@ -207,20 +214,10 @@ class GpuRef:
         nbytes: size of the data in bytes.
     """
 
-    __slots__ = ("__weakref__", "_block", "dtype", "nbytes", "shape")
-
-    def __init__(
-        self, block: Block, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int
-    ) -> None:
-        if TYPE_CHECKING:
-            self._block: Final = block
-            self.shape: Final = shape
-            self.dtype: Final = dtype
-            self.nbytes: Final = nbytes
-        _set_block(self, block)
-        _set_shape(self, shape)
-        _set_dtype(self, dtype)
-        _set_nbytes(self, nbytes)
+    _block: Block
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
 
     def __setattr__(self, name: str, value: object) -> None:
         # What it says of its memory is what ops go by.
@@ -277,7 +274,7 @@ class GpuRef:
         """
         shape, first = selected(self.shape, key)
         itemsize = self.dtype.itemsize
-        block = Part(self._block, first * itemsize) if first else self._block
+        block = part_of(self._block, first * itemsize) if first else self._block
         return GpuRef(block, shape, self.dtype, math.prod(shape) * itemsize)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
@@ -345,8 +342,11 @@ class GpuRef:
             "write: host = await device.get(ref)"
         )
 
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(4)
+
     def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
-        # Also copy.copy and copy.deepcopy come here.
+        # Also copy.deepcopy comes here.
         raise TypeError(
             "a GpuRef is a handle of this program and cannot be pickled or copied; for another "
             "process: await device.share(ref); for the content: await device.get(ref); for a "
@@ -361,14 +361,6 @@ class GpuRef:
             f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} "
             f"on {self.device}, generation {block.generation}>"
         )
-
-
-# The slots' own setters: the quickest way past ``__setattr__``, for each ref that is made.
-_slots: Final = vars(GpuRef)
-_set_block: Final = _slots["_block"].__set__
-_set_shape: Final = _slots["shape"].__set__
-_set_dtype: Final = _slots["dtype"].__set__
-_set_nbytes: Final = _slots["nbytes"].__set__
 
 
 def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:

@@ -687,4 +687,4 @@ async def test_conflicting_ops_are_always_ordered(accesses: list[Any]) -> None:
                     assert ordered(seq, op.seq)
         fail_all(host)
     for block in blocks:
-        assert (block.writer, block.readers) == (0, set())
+        assert not block.writer and not block.readers

@@ -99,13 +99,14 @@ class Maps(RuleBasedStateMachine):
         else:
             block = check(held.ref, self.memory, "x")
             self.seq += 1
-            block.readers.add(self.seq)
+            block.readers = {*(block.readers or ()), self.seq}
             held.flying.append(self.seq)
 
     @rule(held=buffers)
     def op_ends(self, held: Held) -> None:
         block = held.ref._block
         if held.flying:
+            assert block.readers is not None
             block.readers.discard(held.flying.pop())
             if not held.flying:
                 held.kept = 0

@@ -7,6 +7,7 @@ still runs; leaving it waits for all of them, and an error raises there.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, final
 
@@ -228,13 +229,16 @@ class Batch(Collector):
 
     # --- what facades ask for -------------------------------------------------------------
 
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """A buffer; where there is no room its memory comes at the end of the block."""
-        self._check()
-        block = self.memory.allocate(nbytes) if not self._later else None
+        memory = self.memory
+        if not self._open or memory.epoch is not self._epoch:
+            self._check()
+        nbytes = math.prod(shape) * dtype.itemsize
+        block = memory.allocate(nbytes) if not self._later else None
         if block is None:
             self._core.growth.require_possible(nbytes)
-            block = self.memory.promise()
+            block = memory.promise()
             self._promised[block] = nbytes
         self._made.append(block)
         return GpuRef(block, shape, dtype, nbytes)
@@ -248,8 +252,9 @@ class Batch(Collector):
         writes: Iterable[Block] = (),
     ) -> None:
         """Submit an op now, or at the end if it needs what takes a wait."""
-        self._check()
-        if self._later or self._promised or isinstance(port, LaneSpec):
+        if not self._open or self.memory.epoch is not self._epoch:
+            self._check()
+        if self._later or self._promised or type(port) is LaneSpec:
 
             async def submit_later() -> None:
                 await self._provide()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -119,9 +118,6 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         """What executes the requests it collects."""
         return self
 
-    take: Callable[[Any], Any] | None = None
-    """How arguments are taken into the program, where not as they are."""
-
     @property
     def backend(self) -> str:
         """The backend's name."""
@@ -149,11 +145,7 @@ class Collector(Arrays[Collected], Libraries[Collected]):
         kwargs: dict[str, Any],
     ) -> T:
         """Carry out a call at once; its result gets its content later."""
-        take = self.take
-        if take is not None:
-            args = tuple(map(take, args))
-            kwargs = {key: take(value) for key, value in kwargs.items()}
-        return self.perform(make(facade, *args, **kwargs))
+        return self._add_request(make(facade, *args, **kwargs))
 
     def perform(self, request: Request[T]) -> T:
         """Take a request into the program.
@@ -171,24 +163,25 @@ class Collector(Arrays[Collected], Libraries[Collected]):
             raise TypeError(
                 f"perform takes a request, as device.requests makes them, not {request!r}"
             )
-        lane = request.lane
+        return self._add_request(request)
+
+    def _add_request(self, request: Request[T]) -> T:
         submission = request.prepare(self)
         if submission.finish is not None:
             raise Unsupported(
                 f"{request.name} waits for the device's answer, so it cannot be in a batch"
             )
-        port = self.ports.get(lane.name)
-        if port is None:
-            port = self.ports[lane.name] = lane
-        if submission.message is None:
-            made: Any = submission.result
-            return made  # type: ignore[no-any-return]
+        result: Any = submission.result
+        message = submission.message
+        if message is None:
+            return result  # type: ignore[no-any-return]
         if submission.sent is not None:
             submission.sent()
-        self.submit(port, request.name, submission.message, submission.reads, submission.writes)
+        lane = request.lane
+        port = self.ports.get(lane.name, lane)
+        self.submit(port, request.name, message, submission.reads, submission.writes)
         if submission.done is not None:
             self._done.append(submission.done)
-        result: Any = submission.result
         return result  # type: ignore[no-any-return]
 
     @property
@@ -198,10 +191,6 @@ class Collector(Arrays[Collected], Libraries[Collected]):
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
-        return self.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
-
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
-        """A buffer of the program."""
         raise NotImplementedError
 
     def submit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
@@ -23,7 +24,7 @@ from ...libraries.programs.wire._messages import (
     Section,
     Step,
 )
-from ...memory import Block, GpuRef, LateAddress, Part, sealed_error
+from ...memory import Block, GpuRef, LateAddress, part_of, sealed_error
 from ...wire import encode
 from ._collector import Collector
 
@@ -153,9 +154,10 @@ class Recording(Collector):
         kwargs: dict[str, Any],
     ) -> T:
         """Take a call into the program, on stand-ins for its buffers."""
+        taken = {name: self.take(value) for name, value in kwargs.items()}
         self._collecting = True
         try:
-            return super().collect(make, facade, args, kwargs)
+            return super().collect(make, facade, tuple(map(self.take, args)), taken)
         finally:
             self._collecting = False
 
@@ -197,7 +199,7 @@ class Recording(Collector):
             start = _start(argument, self._bound[stand_in])
             if start is not None:
                 at = start + self._pads[stand_in]
-                return argument.on_block(Part(stand_in, at) if at else stand_in)
+                return argument.on_block(part_of(stand_in, at) if at else stand_in)
         return None
 
     def _stand_in(self, argument: GpuRef) -> GpuRef:
@@ -215,7 +217,7 @@ class Recording(Collector):
                 self._inside[other] = stand_in, start + pad - self._pads[other]
         others.append(stand_in)
         self._bound[stand_in] = argument
-        return argument.on_block(Part(stand_in, pad) if pad else stand_in)
+        return argument.on_block(part_of(stand_in, pad) if pad else stand_in)
 
     def _root(self, block: Block) -> Block:
         """The stand-in that a block of the program is a part of."""
@@ -234,8 +236,9 @@ class Recording(Collector):
         del lane, name, release
         return self.memory.promise()
 
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef:
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """A buffer of the program, whose memory comes at the end of the block."""
+        nbytes = math.prod(shape) * dtype.itemsize
         self._core.growth.require_possible(nbytes)
         block = self.memory.promise()
         self._made[block] = nbytes

@@ -21,7 +21,7 @@ import trio
 from ..._errors import LibraryError, Unsupported, said_of
 from ...lanes import HostDied, uninterrupted
 from ...libraries._arguments import BLOCK_ALIGNMENT, require_readable
-from ...memory import Block, GpuRef, Hold, Part, Slab
+from ...memory import Block, GpuRef, Hold, Slab, part_of
 from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
 from ...wire._interop import (
     CPU,
@@ -401,7 +401,7 @@ class Exports:
                 continue  # it was moved to be shared
             start = borrowed.pointer - (base + block.address - (lease.slab << SLAB_SHIFT))
             if start >= 0 and start + borrowed.nbytes <= block.size:
-                part = Part(block, start) if start else block
+                part = part_of(block, start) if start else block
                 return GpuRef(part, borrowed.shape, borrowed.dtype, borrowed.nbytes)
         return None
 

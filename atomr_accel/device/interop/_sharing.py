@@ -14,7 +14,7 @@ from ..._dtypes import DTYPES
 from ..._errors import GpuRefStale, LibraryError, OutOfMemory, Unsupported
 from ...lanes import HostDied
 from ...libraries._arguments import require_readable
-from ...memory import Block, GpuRef, Hold, Part, Slab, ref_error
+from ...memory import Block, GpuRef, Hold, Slab, block_at, part_of, ref_error
 from ...wire import (
     OFFSET_MASK,
     SLAB_SHIFT,
@@ -197,7 +197,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
             await terminating.close()
         while True:
             context, number = await mapped(core, fd, slab.nbytes, sealed=True)
-            stand_in = Block(core.memory, number << SLAB_SHIFT | offset, 0, core.memory.epoch)
+            stand_in = block_at(core.memory, number << SLAB_SHIFT | offset, 0)
             try:
                 await download(core, GpuRef(stand_in, ref.shape, ref.dtype, ref.nbytes), host)
             except GpuRefStale:
@@ -400,15 +400,10 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
             if content.sealed:
                 slab = Slab(number, content.slab_bytes, fd, sealed=True)
                 fd = -1  # the map's from now on
-                block = Part(core.memory.add_dedicated(slab), content.offset)
+                block = part_of(core.memory.add_dedicated(slab), content.offset)
                 return GpuRef(block, content.shape, dtype, nbytes)
             try:
-                source = Block(
-                    core.memory,
-                    number << SLAB_SHIFT | content.offset,
-                    0,
-                    core.memory.epoch,
-                )
+                source = block_at(core.memory, number << SLAB_SHIFT | content.offset, 0)
                 ref = await core.empty(content.shape, dtype)
                 if context is core.context:
                     message = Copy(ref._block.address, source.address, nbytes)
