@@ -26,12 +26,15 @@ class Capabilities:
         needs_scratch: executors of libraries work in memory that the program gives them with
             a call.
         counts_in_int32: the vendor's libraries take sizes and strides as 32-bit numbers.
+        asynchronous: ops are queued on the device, which executes them by itself. Lanes then
+            share a thread of the host, which is what changing from lane to lane costs least.
     """
 
     host_memory: bool = False
     python_kernels: bool = False
     needs_scratch: bool = False
     counts_in_int32: bool = False
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True)

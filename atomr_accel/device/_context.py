@@ -352,7 +352,8 @@ class Context:
         self._starting = spec.name if spec.name != MEMORY_LANE else None
         try:
             await self.host.request(
-                OpenLane(spec.name, index, executor, spec.max_streams), theirs.fileno()
+                OpenLane(spec.name, index, executor, spec.max_streams, core.thread_of(spec)),
+                theirs.fileno(),
             )
         except BaseException:
             ours.close()

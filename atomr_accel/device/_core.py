@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
+    from msgspec import Raw
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef
@@ -165,7 +166,9 @@ class DeviceCore:
         self.scratch: Final[weakref.WeakKeyDictionary[Workspaces, WorkspaceSet]] = (
             weakref.WeakKeyDictionary()
         )
-        self.memory_lane: Final = LaneSpec("memory", {backend.name: backend.memory})
+        self.memory_lane: Final = LaneSpec(
+            "memory", {backend.name: backend.memory}, blocks=True
+        )
         self.being_sealed: Final[Counter[Block]] = Counter()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
 
@@ -420,6 +423,11 @@ class DeviceCore:
         lanes = {spec.executor_on(self._backend) for spec, _ in self.lanes.values()}
         return {self._backend.context, *lanes}
 
+    def thread_of(self, spec: LaneSpec) -> str:
+        """The name of the host's thread that runs a lane."""
+        shared = self.capabilities.asynchronous or self.plan.strategy == "single"
+        return "launches" if shared and not spec.blocks else spec.name
+
     def lane_number(self, name: str) -> int:
         """The number of a lane in dependencies, as long as it is in use; never another lane's."""
         known = self.lanes.get(name)
@@ -491,15 +499,16 @@ class DeviceCore:
         self,
         port: Port,
         name: str,
-        message: Message,
+        message: Message | type[Message],
         reads: Iterable[Any] = (),
         writes: Iterable[Any] = (),
+        payload: Raw | None = None,
     ) -> Op:
         """Put an op in its place in the program's order."""
         if get_ident() != self._thread:
             raise self._elsewhere()
         self._sequence = sequence = self._sequence + 1
-        op = Op(port, sequence, name, message, reads, writes)
+        op = Op(port, sequence, name, message, reads, writes, payload)
         port.submit(op)
         if self.dropped:
             self._release()

@@ -121,7 +121,7 @@ async def open_device(
     op_deadline: float | None = None,
     memory_limit: int | None = None,
     pinned_limit: int = 1 << 30,
-    streams: StreamStrategy = "per_actor",
+    streams: StreamStrategy = "shared",
     stream_pool: int = 4,
     priorities: Mapping[str, int] | None = None,
     completion: Completion | None = None,
@@ -159,8 +159,10 @@ async def open_device(
             raised. It is taken in pieces of 2 MiB and more. What the vendors' libraries take for
             themselves is not counted.
         pinned_limit: bytes that arrays of ``device.pinned`` may take together.
-        streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
-            ``stream_pool`` of them, ``"single"`` runs everything on one.
+        streams: ``"shared"`` has ops of all libraries on the same four streams, so that one
+            that comes after another follows it in its stream; ``"per_actor"`` gives each lane
+            streams of its own, ``"pooled"`` shares ``stream_pool`` of them, ``"single"`` runs
+            everything on one.
         stream_pool: how many streams ``"pooled"`` shares.
         priorities: stream priority by lane name (``"blas"``, ``"kernels"``, ...); lower
             runs first, 0 is the default.

@@ -56,7 +56,7 @@ _PICKLERS: Final = 4
 _PIECE: Final = 1 << 17
 """Bytes of arguments that travel in one message."""
 
-_RESULTS: Final = LaneSpec("results", _EXECUTORS)
+_RESULTS: Final = LaneSpec("results", _EXECUTORS, blocks=True)
 """Fetches what calls have left, also while their own lanes are busy with others."""
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes)
@@ -139,7 +139,7 @@ class _Lane:
     """
 
     def __init__(self, name: str) -> None:
-        self.spec = LaneSpec(name, _EXECUTORS)
+        self.spec = LaneSpec(name, _EXECUTORS, blocks=True)
         self.init: _Packed | None = None
         self.source: object = None
         self.number = 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..backends._registry import BackendName
     from ..lanes import Isolation
 
-StreamStrategy = Literal["per_actor", "pooled", "single"]
+StreamStrategy = Literal["shared", "per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]
 
 

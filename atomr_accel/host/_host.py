@@ -39,7 +39,9 @@ from ..wire import (
 from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._messages import BRING_DESCRIPTOR, Done, pack_exception
 from ..wire._threads import start
-from ._worker import Lane, StreamSlot
+from ._lane import Lane
+from ._launcher import Launcher
+from ._slots import StreamSlot
 
 if TYPE_CHECKING:
     from ._protocol import HostContext
@@ -66,6 +68,7 @@ class Host:
         self._context: HostContext
         self._plan = StreamPlan()
         self._lanes: dict[int, Lane] = {}
+        self._launchers: dict[str, Launcher] = {}
         self._threads: list[threading.Thread] = []
         self._decode = msgspec.msgpack.Decoder(ControlRequest).decode
 
@@ -165,46 +168,58 @@ class Host:
         return Done()
 
     def _open_lane(self, request: OpenLane, sock: socket.socket) -> None:
-        completion = self._plan.completion
-        started = threading.Event()
+        done = threading.Event()
         failed: list[BaseException] = []
+        launcher = self._launchers.get(request.thread)
+        shares = self._plan.strategy == "shared" and request.thread != request.name
 
-        def new_slot() -> StreamSlot:
-            stream = self._context.open_lane(request.name)
+        def new_slot(number: int) -> StreamSlot:
+            stream = self._context.open_lane(request.name, number if shares else None)
             executor = resolve_name(request.executor)(self._context, stream)
-            return StreamSlot(self._context, stream, executor, fuse=not self._plan.deterministic)
+            fuse = not self._plan.deterministic
+            shared = number if shares else None
+            return StreamSlot(self._context, stream, executor, shared, fuse=fuse)
 
-        def run() -> None:
+        def make() -> Lane | None:
+            assert launcher is not None
             try:
-                first = new_slot()
                 lane = Lane(
                     request.index,
                     sock,
                     self._lanes,
-                    completion=completion,
-                    idle_spin=self._spin,
+                    launcher,
                     group=self._plan.group,
                     track_each_op=self._plan.track_each_op,
+                    shares_streams=shares,
                 )
-                self._lanes[request.index] = lane
+                lane.open(self._context, new_slot, request.max_streams)
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
                 failed.append(error)
                 sock.close()
-                return
+                return None
+            else:
+                self._lanes[request.index] = lane
+                return lane
             finally:
-                started.set()
-            lane.run(self._context, new_slot, first, request.max_streams)
+                done.set()
 
-        thread = threading.Thread(target=run, name=f"lane {request.name}", daemon=True)
-        try:
-            start(thread)
-        except OSError:
-            sock.close()
-            raise
-        started.wait()
+        if launcher is None or not launcher.open(make):
+            launcher = Launcher(completion=self._plan.completion, idle_spin=self._spin)
+            launcher.open(make)
+            thread = threading.Thread(
+                target=launcher.run, name=f"lanes {request.thread}", daemon=True
+            )
+            try:
+                start(thread)
+            except OSError:
+                sock.close()
+                launcher.close()
+                raise
+            self._launchers[request.thread] = launcher
+            self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        done.wait()
         if failed:
             raise failed[0]
-        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
 
 
 def _buffer_lines() -> None:

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 class Stream(Protocol):
-    """An ordered queue of device work that belongs to one lane."""
+    """An ordered queue of device work, as one lane has it.
+
+    Attributes:
+        queue: equal for streams that are one queue of the device.
+    """
+
+    queue: Any
 
     def mark(self) -> Any:
         """A token for all work queued so far; None if that has finished already."""
@@ -54,8 +60,14 @@ class HostContext(Protocol):
 
     info: DeviceInfo
 
-    def open_lane(self, name: str) -> Any:
-        """Make the context current in this thread and return a ``Stream`` for a lane."""
+    def open_lane(self, name: str, number: int | None) -> Any:
+        """Make the context current in this thread and return a ``Stream``.
+
+        Args:
+            name: the lane that it is for.
+            number: lanes share the stream of that number, if they share any; None: it has one
+                of its own.
+        """
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps that have both happened."""

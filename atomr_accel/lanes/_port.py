@@ -72,9 +72,10 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         port: the lane that executes it.
         seq: its place in the device's program order.
         name: what to call it, such as ``"blas.gemm"``.
-        message: what the lane executes.
+        message: what the lane executes; the type of that, where it is encoded already.
         reads: the blocks it reads, until it is answered.
         writes: the blocks it writes, likewise.
+        payload: the message, if it is encoded.
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
         answered: whether it is over, one way or the other.
@@ -86,9 +87,10 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     port: Port
     seq: int
     name: str
-    message: Message
+    message: Message | type[Message]
     reads: Iterable[Block]
     writes: Iterable[Block]
+    payload: msgspec.Raw | None = None
     dependencies: tuple[tuple[int, int], ...] = ()
     sent: bool = False
     answered: bool = False
@@ -164,7 +166,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     def withdraw(self) -> None:
         """Let the host do nothing for it, if it is not on its way there yet."""
         if not self.sent and not self.message.required:
-            self.message = WITHDRAWN
+            self.message, self.payload = WITHDRAWN, None
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         # The caller leaves now, whatever becomes of the op. If the host has it, it keeps
@@ -464,7 +466,7 @@ class Port:
                 op = outbox.popleft()
                 op.sent = True
                 try:
-                    bunch.append((op.seq, op.dependencies, op.message))
+                    bunch.append((op.seq, op.dependencies, op.payload or op.message))
                 except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
                     # Its place is kept: others may be ordered after it.
                     too_wide = isinstance(error, OverflowError)
@@ -488,7 +490,9 @@ class Port:
     def _take_small(self, bunch: MultiFrame, most: int) -> None:
         """Encode the ops at the head of the queue at once, unless one needs a closer look."""
         ops = list(islice(self._outbox, most))
-        payloads: list[object] = [(op.seq, op.dependencies, op.message) for op in ops]
+        payloads: list[object] = [
+            (op.seq, op.dependencies, op.payload or op.message) for op in ops
+        ]
         if any(op.message.bulky for op in ops):
             return
         with contextlib.suppress(Exception):  # then one by one, to find out which

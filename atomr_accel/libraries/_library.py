@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from weakref import WeakKeyDictionary
 
     import numpy as np
+    from msgspec import Raw
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef
@@ -47,12 +48,15 @@ class LaneSpec:
             the lane, so that independent ops overlap on the device.
         hangs: whether its ops are work of the device, which ends only if its kernels do. A
             compiler takes what time it takes, and the watchdog leaves it alone.
+        blocks: whether its ops may keep the thread that launches them, beyond queueing work on
+            the device. Such a lane has a thread of its own.
     """
 
     name: str
     executors: Mapping[str, str]
     max_streams: int = 1
     hangs: bool = True
+    blocks: bool = False
 
     def executor_on(self, backend: Backend) -> str:
         """``module:class`` of what executes this lane's messages on a backend.
@@ -152,8 +156,18 @@ class Submitter(Home, Protocol):
         self,
         port: Any,
         name: str,
-        message: Message,
+        message: Message | type[Message],
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
+        payload: Raw | None = None,
     ) -> Submitted:
-        """Put an op in its place in the program's order; its ``wait()`` has the result."""
+        """Put an op in its place in the program's order; its ``wait()`` has the result.
+
+        Args:
+            port: its lane.
+            name: what to call it.
+            message: what the lane executes; the type of that, where there is a ``payload``.
+            reads: what it reads.
+            writes: what it writes.
+            payload: the message, encoded.
+        """

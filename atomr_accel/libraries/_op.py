@@ -13,11 +13,23 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    overload,
+)
 
 import trio
 
-from ._request import perform
+from ._request import perform, send
+from ._traces import Traces
 
 if TYPE_CHECKING:
     from ..actors import ActorRef
@@ -50,8 +62,18 @@ D = TypeVar("D", bound=Driving)
 class Facade(Generic[D]):
     """What has ops: a library, or what one has made, such as a generator or a kernel."""
 
+    traced: ClassVar[bool] = False
+    """Whether its calls come to what their arguments tell, but for what drivers are asked."""
+
     _device: Home
     _library = ""
+    _traces: Traces
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        facade = super().__new__(cls)
+        if cls.traced:
+            facade._traces = Traces()  # which copies share
+        return facade
 
     @property
     def ref(self) -> ActorRef:
@@ -75,6 +97,12 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
         @functools.wraps(make)
         async def awaited(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             device: Any = facade._device  # of such facades it is what carries requests out
+            if facade.traced:
+                found = facade._traces.find(make, facade, device, args, kwargs)
+                sent = found and send(device, *found)
+                if sent:
+                    await sent[1].wait()
+                    return sent[0]  # type: ignore[no-any-return]
             result: T = await perform(device, make(facade, *args, **kwargs))
             return result
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
     from ._library import Home, LaneSpec, Submitted, Submitter
+    from ._traces import Trace
 
 T = TypeVar("T")
 
@@ -82,12 +83,40 @@ class Driver(Protocol):
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
 
+    def obtain(self, make: Callable[[Driver], Block]) -> Block:
+        """Something beside arguments and outputs that each call has to ask for.
+
+        Args:
+            make: gives what stands for it: a workspace, or what the host keeps.
+        """
+
+    def depends(self, still: Callable[[], bool]) -> None:
+        """What is prepared depends on more than the arguments.
+
+        Args:
+            still: asked before a call that is alike goes without being prepared: whether that
+                is as it was, so that nothing else would come of it.
+        """
+
     def perform(self, request: Request[T]) -> T | None:
         """Have another request carried out first.
 
         Returns:
             Its result; None where results come later, as in a batch.
         """
+
+
+class Preparing:
+    """What every driver answers at once that carries a request out; one that traces notes it."""
+
+    __slots__ = ()
+
+    def obtain(self: Any, make: Callable[[Driver], Block]) -> Block:
+        """What ``make`` gives."""
+        return make(self)
+
+    def depends(self, still: Callable[[], bool]) -> None:
+        """It is so, as the request was prepared just now."""
 
 
 class Request(Message[T], Generic[T], frozen=True):
@@ -115,7 +144,7 @@ class Pending(Exception):
 
 
 @final
-class FirstTry:
+class FirstTry(Preparing):
     """The driver of requests that find all they need: one for all of a device."""
 
     __slots__ = ("_device", "home", "keeper", "memory")
@@ -139,7 +168,7 @@ class FirstTry:
 
 
 @final
-class NextTry:
+class NextTry(Preparing):
     """The driver of a request that had to wait: it keeps what was waited for."""
 
     __slots__ = ("_answered", "_answers", "_device", "_given", "_made", "home", "keeper", "memory")
@@ -227,6 +256,21 @@ def submit(
     return submission, device.submit(
         port, request.name, submission.message, submission.reads, submission.writes
     )
+
+
+def send(device: Submitter, trace: Trace, refs: list[GpuRef]) -> tuple[Any, Submitted] | None:
+    """Submit a call that was traced; its result, and the op on its way.
+
+    None where something has to be waited for first: then it is made in full.
+    """
+    port = device.ports.get(trace.lane)
+    if port is None:
+        return None
+    try:
+        payload, reads, writes, result = trace.call(device.first_try, refs)
+    except Pending:
+        return None
+    return result, device.submit(port, trace.name, trace.kind, reads, writes, payload)
 
 
 async def result(submission: Submission[T], op: Submitted) -> T:

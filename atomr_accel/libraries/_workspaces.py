@@ -8,6 +8,7 @@ up to the number of ways the lane has.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from .._dtypes import DTYPES
@@ -54,14 +55,17 @@ class Workspaces:
         self._slots = max_streams
         self._small = small
 
-    def take(self, device: Home, driver: Driver, nbytes: int) -> Block:
+    def obtain(self, driver: Driver, nbytes: int) -> Block:
         """A workspace for one op, which has to name it as written.
 
         Args:
-            device: the device, or what collects ops in its place.
-            driver: makes it, if there is none.
+            driver: of the op; it makes the workspace, if there is none.
             nbytes: how large it has to be at least.
         """
+        return driver.obtain(partial(self._take, nbytes))
+
+    def _take(self, nbytes: int, driver: Driver) -> Block:
+        device = driver.home
         kept = device.scratch.get(self)
         if kept is None:
             kept = device.scratch[self] = WorkspaceSet()

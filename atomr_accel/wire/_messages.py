@@ -549,8 +549,9 @@ class StreamPlan(msgspec.Struct, frozen=True):
     """How lanes get their streams and learn what is done.
 
     Attributes:
-        strategy: ``"per_actor"``: each lane has streams of its own; ``"pooled"``: lanes
-            share ``pool`` streams; ``"single"``: all share one.
+        strategy: ``"shared"``: each lane has several, those of one number and priority are
+            the same in all lanes; ``"per_actor"``: each lane has streams of its own;
+            ``"pooled"``: lanes share ``pool`` streams; ``"single"``: all share one.
         pool: how many streams a pool has.
         priorities: stream priority by lane name; lower runs first, 0 is the default.
         completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
@@ -559,7 +560,7 @@ class StreamPlan(msgspec.Struct, frozen=True):
         deterministic: whether results must not depend on what else is in flight, nor on time.
     """
 
-    strategy: str = "per_actor"
+    strategy: str = "shared"
     pool: int = 4
     priorities: dict[str, int] = {}
     completion: str = "hybrid"
@@ -588,12 +589,14 @@ class OpenLane(msgspec.Struct, frozen=True, tag=True):
         index: its number in dependencies.
         executor: ``module:class`` of what executes its messages.
         max_streams: how many of them may run side by side.
+        thread: the name of the thread that runs it, with all others of that name.
     """
 
     name: str
     index: int
     executor: str
     max_streams: int
+    thread: str
 
 
 class CreateSlab(msgspec.Struct, frozen=True, tag=True):

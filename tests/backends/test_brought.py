@@ -112,7 +112,9 @@ def test_entry_points_of_the_project_are_backends() -> None:
 def test_a_backend_says_how_it_differs() -> None:
     cpu, cuda = find_backend("cpu").capabilities, find_backend("cuda").capabilities
     assert cpu == Capabilities(host_memory=True, python_kernels=True)
-    assert cuda == Capabilities(needs_scratch=True, counts_in_int32=True)
+    assert cuda == Capabilities(
+        needs_scratch=True, counts_in_int32=True, asynchronous=True
+    )
 
 
 def test_nothing_but_libraries_asks_for_a_backend_by_its_name() -> None:

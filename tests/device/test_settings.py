@@ -61,7 +61,7 @@ SECONDS = ("restart_period", "op_deadline")
         ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),
         ({"backoff": 1.0}, TypeError, "backoff must be a Backoff, not 1.0"),
         ({"standby": "yes"}, TypeError, "standby must be True, False or None, not 'yes'"),
-        ({"streams": "many"}, ValueError, "streams must be 'per_actor', 'pooled' or 'single'"),
+        ({"streams": "many"}, ValueError, "streams must be 'shared', 'per_actor', 'pooled' or 'single'"),
         ({"streams": None}, TypeError, "streams must be"),
         ({"completion": "fast"}, ValueError, "completion must be 'polled', .* or 'callback', not"),
         ({"completion": 1}, TypeError, "completion must be"),

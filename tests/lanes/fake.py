@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from atomr_accel.host._protocol import Fusion
-from atomr_accel.host._worker import Lane, StreamSlot
+from atomr_accel.host._lane import Lane
+from atomr_accel.host._launcher import Launcher
+from atomr_accel.host._slots import StreamSlot
 from atomr_accel.wire import Failure, Fault, Frames, Message, MultiFrame, Reply, StickyFault, Value
 
 if TYPE_CHECKING:
@@ -98,6 +100,10 @@ class FakeStream:
     released: Counter[int] = field(default_factory=Counter)
     closed: bool = False
     dropped: list[int] = field(default_factory=list)
+
+    @property
+    def queue(self) -> int:
+        return id(self)
 
     def launch(self, op: int) -> None:
         """Queue work."""
@@ -282,6 +288,7 @@ class Lanes:
         completion: str = "polled",
         close_fails: bool = False,
         track_each_op: bool = False,
+        shared: bool = False,
     ) -> None:
         self.device = device
         self._lanes: dict[int, Lane] = {}
@@ -289,33 +296,41 @@ class Lanes:
         self._frames = [Frames() for _ in range(count)]
         self._decode = msgspec.msgpack.Decoder(Reply).decode
         context: Any = device
+        launchers = [
+            Launcher(completion=completion, idle_spin=False) for _ in range(1 if shared else count)
+        ]
+        streams: dict[int, FakeStream] = {}
 
-        def new_slot(lane: Lane) -> StreamSlot:
-            stream = FakeStream(device)
-            with device.changed:
-                device.streams.append(stream)
+        def new_slot(lane: Lane, number: int) -> StreamSlot:
+            stream = streams.get(number) if shared else None
+            if stream is None:
+                stream = streams[number] = FakeStream(device)
+                with device.changed:
+                    device.streams.append(stream)
             executor: Any = FakeExecutor(stream, lane.launched, most=most, close_fails=close_fails)
-            return StreamSlot(context, stream, executor)
+            return StreamSlot(context, stream, executor, number if shared else None)
+
+        def make(index: int, sock: socket.socket) -> Lane:
+            launcher = launchers[0 if shared else index]
+            lane = self._lanes[index] = Lane(
+                index,
+                sock,
+                self._lanes,
+                launcher,
+                track_each_op=track_each_op,
+                shares_streams=shared,
+            )
+            lane.open(context, partial(new_slot, lane), max_streams)
+            return lane
 
         for index in range(count):
             ours, theirs = socket.socketpair()
             ours.settimeout(SECONDS)
             self._socks.append(ours)
-            self._lanes[index] = Lane(
-                index,
-                theirs,
-                self._lanes,
-                completion=completion,
-                idle_spin=False,
-                track_each_op=track_each_op,
-            )
-        self.threads = [
-            threading.Thread(
-                target=lane.run,
-                args=(context, partial(new_slot, lane), new_slot(lane), max_streams),
-            )
-            for lane in self._lanes.values()
-        ]
+            launchers[0 if shared else index].open(partial(make, index, theirs))
+        for launcher in launchers:  # so that all lanes are there before the first op comes
+            launcher._open_lanes()
+        self.threads = [threading.Thread(target=launcher.run) for launcher in launchers]
         for thread in self.threads:
             thread.start()
 

@@ -16,7 +16,9 @@ import msgspec
 import pytest
 
 from atomr_accel import RemoteError
-from atomr_accel.host._worker import Lane, StreamSlot
+from atomr_accel.host._lane import Lane
+from atomr_accel.host._launcher import Launcher
+from atomr_accel.host._slots import StreamSlot
 from atomr_accel.lanes import Op, Port, fail_some
 from atomr_accel.wire import (
     Failure,
@@ -407,9 +409,9 @@ def serve(data: bytes) -> tuple[list[Any], FakeDevice]:
     ours, theirs = socket.socketpair()
     device: Any = FakeDevice()
     lanes: dict[int, Lane] = {}
-    lane = lanes[0] = Lane(0, theirs, lanes, completion="polled", idle_spin=False)
+    launcher = Launcher(completion="polled", idle_spin=False)
 
-    def new_slot() -> StreamSlot:
+    def new_slot(_number: int) -> StreamSlot:
         stream = FakeStream(device)
         device.streams.append(stream)
         executor: Any = FakeExecutor(stream, lambda _op: False, most=4, close_fails=False)
@@ -417,7 +419,14 @@ def serve(data: bytes) -> tuple[list[Any], FakeDevice]:
 
     ours.sendall(data)
     ours.shutdown(socket.SHUT_WR)
-    lane.run(device, new_slot, new_slot(), 1)
+
+    def make() -> Lane:
+        lane = lanes[0] = Lane(0, theirs, lanes, launcher)
+        lane.open(device, new_slot, 1)
+        return lane
+
+    launcher.open(make)
+    launcher.run()
     with ours:
         answered = ours.recv(1 << 20)
     return [msgspec.msgpack.decode(frame) for frame in Frames().feed(answered)], device

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.host._worker import Lane
+from atomr_accel.host._lane import Lane
+from atomr_accel.host._launcher import Launcher
 from atomr_accel.wire import Failure, Fault, Message
 from atomr_accel.wire._messages import Withdrawn
 
@@ -81,6 +82,7 @@ def work_before(ops: list[Op]) -> dict[int, set[int]]:
     max_streams=st.integers(1, 4),
     completion=st.sampled_from(COMPLETIONS),
     track_each_op=st.booleans(),
+    shared=st.booleans(),
     choices=st.lists(st.integers(0, 99), min_size=1, max_size=20),
     bunches=st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
@@ -89,13 +91,19 @@ def test_ops_keep_their_order_and_are_answered_once(
     max_streams: int,
     completion: str,
     track_each_op: bool,
+    shared: bool,
     choices: list[int],
     bunches: list[int],
 ) -> None:
     before = work_before(ops)
     device = FakeDevice()
     lanes = Lanes(
-        device, 3, max_streams=max_streams, completion=completion, track_each_op=track_each_op
+        device,
+        3,
+        max_streams=max_streams,
+        completion=completion,
+        track_each_op=track_each_op,
+        shared=shared,
     )
     answers: dict[int, Any] = {}
     trouble: list[str] = []
@@ -326,29 +334,29 @@ def test_a_lane_leaves_no_descriptor_behind(completion: str) -> None:
 def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes: dict[int, Lane] = {}
     socks = [socket.socketpair() for _ in range(3)]
+    launchers = [Launcher(completion="callback", idle_spin=False) for _ in socks]
     for index, (_, theirs) in enumerate(socks):
-        lanes[index] = Lane(index, theirs, lanes, completion="callback", idle_spin=False)
+        lanes[index] = Lane(index, theirs, lanes, launchers[index])
     first, *others = lanes.values()
-    woken: list[int] = []
+    woken: list[Launcher] = []
 
-    def wake(fd: int, _data: bytes) -> None:
+    def wake(launcher: Launcher) -> None:
         """Have every lane look again at once, as a thread of its own would."""
-        woken.append(fd)
+        woken.append(launcher)
         assert len(woken) < 10, "lanes wake each other for ever"
         for lane in others:
-            lane._retry()
+            lane.retry(7)
 
     for lane in others:
         lane._aside[7] = (7, ((0, 5),), Work(7))
-        lane._retry()  # each watches the first, and then the one who watches too
+        lane.retry(7)  # each watches the first, and then the one who watches too
         lane._ready(((1, 9), (2, 9)))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", wake)
-        first._notify()
+    monkeypatch.setattr(Launcher, "wake", wake)
+    first._notify()
     assert len(woken) == len(others)
-    assert first._watchers == set(others)
-    for fd in [fd for lane in lanes.values() for fd in (lane._wake_reader, lane._wake_writer)]:
-        os.close(fd)
+    assert first._watchers == set(launchers[1:])
+    for launcher in launchers:
+        launcher.close()
     for pair in socks:
         for sock in pair:
             sock.close()

@@ -31,7 +31,7 @@ async def test_there_are_few_and_each_is_large_enough(
     await device.free(await device.zeros(16 * SMALL))  # so that there is room
     taken: list[Block] = []
     for nbytes, ends in steps:
-        block = spaces.take(core, core.first_try, nbytes)
+        block = spaces.obtain(core.first_try, nbytes)
         assert block.size >= nbytes
         assert nbytes <= spaces.nbytes(core) <= WAYS * 2 * SMALL
         block.writer = 1
@@ -54,7 +54,7 @@ async def test_small_ops_that_are_in_flight_together_take_different_ones(
     taken: list[Block] = []
     for _ in range(5):  # longer than there are ways
         for op in range(TOGETHER):
-            block = spaces.take(core, core.first_try, nbytes)
+            block = spaces.obtain(core.first_try, nbytes)
             block.writer = 1
             if not op:
                 taken.append(block)
@@ -70,7 +70,7 @@ async def test_small_ops_that_are_in_flight_together_take_different_ones(
 async def test_what_runs_alone_takes_the_same_memory_each_time(device: Device, nbytes: int) -> None:
     spaces, core = Workspaces(WAYS, SMALL), device._core
     await device.free(await device.zeros(16 * SMALL))
-    blocks = {id(spaces.take(core, core.first_try, nbytes)) for _ in range(5)}
+    blocks = {id(spaces.obtain(core.first_try, nbytes)) for _ in range(5)}
     assert len(blocks) == 1
     assert spaces.nbytes(core) == round_size(nbytes)
 
@@ -80,10 +80,10 @@ async def test_a_rebuild_takes_it_away() -> None:
     async with opened(isolation="process") as device:
         spaces, core = Workspaces(WAYS, SMALL), device._core
         await device.zeros(1)
-        before = spaces.take(core, core.first_try, 100)
+        before = spaces.obtain(core.first_try, 100)
         await poison(device)
         await device.zeros(1)
         assert spaces.nbytes(core) == 0
-        after = spaces.take(core, core.first_try, 100)
+        after = spaces.obtain(core.first_try, 100)
         assert after is not before
         assert after.epoch is device._core.memory.epoch

@@ -83,7 +83,8 @@ class Stream:
 
     def __init__(self, world: World, context: Any) -> None:
         self.world = world
-        self.queue: deque[Point | Callable[[], object]] = deque()
+        self.pending: deque[Point | Callable[[], object]] = deque()
+        self.queue = id(self)
         self.awaited: dict[int, Point] = {}
         self._context = context
         world.streams.append(self)
@@ -91,17 +92,17 @@ class Stream:
     def put(self, work: Callable[[], object]) -> None:
         """Queue some work."""
         with self.world.lock:
-            self.queue.append(work)
+            self.pending.append(work)
 
     def able(self) -> bool:
         """Whether there is something to do here now."""
-        if not self.queue:
+        if not self.pending:
             return False
-        awaited = self.awaited.get(id(self.queue[0]))
+        awaited = self.awaited.get(id(self.pending[0]))
         return awaited is None or awaited.reached
 
     def step(self) -> None:
-        head = self.queue.popleft()
+        head = self.pending.popleft()
         self.awaited.pop(id(head), None)
         if isinstance(head, Point):
             head.reached = True
@@ -113,7 +114,7 @@ class Stream:
     def mark(self) -> Point:
         with self.world.lock:
             point = Point()
-            self.queue.append(point)
+            self.pending.append(point)
             return point
 
     def finished(self, token: Point) -> bool:
@@ -141,7 +142,7 @@ class Stream:
         with self.world.lock:
             wait = Point()  # its place in this queue; what it waits for is in the other
             self.awaited[id(wait)] = other.mark()
-            self.queue.append(wait)
+            self.pending.append(wait)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -152,13 +153,18 @@ class Context:
 
     def __init__(self, index: int, plan: Any) -> None:
         self._cpu = _context.CpuContext(index, plan)
+        self._shared: dict[int, Stream] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cpu, name)
 
-    def open_lane(self, name: str) -> Stream:
-        self._cpu.open_lane(name)
-        return Stream(WORLD[0], self._cpu)
+    def open_lane(self, name: str, number: int | None) -> Stream:
+        self._cpu.open_lane(name, number)
+        if number is None:
+            return Stream(WORLD[0], self._cpu)
+        if number not in self._shared:
+            self._shared[number] = Stream(WORLD[0], self._cpu)
+        return self._shared[number]
 
 
 class Executor:
@@ -202,7 +208,11 @@ def _fails(message: Any) -> bool:
 WORLD: list[World] = []
 """The device's, while there is one."""
 
-DESCRIPTION: Final = replace(cpu.BACKEND, context=f"{__name__}:Context")
+DESCRIPTION: Final = replace(
+    cpu.BACKEND,
+    context=f"{__name__}:Context",
+    capabilities=replace(cpu.BACKEND.capabilities, asynchronous=True),
+)
 """Of the same name, so that it runs the same executors."""
 
 

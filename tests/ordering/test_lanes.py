@@ -17,7 +17,8 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, KernelHung
-from atomr_accel.host._worker import Lane
+from atomr_accel.host._lane import Lane
+from atomr_accel.host._launcher import Launcher
 from atomr_accel.memory import LateAddress
 from atomr_accel.testing import hang, lane_delays, poison
 from atomr_accel.wire import Fill
@@ -328,28 +329,27 @@ def test_a_registration_between_two_looks_is_not_lost() -> None:
     """A lane that starts to watch another while that one is waking those who watch it."""
     pairs = [socket.socketpair(), socket.socketpair()]
     lanes: dict[int, Lane] = {}
+    launchers = [Launcher(completion="blocking", idle_spin=False) for _ in pairs]
     watched, watcher = (
-        Lane(index, pair[1], lanes, completion="blocking", idle_spin=False)
-        for index, pair in enumerate(pairs)
+        Lane(index, pair[1], lanes, launchers[index]) for index, pair in enumerate(pairs)
     )
     lanes.update({0: watched, 1: watcher})
 
     class Interleaved(type(watched._watchers)):  # type: ignore[misc]
         """The other thread wakes those it knows between the look-up and the registration."""
 
-        def append(self, lane: Lane) -> None:
+        def add(self, launcher: Launcher) -> None:
             watched._notify()
-            super().append(lane)
+            super().add(launcher)
 
     watched._watchers = Interleaved()
     assert not watcher._ready(((0, 7),))
     watched._seen = 7
     watched._notify()
-    assert watcher._poll(0)  # it is woken, or it would never look again
+    assert launchers[1]._poll(0)  # it is woken, or it would never look again
     assert watcher._ready(((0, 7),))
     for pair in pairs:
         for end in pair:
             end.close()
-    for one in (watched, watcher):
-        for fd in (one._wake_reader, one._wake_writer):
-            os.close(fd)
+    for launcher in launchers:
+        launcher.close()

@@ -22,5 +22,5 @@ BACKEND: Final = Backend(
     memory="atomr_accel.backends.cuda.host._memory:CudaMemory",
     why_absent=why_absent,
     slow_start=True,
-    capabilities=Capabilities(needs_scratch=True, counts_in_int32=True),
+    capabilities=Capabilities(needs_scratch=True, counts_in_int32=True, asynchronous=True),
 )

@@ -19,6 +19,7 @@ from ..._errors import ContextPoisoned, DeviceLost
 from ...lanes import uninterrupted
 from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
+from ...libraries._request import Pending
 from ...memory import GpuRef
 from ...wire import Copy
 from .._context import MEMORY_LANE
@@ -29,7 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableSequence
     from types import TracebackType
 
+    from msgspec import Raw
+
     from ...lanes import Bytes, HostHandle, Op, Piece, Port
+    from ...libraries._op import Facade
+    from ...libraries._request import Request
+    from ...libraries._traces import Filled, Trace
     from ...memory import Block
     from ...wire import Message
     from .._device import Device
@@ -100,6 +106,7 @@ class Batch(Collector):
         self._bunch = 1
         self._ports_unsent: set[Port] = set()
         self._open = False
+        self._filling = False
 
     async def __aenter__(self) -> Batch:
         if self._entered:
@@ -229,6 +236,36 @@ class Batch(Collector):
 
     # --- what facades ask for -------------------------------------------------------------
 
+    def collect(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """Carry out a call at once; its result gets its content later."""
+        if facade.traced and self._open and not (self._later or self._promised):
+            found = facade._traces.find(make, facade, self, args, kwargs)
+            if found is not None:
+                trace, refs = found
+                port = self.ports.get(trace.lane)
+                filled = None if port is None else self._fill(trace, refs)
+                if filled is not None:
+                    payload, reads, writes, result = filled
+                    self._add_op(port, trace.name, trace.kind, reads, writes, payload)
+                    return result  # type: ignore[no-any-return]
+        return self._add_request(make(facade, *args, **kwargs))
+
+    def _fill(self, trace: Trace, refs: list[GpuRef]) -> Filled | None:
+        """A call that was traced on these buffers; None where there is no room for results."""
+        self._filling = True
+        try:
+            return trace.call(self, refs)
+        except Pending:
+            return None
+        finally:
+            self._filling = False
+
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """A buffer; where there is no room its memory comes at the end of the block."""
         memory = self.memory
@@ -237,6 +274,8 @@ class Batch(Collector):
         nbytes = math.prod(shape) * dtype.itemsize
         block = memory.allocate(nbytes) if not self._later else None
         if block is None:
+            if self._filling:
+                raise Pending((shape, dtype))
             self._core.growth.require_possible(nbytes)
             block = memory.promise()
             self._promised[block] = nbytes
@@ -264,11 +303,22 @@ class Batch(Collector):
 
             self._later.append(submit_later)
         else:
-            self._ops.append(self._core.submit(port, name, message, reads, writes))
-            self._unsent += 1
-            self._ports_unsent.add(port)
-            if self._unsent == self._bunch:
-                self._send()
+            self._add_op(port, name, message, reads, writes)
+
+    def _add_op(
+        self,
+        port: Port,
+        name: str,
+        message: Message | type[Message],
+        reads: Iterable[Block],
+        writes: Iterable[Block],
+        payload: Raw | None = None,
+    ) -> None:
+        self._ops.append(self._core.submit(port, name, message, reads, writes, payload))
+        self._unsent += 1
+        self._ports_unsent.add(port)
+        if self._unsent == self._bunch:
+            self._send()
 
     def _send(self) -> None:
         """Send the bunch; the next one is larger."""

@@ -7,8 +7,9 @@ from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported
 from ...libraries._op import Collected
-from ...libraries._request import Request
+from ...libraries._request import Preparing, Request
 from ...libraries._table import NAMES, Libraries
+from ...libraries.nvrtc._facade import launching
 from ..data._arrays import Arrays, copying
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Collector(Arrays[Collected], Libraries[Collected]):
+class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
     """The device as facades see it while ops are collected rather than awaited.
 
     It has every library of the device as an attribute, whose methods return their results at
@@ -140,7 +141,7 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     def collect(
         self,
         make: Callable[..., Request[T]],
-        facade: object,
+        facade: Facade[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:
@@ -213,4 +214,4 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
         self._check_made_here(kernel)
-        self.collect(type(kernel)._launch, kernel, (grid, block, args, shared), {})
+        self.collect(launching, kernel, (grid, block, *args), {"shared": shared})

@@ -149,7 +149,7 @@ class Recording(Collector):
     def collect(
         self,
         make: Callable[..., Request[T]],
-        facade: object,
+        facade: Facade[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:

@@ -68,3 +68,5 @@ class Blas(Products[D], Level1[D], Level2[D], Level3[D], Factorizations[D]):
         OutOfMemory: no room for the result.
         LibraryError: cuBLAS refuses.
     """
+
+    traced = True

@@ -95,6 +95,8 @@ class BlasLt(Facade[D]):
     its largest number of that sign; NaN stays NaN in fp8.
     """
 
+    traced = True
+
     def __init__(self, device: Home) -> None:
         self._device = device
         self._plans: Recent[PlanKey, Plan] = Recent(_MOST_PLANS)
@@ -219,7 +221,9 @@ class BlasLt(Facade[D]):
         def prepare(driver: Driver) -> Submission[Results]:
             product = checked(driver.memory)
             key = (product.plan.encoded, autotune)
-            algorithm, nbytes = self._choices.get(key) or self._choose(driver, checked, *key)
+            choice = self._choices.get(key)
+            algorithm, nbytes = choice or self._choose(driver, checked, *key)
+            driver.depends(lambda: self._choices.get(key) is choice)
             return product.submission(driver, algorithm, nbytes, self._workspaces)
 
         return Request(LANE, "blaslt.matmul", prepare)

@@ -132,7 +132,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
             writes += filter(None, temporary)
         if workspace_bytes:
             # After everything that may have to wait, and so be asked for again.
-            block = workspaces.take(driver.home, driver, workspace_bytes)
+            block = workspaces.obtain(driver, workspace_bytes)
             workspace = block.address
             writes.append(block)
         message = Matmul(

@@ -33,6 +33,8 @@ class Dnn(
     disk. ``graph`` makes graphs of your own, which run as one kernel where cuDNN can.
     """
 
+    traced = True
+
     @property
     def autotune(self) -> bool:
         """Whether the first run of each graph tries all of its plans and keeps the fastest.

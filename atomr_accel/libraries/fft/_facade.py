@@ -514,7 +514,7 @@ class Fft(Facade[D]):
         writes: tuple[Block, ...] = (target,)
         workspace = 0
         if call.scratch + work:
-            shared = self._plans.workspaces.take(driver.home, driver, call.scratch + work)
+            shared = self._plans.workspaces.obtain(driver, call.scratch + work)
             writes = (target, shared)
             workspace = shared.address
         message = Transform(number, call.encoded, source.address, target.address, workspace, work)

@@ -33,6 +33,7 @@ COMPILER: Final = LaneSpec(
         "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaCompiler",
     },
     hangs=False,
+    blocks=True,
 )
 KERNELS: Final = LaneSpec(
     "kernels",
@@ -240,6 +241,8 @@ class Kernel(Facade[D]):
         log: the compiler's warnings.
     """
 
+    traced = True
+
     def __init__(
         self,
         device: Home,
@@ -305,7 +308,7 @@ class Kernel(Facade[D]):
             if not 0 <= size <= _MAX_SHARED:
                 raise ValueError(f"shared is {size} bytes; it must be from 0 to {_MAX_SHARED}")
             arguments, reads, writes = self._arguments(args, driver.memory)
-            reads.append(resident.loaded(driver))
+            reads.append(driver.obtain(resident.loaded))
             message = Launch(resident.number, grid3, block3, size, arguments)
             return Submission(message, reads, writes)
 
@@ -338,6 +341,13 @@ class Kernel(Facade[D]):
             ]
         )
         return arguments, reads, writes
+
+
+def launching(
+    kernel: Kernel[Any], grid: Dim, block: Dim, *args: Argument, shared: int = 0
+) -> Request[None]:
+    """The request of ``kernel.launch``."""
+    return kernel._launch(grid, block, args, shared)
 
 
 def _positions(parameters: tuple[Parameter, ...]) -> tuple[Position, ...]:

@@ -39,6 +39,8 @@ def physical_memory() -> int:
 class CpuStream:
     """Work is done when it is queued, so there is never anything to wait for."""
 
+    queue: Final = None
+
     def __init__(self, context: CpuContext) -> None:
         self._context = context
 
@@ -97,9 +99,9 @@ class CpuContext:
             total_memory=physical_memory(),
         )
 
-    def open_lane(self, name: str) -> CpuStream:
+    def open_lane(self, name: str, number: int | None) -> CpuStream:
         """Prepare this thread: like a GPU it computes infinities and NaNs without a word."""
-        del name
+        del name, number
         np.seterr(all="ignore")
         return CpuStream(self)
 

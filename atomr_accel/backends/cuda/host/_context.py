@@ -54,6 +54,7 @@ class CudaStream:
     """A stream and a pool of events to mark places in it.
 
     Attributes:
+        queue: tells one stream from another.
         captures: whether what is queued here goes into graphs. Libraries then work in
             memory of their own: what they allocate in a stream makes nodes that neither
             child graphs nor the bodies of conditional nodes may have.
@@ -67,6 +68,7 @@ class CudaStream:
         self.kept: list[Kept] = []
         self.handle = handle
         self.pointer = int(self.handle)
+        self.queue: Final = self.pointer
         self._events: list[Any] = []
         # An event that threads may sleep for interrupts the CPU when it happens, wanted or not.
         flags = driver.CUevent_flags
@@ -172,6 +174,14 @@ class _Mapping:
     allocation: Any
 
 
+@dataclass(slots=True)
+class _SharedStream:
+    """A stream, and how many slots of lanes use it."""
+
+    handle: Any
+    users: int = 0
+
+
 @final
 class CudaContext:
     """The CUDA backend's half in the host."""
@@ -180,8 +190,7 @@ class CudaContext:
         self._plan = plan
         self.completion: Final = plan.completion
         self.deterministic: Final = plan.deterministic
-        self._streams: list[Any] = []
-        self._stream_users: list[int] = []
+        self._streams: dict[object, _SharedStream] = {}
         self._next_stream = 0
         self._streams_lock = threading.Lock()
         self.events: dict[int, Any] = {}
@@ -243,24 +252,28 @@ class CudaContext:
         """Make the context this thread's."""
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
 
-    def open_lane(self, name: str) -> CudaStream:
+    def open_lane(self, name: str, number: int | None) -> CudaStream:
         """Make the context current in this thread; a stream as the plan says."""
         self.make_current()
         priority = self._plan.priorities.get(name, 0)
-        most = {"single": 1, "pooled": self._plan.pool}.get(self._plan.strategy)
         with self._streams_lock:
-            if most is None or len(self._streams) < most:
+            match self._plan.strategy:
+                case "shared" if number is not None:
+                    key: object = priority, number
+                case "pooled" | "single" as strategy:
+                    self._next_stream += 1
+                    key = self._next_stream % (self._plan.pool if strategy == "pooled" else 1)
+                case _:
+                    key = object()
+            shared = self._streams.get(key)
+            if shared is None:
                 handle = check(
                     "cuStreamCreateWithPriority",
                     driver.cuStreamCreateWithPriority(_non_blocking(), priority),
                 )
-                self._streams.append(handle)
-                self._stream_users.append(1)
-            else:
-                index = self._next_stream = (self._next_stream + 1) % most
-                self._stream_users[index] += 1
-                handle = self._streams[index]
-        return CudaStream(self, handle)
+                shared = self._streams[key] = _SharedStream(handle)
+            shared.users += 1
+        return CudaStream(self, shared.handle)
 
     def capture_stream(self) -> CudaStream:
         """A stream to capture graphs from, which no lane uses: all it is given is captured."""
@@ -270,10 +283,11 @@ class CudaContext:
     def release_stream(self, handle: Any) -> None:
         """One lane fewer uses a stream; the last one destroys it."""
         with self._streams_lock:
-            index = next(i for i, each in enumerate(self._streams) if each is handle)
-            self._stream_users[index] -= 1
-            if not self._stream_users[index]:
-                del self._streams[index], self._stream_users[index]
+            key = next(key for key, each in self._streams.items() if each.handle is handle)
+            shared = self._streams[key]
+            shared.users -= 1
+            if not shared.users:
+                del self._streams[key]
                 check("cuStreamDestroy", driver.cuStreamDestroy(handle))
 
     def elapsed(self, start: int, end: int) -> float:

@@ -35,7 +35,7 @@ _EXECUTORS: Final = {
     "cuda": "atomr_accel.libraries.dnn.host._cuda:CudaDnn",
 }
 LANE: Final = LaneSpec("dnn", _EXECUTORS, max_streams=_WAYS)
-PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False)
+PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False, blocks=True)
 """Makes plans, which may take seconds, while the other lane runs those that are there."""
 
 DEFAULT_LIMIT: Final = 512
@@ -259,6 +259,16 @@ class PlanCache:
             self._workspaces.move_to_end(key)
         return workspace
 
+    def still(self, encoded: bytes, workspace: int | None, *, tuned: bool) -> Callable[[], bool]:
+        """What tells, at each run, whether that is how much ``find`` gives, and nothing else is."""
+        settings = self.autotune, self.tf32
+
+        def as_it_was() -> bool:
+            same = settings == (self.autotune, self.tf32)
+            return same and self.find(encoded, tuned=tuned) == workspace
+
+        return as_it_was
+
     def keep(self, device: Home, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
         """Note what the host said of a plan; how much workspace to bring."""
         workspace, origin = answer
@@ -358,6 +368,7 @@ class DnnPart(Facade[D]):
             encoded = call.graph.encoded
             if planned is None or planned[0] != encoded:
                 nbytes = plans.find(encoded, tuned=tuned)
+                driver.depends(plans.still(encoded, nbytes, tuned=tuned))
                 if nbytes is None:
                     nbytes = self._plan(driver, encoded, tuned=tuned, name=name, trial=trial)
                 planned = encoded, nbytes
@@ -505,7 +516,7 @@ class DnnPart(Facade[D]):
         setup, workspace = call.setup, 0
         scratch = workspace_bytes if setup is None else setup.nbytes + workspace_bytes
         if scratch:
-            block = self._plans.workspaces.take(driver.home, driver, scratch)
+            block = self._plans.workspaces.obtain(driver, scratch)
             writes.append(block)
             workspace = block.address
             if setup is not None:

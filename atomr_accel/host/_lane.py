@@ -1,21 +1,18 @@
-"""A lane: one thread that turns requests into device work and reports what is done.
+"""A lane: requests in their order, and what becomes of them.
 
 It launches requests in the order in which they came, except that one whose dependencies
-are not launched yet is put aside. A lane has one or more ways, each a stream with an
+are not launched yet is put aside. A lane has one or more slots, each a stream with an
 executor of its own: ops that do not depend on each other spread over them and run
-concurrently, the others follow each other's streams. Work that is queued on the device is
-watched by polling while there is something to gain from it, then with naps or by waiting;
-each way sees the device's errors.
+concurrently, the others follow each other's streams. Which thread runs it, and when it looks
+whether anything has finished, is its launcher's business.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import operator
 import os
 import random
-import select
 import socket
 import time
 from collections import deque
@@ -26,10 +23,8 @@ import msgspec
 
 from ..wire import (
     CloseLane,
-    Elapsed,
     Failure,
     Fault,
-    ForgetEvent,
     Frames,
     Message,
     ProtocolViolation,
@@ -39,93 +34,20 @@ from ..wire import (
     append_frame,
     encoder,
 )
-from ..wire._messages import Withdrawn, pack_exception
+from ..wire._messages import pack_exception
+from ._slots import Group, Malformed, StreamSlot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable
 
-    from ._protocol import Executor, Fusion, HostContext, Stream
+    from ._launcher import Launcher
+    from ._protocol import HostContext
 
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
 _RECEIVE: Final = 1 << 18
-_POLL_SECONDS: Final = 1e-3
-"""How long to poll work in flight before napping between polls."""
-
-_LONGEST_NAP: Final = 200e-6
-
-_NAP_SHARE: Final = 1 / 32
-"""How long a nap is, as a share of the time without news: an end is seen late by about that."""
-
-_LOOK_MILLISECONDS: Final = 20
-
-_STEP_SECONDS: Final = 10e-3
+STEP_SECONDS: Final = 10e-3
 """Without news for so long, ops of a group are answered one by one where somebody watches."""
-
-_LINGER_SECONDS: Final = 100e-6
-"""How long an idle lane looks for the next request before it sleeps: waking costs as much."""
-
-
-@final
-class Group:
-    """Ops that are answered together, once the device is done with them.
-
-    Attributes:
-        ops: their numbers and results, in order.
-        token: tells when all are done.
-        steps: tokens of some of them, with how many ops are done by then.
-        since: when the last of these was reached, or when the group was complete.
-    """
-
-    __slots__ = ("gone", "ops", "since", "steps", "token")
-
-    def __init__(self, ops: list[tuple[int, Any]], token: Any, steps: deque[tuple[int, Any]]):
-        self.ops = ops
-        self.token = token
-        self.steps = steps
-        self.since = time.perf_counter() if steps else 0.0
-        self.gone = 0
-
-    def take(self, count: int) -> list[tuple[int, Any]]:
-        """The ops that are done when ``count`` are, without those taken before."""
-        taken, self.ops = self.ops[: count - self.gone], self.ops[count - self.gone :]
-        self.gone = count
-        self.since = time.perf_counter()
-        return taken
-
-
-@final
-class StreamSlot:
-    """A stream, its executor, and what is queued there.
-
-    Args:
-        fuse: whether ops that come together may be launched together.
-
-    Attributes:
-        unmarked: launched ops with their results, not in a group yet.
-        steps: tokens of some of them, with how many of them are done by then.
-        in_flight: groups of ops, in order.
-    """
-
-    __slots__ = ("executor", "fusions", "handlers", "in_flight", "steps", "stream", "unmarked")
-
-    def __init__(
-        self, context: HostContext, stream: Stream, executor: Executor, *, fuse: bool = True
-    ) -> None:
-        self.stream = stream
-        self.executor = executor
-        self.fusions: Mapping[type, Fusion] = getattr(executor, "fusions", {}) if fuse else {}
-        self.handlers = {
-            Withdrawn: _nothing,
-            _Malformed: _refuse,
-            RecordEvent: lambda message: stream.timestamp(message.event),
-            ForgetEvent: lambda message: context.forget_event(message.event),
-            Elapsed: lambda message: context.elapsed(message.start, message.end),
-            **executor.handlers,
-        }
-        self.unmarked: list[tuple[int, Any]] = []
-        self.steps: deque[tuple[int, Any]] = deque()
-        self.in_flight: deque[Group] = deque()
 
 
 @final
@@ -136,16 +58,16 @@ class Lane:
         index: the lane's number in dependencies.
         sock: the lane's socket; its other end is the program's.
         lanes: all lanes of this host by number, this one included.
-        completion: how to learn what is done: ``"polled"`` asks all the time,
-            ``"hybrid"`` asks for a millisecond, then naps in between, ``"blocking"``
-            sleeps until the oldest is done and takes new requests only then,
-            ``"callback"`` has the driver close a descriptor. The first two take the GIL
-            again and again: not for the user's process.
-        group: how many launches share one completion token, and go to one way, when many
+        launcher: whose thread runs it.
+        group: how many launches share one completion token, and go to one slot, when many
             come at once.
-        idle_spin: whether an idle lane may look for requests for a moment before it sleeps.
         track_each_op: whether ops of a group that takes long are answered one by one: somebody
             watches how long each takes.
+        shares_streams: whether slots of one number have one stream in all lanes.
+
+    Attributes:
+        sock: the lane's socket.
+        slots: its slots, in the order in which they were made.
     """
 
     def __init__(
@@ -153,30 +75,21 @@ class Lane:
         index: int,
         sock: socket.socket,
         lanes: dict[int, Lane],
+        launcher: Launcher,
         *,
-        completion: str,
-        idle_spin: bool,
         group: int = 8,
         track_each_op: bool = False,
+        shares_streams: bool = False,
     ) -> None:
-        self._index = index
-        self._sock = sock
+        self.index: Final = index
+        self.sock: Final = sock
+        self.slots: Final[list[StreamSlot]] = []
         self._lanes = lanes
-        self._completion = completion
-        self._idle_spin = idle_spin
+        self._launcher = launcher
         self._group = group
         self._track_each_op = track_each_op
+        self._shares_streams = shares_streams
         self._flushed = 0.0
-        self._signals: dict[Any, int] = {}
-        self._wake_reader, self._wake_writer = os.pipe()
-        os.set_blocking(self._wake_writer, False)
-        os.set_blocking(self._wake_reader, False)
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        poll.register(self._wake_reader, select.POLLIN)
-        self._polled = poll
-        self._poll = poll.poll
-        self._own = (sock.fileno(), self._wake_reader)
         self._frames = Frames()
         self._out = bytearray()
         self._done: list[int] = []
@@ -186,113 +99,58 @@ class Lane:
         self._together: list[tuple[int, Any]] = []
         self._key: Hashable = None
         self._slot_of: dict[int, StreamSlot] = {}
-        self._watchers: set[Lane] = set()
-        self._slots: list[StreamSlot] = []
+        self._watchers: set[Launcher] = set()
         self._delay = _delay_of(index)
 
-    def run(
-        self,
-        context: HostContext,
-        new_slot: Callable[[], StreamSlot],
-        first: StreamSlot,
-        max_streams: int,
+    def open(
+        self, context: HostContext, new_slot: Callable[[int], StreamSlot], max_streams: int
     ) -> None:
-        """Serve until the program closes the socket or the context fails.
+        """Make the first slot, in the thread that is to run the lane.
 
         Args:
             context: the device.
-            new_slot: makes a further way, in this thread.
-            first: the first way.
+            new_slot: makes the slot of a number, in the same thread.
             max_streams: how many there may be; the others are made when they are useful.
         """
         self._context = context
-        self._new_way = new_slot
-        self._most_ways = max_streams
-        self._process = os.getpid()
-        self._way = self._add_way(first)
+        self._new_slot = new_slot
+        self._most_slots = max_streams
+        self._slot = first = self._add_slot(0)
         union = reduce(operator.or_, first.handlers)
         request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
         self._decode = msgspec.msgpack.Decoder(list[request]).decode
         decode_message: Callable[[Any], Message] = msgspec.msgpack.Decoder(union).decode
         self._decode_message = decode_message
+
+    def close(self) -> None:
+        """Release everything. A context that has failed may answer anything to that."""
+        for slot in self.slots:
+            for part in (slot.executor, slot.stream):
+                with contextlib.suppress(Exception):
+                    part.close()
+        self._notify()
+        self.sock.close()
+
+    # --- receiving --------------------------------------------------------------------
+
+    def receive(self) -> list[Request] | None:
+        """The requests that have come; None at the end.
+
+        Raises:
+            ProtocolViolation: what came is nothing that a program sends.
+        """
         try:
-            self._serve()
-        except StickyFault as fault:
-            self._report(fault)
-        except ProtocolViolation as violation:
-            why = f"the program broke the protocol: {violation}"
-            self._report(StickyFault(why, status=errno.EPROTO, status_name="protocol violation"))
-        except ConnectionError:
-            pass  # the program is gone, or has given this context up
-        finally:
-            # A context that has failed may answer anything to being closed, and the program
-            # waits for the end of this socket.
-            for slot in self._slots:
-                for part in (slot.executor, slot.stream):
-                    with contextlib.suppress(Exception):
-                        part.close()
-            self._notify()
-            # Other lanes may still want to wake this one; the number may soon be another file's.
-            writer, self._wake_writer = self._wake_writer, -1
-            for fd in (writer, self._wake_reader, *self._signals.values()):
-                os.close(fd)
-            self._sock.close()
-
-    def _serve(self) -> None:
-        while True:
-            self._wait()
-            data = self._receive()
-            if data is None:
-                return
-            for frame in self._frames.feed(data):
-                for request in self._requests(frame):
-                    self._accept(request)
-            if self._together:
-                self._launch_together()
-            if self._aside:
-                self._retry()
-            self._mark(self._way)
-            if self._reap() or self._done or self._out:
-                self._flush()
-
-    # --- waiting ----------------------------------------------------------------------
-
-    def _wait(self) -> None:
-        """Return when there is something to read; report what finishes until then."""
-        poll, completion = self._poll, self._completion
-        news = time.perf_counter()
-        while self._slot_of and not poll(0):
-            if self._reap():
-                self._flush()
-                news = time.perf_counter()
-            elif completion == "blocking":
-                slot = next(slot for slot in self._slots if slot.in_flight)
-                group = slot.in_flight[0]
-                slot.stream.wait(group.steps[0][1] if group.steps else group.token)
-            elif completion == "callback":
-                # The driver calls nothing after an error, so look now and then as well.
-                if any(fd not in self._own for fd, _ in poll(_LOOK_MILLISECONDS)):
-                    self._reap()
-                    self._flush()
-            elif completion == "hybrid" and (quiet := time.perf_counter() - news) > _POLL_SECONDS:
-                select.select(self._own, [], [], min(quiet * _NAP_SHARE, _LONGEST_NAP))
-        if self._slot_of:
-            return
-        if self._idle_spin:
-            until = time.perf_counter() + _LINGER_SECONDS
-            while time.perf_counter() < until:
-                if poll(0):
-                    return
-        poll()
-
-    def _receive(self) -> bytes | None:
-        """What the program sent; empty after a mere wake-up, None at the end."""
-        try:
-            return self._sock.recv(_RECEIVE, socket.MSG_DONTWAIT) or None
+            data = self.sock.recv(_RECEIVE, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_reader, 4096)
-            return b""
+            return []
+        except ConnectionError:
+            return None  # the program is gone, or has given this context up
+        if not data:
+            return None
+        requests: list[Request] = []
+        for frame in self._frames.feed(data):
+            requests += self._requests(frame)
+        return requests
 
     def _requests(self, frame: memoryview) -> list[Request]:
         """The requests of a frame; what none of the executors knows is refused."""
@@ -314,7 +172,7 @@ class Lane:
             try:
                 message = self._decode_message(raw)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                message = _Malformed(str(error))
+                message = Malformed(str(error))
             requests.append((seq, dependencies, message))
         return requests
 
@@ -324,12 +182,18 @@ class Lane:
         """Whether the op ``seq`` of this lane has been launched (asked by other lanes)."""
         return seq <= self._seen and seq not in self._aside
 
-    def _accept(self, request: Request) -> None:
+    def accept(self, request: Request) -> None:
+        """Launch a request, or put it aside for now.
+
+        Raises:
+            ProtocolViolation: it comes out of order.
+            StickyFault: the context has failed.
+        """
         seq, dependencies, message = request
         if seq <= self._accepted:
             raise ProtocolViolation(f"op {seq} came after op {self._accepted}")
         self._accepted = seq
-        fusion = None if dependencies else self._way.fusions.get(type(message))
+        fusion = None if dependencies else self._slot.fusions.get(type(message))
         if fusion is not None:
             key = fusion.key(message)
             if key is not None:
@@ -342,7 +206,7 @@ class Lane:
             self._launch_together()
         if self._aside and type(message) is RecordEvent:
             # Its point comes after those too, although they are launched later.
-            dependencies = (*dependencies, *((self._index, before) for before in self._aside))
+            dependencies = (*dependencies, *((self.index, before) for before in self._aside))
             request = seq, dependencies, message
         if dependencies and not self._ready(dependencies):
             self._aside[seq] = request
@@ -358,33 +222,46 @@ class Lane:
             # It is launched, or its lane was closed, which comes after all that was asked of it.
             if lane is None or (seq <= lane._seen and seq not in lane._aside):
                 continue
-            if lane is self:
+            if lane._launcher is self._launcher:
                 return False
             # Register first, then look again: the other lane may launch in between.
-            lane._watchers.add(self)
+            lane._watchers.add(self._launcher)
             if not lane.launched(seq):
                 return False
         return True
 
-    def _retry(self) -> None:
-        launched = False
-        for seq, request in list(self._aside.items()):
-            if self._ready(request[1]):
-                self._launch(request)
-                del self._aside[seq]
-                launched = True
-        # Not if nothing has changed: two lanes that watch each other would never rest.
-        if launched and self._watchers:
+    def end_pass(self) -> None:
+        """All that has come was accepted: launch what was held back to go together."""
+        if self._together:
+            self._launch_together()
+
+    @property
+    def aside(self) -> dict[int, Request]:
+        """What waits for other ops to be launched, by number."""
+        return self._aside
+
+    def retry(self, seq: int) -> bool:
+        """Launch what was put aside, if it need not wait any more; whether that is so.
+
+        Raises:
+            StickyFault: the context has failed.
+        """
+        request = self._aside[seq]
+        if not self._ready(request[1]):
+            return False
+        self._launch(request)
+        del self._aside[seq]
+        if self._watchers:
             self._notify()
+        return True
 
     def _notify(self) -> None:
         # Other threads add themselves meanwhile, so it stays the same set: whoever is not in
         # it yet looks afterwards, and sees what was launched before this. Each only once: one
         # that was woken may be back already, for what comes later.
-        for lane in list(self._watchers):
-            self._watchers.discard(lane)
-            with contextlib.suppress(OSError):
-                os.write(lane._wake_writer, b"w")
+        for launcher in list(self._watchers):
+            self._watchers.discard(launcher)
+            launcher.wake()
 
     def _launch_together(self) -> None:
         """Launch what was collected; it counts as launched only from here on."""
@@ -393,7 +270,7 @@ class Lane:
         if len(together) == 1:
             self._launch((last, (), together[0][1]))
         else:
-            slot = self._way
+            slot = self._slot
             seqs = [seq for seq, _ in together]
             messages = [message for _, message in together]
             if self._delay is not None:
@@ -413,12 +290,12 @@ class Lane:
 
     def _launch(self, request: Request) -> None:
         seq, dependencies, message = request
-        slot = self._way
+        slot = self._slot
         if dependencies:
             slot = self._follow(dependencies)
         if type(message) is RecordEvent:
             self._gather(slot)
-        handler = self._on_all_ways if message.everywhere else slot.handlers[type(message)]
+        handler = self._in_all_slots if message.everywhere else slot.handlers[type(message)]
         if self._delay is not None:
             self._delay()
         try:
@@ -433,8 +310,8 @@ class Lane:
         elif self._track_each_op:
             self._step(slot)
 
-    def _on_all_ways(self, message: Message) -> None:
-        for slot in self._slots:
+    def _in_all_slots(self, message: Message) -> None:
+        for slot in self.slots:
             slot.handlers[type(message)](message)
 
     def _fail(
@@ -461,10 +338,10 @@ class Lane:
         So the program prepares the next ops meanwhile, and what follows runs beside it.
         """
         self._mark(slot)
-        if self._reap():
-            self._flush()
-        if slot is self._way and slot.in_flight:
-            self._way = self._next_way()
+        if self.reap():
+            self.flush()
+        if slot is self._slot and slot.in_flight:
+            self._slot = self._next_slot()
 
     def _step(self, slot: StreamSlot) -> None:
         """Make it possible to answer what is launched so far before the group is done."""
@@ -474,23 +351,38 @@ class Lane:
         elif not slot.steps:  # it is done
             group, slot.unmarked = slot.unmarked, []
             self._complete(group)
-            if time.perf_counter() - self._flushed > _STEP_SECONDS:
-                self._flush()
+            if time.perf_counter() - self._flushed > STEP_SECONDS:
+                self.flush()
 
     def _follow(self, dependencies: tuple[tuple[int, int], ...]) -> StreamSlot:
-        """The way for an op that must come after others, made to wait for them."""
-        if len(dependencies) == 1:  # most come after one op, and on the same way
-            index, seq = dependencies[0]
-            slot = self._slot_of_op(index, seq)
-            if slot is None or slot is self._way:
-                return self._way
-        max_streams = [self._slot_of_op(index, seq) for index, seq in dependencies]
-        before = {slot for slot in max_streams if slot is not None}
-        chosen = next((slot for slot in self._slots if slot in before), self._way)
-        for slot in before - {chosen}:
-            self._mark(chosen)  # what is launched there already need not wait
-            chosen.stream.follow(slot.stream)
+        """The slot for an op that must come after others, made to wait for them."""
+        if len(dependencies) == 1:  # most come after one op, and in the same slot
+            slot = self._slot_of_op(*dependencies[0])
+            if slot is None:
+                return self._slot
+            before = {slot}
+        else:
+            found = [self._slot_of_op(index, seq) for index, seq in dependencies]
+            before = {slot for slot in found if slot is not None}
+        # Behind one of them in its stream it need not wait for that one.
+        beside = (self._beside(slot) for slot in before)
+        chosen = next((slot for slot in beside if slot is not None), self._slot)
+        queue = chosen.stream.queue
+        for slot in before:
+            if slot.stream.queue != queue:
+                self._mark(chosen)  # what is launched there already need not wait
+                chosen.stream.follow(slot.stream)
         return chosen
+
+    def _beside(self, slot: StreamSlot) -> StreamSlot | None:
+        """The lane's slot with the stream of another one's, or that slot if it is the lane's."""
+        queue, number = slot.stream.queue, slot.number
+        for ours in self.slots:
+            if ours.stream.queue == queue:
+                return ours
+        if self._shares_streams and number is not None and number < self._most_slots:
+            return self._try_slot(number)
+        return None
 
     def _slot_of_op(self, index: int, seq: int) -> StreamSlot | None:
         """Where an op is in flight, if it is and its lane was not closed."""
@@ -498,29 +390,57 @@ class Lane:
         return None if lane is None else lane._slot_of.get(seq)
 
     def _gather(self, slot: StreamSlot) -> None:
-        """Make a way wait for all others: what comes next there comes after everything."""
-        for other in self._slots:
+        """Make a slot wait for all others: what comes next there comes after everything."""
+        for other in self.slots:
             if other is not slot and (other.in_flight or other.unmarked):
                 slot.stream.follow(other.stream)
 
-    def _next_way(self) -> StreamSlot:
-        for slot in self._slots:
+    def _next_slot(self) -> StreamSlot:
+        for slot in self.slots:
             if not slot.in_flight:
                 return slot
-        if len(self._slots) < self._most_ways:
-            return self._add_way(self._new_way())
-        return self._slots[(self._slots.index(self._way) + 1) % len(self._slots)]
+        if len(self.slots) < self._most_slots:
+            there = {slot.number for slot in self.slots}
+            slot = self._try_slot(min({*range(self._most_slots)} - there))
+            if slot is not None:
+                return slot
+        return self.slots[(self.slots.index(self._slot) + 1) % len(self.slots)]
 
-    def _add_way(self, slot: StreamSlot) -> StreamSlot:
+    def _try_slot(self, number: int) -> StreamSlot | None:
+        """A further slot, if there can be one: what there are do as well."""
+        try:
+            return self._add_slot(number)
+        except StickyFault:
+            raise
+        except Exception:  # noqa: BLE001 (the library has no room for another handle)
+            self._most_slots = len(self.slots)
+            return None
+
+    def _add_slot(self, number: int) -> StreamSlot:
+        slot = self._new_slot(number)
         slot.handlers[CloseLane] = self._close
-        self._slots.append(slot)
+        self.slots.append(slot)
         return slot
 
     def _close(self, _message: CloseLane) -> None:
         """Everything of this lane was answered: others need not look for it any more."""
-        self._lanes.pop(self._index, None)
+        self._lanes.pop(self.index, None)
 
     # --- completing -------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """What was launched last is a group, complete or not."""
+        self._mark(self._slot)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is launched that is not answered."""
+        return bool(self._slot_of)
+
+    @property
+    def answers(self) -> bool:
+        """Whether there are answers to be sent."""
+        return bool(self._done or self._out)
 
     def _mark(self, slot: StreamSlot) -> None:
         if slot.unmarked:
@@ -530,20 +450,19 @@ class Lane:
                 token = slot.stream.mark()
             group, slot.unmarked = slot.unmarked, []
             steps, slot.steps = slot.steps, deque()
-            if self._completion == "callback" and token is not None:
-                self._signals[token] = fd = slot.stream.signal()
-                self._polled.register(fd, select.POLLIN)
+            if token is not None:
+                self._launcher.expect(slot.stream, token)
             if token is None:
                 self._release(slot, steps)
                 self._complete(group)
             else:
                 slot.in_flight.append(Group(group, token, steps))
 
-    def _reap(self) -> bool:
+    def reap(self) -> bool:
         """Collect what has finished; whether there is anything to report."""
-        for slot in self._slots:
+        for slot in self.slots:
             in_flight = slot.in_flight
-            if slot.unmarked and slot is not self._way:
+            if slot.unmarked and slot is not self._slot:
                 self._mark(slot)
             while in_flight:
                 group = in_flight[0]
@@ -553,10 +472,7 @@ class Lane:
                         self._reap_steps(slot, group)
                     break
                 in_flight.popleft()
-                if token in self._signals:
-                    fd = self._signals.pop(token)
-                    self._polled.unregister(fd)
-                    os.close(fd)
+                self._launcher.seen(token)
                 slot.stream.release(token)
                 self._release(slot, group.steps)
                 self._complete(group.ops)
@@ -564,7 +480,7 @@ class Lane:
 
     def _reap_steps(self, slot: StreamSlot, group: Group) -> None:
         """Collect what has finished of a group that takes long."""
-        if self._completion != "blocking" and time.perf_counter() - group.since < _STEP_SECONDS:
+        if self._launcher.polls and time.perf_counter() - group.since < STEP_SECONDS:
             return
         while group.steps and slot.stream.finished(group.steps[0][1]):
             count, token = group.steps.popleft()
@@ -591,45 +507,41 @@ class Lane:
                 except Exception as error:  # noqa: BLE001 (any value may come from a program)
                     append_frame(self._out, pack_exception(seq, error))
 
-    def _flush(self) -> None:
-        if os.getpid() != self._process:
+    def flush(self) -> None:
+        """Send the answers that there are."""
+        if os.getpid() != self._launcher.process:
             os._exit(0)  # a function has forked; what is answered is up to the parent
         if self._done:
             append_frame(self._out, self._done)
             self._done = []
         if self._out:
-            self._sock.sendall(self._out)
+            self.sock.sendall(self._out)
             self._out.clear()
             if self._track_each_op:
                 self._flushed = time.perf_counter()
 
-    def _report(self, fault: StickyFault) -> None:
-        suspects = [slot.in_flight[0].ops[0][0] for slot in self._slots if slot.in_flight]
-        suspects = suspects or [slot.unmarked[0][0] for slot in self._slots if slot.unmarked]
+    def suspect(self) -> int:
+        """The oldest op that is not known to be done; 0 if there is none."""
+        suspects = [slot.in_flight[0].ops[0][0] for slot in self.slots if slot.in_flight]
+        suspects = suspects or [slot.unmarked[0][0] for slot in self.slots if slot.unmarked]
+        return min(suspects, default=0)
+
+    def report(self, fault: StickyFault, suspect: int) -> None:
+        """Tell the program that the context has failed, probably by an op."""
         reply = Fault(
-            seq=min(suspects, default=0),
+            seq=suspect,
             status=fault.status,
             status_name=fault.status_name,
             message=str(fault),
         )
         append_frame(self._out, reply)
         with contextlib.suppress(OSError):
-            self._flush()
+            self.flush()
 
 
 _read_entries: Final = msgspec.msgpack.Decoder(
     list[tuple[int, tuple[tuple[int, int], ...], msgspec.Raw]]
 ).decode
-
-
-class _Malformed(Message, frozen=True):
-    """What is executed in the place of a message that no executor can read."""
-
-    why: str
-
-
-def _refuse(message: _Malformed) -> None:
-    raise TypeError(message.why)
 
 
 def _delay_of(index: int) -> Callable[[], None] | None:
@@ -647,6 +559,3 @@ def _delay_of(index: int) -> Callable[[], None] | None:
 
     return delay
 
-
-def _nothing(_message: object) -> None:
-    """What a withdrawn op does."""

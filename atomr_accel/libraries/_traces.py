@@ -1,0 +1,466 @@
+"""Traces: what a call comes to, for all calls that are alike.
+
+To check a call and to make its message takes most of the time that an op costs the program's
+thread. Calls on buffers of equal shapes and dtypes, with equal values beside, differ in nothing
+but addresses. So the second time that a call of such a signature comes, it is made on stand-ins
+for its buffers, and what becomes of that is kept: the encoded message with the places where
+addresses go, the outputs, and what is read and written. From then on a call is these, filled in.
+
+What a request asks its driver for is asked for again by each call. Whatever else it depends on,
+other than its arguments, it has to tell by ``Driver.depends``; what changes something as it is
+sent, or has to wait for an answer, is never traced. Facades say by ``traced`` that their calls
+keep to this.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import struct
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import msgspec
+import numpy as np
+
+from ..memory import Block, GpuRef, block_at
+from ..wire import encoder
+from .wire._recent import Recent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ..memory import Epoch, MemoryMap
+    from ..wire import Message
+    from ._library import Home
+    from ._request import Driver, Keeper, Request
+
+_SIGNATURES: Final = 1024
+"""How many a facade knows."""
+
+_MOST_BYTES: Final = 1 << 12
+"""Messages that are larger are not traced: to copy them takes longer than to make them."""
+
+_MOST_ARGUMENTS: Final = 64
+_MOST_TRIES: Final = 4
+"""Calls of a signature that cannot be traced now may be able to later, when what they need is there."""
+
+_PLAIN: Final = frozenset({int, bool, str, type(None), type})
+_SEALED: Final = object()
+_SHARED: Final = object()
+
+Key = tuple[object, ...]
+
+
+class Untraceable(Exception):
+    """A call depends on more than its signature."""
+
+
+@final
+class _Hole:
+    """Stands for an address of a stand-in, in a message that is traced.
+
+    It is encoded as a number that takes all of 64 bits, as no other does.
+    """
+
+    __slots__ = ("_at", "_numbers", "_offset")
+
+    def __init__(self, numbers: _Numbers, at: int, offset: int = 0) -> None:
+        self._numbers = numbers
+        self._at = at
+        self._offset = offset
+
+    def __add__(self, offset: int) -> _Hole:
+        return _Hole(self._numbers, self._at, self._offset + offset)
+
+    __radd__ = __add__
+
+    def __index__(self) -> int:
+        return self._numbers.number(self._at, self._offset)
+
+
+@final
+class _Numbers:
+    """The numbers that holes are encoded as.
+
+    Attributes:
+        places: the holes that were encoded: what stands there, and how far behind.
+        salt: makes them other numbers.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, int], int] = {}
+        self.salt = 0
+
+    def number(self, at: int, offset: int) -> int:
+        """The number of a hole."""
+        if not 0 <= offset < 1 << 40:
+            raise Untraceable
+        place = self.places.setdefault((at, offset), len(self.places))
+        return 1 << 63 | (self.salt ^ place) << 8 | 0xA5
+
+
+@final
+class Trace(msgspec.Struct, frozen=True):
+    """What calls of one signature come to.
+
+    Attributes:
+        epoch: the generation in which it was made; plans and kernels may be gone after it.
+        lane: the lane that executes them.
+        name: what to call them.
+        kind: the type of their message.
+        pack: makes the encoded message of its parts.
+        parts: the parts that stay, and between them those where addresses go.
+        holes: takes the blocks whose addresses go there out of all blocks.
+        offsets: how far behind these addresses; None where all are right there.
+        outputs: what is made for each call.
+        obtain: what else is asked for.
+        checks: whether what is not in the signature is as it was.
+        reads: takes what is read out of all blocks.
+        writes: takes what is written.
+        result: makes the result of all refs.
+    """
+
+    epoch: Epoch
+    lane: str
+    name: str
+    kind: type[Message]
+    pack: Callable[..., bytes]
+    parts: tuple[bytes | None, ...]
+    holes: Callable[[Sequence[Block]], tuple[Block, ...]]
+    offsets: tuple[int, ...] | None
+    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    obtain: tuple[Callable[[Driver], Block], ...]
+    checks: tuple[Callable[[], bool], ...]
+    reads: Callable[[Sequence[Block]], tuple[Block, ...]]
+    writes: Callable[[Sequence[Block]], tuple[Block, ...]]
+    result: Callable[[Sequence[GpuRef]], Any]
+
+    def holds(self, epoch: Epoch) -> bool:
+        """Whether it is good for calls of now."""
+        if self.epoch is not epoch:
+            return False
+        for check in self.checks:  # noqa: SIM110 - this is a hot path
+            if not check():
+                return False
+        return True
+
+    def call(self, driver: Driver, refs: list[GpuRef]) -> Filled:
+        """A call on these buffers.
+
+        Raises:
+            Pending: something it needs takes a wait.
+        """
+        for shape, dtype in self.outputs:
+            refs.append(driver.output(shape, dtype))
+        blocks = [ref._block for ref in refs]
+        for obtain in self.obtain:
+            blocks.append(obtain(driver))
+        addresses = [block.address for block in self.holes(blocks)]
+        if self.offsets is not None:
+            addresses = list(map(operator.add, addresses, self.offsets))
+        parts: list[Any] = [*self.parts]
+        parts[1::2] = addresses
+        payload = msgspec.Raw(self.pack(*parts))
+        return Filled(payload, self.reads(blocks), self.writes(blocks), self.result(refs))
+
+
+class Filled(NamedTuple):
+    """A call, ready to be submitted.
+
+    Attributes:
+        payload: its message, encoded.
+        reads: the blocks it reads.
+        writes: the blocks it writes.
+        result: what the caller gets.
+    """
+
+    payload: msgspec.Raw
+    reads: tuple[Block, ...]
+    writes: tuple[Block, ...]
+    result: Any
+
+
+def signature(
+    form: tuple[object, ...], memory: MemoryMap, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Key, list[GpuRef]] | None:
+    """What a call has in common with those that are alike, and its buffers.
+
+    None where nothing is known of that: views, lists and other values, and buffers that no call
+    may use, which is for the call itself to say.
+    """
+    parts: list[object] = [*form]
+    add = parts.append
+    refs: list[GpuRef] = []
+    epoch = memory.epoch
+    given: Iterable[Any] = args
+    if kwargs:
+        parts += (*kwargs, len(args))
+        given = (*args, *kwargs.values())
+    for value in given:
+        kind = type(value)
+        if kind is GpuRef:
+            block = value._block
+            if type(block) is not Block:
+                return None
+            if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
+                return None
+            if block.sealed:  # also one that is of this generation, while it is being filled
+                add(_SEALED)
+            add(value.shape)
+            add(value.dtype)
+            refs.append(value)
+            continue
+        if kind is float:
+            if value == 0.0 or value != value:  # zeros with a sign, and what equals nothing
+                value = repr(value)
+        elif kind is tuple:
+            if not all([type(item) is int for item in value]):
+                return None
+        elif kind not in _PLAIN and not isinstance(value, np.dtype):
+            return None
+        add(kind)
+        add(value)
+    if len(refs) > 1:
+        blocks = [ref._block for ref in refs]
+        if len(set(blocks)) < len(blocks):
+            add(_SHARED)
+            parts += map(blocks.index, blocks)
+    return tuple(parts), refs
+
+
+
+@final
+class Traces:
+    """What calls of a facade come to, by their signatures; shared by all its copies."""
+
+    def __init__(self) -> None:
+        self._known: Recent[Key, Trace | int] = Recent(_SIGNATURES)
+
+    def find(
+        self,
+        make: Callable[..., Request[Any]],
+        facade: object,
+        home: Home,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Trace, list[GpuRef]] | None:
+        """What a call comes to, and its buffers; None where it has to be made in full.
+
+        Args:
+            make: makes its request.
+            facade: whose method it is.
+            home: where it is called.
+            args, kwargs: its arguments.
+        """
+        memory = home.memory
+        known = signature((make, home.driver), memory, args, kwargs)
+        if known is None:
+            return None
+        key, refs = known
+        found = self._known.get(key)
+        if type(found) is not Trace:
+            if found is None:
+                self._known.keep(key, 1)
+                return None
+            tries = found
+        elif found.holds(memory.epoch):
+            return found, refs
+        else:
+            tries = 1
+        if tries > _MOST_TRIES:
+            return None
+        try:
+            traced = _Tracer(home).trace(make, facade, args, kwargs)
+        except Exception:  # noqa: BLE001 - the call is made in full next, and raises what is wrong
+            self._known.keep(key, tries + 1)
+            return None
+        self._known.keep(key, traced)
+        return traced, refs
+
+
+@final
+class _Tracer:
+    """The driver of a call that is traced."""
+
+    def __init__(self, home: Home) -> None:
+        self.home: Final = home
+        self.memory: Final = home.memory
+        self._stand_ins: dict[Block, GpuRef] = {}
+        self._refs: list[GpuRef] = []
+        self._obtained: list[Block] = []
+        self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        self._obtain: list[Callable[[Driver], Block]] = []
+        self._checks: list[Callable[[], bool]] = []
+        self._numbers: Final = _Numbers()
+
+    @property
+    def keeper(self) -> Keeper:
+        """What ops leave for later ones is asked for by ``obtain``."""
+        raise Untraceable
+
+    def trace(
+        self,
+        make: Callable[..., Request[Any]],
+        facade: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Trace:
+        """What calls like this one come to.
+
+        Raises:
+            Untraceable: they differ in more than their signature tells.
+            Exception: they fail.
+        """
+        given = [self._stand_in(value) for value in args]
+        named = {name: self._stand_in(value) for name, value in kwargs.items()}
+        return self._finish(make(facade, *given, **named))
+
+    def _stand_in(self, value: Any) -> Any:
+        """What stands for an argument."""
+        if type(value) is not GpuRef:
+            return value
+        block = value._block
+        shared = self._stand_ins.get(block)
+        if shared is None:
+            made = self._block(len(self._refs))
+            made.epoch, made.sealed = block.epoch, block.sealed
+        else:
+            made = shared._block
+        ref = self._stand_ins[block] = value.on_block(made)
+        self._refs.append(ref)
+        return ref
+
+    def _block(self, at: int) -> Block:
+        return block_at(self.memory, _Hole(self._numbers, at), 0)
+
+    # --- what the request asks for --------------------------------------------------------
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """A stand-in for a buffer that each call makes."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        ref = GpuRef(self._block(len(self._refs)), shape, dtype, nbytes)
+        self._refs.append(ref)
+        self._outputs.append((shape, dtype))
+        return ref
+
+    def obtain(self, make: Callable[[Driver], Block]) -> Block:
+        """A stand-in for what each call asks for."""
+        block = self._block(_MOST_ARGUMENTS + len(self._obtain))
+        self._obtain.append(make)
+        self._obtained.append(block)
+        return block
+
+    def depends(self, still: Callable[[], bool]) -> None:
+        """Each call asks whether it is so."""
+        self._checks.append(still)
+
+    def perform(self, request: Request[Any]) -> Any:
+        """What comes first may change what comes then."""
+        raise Untraceable
+
+    # --- what becomes of it ---------------------------------------------------------------
+
+    def _finish(self, request: Request[Any]) -> Trace:
+        submission = request.prepare(self)
+        message = submission.message
+        if message is None or message.bulky or message.returns is not None:
+            raise Untraceable
+        if submission.sent or submission.done or submission.finish:
+            raise Untraceable
+        refs, count = self._refs, len(self._refs)
+        if count > _MOST_ARGUMENTS:
+            raise Untraceable
+        pack, parts, holes = self._template(message)
+        at_of = {at: at for at in range(count)}
+        at_of |= {_MOST_ARGUMENTS + at: count + at for at in range(len(self._obtained))}
+        places = {ref._block: at for at, ref in reversed([*enumerate(refs)])}
+        places |= {block: count + at for at, block in enumerate(self._obtained)}
+        return Trace(
+            self.memory.epoch,
+            request.lane.name,
+            request.name,
+            type(message),
+            pack,
+            parts,
+            picker([at_of[at] for at, _ in holes]),
+            tuple([offset for _, offset in holes]) if any(offset for _, offset in holes) else None,
+            tuple(self._outputs),
+            tuple(self._obtain),
+            tuple(self._checks),
+            picker([places[block] for block in submission.reads]),
+            picker([places[block] for block in submission.writes]),
+            self._result(submission.result),
+        )
+
+    def _template(
+        self, message: Message
+    ) -> tuple[Callable[..., bytes], tuple[bytes | None, ...], list[tuple[int, int]]]:
+        """What makes the encoded message, its parts, and what its holes stand for.
+
+        Encoded twice with other numbers in its holes, it differs there and nowhere else.
+        """
+        numbers = self._numbers
+        numbers.salt = 0x5_1DE5_ACC0
+        one = encoder.encode(message)
+        numbers.salt = 0xA_E21A_533F
+        other = encoder.encode(message)
+        if len(one) != len(other) or len(one) > _MOST_BYTES:
+            raise Untraceable
+        found: dict[int, tuple[int, int]] = {}
+        for hole in numbers.places:
+            marker = b"\xcf" + numbers.number(*hole).to_bytes(8, "big")
+            start = other.find(marker)
+            while start >= 0:
+                found[start + 1] = hole
+                start = other.find(marker, start + len(marker))
+        pieces: list[tuple[bytes, bytes]] = []
+        parts: list[bytes | None] = []
+        layout, end = ">", 0
+        for start in sorted(found):
+            pieces.append((one[end:start], other[end:start]))
+            parts += (one[end:start], None)
+            layout += f"{start - end}sQ"
+            end = start + 8
+        pieces.append((one[end:], other[end:]))
+        parts.append(one[end:])
+        layout += f"{len(one) - end}s"
+        if any(piece != same for piece, same in pieces):
+            raise Untraceable
+        return struct.Struct(layout).pack, tuple(parts), [found[start] for start in sorted(found)]
+
+    def _result(self, result: Any) -> Callable[[Sequence[GpuRef]], Any]:
+        """What makes the result of a call's refs."""
+        if result is None:
+            return _nothing
+        if isinstance(result, GpuRef):
+            return self._one(result)
+        if type(result) not in (tuple, list):
+            raise Untraceable
+        parts = [self._one(ref) for ref in result]
+        kind: Callable[[Iterable[GpuRef]], Any] = type(result)
+        return lambda refs: kind([part(refs) for part in parts])
+
+    def _one(self, result: GpuRef) -> Callable[[Sequence[GpuRef]], GpuRef]:
+        for at, ref in enumerate(self._refs):
+            if ref is result:
+                return itemgetter(at)
+        for at, ref in enumerate(self._refs):
+            if ref._block is result._block:
+                shape, dtype, nbytes = result.shape, result.dtype, result.nbytes
+                return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes)
+        raise Untraceable
+
+
+def _nothing(_refs: Sequence[GpuRef]) -> None:
+    """The result of calls that return none."""
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the items at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    if positions:
+        only = positions[0]
+        return lambda items: (items[only],)
+    return lambda _items: ()
