@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
 
-    from ..contract.arrays import Array
+    from ..arrays import Array
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 
