@@ -17,7 +17,7 @@ from ..fakes import cudnn as fake_cudnn
 from ..fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
 from ..harness import program
 from .conformance import on_cuda
-from .dnn.host.test_lowering import graphs_of, offer
+from .dnn.host.offers import graphs_of, offer
 from .dnn.rows import attention as attention_rows
 from .dnn.rows import ops as dnn_rows
 

@@ -15,7 +15,7 @@ from atomr_accel.lanes import Op
 from ..fakes import behind
 from ..harness import cpu_only, opened, program
 from .programs import KINDS, Array, Run
-from .test_programs import Delayed, compiled, programs
+from .running import Delayed, compiled, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

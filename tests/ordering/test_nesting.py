@@ -18,7 +18,7 @@ from atomr_accel.testing import poison
 
 from ..fakes.graphs import graphs
 from ..harness import ON_CUDA, cpu_only, on_shared, opened, program, settled, used_by
-from .test_batches import adder
+from .programs import adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device

@@ -12,13 +12,13 @@ from atomr_accel.libraries.blaslt.wire._layout import Layout
 
 from ... import seeds
 from ...harness import on_shared
-from ..blas.test_arguments import DTYPES, Refs
+from ..blas.buffers import DTYPES, Refs
 from ..conformance import MARKS, Array, dtype_of, on_cuda
 
 if TYPE_CHECKING:
     from atomr_accel import Device
 
-    from ..blas.test_arguments import Call
+    from ..blas.buffers import Call
 
 pytestmark = MARKS
 

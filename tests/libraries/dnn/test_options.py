@@ -16,7 +16,7 @@ from atomr_accel.libraries.dnn.rnn._facade import Rnn
 from atomr_accel.libraries.wire import _options
 
 from ..conformance import MARKS, dtype_of
-from ..test_aliasing import ROWS, C, I, M, Row, V, put_all, row
+from ..writers import ROWS, C, I, M, Row, V, put_all, row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

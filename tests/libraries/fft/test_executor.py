@@ -32,7 +32,7 @@ from atomr_accel.libraries.host._vendor import TYPES
 from ... import seeds
 from ..conformance import Array, dtype_of
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
-from .test_plan import Machine, reference, sample
+from .machine import Machine, reference, sample
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,8 +25,8 @@ from atomr_accel.libraries.rng.wire._messages import Distribution, Draw, Pick, P
 from ... import seeds
 from ..conformance import Array
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
+from .instances import a_distribution, at, instances
 from .statistics import check_continuous
-from .test_kernels import a_distribution, at, instances
 
 if TYPE_CHECKING:
     from ...fakes.driver import FakeDriver

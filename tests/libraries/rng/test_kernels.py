@@ -11,14 +11,14 @@ import pytest
 from scipy import stats
 from scipy.stats import qmc
 
-from atomr_accel.libraries.host._device_code import C_TYPES
 from atomr_accel.libraries.rng.host._source import ROWS, SOURCE, parameters, type_of
-from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS, FLOATS, WHOLE, digits
+from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS, FLOATS, digits
 from atomr_accel.libraries.rng.wire._messages import Distribution
 
 from ... import seeds
 from ..conformance import Array, dtype_of
 from ..host_kernels import compile_kernels, needs_compiler, on_host
+from .instances import a_distribution, at, instances
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
 
 N = 20_000
@@ -41,51 +41,10 @@ ACCEPTED: dict[tuple[str, tuple[float, ...]], Any] = {
 SLACK = {"float16": 0.001, "bfloat16": 0.008, "float32": 0.0, "float64": 0.0}
 """What rounding to a narrow type may move a distribution function by."""
 
-FILL = "{t}* out; u64 count; u64 key; u64 first; Params p"
-APPLY = "{t}* out; const uint4* there; u64 count; u64 key; u64 first; Params p"
-SOBOL = (
-    "{t}* out; const {w}* vectors; const {w}* scramble; u64 count; u64 first; u64 dims; Params p"
-)
-
-
-def a_distribution(
-    name: str, dtype: str, floats: tuple[float, ...] = (), **more: int
-) -> Distribution:
-    values = {"low": 0, "span": 0, "table": 0, "extent": 0, **more}
-    return Distribution(name, dtype, floats, **values)
-
-
-def instances(whole: tuple[str, ...] = (*WHOLE, "bool")) -> dict[str, str]:
-    """Every kernel for every law and dtype, with its parameters."""
-    members: dict[str, str] = {}
-    for name, rule in DISTRIBUTIONS.items():
-        integral = name.startswith("integers") or name in ("search", "poisson")
-        for dtype in whole if integral else FLOATS:
-            law, t = type_of(a_distribution(name, dtype)), C_TYPES[dtype]
-            if rule.until_accepted:
-                members[f"draw_each<{law}>"] = FILL.format(t=t)
-                continue
-            members[f"fill<{law}>"] = FILL.format(t=t)
-            members[f"apply<{law}>"] = APPLY.format(t=t)
-            for word in ("u32", "u64"):
-                members[f"sobol<{law}, {word}>"] = SOBOL.format(t=t, w=word)
-    members["draw_each<Race>"] = FILL.format(t="double")
-    members["first_of"] = "i64* out; const double* times; u64 items; u64 wanted"
-    members["permute"] = "i64* out; u64 items; u64 wanted; u64 key; u64 call"
-    for row in ROWS.values():
-        members[f"take<{row}>"] = (
-            f"{row}* out; const {row}* rows; const i64* index; u64 count; u64 width"
-        )
-    return members
-
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return compile_kernels(on_host(SOURCE), instances(), tmp_path_factory.mktemp("rng"))
-
-
-def at(array: Array | None) -> int:
-    return 0 if array is None else array.ctypes.data
 
 
 class Kernels:

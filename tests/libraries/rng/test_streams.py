@@ -221,7 +221,7 @@ class Vendor:
 def noting_kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from atomr_accel.libraries.rng.host._source import SOURCE
 
-    from .test_kernels import instances
+    from .instances import instances
 
     members = {
         name: text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ...conformance import MARKS, conform
-from ..host.test_lowering import graphs_of, offer
+from ..host.offers import graphs_of, offer
 from ..rows.attention import OPERATIONS
 
 if TYPE_CHECKING:

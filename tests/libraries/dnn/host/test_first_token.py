@@ -15,7 +15,7 @@ from atomr_accel.libraries.dnn.wire._graph import Graph, decode
 
 from ...conformance import Array, dtype_of
 from ...host_kernels import compile_kernels, needs_compiler, on_host
-from .test_kernels import addresses_of, memory
+from .graph_memory import addresses_of, memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,7 +128,7 @@ def test_longer_ones_are_not_computed_by_them() -> None:
 @pytest.mark.slow
 def test_cudnn_is_asked_for_what_it_has(tmp_path: Path) -> None:
     pytest.importorskip("cudnn")
-    from .test_lowering import offer
+    from .offers import offer
 
     expected = {}
     for options in OPTIONS:

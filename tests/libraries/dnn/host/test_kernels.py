@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +35,7 @@ from atomr_accel.libraries.host._device_code import C_TYPES
 
 from ...conformance import dtype_of, eps_of
 from ...host_kernels import compile_kernels, needs_compiler, on_host
+from .graph_memory import addresses_of, memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,12 +57,6 @@ def attributes_of(op: str) -> list[dict[str, Any]]:
     return [plain, {**plain, **CLIPPED}] if "relu" in op else [plain]
 
 
-def memory(address: int, nbytes: int) -> Array:
-    """The bytes at an address of this process."""
-    there: Any = (ctypes.c_uint8 * nbytes).from_address(address)
-    return np.frombuffer(there, np.uint8)
-
-
 def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
     """Memory for a graph's buffers, with positive and negative numbers."""
     arrays = {}
@@ -76,10 +70,6 @@ def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
             values = rng.integers(limits.min, limits.max, tensor.extent, limits.dtype)
         arrays[id_] = values.astype(dtype_of(tensor.dtype))
     return arrays
-
-
-def addresses_of(arrays: dict[int, Array]) -> dict[int, int]:
-    return {id_: array.ctypes.data for id_, array in arrays.items()}
 
 
 def compare(graph: Graph, got: dict[int, Array], arrays: dict[int, Array], scalars: Any) -> None:
