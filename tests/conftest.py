@@ -84,12 +84,12 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The contract counts as a test of the GPU when it is held against one."""
+    """What every device promises counts as a test of the GPU when it is held against one."""
     here = Path(__file__).parent
     for item in items:
         if ON_CUDA and any(
             item.path.is_relative_to(here / part)
-            for part in ("contract", "ordering", "transfers", "interop")
+            for part in ("contract", "ordering", "transfers", "interop", "memory")
         ):
             item.add_marker("gpu")
         elif not ON_CUDA and item.get_closest_marker("gpu"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,7 @@ from atomr_accel import OutOfMemory, open_device
 from atomr_accel.memory import SLICE, MemoryMap
 from atomr_accel.memory._map import SLAB_BYTES, Slab
 
-from ..harness import cancelled_at, on_shared, opened, program, settled, used_by
+from ..harness import cancelled_at, descriptors, on_shared, opened, program, settled, used_by
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
@@ -99,10 +98,6 @@ async def test_trimming_gives_descriptors_back(device: Device) -> None:
     await device.trim()
     assert (descriptors(), device.statistics().memory.slabs) == before
     await device.zeros(3)
-
-
-def descriptors() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
 
 
 async def trim_interrupted(device: Device) -> int:
