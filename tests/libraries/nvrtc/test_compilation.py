@@ -327,3 +327,14 @@ def test_modules_are_unloaded_once(modules: Modules) -> None:
     assert driver.loaded == ["module 2 of b'two'"]
     kernels.close()
     assert driver.loaded == []
+
+
+@on_shared
+async def test_statistics_count_kernels_that_were_made(device: Device) -> None:
+    before = device.nvrtc.statistics()
+    source = 'extern "C" __global__ void counted(float* x) { x[0] += 1; }'
+    for _ in range(2):
+        await device.nvrtc.compile(source, "counted", cpu=lambda x: None)
+    after = device.nvrtc.statistics()
+    assert after.kernels - before.kernels == 2
+    assert 0 <= after.found - before.found <= 2
