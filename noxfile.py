@@ -95,7 +95,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Run the same tests in one process and show their branch coverage.
+    """Run the same tests in one process; fail if their branch coverage is below the floor.
+
+    The floor is ``fail_under`` in ``pyproject.toml``. It holds for all tests: words such as
+    ``-k gemm`` make the session fail for what they leave out.
 
     Coverage starts before pytest does: the package brings a pytest plugin, so pytest imports it
     long before pytest-cov would begin to look.

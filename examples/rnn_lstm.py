@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from atomr_accel import CpuFallbackWarning, Device, GpuRef, open_device
 
-STEPS, BATCH, HIDDEN, SHORTEST = 6, 128, 32, 3
+STEPS, BATCH, HIDDEN, SHORTEST = 6, 64, 32, 3
 RATE, ROUNDS = 0.5, 150
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,12 +84,12 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The contract counts as a test of the GPU when it is held against one."""
+    """What every device promises counts as a test of the GPU when it is held against one."""
     here = Path(__file__).parent
     for item in items:
         if ON_CUDA and any(
             item.path.is_relative_to(here / part)
-            for part in ("contract", "ordering", "transfers", "interop")
+            for part in ("contract", "ordering", "transfers", "interop", "memory")
         ):
             item.add_marker("gpu")
         elif not ON_CUDA and item.get_closest_marker("gpu"):
@@ -101,6 +102,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATOMR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heeded_ctrl_c() -> Iterator[None]:
+    """Python's own handler, also where the tests run in the background, whose shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session", params=["thread", "process"])

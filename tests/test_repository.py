@@ -231,14 +231,6 @@ async def test_a_host_loads_its_own_half_only() -> None:
     assert {name for name in ours if part_of(name) in programs or "_facade" in name} == set()
 
 
-def test_the_program_of_the_readme_runs() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    program = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert program is not None
-    assert len(program[1].splitlines()) <= 13
-    assert run(program[1]).startswith("[[")
-
-
 def run(program: str) -> str:
     """What a program prints in a process of its own."""
     command = [sys.executable, "-c", program]
@@ -257,3 +249,55 @@ def test_every_session_says_what_it_does() -> None:
     }
     assert {"demo", "tests", "gpu", "bench", "lint", "types", "headers", "docs"} <= sessions.keys()
     assert [name for name, docstring in sessions.items() if not docstring] == []
+
+
+# --- where tests are -----------------------------------------------------------------------
+
+TESTS = ROOT / "tests"
+PROMISES = {"contract", "ordering", "interop", "transfers", "run", "soak", "gpu", "benchmarks"}
+"""Folders of tests that are named by what the whole program promises."""
+
+ELSEWHERE = {"libraries/run": "run", "libraries/programs": "ordering"}
+"""Libraries whose tests are those of a promise."""
+
+
+def test_what_is_in_a_folder_of_the_package_is_tested_in_one_of_the_same_name() -> None:
+    """In that folder or below it."""
+    parts = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    libraries = {f"libraries/{path.parent.name}" for path in PACKAGE.glob("libraries/*/wire")}
+    wanted = {*parts, *libraries, "libraries/host"}
+    homes = {ELSEWHERE.get(folder, folder) for folder in wanted}
+    assert {home for home in homes if not any((TESTS / home).rglob("test_*.py"))} == set()
+
+
+def test_a_folder_of_tests_has_the_name_of_what_it_is_about() -> None:
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    unknown = {
+        folder.as_posix()
+        for folder in folders - {Path()}
+        if not (PACKAGE / folder).is_dir()
+        if folder.as_posix() not in {*PROMISES, "docs"}
+    }
+    assert unknown == set()
+
+
+def test_contributing_names_every_folder_of_tests() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("### Where a test goes")
+    named = set(re.findall(r"`tests/([\w/]+)`", table.partition("\n#")[0]))
+    there = {path.parent.relative_to(TESTS).parts[:1] for path in TESTS.rglob("*.py")}
+    assert {name for (name,) in there - {()}} <= named
+    assert {name for name in named if not (TESTS / name).exists()} == set()
+
+
+def test_what_tests_share_is_not_in_files_of_tests() -> None:
+    sharing = {
+        f"{path.relative_to(TESTS)} imports {node.module}"
+        for path in TESTS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        if "test_" in f".{node.module}".rpartition(".")[2]
+    }
+    assert sharing == set()
+    fakes = {path for path in TESTS.rglob("*fake*.py") if not path.name.startswith("test_")}
+    assert fakes == set(), "fakes are in tests/fakes"

@@ -54,7 +54,7 @@ from .counter import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 
 # --- messages ----------------------------------------------------------------------
@@ -556,15 +556,6 @@ async def test_a_system_that_gives_up_raises_the_cause() -> None:
     assert b.stopped
 
 
-@pytest.fixture
-def heeded_ctrl_c() -> Iterator[None]:
-    """Python's own handler, also where the tests run in the background, whose shell ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeded_ctrl_c")
 async def test_ctrl_c_in_a_handler_ends_the_system_and_answers_the_asker() -> None:
     class Interrupted(Counter):
         @handler

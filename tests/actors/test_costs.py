@@ -35,7 +35,7 @@ from atomr_accel.actors._mailbox import SWEEP, Ask, Inbox
 from atomr_accel.actors._supervision import Action, Start, Stop, SupervisionMachine, Wake
 
 from .counter import Add, Boom, Counter, Fail, Get, Hang
-from .test_supervision_model import nothing
+from .supervisions import nothing
 
 
 def lines(of: Any, call: Callable[[], object]) -> int:

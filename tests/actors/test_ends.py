@@ -38,7 +38,7 @@ from atomr_accel.actors._supervision import (
 )
 
 from .counter import Boom, Counter, Fail, Hang, Minor, quick
-from .test_supervision_model import FAULTS, SUPERVISIONS, Restart, nothing, specs
+from .supervisions import FAULTS, SUPERVISIONS, Restart, nothing, specs
 
 
 @pytest.fixture(params=range(12))

@@ -170,12 +170,8 @@ def test_an_interrupt_leaves_as_itself(strict: bool, opener: Opener) -> None:
         async with opener():
             signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(strict, main)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        run(strict, main)
 
 
 class Fail(Message[None]):
@@ -254,10 +250,6 @@ def test_an_interrupt_while_an_actor_starts_stops_it(strict: bool) -> None:
             assert not system.tree().children
             raise Boom
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(Boom):
-            run(strict, main)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(Boom):
+        run(strict, main)
     assert steps == ["starting", "stopped", "interrupted"]

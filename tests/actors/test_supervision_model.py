@@ -32,7 +32,6 @@ from atomr_accel.actors import (
     ChildSpec,
     ChildState,
     Directive,
-    Intensity,
     RestartType,
     Strategy,
     Supervision,
@@ -54,6 +53,18 @@ from atomr_accel.actors._supervision import (
     Wake,
 )
 
+from .supervisions import (
+    FAULTS,
+    NAMES,
+    SUPERVISIONS,
+    Restart,
+    Resume,
+    StopIt,
+    Worse,
+    nothing,
+    specs,
+)
+
 QUICK = settings(
     max_examples=500,
     stateful_step_count=12,
@@ -61,37 +72,6 @@ QUICK = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-
-
-class Resume(Exception):
-    pass
-
-
-class Restart(Exception):
-    pass
-
-
-class StopIt(Exception):
-    pass
-
-
-class Worse(Exception):
-    pass
-
-
-FAULTS: list[type[Exception]] = [Restart, Resume, StopIt, Worse]
-DECIDER = decide_by_type(
-    {
-        Resume: Directive.RESUME,
-        Restart: Directive.RESTART,
-        StopIt: Directive.STOP,
-        Worse: Directive.ESCALATE,
-    }
-)
-
-
-async def nothing(*, task_status: trio.TaskStatus[None]) -> None:
-    raise AssertionError("only its name is used")
 
 
 class End(enum.Enum):
@@ -297,25 +277,7 @@ class World:
 # --- strategies --------------------------------------------------------------------
 
 RARELY = st.integers(0, 9).map(lambda n: n == 9)
-NAMES = st.sampled_from("abcd")
 SCRIPTS = st.dictionaries(NAMES, st.lists(st.sampled_from(FAULTS), max_size=2), max_size=2)
-SUPERVISIONS = st.builds(
-    Supervision,
-    strategy=st.sampled_from(Strategy),
-    decider=st.just(DECIDER),
-    intensity=st.builds(
-        Intensity, restarts=st.integers(0, 5), within=st.sampled_from([1.0, 10.0, 100.0])
-    ),
-    backoff=st.sampled_from([Backoff(base=0), Backoff(), Backoff(initial=2, base=3, factor=1)]),
-    auto_shutdown=st.sampled_from(AutoShutdown),
-)
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> ChildSpec:
-    restart = draw(st.sampled_from(RestartType))
-    significant = restart is not RestartType.PERMANENT and draw(st.integers(0, 2)) == 0
-    return ChildSpec(draw(NAMES), nothing, restart, significant=significant)
 
 
 # --- the machine does what OTP does ------------------------------------------------

@@ -16,12 +16,11 @@ from atomr_accel.backends import Backend, Capabilities
 from atomr_accel.backends._registry import BUILT_IN, GROUP, find_backend
 from atomr_accel.libraries._library import LaneSpec
 
+from ..harness import ROOT
 from ..harness import program as running
 
 if TYPE_CHECKING:
     from atomr_accel.lanes import Isolation
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

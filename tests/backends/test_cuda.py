@@ -14,8 +14,8 @@ from atomr_accel.backends import cuda
 from atomr_accel.backends.cuda.host._context import CudaContext
 from atomr_accel.wire import SLAB_SHIFT, StickyFault, StreamPlan
 
-from ..fake_driver import installed, memory
-from ..fake_gpu import GRANULARITY, MEMORY, FakeGpu
+from ..fakes.driver import installed, memory
+from ..fakes.gpu import GRANULARITY, MEMORY, FakeGpu
 from ..harness import cpu_only, program
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import trio.testing
 
 from atomr_accel import open_device
 
+from ..arrays import random_bits
 from ..harness import (
     BACKEND,
     Gate,
@@ -27,7 +28,6 @@ from ..harness import (
     settled,
     used_by,
 )
-from .arrays import random_bits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -18,15 +18,15 @@ from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.lanes import CHUNK
 
+from ..arrays import LAYOUTS, arrays, dtypes, layouts, random_bits, shapes
 from ..harness import on_shared, same_bits, settled
-from .arrays import LAYOUTS, arrays, dtypes, layouts, random_bits, shapes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device
 
-    from .arrays import Array
+    from ..arrays import Array
 
 
 # --- there and back ------------------------------------------------------------------------

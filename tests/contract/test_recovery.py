@@ -14,6 +14,7 @@ from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, Un
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
 
+from ..arrays import random_bits
 from ..harness import (
     Gate,
     cpu_only,
@@ -24,7 +25,6 @@ from ..harness import (
     settled,
     used_by,
 )
-from .arrays import random_bits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -17,6 +17,7 @@ from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
 from atomr_accel.lanes import CHUNK, HostHandle, Op
 from atomr_accel.testing import poison
 
+from ..arrays import arrays, random_bits
 from ..harness import (
     Gate,
     cancelled_at,
@@ -28,7 +29,6 @@ from ..harness import (
     same_bits,
     settled,
 )
-from .arrays import arrays, random_bits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
     from atomr_accel.lanes import Isolation
 
-    from .arrays import Array
+    from ..arrays import Array
 
 
 @given(array=arrays(), before=st.booleans())

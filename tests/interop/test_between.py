@@ -27,7 +27,7 @@ from atomr_accel import (
 )
 from atomr_accel.testing import kill_host, poison
 
-from ..contract.arrays import random_bits
+from ..arrays import random_bits
 from ..harness import (
     ROOT,
     SECOND,

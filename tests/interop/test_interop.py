@@ -15,7 +15,7 @@ from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, OutOfMemory,
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire._interop import CUDA, DeviceArray, _borrow_capsule, _lent, borrow
 
-from ..contract.arrays import LAYOUTS, arrays, layouts
+from ..arrays import LAYOUTS, arrays, layouts
 from ..harness import (
     Tensor,
     cancelled_at,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
-    from ..contract.arrays import Array
+    from ..arrays import Array
 
 DLPACK = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 DLPACK |= {"float16", "float32", "float64", "complex64", "complex128"}

@@ -6,7 +6,7 @@ import pytest
 
 from atomr_accel.lanes import Isolation
 
-from ..fake_driver import FakeDriver, installed
+from ..fakes.driver import FakeDriver, installed
 from .conformance import pytest_terminal_summary
 
 if TYPE_CHECKING:

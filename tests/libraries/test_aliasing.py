@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,298 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel.libraries._arguments import require_no_alias
-from atomr_accel.libraries.blas.wire._rows import COMPLEX
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
-from atomr_accel.libraries.blas.wire._rows import Row as BlasRow
 
 from .conformance import MARKS, dtype_of
+from .writers import LIBRARIES, ROWS, SHIFT, Buffer, Row, put_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
+    from atomr_accel import Device
 
 pytestmark = MARKS
-
-_SHIFT: Final = 64
-"""Bytes between two that overlap: no library minds a view that begins there."""
-
-_LIBRARIES: Final = ("blas", "blaslt", "dnn", "fft", "rng")
-
-Buffer = tuple[tuple[int, ...], str]
-
-
-def _by_name(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
-    return function(**refs, **options)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way to call a function.
-
-    Attributes:
-        name: ``library.function``.
-        buffers: shapes and dtypes of what it gets, by name.
-        written: names of those that it writes.
-        in_place: of what it reads: those that a written one may be, exactly.
-        options: other arguments.
-        call: how to call it.
-    """
-
-    name: str
-    buffers: dict[str, Buffer]
-    written: tuple[str, ...] = ("out",)
-    in_place: tuple[tuple[str, str], ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    call: Callable[[Any, dict[str, Any], dict[str, Any]], Any] = _by_name
-
-
-def row(
-    name: str,
-    *in_place: str,
-    dtype: Any = "float32",
-    written: Any = ("out",),
-    options: Any = None,
-    call: Any = _by_name,
-    **buffers: Any,
-) -> Row:
-    """A row; a buffer is a shape, or a shape and a dtype."""
-    given = {
-        each: what if isinstance(what[0] if what else None, tuple) else (what, dtype)
-        for each, what in buffers.items()
-    }
-    pairs = tuple((written[0], each) for each in in_place)
-    return Row(name, given, written, pairs, options or {}, call)
-
-
-def _lists(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
-    """``x[0]``, ``x[1]`` as a list x."""
-    lists: dict[str, list[Any]] = {}
-    for name, ref in refs.items():
-        lists.setdefault(name[0], []).append(ref)
-    return function(lists["a"], lists["b"], out=lists["o"], **options)
-
-
-def _grads(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
-    grads = tuple(refs[f"grads (d{name})"] for name in "QKV")
-    rest = {name: ref for name, ref in refs.items() if not name.startswith("grads")}
-    return function(**rest, grads=grads, **options)
-
-
-def _scales(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
-    scales = {name: ref for name, ref in refs.items() if "scale" in name}
-    rest = {name: ref for name, ref in refs.items() if "scale" not in name}
-    return function(**rest, scales=scales, **options)
-
-
-M: Final = (16, 16)
-V: Final = (16,)
-I: Final = (2, 8, 4, 4)  # noqa: E741
-C: Final = (8,)
-S: Final = (2, 8, 2, 16)
-R: Final = (16, 2, 16)
-INT: Final = "int32"
-HALF: Final = "float16"
-_GRADS: Final = tuple(f"grads (d{name})" for name in "QKV")
-_SCALES: Final = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
-_BY_IMAGE: Final = {"x": I, "out": I}
-_BY_GRAD: Final = {"grad": I, "x": I, "out": I}
-
-
-def of_blas(routine: BlasRow) -> Row:
-    """A routine of levels 1 to 3, from its own row."""
-    dtype = "complex64" if routine.dtypes == COMPLEX else "float32"
-    buffers: dict[str, Any] = {}
-    for operand in routine.operands:
-        shape = (16,) * len(operand.shape)
-        shape = (3, 16) if operand.structure == "band" else shape
-        buffers[operand.name] = (shape, operand.dtype_of(dtype))
-    options: dict[str, Any] = {name: 0.6 for name, _ in routine.numbers if name in ("c", "s")}
-    if "kl" in routine.counts:
-        options |= {"m": 16, "n": 16, "kl": 1, "ku": 1}
-    written = tuple(routine.operands[at].name for at in routine.written)
-    return row(
-        f"blas.{routine.name}",
-        *routine.in_place,
-        written=written,
-        options=options,
-        **buffers,
-    )
-
-
-ROWS: Final = [
-    *(of_blas(each) for each in BLAS.values() if len(each.operands) > 1),
-    row("blas.geam", "b", a=M, b=M, out=M, options={"trans_a": 1}),
-    *(row(f"blas.{name}", a=M, b=M, out=M) for name in ("gemm", "matmul")),
-    *(
-        row(
-            f"blas.{name}",
-            written=("out[0]", "out[1]"),
-            call=_lists,
-            **{f"{each}[{at}]": M for at in range(2) for each in ("a", "b", "out")},
-        )
-        for name in ("gemm_batched", "gemm_grouped_batched")
-    ),
-    row("blas.getrf_batched", "a", a=(2, 8, 8), out=(2, 8, 8)),
-    row("blas.geqrf_batched", "a", a=(2, 8, 8), out=(2, 8, 8)),
-    row("blas.getrs_batched", "b", lu=(2, 8, 8), piv=((2, 8), INT), b=(2, 8, 8), out=(2, 8, 8)),
-    row("blas.getri_batched", lu=(2, 8, 8), piv=((2, 8), INT), out=(2, 8, 8)),
-    row("blas.gels_batched", a=(2, 8, 8), b=(2, 8), out=(2, 8)),
-    row("blaslt.matmul", "c", a=M, b=M, c=M, out=M, options={"beta": 1.0}),
-    row(
-        "blaslt.matmul",
-        a=M,
-        b=M,
-        bias=V,
-        out=M,
-        aux=M,
-        written=("out", "aux"),
-        options={"epilogue": "gelu_aux_bias"},
-    ),
-    *(
-        row(f"dnn.{name}{end}", **(_BY_GRAD if end else _BY_IMAGE))
-        for name in ("relu", "leaky_relu", "sigmoid", "tanh", "gelu", "silu", "elu", "softplus")
-        for end in ("", "_grad")
-    ),
-    row("dnn.reduce", x=M, out=V, options={"mode": "sum", "axis": 1}),
-    row("dnn.conv", x=I, w=(8, 8, 1, 1), bias=C, out=I),
-    row("dnn.conv_transpose", x=I, w=(8, 8, 1, 1), bias=C, out=I),
-    row("dnn.conv_grad_input", grad=I, w=(8, 8, 1, 1), out=I, options={"shape": I}),
-    row(
-        "dnn.conv_grad_weight",
-        x=I,
-        grad=I,
-        out=(8, 8, 1, 1),
-        options={"shape": (8, 8, 1, 1)},
-    ),
-    row("dnn.conv_grad_bias", grad=I, out=C),
-    row(
-        "dnn.batch_norm",
-        x=I,
-        weight=C,
-        bias=C,
-        out=I,
-        running_mean=C,
-        running_var=C,
-        written=("out", "running_mean", "running_var"),
-        options={"training": True},
-    ),
-    row(
-        "dnn.batch_norm",
-        x=I,
-        weight=C,
-        bias=C,
-        out=I,
-        running_mean=C,
-        running_var=C,
-    ),
-    row("dnn.instance_norm", x=I, weight=C, bias=C, out=I),
-    row("dnn.group_norm", x=I, weight=C, bias=C, out=I, options={"num_groups": 2}),
-    row("dnn.layer_norm", x=M, weight=V, bias=V, out=M),
-    row("dnn.rms_norm", x=M, weight=V, bias=V, out=M),
-    row("dnn.max_pool", x=I, out=(2, 8, 2, 2), options={"window": 2}),
-    row("dnn.avg_pool", x=I, out=(2, 8, 2, 2), options={"window": 2}),
-    row(
-        "dnn.max_pool_grad",
-        grad=(2, 8, 2, 2),
-        y=(2, 8, 2, 2),
-        x=I,
-        out=I,
-        options={"window": 2},
-    ),
-    row(
-        "dnn.avg_pool_grad",
-        grad=(2, 8, 2, 2),
-        out=I,
-        options={"shape": I, "window": 2},
-    ),
-    *(row(f"dnn.{name}softmax", "x", x=M, out=M) for name in ("", "log_")),
-    *(row(f"dnn.{name}softmax_grad", "grad", "y", grad=M, y=M, out=M) for name in ("", "log_")),
-    row("dnn.dropout", "x", x=M, out=M, options={"p": 0.5, "seed": 1}),
-    row("dnn.local_response_norm", x=I, out=I, options={"size": 3}),
-    row("dnn.local_response_norm_grad", grad=I, y=I, x=I, out=I, options={"size": 3}),
-    row(
-        "dnn.flash_attention",
-        q=S,
-        k=S,
-        v=S,
-        out=S,
-        **dict.fromkeys(("seqlens_q", "seqlens_k"), ((2,), INT)),
-        dtype=HALF,
-    ),
-    row(
-        "dnn.flash_attention_grad",
-        **dict.fromkeys(("grad", "q", "k", "v", "out", *_GRADS), S),
-        **dict.fromkeys(("seqlens_q", "seqlens_k"), ((2,), INT)),
-        lse=((2, 2, 8), "float32"),
-        dtype=HALF,
-        written=_GRADS,
-        call=_grads,
-    ),
-    row(
-        "dnn.flash_attention_varlen",
-        **dict.fromkeys(("q", "k", "v", "out"), R),
-        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((3,), INT)),
-        options={"max_seqlen_q": 8, "max_seqlen_k": 8},
-        dtype=HALF,
-    ),
-    row(
-        "dnn.flash_attention_varlen",
-        q=R,
-        k=S,
-        v=S,
-        out=R,
-        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((3,), INT)),
-        block_table=((2, 1), INT),
-        options={"max_seqlen_q": 8, "max_seqlen_k": 8},
-        dtype=HALF,
-    ),
-    row(
-        "dnn.flash_attention_varlen_grad",
-        **dict.fromkeys(("grad", "q", "k", "v", "out", *_GRADS), R),
-        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ((3,), INT)),
-        lse=((16, 2), "float32"),
-        options={"max_seqlen_q": 8, "max_seqlen_k": 8},
-        dtype=HALF,
-        written=_GRADS,
-        call=_grads,
-    ),
-    row(
-        "dnn.flash_attention_with_kvcache",
-        q=(2, 1, 2, 16),
-        out=(2, 1, 2, 16),
-        k_cache=S,
-        v_cache=S,
-        k=(2, 1, 2, 16),
-        v=(2, 1, 2, 16),
-        cache_seqlens=((2,), INT),
-        dtype=HALF,
-        written=("out", "k_cache", "v_cache"),
-    ),
-    row(
-        "dnn.flash_attention_fp8",
-        q=S,
-        k=S,
-        v=S,
-        out=S,
-        **dict.fromkeys(_SCALES, ((), "float32")),
-        dtype="float8_e4m3fn",
-        call=_scales,
-    ),
-    *(
-        row(f"fft.{name}", "a", a=M, out=M, dtype="complex64")
-        for name in ("fft", "ifft", "fft2", "ifft2", "fftn", "ifftn")
-    ),
-    *(
-        row(f"fft.{name}", a=M, out=((16, 9), "complex64"))
-        for name in ("rfft", "ihfft", "rfft2", "rfftn")
-    ),
-    *(
-        row(f"fft.{name}", a=((16, 9), "complex64"), out=M)
-        for name in ("irfft", "hfft", "irfft2", "irfftn")
-    ),
-    row("rng.choice", a=M, out=(4, 16), options={"size": 4}),
-]
 
 _NOTHING_ELSE: Final = {
     *(f"rng.{name}" for name in ("beta", "cauchy", "exponential", "gamma", "integers")),
@@ -321,7 +37,7 @@ _ids = [f"{each.name}{'' if not at else f'-{at}'}" for at, each in enumerate(ROW
 
 async def test_the_table_has_every_function(device: Device) -> None:
     found = set()
-    for library in _LIBRARIES:
+    for library in LIBRARIES:
         facade = type(getattr(device, library))
         for name, function in inspect.getmembers(facade, inspect.iscoroutinefunction):
             parameters = inspect.signature(function).parameters
@@ -337,18 +53,6 @@ def _nbytes(buffer: Buffer) -> int:
     return math.prod(shape) * dtype_of(dtype).itemsize
 
 
-async def put_all(device: Device, each: Row, rng: np.random.Generator) -> dict[str, GpuRef]:
-    refs = {}
-    for name, (shape, dtype) in each.buffers.items():
-        array = rng.uniform(0.5, 1, shape)
-        if len(shape) >= 2 and shape[-1] == shape[-2]:
-            array = array + 4 * np.eye(shape[-1])  # easily solved
-        if dtype == INT:
-            array = np.zeros(shape)
-        refs[name] = await device.put(array.astype(dtype_of(dtype)))
-    return refs
-
-
 @pytest.mark.parametrize("each", ROWS, ids=_ids)
 async def test_what_is_written_is_apart(device: Device, each: Row) -> None:
     library, _, name = each.name.partition(".")
@@ -360,9 +64,9 @@ async def test_what_is_written_is_apart(device: Device, each: Row) -> None:
             if other == target or (other in each.written and other < target):
                 continue
             one, two = each.buffers[target], each.buffers[other]
-            size = max(_nbytes(one), _nbytes(two)) + _SHIFT
+            size = max(_nbytes(one), _nbytes(two)) + SHIFT
             base = await device.zeros(size, np.uint8)
-            for shift in (0, _SHIFT):
+            for shift in (0, SHIFT):
                 refs = dict(plain)
                 if _nbytes(two) <= shift:
                     continue

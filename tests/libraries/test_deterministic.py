@@ -13,18 +13,20 @@ from atomr_accel.libraries.blas._facade import LANE
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.wire._graph import Graph, encode
 
+from ..fakes import cudnn as fake_cudnn
+from ..fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
 from ..harness import program
-from . import attention_rows, dnn_rows, fake_cudnn
 from .conformance import on_cuda
-from .fake_cublas import FakeCudaBlas, FakeKernels, FakeLibrary
-from .test_dnn_lowering import graphs_of, offer
+from .dnn.host.offers import graphs_of, offer
+from .dnn.rows import attention as attention_rows
+from .dnn.rows import ops as dnn_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from atomr_accel.device import Device
 
-    from ..fake_driver import FakeDriver
+    from ..fakes.driver import FakeDriver
 
 not_on_cuda = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

@@ -38,6 +38,19 @@ if TYPE_CHECKING:
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
+ADD: Final = """
+    extern "C" __global__ void add(float* x, float value) { x[threadIdx.x] += value; }
+"""
+
+
+def add(x: Any, value: Any) -> None:
+    x += value
+
+
+async def adder(device: Device) -> Kernel[Awaited]:
+    return await device.nvrtc.compile(ADD, "add", cpu=add)
+
+
 Array = np.ndarray[Any, Any]
 Contents = list[Array] | None
 """What a buffer may hold; None if that is anybody's guess."""

@@ -7,7 +7,7 @@ import gc
 import itertools
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -22,29 +22,15 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
 
 from ..harness import ON_CUDA, cancelled_at, on_shared, opened, program, settled, used_by
-from .programs import REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, twin
+from .programs import ADD, REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, add, adder, twin
 
 if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
-    from atomr_accel.libraries._op import Awaited
-    from atomr_accel.libraries.nvrtc._facade import Kernel
 
     from ..harness import Gate
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
-
-ADD: Final = """
-    extern "C" __global__ void add(float* x, float value) { x[threadIdx.x] += value; }
-"""
-
-
-def add(x: Any, value: Any) -> None:
-    x += value
-
-
-async def adder(device: Device) -> Kernel[Awaited]:
-    return await device.nvrtc.compile(ADD, "add", cpu=add)
 
 
 @settings(max_examples=30)

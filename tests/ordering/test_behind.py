@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from atomr_accel.lanes import Op
 
+from ..fakes import behind
 from ..harness import cpu_only, opened, program
-from . import behind
 from .programs import KINDS, Array, Run
-from .test_programs import Delayed, compiled, programs
+from .running import Delayed, compiled, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

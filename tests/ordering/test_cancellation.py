@@ -13,7 +13,7 @@ from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host
 
 from ..harness import cancelled_at, interrupted_at, on_shared, opened, program, settled, used_by
-from .test_batches import ADD, add, adder
+from .programs import ADD, add, adder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

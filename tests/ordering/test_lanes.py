@@ -24,9 +24,8 @@ from atomr_accel.testing import hang, lane_delays, poison
 from atomr_accel.wire import Fill
 
 from ..harness import ON_CUDA, on_shared, opened, program, settled
-from .programs import KINDS, Run
-from .test_batches import ADD, add, adder
-from .test_programs import compiled
+from .programs import ADD, KINDS, Run, add, adder
+from .running import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

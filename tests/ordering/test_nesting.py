@@ -16,9 +16,9 @@ from atomr_accel import GpuRefSealed, GpuRefStale, KernelHung, Unsupported
 from atomr_accel.libraries.host._device_code import read_kernels
 from atomr_accel.testing import poison
 
+from ..fakes.graphs import graphs
 from ..harness import ON_CUDA, cpu_only, on_shared, opened, program, settled, used_by
-from .fake_graphs import graphs
-from .test_batches import adder
+from .programs import adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device

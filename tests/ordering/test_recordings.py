@@ -18,8 +18,7 @@ from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.testing import poison
 
 from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
-from .programs import REFUSED, TOO_MUCH_SHARED
-from .test_batches import ADD, add, adder
+from .programs import ADD, REFUSED, TOO_MUCH_SHARED, add, adder
 
 if TYPE_CHECKING:
     from atomr_accel import Device

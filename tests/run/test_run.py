@@ -17,7 +17,7 @@ from atomr_accel import ContextPoisoned, GpuRef, GpuRefStale, RemoteError
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import simulate
 
-from ..contract.arrays import arrays
+from ..arrays import arrays
 from ..harness import (
     Gate,
     cancelled_at,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
 
-    from ..contract.arrays import Array
+    from ..arrays import Array
 
 pytestmark = cpu_only  # functions here take NumPy arrays; those for a GPU are in test_gpu.py
 

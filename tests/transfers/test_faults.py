@@ -14,7 +14,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.testing import kill_host
 
-from ..contract.arrays import random_bits
+from ..arrays import random_bits
 from ..harness import (
     ON_CUDA,
     Gate,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device, GpuRef
 
-    from ..contract.arrays import Array
+    from ..arrays import Array
 
 NBYTES: Final = 64 << 20 if ON_CUDA else 20 << 20
 MOVED: Final = 1 << 30 if ON_CUDA else NBYTES

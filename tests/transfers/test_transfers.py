@@ -19,7 +19,7 @@ from atomr_accel.device.data._transfer import SMALL, TransferStatistics
 from atomr_accel.lanes import CHUNK, PinnedPool
 from atomr_accel.testing import kill_host, poison
 
-from ..contract.arrays import random_bits
+from ..arrays import random_bits
 from ..harness import Gate, cancelled_at, on_shared, opened, program, same_bits, settled, used_by
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Piece
 
-    from ..contract.arrays import Array
+    from ..arrays import Array
 
 SIZES = [SMALL, SMALL + 1, CHUNK + 1, 5 * CHUNK + 4097]
 

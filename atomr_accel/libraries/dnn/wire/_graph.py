@@ -147,11 +147,6 @@ def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> 
     return tuple(strides)
 
 
-def channels_last(ndim: int) -> tuple[int, ...]:
-    """The order of dimensions (batch, channels, space) in which channels are fastest."""
-    return order_of(ndim, last=True)
-
-
 def order_of(ndim: int, *, last: bool) -> tuple[int, ...]:
     """The dimensions from the slowest to the fastest, channels first or last."""
     return (0, *range(2, ndim), 1) if last and ndim > 1 else tuple(range(ndim))

@@ -1,0 +1,168 @@
+"""All pages of the documentation: code runs, links lead somewhere, and every name has an entry."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import re
+import sys
+import warnings
+from importlib import import_module
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel.libraries._table import CALLED
+
+from ..harness import ROOT
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+README = "README.md"
+CONTRIBUTING = "CONTRIBUTING.md"
+PAGES = [
+    README,
+    CONTRIBUTING,
+    *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md"))),
+]
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+DIRECTIVE = re.compile(r"^\.\. auto\w+:: (\S+)$", re.MULTILINE)
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+WITHOUT_DEVICES = ("docs/tutorials/actors.md", "docs/concepts/supervision.md")
+"""Their waits are on trio's clock, which need not be the wall's."""
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str) -> list[CodeType]:
+    """The Python in a page, placed where it stands in it, so that tracebacks point there."""
+    text = text_of(page)
+    code = []
+    for match in BLOCK.finditer(text):
+        padding = "\n" * text.count("\n", 0, match.start(1))
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code.append(compile(padding + match[1], str(ROOT / page), "exec", flags, dont_inherit=True))
+    return code
+
+
+async def run(page: str, names: dict[str, Any]) -> None:
+    """Run a page's blocks in order, as if they were the body of one async function."""
+    for code in blocks(page):
+        result = eval(code, names)
+        if inspect.isawaitable(result):
+            await result
+
+
+PROGRAMS = [
+    pytest.param(page, marks=[] if page in WITHOUT_DEVICES else [pytest.mark.slow])
+    for page in PAGES
+    if page != README  # its first block is a program of its own
+    if blocks(page)
+]
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("code_of_a_page")
+    if "{__name__}" in text_of(page):  # it tells a host of this process where its classes are
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    mock = trio.testing.MockClock(autojump_threshold=0) if page in WITHOUT_DEVICES else None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no CUDA device")
+        trio.run(run, page, vars(module), clock=mock)
+    vars(module).clear()
+    gc.collect()  # exported arrays have descriptors, which other tests count
+
+
+def links(page: str) -> list[tuple[str, str]]:
+    """Paths from the root, and headings or nothing, of what a page links to in the repository."""
+    found = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text_of(page))
+    here = (ROOT / page).parent
+    return [
+        (str((here / path).resolve().relative_to(ROOT)) if path else page, heading)
+        for path, heading in found
+    ]
+
+
+def contents(page: str) -> list[str]:
+    """The pages in a page's tables of contents."""
+    here = (ROOT / page).parent
+    return [
+        str((here / f"{line}.md").relative_to(ROOT))
+        for tree in TOCTREE.findall(text_of(page))
+        for line in tree.split()
+        if not line.startswith(":")
+    ]
+
+
+def headings(page: str) -> set[str]:
+    """What links can point to inside a page, by the names that hosts of Markdown give it."""
+    found = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    assert [path for path, _ in links(page) if not (ROOT / path).exists()] == []
+    inside = [(path, heading) for path, heading in links(page) if heading]
+    assert [(path, heading) for path, heading in inside if heading not in headings(path)] == []
+
+
+@pytest.mark.parametrize(
+    "page", [CONTRIBUTING, "docs/concepts/architecture.md", "docs/how-to/add-a-library.md"]
+)
+def test_modules_that_a_page_names_are_there(page: str) -> None:
+    named = re.findall(r"`((?:\w+/)*_[a-z]\w*\*?)(?:\.py)?`", text_of(page))
+    assert named
+    there = {
+        name
+        for name in named
+        if any((ROOT / "atomr_accel").rglob(f"{name.removeprefix('atomr_accel/')}.py"))
+    }
+    assert set(named) - there == set()
+
+
+def test_the_readme_leads_to_every_page_and_example() -> None:
+    """By links of its own, but for the site's tables of contents and the API's entries."""
+    examples = [str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*.py")]
+    pages = [page for page in PAGES if "/api/" not in page and not page.endswith("index.md")]
+    assert {*pages, *examples} - {README} - {path for path, _ in links(README)} == set()
+
+
+def test_every_page_of_the_site_is_in_one_table_of_contents() -> None:
+    listed = [path for page in PAGES for path in contents(page)]
+    assert sorted(listed) == sorted(set(PAGES) - {README, CONTRIBUTING, "docs/index.md"})
+
+
+def documented() -> dict[str, Any]:
+    """What the API reference has entries for, by the names it uses."""
+    names = [name for page in PAGES if "/api/" in page for name in DIRECTIVE.findall(text_of(page))]
+    assert len(names) == len(set(names))
+    return {name: resolve_name(name) for name in names}
+
+
+@pytest.mark.parametrize("package", ["atomr_accel", "atomr_accel.actors", "atomr_accel.testing"])
+def test_the_reference_has_every_public_name(package: str) -> None:
+    module = import_module(package)
+    entries = [*documented().values()]
+    missing = [name for name in module.__all__ if not is_in(getattr(module, name), entries)]
+    assert missing == []
+
+
+def is_in(thing: object, entries: list[Any]) -> bool:
+    return any(thing is entry for entry in entries)
+
+
+@pytest.mark.parametrize("made", CALLED, ids=lambda made: made.__qualname__)
+def test_the_reference_has_what_programs_call_methods_of(made: type) -> None:
+    assert is_in(made, [*documented().values()])

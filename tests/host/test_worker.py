@@ -1,0 +1,362 @@
+"""The host's half of a lane, on a device whose work finishes when the test says so."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel.host._lane import Lane
+from atomr_accel.host._launcher import Launcher
+from atomr_accel.wire import Failure, Fault, Message
+from atomr_accel.wire._messages import Withdrawn
+
+from ..fakes.lanes import SECONDS, Break, Drop, Fail, FakeDevice, Lanes, Odd, Work
+
+COMPLETIONS: Final = ("polled", "hybrid", "blocking", "callback")
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op of a random program."""
+
+    lane: int
+    message: Message
+    after: frozenset[int]
+
+    @property
+    def works(self) -> bool:
+        return isinstance(self.message, Work)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[Op]:
+    """Ops in program order; sequence numbers start at 1."""
+    lanes = draw(st.integers(1, 3))
+    kinds = st.sampled_from(["work"] * 6 + ["value", "fused", "fused", "fail", "withdrawn"])
+    ops: list[Op] = []
+    for seq in range(1, draw(st.integers(1, 40)) + 1):
+        message: Message
+        match draw(kinds):
+            case "work":
+                message = Work(seq)
+            case "value":
+                message = Work(seq, [seq, "value"])
+            case "fused":
+                message = Work(seq, None, draw(st.integers(0, 1)))
+            case "fail":
+                message = Fail(seq)
+            case _:
+                message = Withdrawn()
+        earlier = st.integers(max(1, seq - 12), max(1, seq - 1))
+        after = draw(st.frozensets(earlier, max_size=min(3, seq - 1)))
+        ops.append(Op(draw(st.integers(0, lanes - 1)), message, after))
+    return ops
+
+
+def work_before(ops: list[Op]) -> dict[int, set[int]]:
+    """The work that must be done before each op runs, or is answered.
+
+    An op that does no work hands on what it was to come after: whoever depends on it must
+    not overtake what it would have waited for.
+    """
+    before: dict[int, set[int]] = {}
+    for seq, op in enumerate(ops, 1):
+        before[seq] = set()
+        for earlier in op.after:
+            before[seq] |= before[earlier] | ({earlier} if ops[earlier - 1].works else set())
+    return before
+
+
+@settings(max_examples=150)
+@given(
+    ops=programs(),
+    max_streams=st.integers(1, 4),
+    completion=st.sampled_from(COMPLETIONS),
+    track_each_op=st.booleans(),
+    shared=st.booleans(),
+    choices=st.lists(st.integers(0, 99), min_size=1, max_size=20),
+    bunches=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_ops_keep_their_order_and_are_answered_once(
+    ops: list[Op],
+    max_streams: int,
+    completion: str,
+    track_each_op: bool,
+    shared: bool,
+    choices: list[int],
+    bunches: list[int],
+) -> None:
+    before = work_before(ops)
+    device = FakeDevice()
+    lanes = Lanes(
+        device,
+        3,
+        max_streams=max_streams,
+        completion=completion,
+        track_each_op=track_each_op,
+        shared=shared,
+    )
+    answers: dict[int, Any] = {}
+    trouble: list[str] = []
+
+    def collect(lane: int) -> None:
+        expected = sum(op.lane == lane for op in ops)
+        for seq, answer in lanes.replies(lane) if expected else ():
+            if seq in answers or ops[seq - 1].lane != lane:
+                trouble.append(f"{seq} was answered again, or by the wrong lane")
+            missing = before[seq] | ({seq} if ops[seq - 1].works else set())
+            missing -= set(device.finished)
+            if missing:
+                trouble.append(f"{seq} was answered before {missing} had finished")
+            answers[seq] = answer
+            expected -= 1
+            if not expected:
+                return
+
+    with lanes:
+        collectors = [threading.Thread(target=collect, args=(lane,)) for lane in range(3)]
+        for collector in collectors:
+            collector.start()
+        queue = list(enumerate(ops, 1))
+        while queue:  # as ports do: each lane's ops in order, in bunches of any size
+            bunches = bunches[1:] + bunches[:1]
+            bunch, queue = queue[: bunches[0]], queue[bunches[0] :]
+            for lane in {op.lane for _, op in bunch}:
+                requests = [
+                    (seq, [(ops[earlier - 1].lane, earlier) for earlier in op.after], op.message)
+                    for seq, op in bunch
+                    if op.lane == lane
+                ]
+                lanes.send(lane, *requests)
+        todo = {seq for seq, op in enumerate(ops, 1) if op.works}
+        while todo:
+            device.wait_for(lambda: bool(device.eligible()))
+            eligible = sorted(device.eligible())
+            choices = choices[1:] + choices[:1]
+            chosen = eligible[choices[0] % len(eligible)]
+            assert before[chosen] <= set(device.finished), f"{chosen} ran too early"
+            device.finish(chosen)
+            todo.remove(chosen)
+        for collector in collectors:
+            collector.join(SECONDS)
+    assert trouble == []
+    assert sorted(answers) == list(range(1, len(ops) + 1))
+    for seq, op in enumerate(ops, 1):
+        match op.message:
+            case Work(value=value):
+                assert answers[seq] == value
+            case Fail():
+                assert (answers[seq].kind, answers[seq].seq) == ("ValueError", seq)
+            case _:
+                assert answers[seq] is None
+    worked = Counter(seq for seq, op in enumerate(ops, 1) if op.works)
+    assert Counter(device.launched()) == worked
+    for stream in device.streams:
+        assert stream.released == stream.marked
+
+
+def take(lanes: Lanes, lane: int, count: int) -> dict[int, Any]:
+    """The next ``count`` answers of a lane."""
+    answers: dict[int, Any] = {}
+    for seq, answer in lanes.replies(lane):
+        answers[seq] = answer
+        if len(answers) == count:
+            break
+    return answers
+
+
+@pytest.mark.parametrize("completion", COMPLETIONS)
+def test_where_somebody_watches_ops_of_a_group_are_answered_as_they_finish(
+    completion: str,
+) -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, completion=completion, track_each_op=True) as lanes:
+        requests: list[Any] = [
+            (seq, [], Work(seq, seq if seq == 2 else None)) for seq in range(1, 6)
+        ]
+        lanes.send(0, *requests, (6, [], Fail(6)))
+        device.wait_for(lambda: len(device.launched()) == 5)
+        for seq in range(1, 5):
+            device.finish(seq)
+            assert take(lanes, 0, 1) == {seq: 2 if seq == 2 else None}
+        device.finish(5)
+        assert set(take(lanes, 0, 2)) == {5, 6}
+    assert all(stream.released == stream.marked for stream in device.streams)
+
+
+def test_a_failed_op_is_answered_after_what_it_follows() -> None:
+    device = FakeDevice()
+    with Lanes(device, 2) as lanes:
+        lanes.send(0, (1, [], Work(1)))
+        device.wait_for(lambda: device.launched() == [1])
+        lanes.send(1, (2, [(0, 1)], Fail(2)), (3, [(1, 2)], Work(3)))
+        device.wait_for(lambda: sorted(device.launched()) == [1, 3])
+        assert [*device.eligible()] == [1]  # 3 comes after 2, hence after 1
+        device.finish(1)
+        device.finish(3)
+        answers = take(lanes, 1, 2)
+        assert answers[2].message == "op 2 is refused"
+
+
+def test_an_op_waits_aside_for_one_that_another_lane_has_not_seen() -> None:
+    device = FakeDevice()
+    with Lanes(device, 2) as lanes:
+        lanes.send(1, (2, [(0, 1)], Work(2)), (3, [], Work(3)), (4, [(1, 2)], Work(4)))
+        device.wait_for(lambda: device.launched() == [3])  # it goes first; 4 waits with 2
+        lanes.send(0, (1, [], Work(1)))
+        device.wait_for(lambda: sorted(device.launched()) == [1, 2, 3, 4])
+        assert sorted(device.eligible()) == [1, 3]
+        for op in (3, 1, 2, 4):
+            device.finish(op)
+        assert take(lanes, 0, 1) == {1: None}
+        assert take(lanes, 1, 3) == {2: None, 3: None, 4: None}
+
+
+def test_independent_ops_spread_over_ways() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, max_streams=3) as lanes:
+        lanes.send(0, *((seq, [], Work(seq)) for seq in range(1, 101)))
+        device.wait_for(lambda: len(device.launched()) == 100)
+        assert len(device.eligible()) == 3
+        lanes.send(0, (101, [(0, 5)], Work(101)))
+        device.wait_for(lambda: len(device.launched()) == 101)
+        follower = next(stream for stream in device.streams if 101 in stream.ops)
+        assert 5 in follower.ops
+
+
+def test_what_every_way_may_hold_is_dropped_by_every_way() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, max_streams=3) as lanes:
+        lanes.send(0, *((seq, [], Work(seq)) for seq in range(1, 101)))
+        device.wait_for(lambda: len(device.launched()) == 100)
+        device.finish_all()
+        assert len(take(lanes, 0, 100)) == 100
+        lanes.send(0, (101, [], Drop(7)))
+        assert take(lanes, 0, 1) == {101: None}
+        assert [stream.dropped for stream in device.streams] == [[7]] * 3
+
+
+def test_ops_that_can_are_launched_together() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, most=3) as lanes:
+        fused: list[Any] = [(seq, [], Work(seq, None, 0)) for seq in range(1, 8)]
+        other = [(8, [], Work(8, None, 1)), (9, [(0, 8)], Work(9, None, 1)), (10, [], Work(10))]
+        lanes.send(0, *fused, *other)
+        device.wait_for(lambda: len(device.launched()) == 10)
+        assert device.launched() == list(range(1, 11))
+        device.finish_all()
+        assert take(lanes, 0, 10) == dict.fromkeys(range(1, 11))
+
+
+@pytest.mark.parametrize("completion", COMPLETIONS)
+def test_a_fault_of_the_device_is_seen_however_a_lane_waits(completion: str) -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, completion=completion) as lanes:
+        lanes.send(0, (7, [], Work(7)), (8, [], Work(8)))
+        device.wait_for(lambda: len(device.launched()) == 2)
+        device.finish(7)
+        device.fail()
+        *_, (seq, fault) = lanes.replies(0)  # all until the lane has ended
+    assert seq in (7, 8)
+    assert isinstance(fault, Fault)
+    assert (fault.status, fault.status_name, fault.message) == (700, "ILLEGAL", "a fault")
+
+
+def test_a_failure_that_turns_out_to_be_a_fault_names_its_op() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1) as lanes:
+        lanes.send(0, (3, [], Break(3)), (4, [], Work(4)))
+        [(seq, fault)] = lanes.replies(0)
+    assert seq == 3
+    assert isinstance(fault, Fault)
+    assert device.launched() == []
+
+
+def test_a_lane_ends_even_if_its_library_does_not_let_go() -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, close_fails=True) as lanes:
+        lanes.send(0, (1, [], Break(1)))
+        [(seq, _)] = lanes.replies(0)  # and then comes the end of the socket
+        assert seq == 1
+
+
+def test_a_lane_whose_program_has_gone_ends() -> None:
+    device = FakeDevice()
+    with Lanes(device, 2) as lanes:
+        lanes.send(0, (1, [(1, 2)], Work(1)))  # waits for a lane that never hears of it
+    assert device.launched() == []
+
+
+def test_what_cannot_be_sent_or_read_fails_alone() -> None:
+    device = FakeDevice()
+    requests = [(2, [(0, 1)], ["NoSuchMessage", 5]), (4, [], ["Work", 4, "good too"])]
+    frame = msgspec.msgpack.encode(requests)
+    with Lanes(device, 1) as lanes:
+        lanes.send(0, (1, [], Odd(1)))
+        lanes.send_raw(0, len(frame).to_bytes(4, "little") + frame)
+        lanes.send(0, (5, [(0, 2)], Work(5, "good")))
+        device.wait_for(lambda: device.launched() == [4, 5])
+        device.finish(4)
+        device.finish(5)
+        answers = take(lanes, 0, 4)
+    assert isinstance(answers[1], Failure)
+    assert (answers[1].kind, answers[2].kind) == ("TypeError", "TypeError")
+    assert "NoSuchMessage" in answers[2].message
+    assert (answers[4], answers[5]) == ("good too", "good")
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 (names, not paths)
+
+
+@pytest.mark.parametrize("completion", COMPLETIONS)
+def test_a_lane_leaves_no_descriptor_behind(completion: str) -> None:
+    before = open_files()
+    device = FakeDevice()
+    with Lanes(device, 3, completion=completion) as lanes:
+        lanes.send(0, *((seq, [], Work(seq)) for seq in range(1, 21)))
+        device.wait_for(lambda: len(device.launched()) >= 8)
+        device.finish(1)
+        if completion != "blocking":  # which waits for the oldest op, whatever happens
+            lanes.hang_up()
+    assert open_files() == before
+
+
+def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: dict[int, Lane] = {}
+    socks = [socket.socketpair() for _ in range(3)]
+    launchers = [Launcher(completion="callback", idle_spin=False) for _ in socks]
+    for index, (_, theirs) in enumerate(socks):
+        lanes[index] = Lane(index, theirs, lanes, launchers[index])
+    first, *others = lanes.values()
+    woken: list[Launcher] = []
+
+    def wake(launcher: Launcher) -> None:
+        """Have every lane look again at once, as a thread of its own would."""
+        woken.append(launcher)
+        assert len(woken) < 10, "lanes wake each other for ever"
+        for lane in others:
+            lane.retry(7)
+
+    for lane in others:
+        lane._aside[7] = (7, ((0, 5),), Work(7))
+        lane.retry(7)  # each watches the first, and then the one who watches too
+        lane._ready(((1, 9), (2, 9)))
+    monkeypatch.setattr(Launcher, "wake", wake)
+    first._notify()
+    assert len(woken) == len(others)
+    assert first._watchers == set(launchers[1:])
+    for launcher in launchers:
+        launcher.close()
+    for pair in socks:
+        for sock in pair:
+            sock.close()

@@ -1,0 +1,82 @@
+"""What a row's formula says, for arrays: the reference of levels 1 to 3, and of the fake cuBLAS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .common import banded, op, solve, symmetric, triangular
+
+if TYPE_CHECKING:
+    from atomr_accel.libraries.blas.wire._rows import Operand, Row
+
+    from ...conformance import Array, Case
+
+FUNCTIONS: dict[str, Any] = {
+    name: getattr(np, name)
+    for name in ("abs", "argmax", "argmin", "conj", "diag", "imag", "outer", "real", "sqrt", "sum")
+}
+
+
+def evaluate(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> list[Any]:
+    """What the row writes, in the order of its operands.
+
+    Args:
+        row: the routine.
+        arrays: its operands by name: vectors without the elements between, matrices as they
+            are stored.
+        scalars: by name.
+        case: options and sizes.
+    """
+    names: dict[str, Any] = {
+        operand.name: whole(operand, arrays[operand.name], case)
+        for operand in row.operands
+        if operand.name in arrays
+    }
+    beta = scalars.get("beta", 0)
+    for operand in row.operands:
+        if operand.access == "beta" and beta == 0:  # what is there does not matter, NaNs included
+            names[operand.name] = np.zeros_like(names[operand.name])
+    right = case.get("side") in (1, "R")
+    names |= FUNCTIONS | scalars
+    names["mul"] = lambda a, b: b @ a if right else a @ b
+    names["solve"] = lambda a, b: solve(a.T, b.T).T if right else solve(a, b)
+    formula = compile(row.formula, row.name, "eval")
+    values = eval(formula, {"__builtins__": {}}, names)
+    found = []
+    for at, value in zip(row.written, values if len(row.written) > 1 else [values], strict=True):
+        operand = row.operands[at]
+        result = np.array(value)
+        if operand.structure:
+            half = np.tril if case["lower"] else np.triu
+            inside = half(np.ones(result.shape, bool))
+            result = np.where(inside, result, arrays[operand.name])
+            if operand.structure == "hermitian" and result.dtype.kind == "c":
+                np.fill_diagonal(result.imag, 0)
+        found.append(result)
+    return found
+
+
+def magnitudes(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) -> list[Any] | None:
+    """How large the terms are that the results are sums of; None where those are not known."""
+    if "solve" in row.formula or "arg" in row.formula:
+        return None
+    positive = row.formula.replace(" - ", " + ")
+    sizes = {name: np.abs(array) for name, array in arrays.items()}
+    factors = {name: abs(value) for name, value in scalars.items()}
+    return evaluate(replace(row, formula=positive), sizes, factors, case)
+
+
+def whole(operand: Operand, array: Array, case: Case) -> Array:
+    """An operand as it counts."""
+    if operand.written:
+        return array
+    if operand.structure == "band":
+        array = banded(array, case)
+    elif operand.structure == "triangular":
+        array = triangular(array, case)
+    elif operand.structure:
+        array = symmetric(array, case, hermitian=operand.structure == "hermitian")
+    return op(array, case.get(operand.trans, 0))

@@ -1,0 +1,457 @@
+"""BLAS and bad input: refused in the caller, with both sides of the mismatch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
+
+from ... import seeds
+from ..conformance import MARKS, on_cuda
+from .buffers import DTYPES, Call, Refs
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+
+CALLS: list[Call] = [
+    # products
+    ("inner", lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_3x4), ValueError, r"\(3, 5\).*\(3, 4\)"),
+    (
+        "inner, transposed",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_3x4, trans_a=True, trans_b=True),
+        ValueError,
+        r"\(5, 3\).*\(4, 3\)",
+    ),
+    ("dtypes", lambda d, r: d.blas.gemm(r.f4_3x5, r.f8_5x4), TypeError, "float64.*float32"),
+    ("int32", lambda d, r: d.blas.gemm(r.i4_3x5, r.i4_3x5), TypeError, "int32.*int8"),
+    ("one dimension", lambda d, r: d.blas.gemm(r.f4_5, r.f4_5x4), ValueError, r"\(5,\)"),
+    (
+        "batches",
+        lambda d, r: d.blas.gemm(r.f4_2x3x5, r.f4_3x5x4),
+        ValueError,
+        r"\(2, 3, 5\).*\(3, 5, 4\)",
+    ),
+    (
+        "out's shape",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, out=r.f4_3x5),
+        ValueError,
+        r"\(3, 5\).*\(3, 4\)",
+    ),
+    (
+        "out's dtype",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, out=r.f8_3x4),
+        TypeError,
+        "float32.*float64",
+    ),
+    (
+        "no dtype of ours",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, dtype="float64"),
+        TypeError,
+        "float32.*float64",
+    ),
+    (
+        "beta without out",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, beta=1.0),
+        ValueError,
+        "there is no out",
+    ),
+    (
+        "out is an input",
+        lambda d, r: d.blas.gemm(r.f4_5x5, r.f4_5x5, out=r.f4_5x5),
+        ValueError,
+        "shares memory",
+    ),
+    (
+        "out is an input, by batches",
+        lambda d, r: d.blas.gemm(r.f4_2x5x5, r.f4_5x5, out=r.f4_2x5x5),
+        ValueError,
+        "shares memory with a",
+    ),
+    (
+        "complex alpha",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, alpha=1j),
+        TypeError,
+        "1j.*float32",
+    ),
+    (
+        "alpha is a ref",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, alpha=r.f4_5),
+        TypeError,
+        "GpuRef",
+    ),
+    (
+        "compute type",
+        lambda d, r: d.blas.gemm(r.f8_3x4, r.f8_4x3, compute_type="32F_FAST_TF32"),
+        ValueError,
+        "64F",
+    ),
+    (
+        "no op",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, trans_a="X"),
+        ValueError,
+        "'X'",
+    ),
+    ("int8 rows", lambda d, r: d.blas.gemm(r.i1_4x6, r.i1_6x4), ValueError, "multiple of 4.*6"),
+    (
+        "int8 alpha",
+        lambda d, r: d.blas.gemm(r.i1_4x4, r.i1_4x4, alpha=2.0),
+        ValueError,
+        "0 or 1",
+    ),
+    ("no array", lambda d, r: d.blas.gemm([[1.0]], r.f4_3x5), TypeError, r"device\.put"),
+    ("matmul of a scalar", lambda d, r: d.blas.matmul(r.f4_, r.f4_5), ValueError, "no dimensions"),
+    ("matmul, inner", lambda d, r: d.blas.matmul(r.f4_5, r.f4_3x5), ValueError, r"\(1, 5\)"),
+    ("no matrices", lambda d, r: d.blas.gemm_batched([], []), ValueError, "0 matrices"),
+    (
+        "unequal numbers",
+        lambda d, r: d.blas.gemm_batched([r.f4_3x5], [r.f4_5x4, r.f4_5x4]),
+        ValueError,
+        "1 matrices a, 2 matrices b",
+    ),
+    (
+        "unequal shapes",
+        lambda d, r: d.blas.gemm_batched([r.f4_3x5, r.f4_5x5], [r.f4_5x4, r.f4_5x4]),
+        ValueError,
+        "gemm_grouped_batched",
+    ),
+    (
+        "one out twice",
+        lambda d, r: d.blas.gemm_batched([r.f4_3x5] * 2, [r.f4_5x4] * 2, out=[r.f4_3x4, r.f4_3x4]),
+        ValueError,
+        r"out\[1\] shares memory with out\[0\]",
+    ),
+    (
+        "grouped int8",
+        lambda d, r: d.blas.gemm_grouped_batched([r.i1_4x4], [r.i1_4x4]),
+        TypeError,
+        "int8.*float16",
+    ),
+    # level 1
+    ("lengths", lambda d, r: d.blas.axpy(r.f4_5, r.f4_4), ValueError, "5 elements.*has 4"),
+    ("too many", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=6), ValueError, "5 elements.*6"),
+    ("rank", lambda d, r: d.blas.nrm2(r.f4_3x5), ValueError, r"1 dimensions.*\(3, 5\)"),
+    ("no step", lambda d, r: d.blas.scal(2.0, r.f4_5, incx=0), ValueError, "other than 0"),
+    ("backwards", lambda d, r: d.blas.asum(r.f4_5, incx=-1), ValueError, "positive"),
+    ("offset", lambda d, r: d.blas.scal(2.0, r.f4_5, offx=6), ValueError, "6.*5 elements"),
+    ("level 1 dtype", lambda d, r: d.blas.dot(r.i4_4, r.i4_4), TypeError, "int32.*float16"),
+    ("level 1 dtypes", lambda d, r: d.blas.axpy(r.f4_5, r.f8_5), TypeError, "float64"),
+    ("swap itself", lambda d, r: d.blas.swap(r.f4_5, r.f4_5), ValueError, "shares memory with"),
+    (
+        "axpy into itself elsewhere",
+        lambda d, r: d.blas.axpy(r.f4_5, r.f4_5, n=3, offy=1),
+        ValueError,
+        "shares memory with",
+    ),
+    ("rot of one", lambda d, r: d.blas.rot(r.c8_4, r.c8_4, 1, 0), ValueError, "shares memory with"),
+    ("rot's cosine", lambda d, r: d.blas.rot(r.c8_4, r.c8_04, 1j, 0), TypeError, "c is 1j"),
+    ("scal by complex", lambda d, r: d.blas.scal(1j, r.f4_5), TypeError, "1j"),
+    ("amax of nothing", lambda d, r: d.blas.amax(r.f4_0), ValueError, "empty"),
+    ("amax's out", lambda d, r: d.blas.amax(r.f4_5, out=r.i4_), TypeError, "int32.*int64"),
+    ("dot's out", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, out=r.f4_5), ValueError, r"\(5,\).*\(\)"),
+    # level 2
+    ("gemv", lambda d, r: d.blas.gemv(r.f4_3x5, r.f4_4), ValueError, r"4 elements.*\(3, 5\).*5"),
+    (
+        "gemv's out",
+        lambda d, r: d.blas.gemv(r.f4_3x5, r.f4_5, out=r.f4_4),
+        ValueError,
+        r"4 elements.*\(3, 5\).*3",
+    ),
+    (
+        "gemv's x is out",
+        lambda d, r: d.blas.gemv(r.f4_5x5, r.f4_5, out=r.f4_5),
+        ValueError,
+        "shares memory with x",
+    ),
+    (
+        "steps without out",
+        lambda d, r: d.blas.gemv(r.f4_3x5, r.f4_5, incy=2),
+        ValueError,
+        "need an out",
+    ),
+    ("symv", lambda d, r: d.blas.symv(r.f4_3x5, r.f4_5), ValueError, r"square.*\(3, 5\)"),
+    ("hemv", lambda d, r: d.blas.hemv(r.f4_5x5, r.f4_5), TypeError, "float32.*complex64"),
+    ("trsv", lambda d, r: d.blas.trsv(r.f4_5x5, r.f4_4), ValueError, r"4 elements.*\(5, 5\)"),
+    ("diag", lambda d, r: d.blas.trsv(r.f4_5x5, r.f4_5, diag=2), ValueError, "diag"),
+    (
+        "gbmv",
+        lambda d, r: d.blas.gbmv(5, 5, 1, 2, r.f4_3x5, r.f4_5),
+        ValueError,
+        r"\(3, 5\).*\(4, 5\)",
+    ),
+    (
+        "ger",
+        lambda d, r: d.blas.ger(r.f4_3, r.f4_4, a=r.f4_3x5),
+        ValueError,
+        r"4 elements.*\(3, 5\)",
+    ),
+    # level 3
+    ("symm", lambda d, r: d.blas.symm(r.f4_5x5, r.f4_3x5), ValueError, r"\(5, 5\).*\(3, 5\)"),
+    ("side", lambda d, r: d.blas.symm(r.f4_5x5, r.f4_3x5, side="U"), ValueError, "'U'"),
+    ("syr2k", lambda d, r: d.blas.syr2k(r.f4_3x5, r.f4_3x4), ValueError, r"\(3, 5\).*\(3, 4\)"),
+    ("syrk, conj", lambda d, r: d.blas.syrk(r.c8_4x4, trans="C"), ValueError, "trans"),
+    ("herk, real alpha", lambda d, r: d.blas.herk(r.c8_4x4, alpha=1j), TypeError, "1j"),
+    ("geam", lambda d, r: d.blas.geam(r.f4_3x5, r.f4_3x4), ValueError, r"\(3, 5\).*\(3, 4\)"),
+    (
+        "transposing in place",
+        lambda d, r: d.blas.geam(r.f4_5x5, trans_a=1, out=r.f4_5x5),
+        ValueError,
+        "transposed",
+    ),
+    ("dgmm", lambda d, r: d.blas.dgmm(r.f4_3x5, r.f4_5), ValueError, r"5 elements.*\(3, 5\).*3"),
+    (
+        "trsm in place of a",
+        lambda d, r: d.blas.trsm(r.f4_5x5, r.f4_5x4, out=r.f4_5x5),
+        ValueError,
+        r"\(5, 5\).*\(5, 4\)",
+    ),
+    # factorizations
+    ("getrf", lambda d, r: d.blas.getrf_batched(r.f4_2x3x5), ValueError, r"square.*\(2, 3, 5\)"),
+    ("half LU", lambda d, r: d.blas.getrf_batched(r.f2_5x5), TypeError, "float16"),
+    (
+        "pivots",
+        lambda d, r: d.blas.getrs_batched(r.f4_5x5, r.i8_5, r.f4_5),
+        TypeError,
+        "int64.*int32",
+    ),
+    (
+        "right-hand sides",
+        lambda d, r: d.blas.getrs_batched(r.f4_5x5, r.i4_5, r.f4_4),
+        ValueError,
+        r"\(4,\).*\(5,",
+    ),
+    ("too few rows", lambda d, r: d.blas.gels_batched(r.f4_3x5, r.f4_3), Unsupported, r"\(3, 5\)"),
+    # numbers that no message carries
+    *(
+        (name, call, ValueError, text)
+        for name, call, text in (
+            ("wide n", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=2**70), "number of elements"),
+            ("wide step", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=1, incx=2**70), "increment"),
+            ("backwards", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=1, incy=-(2**63)), "increment"),
+            ("true", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=True), "not True"),
+            (
+                "wide alpha",
+                lambda d, r: d.blas.gemm(r.f4_5x5, r.f4_5x5, alpha=10**400),
+                "alpha is an integer that is too large",
+            ),
+            (
+                "wide complex alpha",
+                lambda d, r: d.blas.gemm(r.c8_5x5, r.c8_5x5, alpha=10**400),
+                "alpha is an integer that is too large",
+            ),
+        )
+    ),
+    (
+        "one buffer for a list",
+        lambda d, r: d.blas.gemm_batched(r.f4_5x5, r.f4_5x5),
+        TypeError,
+        "a must be a list of GpuRefs.*not GpuRef",
+    ),
+    ("a number for a list", lambda d, r: d.blas.gemm_batched(3, 3), TypeError, "a must be a list"),
+    (
+        "one output for a list",
+        lambda d, r: d.blas.gemm_grouped_batched([r.f4_5x5], [r.f4_5x5], out=r.f4_3x4),
+        TypeError,
+        "out must be a list",
+    ),
+]
+
+
+@pytest.mark.parametrize(("_name", "call", "error", "text"), CALLS, ids=[row[0] for row in CALLS])
+async def test_bad_input_is_refused(
+    device: Device, _name: str, call: Any, error: type[Exception], text: str
+) -> None:
+    refs = Refs(device)
+    await refs.make({name for name in call.__code__.co_names if name[:2] in DTYPES})
+    before = device.statistics().lanes
+    with pytest.raises(error, match=text):
+        await call(device, refs)
+    submitted = {lane.name: lane.submitted for lane in before}
+    for lane in device.statistics().lanes:
+        assert lane.submitted == submitted.get(lane.name, 0), "something was sent"
+
+
+@pytest.mark.parametrize("lower", ["U", 1, None], ids=repr)
+async def test_which_triangle_is_told_by_a_flag(device: Device, lower: Any) -> None:
+    a = await device.put(np.eye(3, dtype=np.complex64))
+    x = await device.put(np.ones(3, np.complex64))
+    before = {lane.name: lane.submitted for lane in device.statistics().lanes}
+    both = dict.fromkeys(("symm", "hemm", "syr2k", "her2k", "trmm", "trsm"), (a, a))
+    one = dict.fromkeys(("syrk", "herk"), (a,))
+    vectors = dict.fromkeys(("symv", "hemv", "trmv", "trsv"), (a, x))
+    for name, arguments in (both | one | vectors).items():
+        with pytest.raises(TypeError, match="lower must be True or False"):
+            await getattr(device.blas, name)(*arguments, lower=lower)
+    for lane in device.statistics().lanes:
+        assert lane.submitted == before.get(lane.name, 0), "something was sent"
+
+
+async def test_what_the_library_cannot_count_is_refused(device: Device) -> None:
+    """The refs pretend to be large; nobody gets to look at what they hold."""
+    small = await device.put(np.zeros((1, 1), np.float32))
+    pivots = await device.put(np.zeros((1,), np.int32))
+    many = GpuRef(small._block, (1, 2**31), small.dtype, 2**33)
+    for call in (
+        device.blas.getrs_batched(small, pivots, many),
+        device.blas.gels_batched(small, many),
+    ):
+        with pytest.raises(ValueError, match=r"2147483648 right-hand sides.*library can count"):
+            await call
+    long = GpuRef(small._block, (2**31, 1, 1), small.dtype, 2**33)
+    with pytest.raises(ValueError, match=r"2147483648 times 1 rows.*library can count"):
+        await device.blas.geqrf_batched(long)
+    with pytest.raises(ValueError, match=r"2147483648 products.*library can count"):
+        await device.blaslt.matmul(long, long)
+
+
+async def test_sealed_and_freed_buffers_are_refused(device: Device) -> None:
+    a = await device.put(np.ones((4, 4), np.float32))
+    sealed = await device.put(np.ones((4, 4), np.float32), sealed=True)
+    with pytest.raises(GpuRefSealed):
+        await device.blas.gemm(a, a, out=sealed)
+    vector = await device.put(np.ones(4, np.float32), sealed=True)
+    with pytest.raises(GpuRefSealed):
+        await device.blas.scal(2.0, vector)
+    with pytest.raises(GpuRefSealed):
+        await device.blas.trsv(sealed, vector, out=vector)
+    assert (await device.get(await device.blas.gemv(sealed, vector))).tolist() == [4] * 4
+    await device.free(a)
+    with pytest.raises(GpuRefStale):
+        await device.blas.matmul(a, sealed)
+
+
+async def test_nans_count_where_they_should(device: Device) -> None:
+    a = await device.put(np.full((4, 4), np.nan, np.float32))
+    b = await device.put(np.ones((4, 4), np.float32))
+    out = await device.put(np.full((4, 4), np.nan, np.float32))
+    await device.blas.gemm(b, b, out=out, beta=0.0)
+    assert (await device.get(out) == 4).all()
+    assert np.isnan(await device.get(await device.blas.gemm(a, b, alpha=1.0))).all()
+    vector = await device.put(np.full(4, np.nan, np.float32))
+    await device.blas.scal(0.0, vector)
+    assert np.isnan(await device.get(vector)).all()
+    total = await device.blas.nrm2(vector)
+    assert np.isnan(await device.get(total))
+
+
+async def test_a_singular_matrix_says_where(device: Device) -> None:
+    matrices = np.stack([np.eye(3), np.diag([1.0, 0.0, 2.0]), np.zeros((3, 3))])
+    lu, piv, info = await device.blas.getrf_batched(await device.put(matrices))
+    assert (await device.get(info)).tolist() == [0, 2, 1]
+    right = await device.put(np.ones((3, 3)))
+    x = await device.get(await device.blas.getrs_batched(lu, piv, right))
+    assert np.isfinite(x[0]).all()
+    assert not np.isfinite(x[1]).all()
+    zero = await device.put(np.diag([1.0, 0.0]))
+    one = await device.put(np.ones(2))
+    assert not np.isfinite(await device.get(await device.blas.trsv(zero, one))).all()
+
+
+async def test_norms_do_not_overflow(device: Device) -> None:
+    for dtype, large in ((np.float32, 1e30), (np.float64, 1e300)):
+        x = await device.put(np.array([3 * large, 4 * large], dtype))
+        np.testing.assert_allclose(await device.get(await device.blas.nrm2(x)), 5 * large, 1e-6)
+
+
+async def test_the_first_of_equal_elements_is_found(device: Device) -> None:
+    x = await device.put(np.array([1, -3, 3, 0, 2, 0], np.float64))
+    assert await device.get(await device.blas.amax(x)) == 1
+    assert await device.get(await device.blas.amin(x)) == 3
+
+
+async def test_everything_works_in_a_batch(device: Device) -> None:
+    rng = seeds.rng()
+    host = rng.random((4, 4))
+    a = await device.put(host)
+    x = await device.put(host[0].copy())
+    async with device.batch() as batch:
+        y = batch.blas.gemv(a, x)
+        total = batch.blas.dot(x, y)
+        index = batch.blas.amax(y)
+        square = batch.blas.matmul(a, a)
+        lu, piv, info = batch.blas.getrf_batched(square)
+        solved = batch.blas.getrs_batched(lu, piv, y)
+    product = host @ host[0]
+    np.testing.assert_allclose(await device.get(total), host[0] @ product)
+    assert await device.get(index) == np.argmax(np.abs(product))
+    assert await device.get(info) == 0
+    np.testing.assert_allclose(host @ host @ await device.get(solved), product, atol=1e-6)
+
+
+async def test_a_recorded_program_repeats_everything(device: Device) -> None:
+    rng = seeds.rng()
+    hosts = [rng.random((4, 4)) for _ in range(2)]
+    a, b = [await device.put(host) for host in hosts]
+    x = await device.put(hosts[0][0].copy())
+    async with device.record(a) as program:
+        (square,) = program.blas.gemm_batched([a], [a])
+        twice = program.blaslt.matmul(square, a)
+        lu, piv, _info = program.blas.getrf_batched(a)
+        solved = program.blas.getrs_batched(lu, piv, twice)
+        index = program.blas.amax(program.blas.gemv(a, x))
+    for host, ref in zip(hosts, (a, b), strict=True):
+        await program.replay(ref)
+        np.testing.assert_allclose(await device.get(solved), host @ host, atol=1e-8)
+        assert await device.get(index) == np.argmax(np.abs(host @ hosts[0][0]))
+
+
+async def test_results_go_where_they_are_told(device: Device) -> None:
+    x = await device.put(np.arange(4, dtype=np.float32))
+    out = await device.empty((), np.float32)
+    assert await device.blas.dot(x, x, out=out) is out
+    assert await device.get(out) == 14
+    index = await device.empty((), np.int64)
+    assert await device.blas.amax(x, out=index) is index
+    assert await device.get(index) == 3
+    a = await device.put(np.eye(4, dtype=np.float32))
+    lu, _piv, _info = await device.blas.getrf_batched(a, out=a)
+    assert lu is a
+
+
+async def test_libraries_live_in_a_process_of_their_own_too(device: Device) -> None:
+    rng = seeds.rng()
+    host = rng.random((8, 8), dtype=np.float32)
+    async with open_device(0, backend=device.backend, isolation="process") as apart:
+        a = await apart.put(host)
+        x = await apart.put(host[0].copy())
+        index = await apart.blas.amax(await apart.blas.gemv(a, x))
+        square = await apart.blaslt.matmul(a, a, epilogue="relu")
+        assert await apart.get(index) == np.argmax(host @ host[0])
+        np.testing.assert_allclose(await apart.get(square), host @ host, 1e-4)
+
+
+async def test_plans_of_products_are_kept(device: Device) -> None:
+    a = await device.put(np.ones((2, 4, 4), np.float32))
+    before = device.blas.statistics()
+    for _ in range(3):
+        await device.blas.matmul(a, a)
+        await device.blas.gemm(a[0], a[0])
+        await device.blas.gemm(a[0], a[0], compute_type="32F_PEDANTIC")
+    found = device.blas.statistics()
+    assert found.plans - before.plans == 3
+    assert found.plans < found.plan_limit
+
+
+@pytest.mark.skipif(on_cuda(), reason="cuBLAS does not look at them")
+@pytest.mark.parametrize("routine", ["getrs_batched", "getri_batched"])
+@pytest.mark.parametrize("bad", [4, -1, 2**31 - 1, -(2**31)])
+async def test_pivots_that_are_no_rows_are_refused(device: Device, routine: str, bad: int) -> None:
+    host = np.random.default_rng(3).standard_normal((3, 4, 4))
+    lu, piv, _ = await device.blas.getrf_batched(await device.put(host))
+    pivots = (await device.get(piv)).copy()
+    pivots[1, 2] = bad
+    arguments = [lu, await device.put(pivots)]
+    b = await device.put(host[..., 0].copy())
+    if routine == "getrs_batched":
+        arguments.append(b)
+    generation = device.generation
+    with pytest.raises(ValueError, match=rf"piv\[1, 2\] is {bad}, .* from 0 to 3 \(1 of 12"):
+        await getattr(device.blas, routine)(*arguments)
+    solved = await device.get(await device.blas.getrs_batched(lu, piv, b))
+    np.testing.assert_allclose(host @ solved[..., None], host[..., :1], atol=1e-9)
+    assert device.generation == generation

@@ -1,0 +1,432 @@
+"""BLASLt and bad input; what it keeps, and what it does inside a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, assert_type
+
+import numpy as np
+import pytest
+
+from atomr_accel import GpuRef, GpuRefSealed, Unsupported
+from atomr_accel.libraries.blaslt.wire._layout import Layout
+
+from ... import seeds
+from ...harness import on_shared
+from ..blas.buffers import DTYPES, Refs
+from ..conformance import MARKS, Array, dtype_of, on_cuda
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+    from ..blas.buffers import Call
+
+pytestmark = MARKS
+
+CALLS: list[Call] = [
+    (
+        "inner",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_3x4),
+        ValueError,
+        r"\(3, 5\).*\(3, 4\)",
+    ),
+    ("dtypes", lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f8_5x4), TypeError, "float32 and float64"),
+    ("e5m2 twice", lambda d, r: d.blaslt.matmul(r.e5_16x16, r.e5_16x16), TypeError, "float8_e5m2"),
+    (
+        "no such result",
+        lambda d, r: d.blaslt.matmul(r.b2_3x8, r.b2_8x4, dtype="float16"),
+        TypeError,
+        "bfloat16, float32, not float16",
+    ),
+    (
+        "out's dtype",
+        lambda d, r: d.blaslt.matmul(r.b2_3x8, r.b2_8x4, out=r.f4_3x4, dtype="bfloat16"),
+        TypeError,
+        "float32.*bfloat16",
+    ),
+    (
+        "out's shape",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, out=r.f4_3x5),
+        ValueError,
+        r"\(3, 5\).*\(3, 4\)",
+    ),
+    (
+        "compute type",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, compute_type="64F"),
+        ValueError,
+        "32F_FAST_TF32",
+    ),
+    (
+        "epilogue",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="swish"),
+        ValueError,
+        "swish.*gelu_aux_bias",
+    ),
+    (
+        "no bias",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="relu_bias"),
+        ValueError,
+        "there is no bias",
+    ),
+    (
+        "needless bias",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="relu", bias=r.f4_4),
+        ValueError,
+        "adds no bias",
+    ),
+    (
+        "bias's shape",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, bias=r.f4_3),
+        ValueError,
+        r"\(3,\).*4 columns",
+    ),
+    (
+        "bias's dtype",
+        lambda d, r: d.blaslt.matmul(r.b2_3x8, r.b2_8x4, bias=r.f4_4),
+        TypeError,
+        "float32.*bfloat16",
+    ),
+    (
+        "no aux",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="drelu"),
+        ValueError,
+        "relu_aux",
+    ),
+    (
+        "aux's shape",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="drelu", aux=r.u1_3x4),
+        ValueError,
+        r"\(3, 4\).*\(3, 16\)",
+    ),
+    (
+        "aux's dtype",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x8, epilogue="dgelu", aux=r.f8_3x8),
+        TypeError,
+        "float64.*float32",
+    ),
+    (
+        "needless aux",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="relu", aux=r.u1_3x16),
+        ValueError,
+        "has no aux",
+    ),
+    (
+        "double GELU",
+        lambda d, r: d.blaslt.matmul(r.f8_3x5, r.f8_5x4, epilogue="gelu"),
+        Unsupported,
+        "float64",
+    ),
+    (
+        "scale without fp8",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, scale_a=r.f4_),
+        ValueError,
+        "fp8.*float32",
+    ),
+    (
+        "scale's dtype",
+        lambda d, r: d.blaslt.matmul(r.e4_16x16, r.e4_016x16, trans_b=True, scale_a=r.f8_),
+        TypeError,
+        "float64.*float32",
+    ),
+    (
+        "scale's shape",
+        lambda d, r: d.blaslt.matmul(
+            r.e4_16x16, r.e4_016x16, trans_b=True, scale_a=r.f4_16, scale_b=r.f4_
+        ),
+        ValueError,
+        r"\(16,\).*\(\)",
+    ),
+    (
+        "scale of a wide result",
+        lambda d, r: d.blaslt.matmul(r.e4_16x16, r.e4_016x16, trans_b=True, scale_out=r.f4_),
+        ValueError,
+        "bfloat16",
+    ),
+    (
+        "amax of a wide result",
+        lambda d, r: d.blaslt.matmul(r.e4_16x16, r.e4_016x16, trans_b=True, amax=True),
+        ValueError,
+        "amax.*bfloat16",
+    ),
+    (
+        "fp8 sizes",
+        lambda d, r: d.blaslt.matmul(r.e4_3x24, r.e4_16x24, trans_b=True),
+        ValueError,
+        "multiple of 16.*24",
+    ),
+    (
+        "fp8 added to itself",
+        lambda d, r: d.blaslt.matmul(
+            r.e4_16x16, r.e4_016x16, trans_b=True, out=r.e4_0016x16, beta=1.0
+        ),
+        ValueError,
+        "fp8",
+    ),
+    (
+        "fp4 without scales",
+        lambda d, r: d.blaslt.matmul(r.q4_16x32, r.q4_016x32, trans_b=True),
+        ValueError,
+        r"scale_a.*\(16, 2\)",
+    ),
+    (
+        "fp4 untransposed",
+        lambda d, r: d.blaslt.matmul(r.q4_32x32, r.q4_032x32),
+        Unsupported,
+        "trans_b",
+    ),
+    (
+        "int8 rows",
+        lambda d, r: d.blaslt.matmul(r.i1_4x6, r.i1_6x4),
+        ValueError,
+        "multiple of 4.*6",
+    ),
+    (
+        "int8 alpha",
+        lambda d, r: d.blaslt.matmul(r.i1_4x4, r.i1_04x4, alpha=3.0),
+        ValueError,
+        "0 or 1",
+    ),
+    (
+        "beta without c",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, beta=1.0),
+        ValueError,
+        "no c",
+    ),
+    (
+        "c's shape",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, c=r.f4_3x5, beta=1.0),
+        ValueError,
+        r"\(3, 5\).*\(3, 4\)",
+    ),
+    (
+        "out is a",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_05x5, out=r.f4_5x5),
+        ValueError,
+        "out shares memory with a",
+    ),
+    (
+        "out is the bias",
+        lambda d, r: d.blaslt.matmul(r.f4_4x4, r.f4_04x4, bias=r.f4_4, out=r.f4_4),
+        ValueError,
+        r"\(4,\).*\(4, 4\)",
+    ),
+    (
+        "batches of two steps",
+        lambda d, r: d.blaslt.matmul(r.f4_2x1x3x5, r.f4_4x5x3),
+        Unsupported,
+        r"blas\.matmul",
+    ),
+    (
+        "leading dimension",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, layout_a=Layout(3, 5, ld=4)),
+        ValueError,
+        "4.*5 columns",
+    ),
+    (
+        "layout too large",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, layout_a=Layout(3, 5, ld=6)),
+        ValueError,
+        "17.*15",
+    ),
+    (
+        "layout of nothing",
+        lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, layout_out=Layout(3, 4)),
+        ValueError,
+        "there is no out",
+    ),
+    (
+        "overlapping results",
+        lambda d, r: d.blaslt.matmul(
+            r.f4_2x3x5,
+            r.f4_2x5x4,
+            out=r.f4_2x3x4,
+            layout_out=Layout(3, 4, batch=2, batch_stride=6),
+        ),
+        ValueError,
+        "overlap",
+    ),
+    (
+        "column-major out",
+        lambda d, r: d.blaslt.matmul(
+            r.f4_3x5, r.f4_5x4, out=r.f4_3x4, layout_out=Layout(3, 4, order="col")
+        ),
+        ValueError,
+        "order 'row'",
+    ),
+    (
+        "misaligned fp8",
+        lambda d, r: d.blaslt.matmul(
+            r.e4_32x32, r.e4_16x16, trans_b=True, layout_a=Layout(4, 16, offset=8)
+        ),
+        ValueError,
+        "from 8 on",
+    ),
+    ("no array", lambda d, r: d.blaslt.matmul([[1.0]], r.f4_3x5), TypeError, r"device\.put"),
+    (
+        "a layout",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_5x5, layout_a=3),
+        TypeError,
+        "layout_a must be a Layout, not int",
+    ),
+    (
+        "a list for a layout",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_5x5, layout_b=[5, 5]),
+        TypeError,
+        "layout_b must be a Layout, not list",
+    ),
+    (
+        "a wide leading dimension",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_5x5, layout_a=Layout(1, 5, ld=2**70)),
+        ValueError,
+        "ld must be a whole number of at most 9223372036854775807",
+    ),
+    (
+        "wide alpha",
+        lambda d, r: d.blaslt.matmul(r.f4_5x5, r.f4_5x5, alpha=10**400),
+        ValueError,
+        "alpha is an integer that is too large",
+    ),
+]
+
+
+@pytest.mark.parametrize(("_name", "call", "error", "text"), CALLS, ids=[row[0] for row in CALLS])
+async def test_bad_input_is_refused(
+    device: Device, _name: str, call: Any, error: type[Exception], text: str
+) -> None:
+    refs = Refs(device)
+    await refs.make({name for name in call.__code__.co_names if name[:2] in DTYPES})
+    before = {lane.name: lane.submitted for lane in device.statistics().lanes}
+    with pytest.raises(error, match=text):
+        await call(device, refs)
+    for lane in device.statistics().lanes:
+        assert lane.submitted == before.get(lane.name, 0), "something was sent"
+
+
+async def test_a_sealed_output_is_refused(device: Device) -> None:
+    a = await device.put(np.ones((16, 16), np.float32))
+    sealed = await device.put(np.ones((16, 16), np.float32), sealed=True)
+    with pytest.raises(GpuRefSealed):
+        await device.blaslt.matmul(a, a, out=sealed)
+    await device.blaslt.matmul(a, sealed)
+
+
+async def test_what_is_beyond_fp8_becomes_its_largest_number(device: Device) -> None:
+    e4m3 = dtype_of("float8_e4m3fn")
+    host = np.zeros((16, 16), np.float32)
+    host[0], host[1], host[2, 0] = 300, -300, np.nan
+    a = await device.put(host.astype(e4m3))
+    b = await device.put(np.ones((16, 16), e4m3))
+    out = await device.blaslt.matmul(a, b, trans_b=True, dtype="float8_e4m3fn")
+    got = (await device.get(out)).astype(np.float32)
+    assert (got[0] == 448).all()
+    assert (got[1] == -448).all()
+    assert np.isnan(got[2]).all()
+    assert (got[3:] == 0).all()
+
+
+async def product_of_the_unit(device: Device, row: list[float], epilogue: str) -> Array:
+    """An epilogue of a product of unit matrices, the first of which begins like that."""
+    host = np.eye(8, dtype=np.float32)
+    host[0, : len(row)] = row
+    a, b = await device.put(host), await device.put(np.eye(8, dtype=np.float32))
+    made = await device.blaslt.matmul(a, b, epilogue=epilogue)
+    return await device.get(made[0] if isinstance(made, tuple) else made)
+
+
+@pytest.mark.parametrize("epilogue", ["relu", "relu_aux", "gelu", "gelu_aux"])
+async def test_activations_of_nan_are_nan(device: Device, epilogue: str) -> None:
+    """Unless cuBLASLt's kernel makes 0 of it."""
+    got = await product_of_the_unit(device, [np.nan], epilogue)
+    missing = np.isnan(got[0])
+    assert missing.all() or (on_cuda() and (got[0][~missing] == 0).all())
+    assert np.isfinite(got[1:]).all()
+
+
+@pytest.mark.skipif(on_cuda(), reason="cuBLASLt's kernels decide")
+@pytest.mark.parametrize("most", [np.inf, np.finfo(np.float32).max])
+async def test_gelu_has_limits(device: Device, most: float) -> None:
+    ones = await device.put(np.ones((8, 1), np.float32))
+    ends = np.array([[most, -most] * 4], np.float32)
+    out, aux = await device.blaslt.matmul(ones, await device.put(ends), epilogue="gelu_aux")
+    np.testing.assert_array_equal(await device.get(out), np.tile([most, 0], (8, 4)))
+    slope = await device.blaslt.matmul(ones, ones, trans_b=True, epilogue="dgelu", aux=aux)
+    np.testing.assert_array_equal(await device.get(slope), np.tile([1, 0], (8, 4)))
+
+
+async def test_an_algorithm_is_looked_up_once(device: Device) -> None:
+    def submitted() -> int:
+        lanes = device.statistics().lanes
+        return sum(lane.submitted for lane in lanes if lane.name == "blaslt")
+
+    a = await device.put(np.ones((16, 16), np.float32))
+    async with device.batch() as batch:  # where the lane has to choose
+        batch.blaslt.matmul(a, a)
+        batch.blaslt.matmul(a, a, autotune=True)
+    assert submitted() == 2
+    assert device.blaslt.statistics().algorithms == 0
+    await device.blaslt.matmul(a, a)
+    assert submitted() == 4
+    for _ in range(3):
+        await device.blaslt.matmul(a, a)
+    assert submitted() == 7
+    await device.blaslt.matmul(a, a, trans_a=True)
+    assert submitted() == 9
+    await device.blaslt.matmul(a, a, autotune=True)
+    found = device.blaslt.statistics()
+    assert (found.plans, found.algorithms, found.tuned) == (2, 3, 1)
+
+
+async def test_products_work_in_a_batch(device: Device) -> None:
+    rng = seeds.rng()
+    hosts = [rng.random((16, 16), dtype=np.float32) for _ in range(2)]
+    a, b = [await device.put(host) for host in hosts]
+    bias = await device.put(hosts[0][0].copy())
+    async with device.batch() as batch:
+        c = batch.blaslt.matmul(a, b, bias=bias, epilogue="relu_bias")
+        d, aux = batch.blaslt.matmul(c, b, epilogue="gelu_aux")
+    expected = np.maximum(hosts[0] @ hosts[1] + hosts[0][0], 0)
+    np.testing.assert_allclose(await device.get(c), expected, 1e-4)
+    np.testing.assert_allclose(await device.get(aux), expected @ hosts[1], 1e-3)
+    assert d.shape == (16, 16)
+
+
+async def test_a_bias_may_differ_from_product_to_product(device: Device) -> None:
+    rng = seeds.rng()
+    host_a, host_b = rng.random((3, 4, 8)), rng.random((3, 8, 8))
+    host_bias = rng.random((3, 8)).astype(np.float32)
+    a = await device.put(host_a.astype(np.float32))
+    b = await device.put(host_b.astype(np.float32))
+    bias = await device.put(host_bias)
+    got = await device.get(await device.blaslt.matmul(a, b, bias=bias))
+    np.testing.assert_allclose(got, host_a @ host_b + host_bias[:, None], 1e-4)
+    got = await device.get(await device.blaslt.matmul(a, b[0], bias=bias))
+    np.testing.assert_allclose(got, host_a @ host_b[0] + host_bias[:, None], 1e-4)
+    one = await device.blaslt.matmul(a[:1], b[0], bias=bias[:1])
+    np.testing.assert_allclose(
+        await device.get(one), host_a[:1] @ host_b[0] + host_bias[:1, None], 1e-4
+    )
+    with pytest.raises(ValueError, match=r"bias has shape \(2, 8\).*\(8,\) or \(3, 8\)"):
+        await device.blaslt.matmul(a, b[0], bias=bias[:2])
+    for product, shape in ((b, (3, 8)), (b[0], (8,))):
+        _, gradient = await device.blaslt.matmul(a, product, epilogue="bgradb")
+        assert gradient.shape == shape
+
+
+@on_shared
+async def test_type_checkers_know_how_many_results_there_are(device: Device) -> None:
+    x = await device.put(np.ones((8, 8), np.float32))
+    e4 = await device.put(np.ones((16, 16), dtype_of("float8_e4m3fn")))
+    out, aux = await device.blaslt.matmul(x, x, epilogue="relu_aux")
+    assert_type((out, aux), tuple[GpuRef, GpuRef])
+    narrow, largest = await device.blaslt.matmul(
+        e4, e4, trans_b=True, dtype="float8_e4m3fn", amax=True
+    )
+    assert_type((narrow, largest), tuple[GpuRef, GpuRef])
+    name: str = "bgradb"
+    some = await device.blaslt.matmul(x, x, epilogue=name)
+    assert_type(some, GpuRef | tuple[GpuRef, ...])
+    assert isinstance(some, tuple)
+    async with device.batch() as batch:
+        assert_type(batch.blaslt.matmul(x, x, epilogue="relu_bias", bias=x[0]), GpuRef)
+        both = batch.blaslt.matmul(x, x, epilogue="drelu_bgrad", aux=aux)
+        assert_type(both, tuple[GpuRef, GpuRef])
+    assert len(both) == 2

@@ -1,0 +1,15 @@
+"""Queries, keys and values for tests of attention."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from ...conformance import Array, dtype_of
+
+HALF: Final = dtype_of("float16")
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype: Any = HALF) -> Array:
+    return np.clip(rng.standard_normal(shape), -3, 3).astype(dtype)

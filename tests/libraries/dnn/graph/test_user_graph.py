@@ -1,0 +1,106 @@
+"""Graphs of users' own: what they compute, and what they do not take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from .... import seeds
+from ...conformance import MARKS
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+
+async def test_a_graph(device: Device) -> None:
+    rng = seeds.rng()
+    x, w, b = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((4, 16, 32), (4, 32, 24), (1, 1, 24))
+    )
+    graph = device.dnn.graph()
+    left = graph.tensor(x.shape, "float32", name="x")
+    right = graph.tensor(w.shape, "float32", name="w")
+    shift = graph.tensor(b.shape, "float32", name="b")
+    scale = graph.scalar("scale", ndim=3)
+    graph.output(graph.relu((left @ right) * scale + shift), name="y")
+    plan = await graph.build()
+    assert (plan.inputs, plan.outputs, plan.scalars) == (("x", "w", "b"), ("y",), ("scale",))
+    refs = {name: await device.put(array) for name, array in (("x", x), ("w", w), ("b", b))}
+    for factor in (0.5, -2.0):  # the plan stays
+        y = await device.get(await plan(**refs, scale=factor))
+        exact = np.maximum((x.astype(float) @ w) * factor + b, 0)
+        np.testing.assert_allclose(y, exact, rtol=1e-4, atol=1e-4)
+    out = await device.empty((4, 16, 24), np.float32)
+    assert await plan(**refs, scale=1, y=out) is out
+
+
+async def test_nodes_take_operators(device: Device) -> None:
+    x, y = (seeds.rng().uniform(1, 2, (3, 5)).astype(np.float32) for _ in range(2))
+    graph = device.dnn.graph()
+    a, b = (graph.tensor(x.shape, "float32", name=name) for name in "ab")
+    graph.output(-(2 * a - b) / (b + 1), name="out")
+    plan = await graph.build()
+    out = await device.get(await plan(a=await device.put(x), b=await device.put(y)))
+    np.testing.assert_allclose(out, -(2 * x - y) / (y + 1), rtol=1e-5)
+
+
+async def test_a_graph_of_images_with_channels_last(device: Device) -> None:
+    rng = seeds.rng()
+    x = rng.standard_normal((2, 6, 5, 8)).astype(np.float32)
+    w = rng.standard_normal((16, 1, 1, 8)).astype(np.float32)
+    graph = device.dnn.graph()
+    images = graph.tensor((2, 8, 6, 5), "float32", channels_last=True)
+    filters = graph.tensor((16, 8, 1, 1), "float32", channels_last=True)
+    y = graph.conv(images, filters)
+    graph.output(y)
+    graph.output(graph.reduction(y, mode="ADD", axes=(0, 2, 3)))
+    plan = await graph.build()
+    got, total = await plan(input0=await device.put(x), input1=await device.put(w))
+    exact = x.astype(float) @ w[:, 0, 0].T
+    assert (got.shape, total.shape) == ((2, 6, 5, 16), (1, 1, 1, 16))
+    np.testing.assert_allclose(await device.get(got), exact, rtol=1e-4, atol=1e-4)
+    sums = exact.sum((0, 1, 2))
+    np.testing.assert_allclose((await device.get(total)).ravel(), sums, rtol=1e-3, atol=1e-3)
+
+
+async def test_what_a_graph_does_not_take(device: Device) -> None:
+    graph = device.dnn.graph()
+    x = graph.tensor((2, 3), "float32", name="x")
+    with pytest.raises(ValueError, match="'x' is taken"):
+        graph.tensor((2, 3), "float32", name="x")
+    with pytest.raises(ValueError, match="at least 1"):
+        graph.tensor((2, 0), "float32")
+    with pytest.raises(AttributeError, match="no operation 'cosh'"):
+        graph.cosh(x)
+    with pytest.raises(TypeError, match="reduction needs mode"):
+        graph.reduction(x, axes=(0,))
+    with pytest.raises(TypeError, match="relu has no slope"):
+        graph.relu(x, slope=1)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        x + graph.tensor((2, 4), "float32")
+    with pytest.raises(ValueError, match="belongs to another graph"):
+        x + device.dnn.graph().tensor((2, 3), "float32")
+    with pytest.raises(ValueError, match="is not computed in this graph"):
+        graph.output(x)
+    with pytest.raises(ValueError, match="at least one node"):
+        await device.dnn.graph().build()
+    graph.relu(x)
+    with pytest.raises(ValueError, match="at least one output"):
+        await graph.build()
+    graph.output(graph.relu(x))
+    plan = await graph.build()
+    ref = await device.put(np.ones((2, 3), np.float32))
+    for given, error, message in (
+        ({}, TypeError, "missing: x"),
+        ({"x": ref, "z": ref}, TypeError, "unknown: z"),
+        ({"x": await device.put(np.ones((3, 2), np.float32))}, ValueError, r"\(3, 2\)"),
+        ({"x": await device.put(np.ones((2, 3)))}, TypeError, "float64"),
+    ):
+        with pytest.raises(error, match=message):
+            await plan(**given)
+    await plan(x=ref)

@@ -1,0 +1,370 @@
+"""The CUDA executor on a frontend of NumPy: the same rows, the vendor's conventions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import LibraryError, Unsupported
+from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
+from atomr_accel.libraries.host._disk_cache import DiskCache
+
+from ....fakes import cudnn as fake_cudnn
+from ....fakes.cudnn import FakeCudaDnn, FakeFrontend, FakeLibrary, FakeOwn
+from ...conformance import conform, on_cuda
+from ..rows.ops import OPERATIONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atomr_accel import Device
+
+    from ....fakes.driver import FakeDriver
+
+pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
+
+
+@pytest.fixture(autouse=True)
+def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeFrontend:
+    from atomr_accel.libraries.dnn.host import (
+        _cuda,
+        _cuda_routines,
+        _cuda_sequences,
+        _plans,
+    )
+
+    fake, library = FakeFrontend(), FakeLibrary()
+
+    def elapsed(start: int, end: int) -> tuple[int, float]:
+        # The last candidate is the fastest.
+        return 0, 10.0 - fake.runs[-1]
+
+    def launch(_executable: int, _stream: object) -> tuple[int]:
+        fake.launches += 1
+        return (0,)
+
+    driver.change(
+        cuEventElapsedTime=elapsed,
+        cuStreamBeginCapture=lambda _stream, _mode: (0,),
+        cuStreamEndCapture=lambda _stream: (fake.uncapturable, 1),
+        cuGraphInstantiate=lambda _graph, _flags: (0, 1),
+        cuGraphLaunch=launch,
+        cuGraphExecDestroy=lambda _executable: (0,),
+        cuGraphDestroy=lambda _graph: (0,),
+    )
+    monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))  # the fake's files are its own
+    monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
+    monkeypatch.setattr(_cuda, "load_cudnn", lambda: library)
+    for module in (_cuda, _plans):
+        monkeypatch.setattr(module, "load_frontend", lambda: fake)
+    monkeypatch.setattr(_plans, "version", lambda: 90000)
+    monkeypatch.setattr(_cuda, "Own", FakeOwn)
+    monkeypatch.setattr(_cuda_sequences, "Kernels", FakeOwn)
+    monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda: library)
+    executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"
+    for lane in (LANE, PLANNER):
+        assert isinstance(lane.executors, dict)
+        monkeypatch.setitem(lane.executors, "cpu", executor)
+    return fake
+
+
+test_conforms = conform(OPERATIONS, take=5, of="the executor of dnn")
+
+
+@pytest.fixture
+def _only_single_nodes(frontend: FakeFrontend) -> None:
+    frontend.refused = lambda ops: len(ops) > 1
+
+
+test_conforms_in_parts = pytest.mark.usefixtures("_only_single_nodes")(
+    conform(
+        [row for row in OPERATIONS if row.name in ("dnn.conv_fused", "dnn.reduce")],
+        take=7,
+        of="the executor of dnn",
+    )
+)
+
+
+async def images(device: Device) -> tuple[Any, Any]:
+    x = await device.put(np.ones((1, 4, 5, 5), np.float32))
+    return x, await device.put(np.ones((3, 4, 3, 3), np.float32))
+
+
+@pytest.mark.parametrize("uncapturable", [0, 900])
+async def test_tuning_runs_every_candidate_and_keeps_the_fastest(
+    device: Device, frontend: FakeFrontend, uncapturable: int
+) -> None:
+    frontend.uncapturable = uncapturable
+    x, w = await images(device)
+    device.dnn.autotune = True
+    y = await device.dnn.conv(x, w)
+    assert set(frontend.runs) == {0, 1, 2}
+    assert frontend.runs[-1] == 2
+    runs = len(frontend.runs)
+    await device.dnn.conv(x, w)
+    assert frontend.runs[runs:] == [2]
+    np.testing.assert_array_equal(await device.get(y), np.full((1, 3, 3, 3), 36))
+    assert device.dnn.statistics().tuned == 1
+    assert bool(frontend.launches) is not bool(uncapturable)
+
+
+def test_a_capture_ends_whatever_happens_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from atomr_accel.libraries.dnn.host import _timing
+
+    ended: list[int] = []
+
+    def end(stream: int) -> tuple[int, int]:
+        ended.append(stream)
+        return 0, 1
+
+    calls = itertools.count()
+
+    def execute() -> None:
+        if next(calls):  # not yet when it is tried out
+            raise KeyError("no plan is like that")
+
+    monkeypatch.setattr(f"{_timing.__name__}.driver.cuStreamEndCapture", end)
+    with pytest.raises(KeyError):
+        _timing.milliseconds(7, execute)
+    assert ended == [7]
+
+
+async def test_what_runs_before_it_is_tuned_does_not_pass_for_tuned(
+    device: Device, frontend: FakeFrontend
+) -> None:
+    x, w = await images(device)
+    device.dnn.autotune = True
+    async with device.batch() as batch:  # which cannot wait for the answer to tuning
+        batch.dnn.conv(x, w)
+    assert set(frontend.runs) == {0}
+    await device.dnn.conv(x, w)
+    assert frontend.runs[-1] == 2
+
+
+async def test_plans_are_found_on_disk(device: Device, frontend: FakeFrontend) -> None:
+    x, w = await images(device)
+    y = await device.get(await device.dnn.conv(x, w, activation="relu"))
+    assert device.dnn.statistics().built == 1
+    device.dnn.clear_plans()
+    again = await device.get(await device.dnn.conv(x, w, activation="relu"))
+    np.testing.assert_array_equal(again, y)
+    assert device.dnn.statistics().loaded == 1
+    assert frontend.built == 1
+
+
+async def test_a_plan_on_disk_that_cannot_be_read_is_made_again(
+    device: Device, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = await images(device)
+    monkeypatch.setattr(DiskCache, "get", lambda _self, _key: b"\x91\x92\x90\xc4\x01x")
+    y = await device.dnn.conv(x, w)
+    assert (await device.get(y)).sum() == 36 * 27
+    assert device.dnn.statistics().built == 1
+
+
+@pytest.mark.parametrize("op", ["instance_norm_grad", "gelu"])
+async def test_a_plan_on_disk_for_what_cudnn_gets_wrong_is_made_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    from atomr_accel.libraries.dnn.host import _lowering
+
+    x = await device.put(np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4))
+    weight = await device.put(np.ones(4, np.float32))
+    saved = [await device.put(np.ones((1, 4), np.float32)) for _ in range(2)]
+
+    async def gradients() -> list[int]:
+        device.dnn.clear_plans()
+        if op == "gelu":
+            await device.dnn.gelu(x)
+        else:
+            await device.dnn.instance_norm_grad(x, x, weight, *saved, layout="NHWC")
+        found = device.dnn.statistics()
+        return [found.built, found.loaded]
+
+    with monkeypatch.context() as unknown:
+        unknown.setattr(_lowering, "_wrong", lambda _graph, _node: "")
+        assert [await gradients(), await gradients()] == [[1, 0], [1, 1]]
+    assert [await gradients(), await gradients()] == [[2, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+async def test_what_cudnn_refuses_when_it_is_built_is_computed_all_the_same(
+    device: Device, frontend: FakeFrontend, *, tuned: bool
+) -> None:
+    frontend.unbuildable = lambda ops: "mul" in ops
+    device.dnn.autotune = tuned
+    graph = device.dnn.graph()
+    x = graph.tensor((4,), "int64", name="x")
+    graph.output(graph.relu(x * 0.5))
+    plan = await graph.build()
+    made = await plan(x=await device.put(np.array([-2, 3, 2**40, 7], np.int64)))
+    assert (await device.get(made)).tolist() == [0, 1.5, 2**39, 3.5]
+
+
+@pytest.fixture
+def offered(frontend: FakeFrontend) -> list[list[str]]:
+    """The nodes of what comes to cuDNN."""
+    found: list[list[str]] = []
+
+    def ref_error(ops: list[str]) -> bool:
+        found.append(ops)
+        return False
+
+    frontend.refused = ref_error
+    return found
+
+
+async def test_booleans_in_memory_are_not_given_to_cudnn(
+    device: Device, offered: list[list[str]]
+) -> None:
+    """Its masks are single bits."""
+    graph = device.dnn.graph()
+    x = graph.tensor((3, 40), "float32", name="x")
+    column = graph.gen_index(x, axis=1)
+    length = graph.tensor((3, 1), "int32", name="length")
+    graph.output(graph.binary_select(x, -1.0, graph.cmp_lt(column, length)))
+    graph.output(graph.binary_select(x, 0.0, graph.cmp_gt(x, 0.5)))
+    graph.output(graph.cmp_gt(x, 0.5))
+    plan = await graph.build()
+    rng = np.random.default_rng(1)
+    array, lengths = rng.random((3, 40), np.float32), np.array([[3], [40], [17]], np.int32)
+    made = await plan(x=await device.put(array), length=await device.put(lengths))
+    selected, chosen, larger = [await device.get(each) for each in made]
+    np.testing.assert_array_equal(selected, np.where(np.arange(40) < lengths, array, -1))
+    np.testing.assert_array_equal(chosen, np.where(array > 0.5, array, 0))
+    np.testing.assert_array_equal(larger, array > 0.5)
+    # What stays inside a kernel of its own is fine.
+    assert ["cmp_gt", "binary_select"] in offered
+
+
+async def test_gaps_between_elements_are_not_given_to_cudnn(
+    device: Device, offered: list[list[str]]
+) -> None:
+    """It reads the elements as if they lay side by side."""
+    graph = device.dnn.graph()
+    graph.output(graph.abs(graph.tensor((4, 8), "float32", name="x", strides=(32, 4))))
+    graph.output(graph.neg(graph.tensor((4, 8), "float32", name="y", strides=(32, 1))))
+    graph.output(graph.exp(graph.tensor((32, 4), "float32", name="z", strides=(1, 32))))
+    plan = await graph.build()
+    rows = np.arange(128, dtype=np.float32).reshape(4, 32) / 128
+    x, y, z = [
+        await device.get(m) for m in await plan(**dict.fromkeys("xyz", await device.put(rows)))
+    ]
+    np.testing.assert_array_equal(x, rows[:, ::4])
+    np.testing.assert_array_equal(y, -rows[:, :8])
+    np.testing.assert_allclose(z, np.exp(rows.T), rtol=1e-6)
+    assert offered == [["exp"]]
+
+
+async def test_a_product_needs_rows_or_columns_that_lie_side_by_side(
+    device: Device, offered: list[list[str]]
+) -> None:
+    graph = device.dnn.graph()
+    b = graph.tensor((1, 4, 2), "float16", name="b")
+    graph.output(graph.matmul(graph.tensor((1, 3, 4), "float16", name="a", strides=(48, 16, 4)), b))
+    graph.output(graph.matmul(graph.tensor((1, 3, 4), "float16", name="c", strides=(48, 16, 1)), b))
+    plan = await graph.build()
+    rng = np.random.default_rng(1)
+    rows, b_ = rng.random((1, 3, 16)).astype("f2"), rng.random((1, 4, 2)).astype("f2")
+    ref = await device.put(rows)
+    found = [await device.get(m) for m in await plan(a=ref, b=await device.put(b_), c=ref)]
+    for made, factor in zip(found, (rows[:, :, ::4], rows[:, :, :4]), strict=True):
+        np.testing.assert_allclose(made, factor.astype("f4") @ b_.astype("f4"), rtol=2e-3)
+    assert offered == [["matmul"]]
+
+
+async def test_activations_without_limits_are_given_to_cudnn_with_others_only(
+    device: Device, offered: list[list[str]]
+) -> None:
+    x = await device.put(np.array([[1, -1, np.inf, -np.inf, np.nan, 3]], np.float32))
+    dnn = device.dnn
+    for name, more in (("gelu", {}), ("gelu", {"approximate": "tanh"}), ("silu", {})):
+        options: dict[str, Any] = more
+        y = await device.get(await getattr(dnn, name)(x, **options))
+        assert y[0, 3] == 0
+        await getattr(dnn, f"{name}_grad")(x, x, **options)
+    assert np.isnan((await device.get(await dnn.relu_grad(x, x)))[0, 4])
+    await dnn.leaky_relu_grad(x, x)
+    assert offered == []
+    await dnn.relu(x)
+    graph = dnn.graph()
+    graph.output(graph.gelu(graph.tensor((1, 6), "float32") + 1.0))
+    await graph.build()
+    assert offered == [["relu"], ["add", "gelu"]]
+
+
+async def test_what_cudnn_refuses_is_unsupported_with_its_reason(
+    device: Device, frontend: FakeFrontend
+) -> None:
+    frontend.refused = lambda _ops: True
+    x, w = await images(device)
+    with pytest.raises(Unsupported, match="the fake was told so"):
+        await device.dnn.conv(x, w)
+    frontend.refused = lambda _ops: False
+    await device.dnn.conv(x, w)  # nothing is left of it
+
+
+async def test_failures_have_their_status(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from atomr_accel.libraries.dnn.host import _lowering
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED; Reason: a fake")
+
+    x, w = await images(device)
+    monkeypatch.setattr(_lowering, "status_codes", lambda: {"CUDNN_STATUS_EXECUTION_FAILED": 5000})
+    monkeypatch.setattr(fake_cudnn.FakeGraph, "execute", fail)
+    with pytest.raises(LibraryError) as caught:
+        await device.dnn.conv(x, w)
+    assert (caught.value.status, caught.value.library) == (5000, "cudnn")
+    assert caught.value.status_name == "CUDNN_STATUS_EXECUTION_FAILED"
+
+
+async def test_a_batch_brings_no_workspace_and_the_lane_has_its_own(device: Device) -> None:
+    x, w = await images(device)
+    async with device.batch() as batch:
+        y = batch.dnn.conv(x, w)
+        z = batch.dnn.relu(y)
+    assert (await device.get(z)).sum() == 36 * 27
+
+
+async def test_evicted_plans_are_forgotten_by_the_host_too(
+    device: Device, frontend: FakeFrontend
+) -> None:
+    device.dnn.plan_limit = 1
+    x, w = await images(device)
+    for _ in range(2):
+        await device.dnn.conv(x, w)
+        await device.dnn.relu(x)
+    statistics = device.dnn.statistics()
+    assert (statistics.plans, statistics.evictions) == (1, 3)
+    assert statistics.loaded == 2
+
+
+async def test_integers_are_not_given_to_cudnn(device: Device, offered: list[list[str]]) -> None:
+    """It would compute them in single precision."""
+    graph = device.dnn.graph()
+    x = graph.tensor((2, 3), "int32", name="x")
+    graph.output(graph.relu((x * x + 1) * 0.5))
+    plan = await graph.build()
+    array = np.array([[2**24 + 1, 2, -3], [0, 2**15, 2**31 - 1]], np.int32)
+    made = await device.get(await plan(x=await device.put(array)))
+    whole = array * array + 1
+    np.testing.assert_array_equal(made, np.maximum(whole.astype(np.float32) * np.float32(0.5), 0))
+    assert offered == [["mul", "relu"]]
+
+
+def test_the_plan_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from collections import OrderedDict
+
+    from atomr_accel.libraries.dnn.host import _plans
+
+    monkeypatch.setattr(_plans, "_MOST_PLANS", 2)
+    store: Any = object.__new__(_plans.PlanStore)
+    store._plans = OrderedDict()
+    for name in (b"hot", b"one", b"other"):
+        store._keep((name, False), name)
+        assert store.find(b"hot", 0, tuned=False) == (b"hot", "memory")
+    assert [*store._plans] == [(b"other", False), (b"hot", False)]

@@ -1,0 +1,10 @@
+"""Recurrent networks against a naive reference, and in ways that tables do not show."""
+
+from __future__ import annotations
+
+from ...conformance import MARKS, conform
+from ..rows.rnn import OPERATIONS
+
+pytestmark = MARKS
+
+test_conforms = conform(OPERATIONS)

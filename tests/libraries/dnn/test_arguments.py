@@ -1,0 +1,331 @@
+"""DNN and bad input; batches, recordings and rebuilds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, assert_type
+
+import numpy as np
+import pytest
+
+from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
+from atomr_accel.device._core import DeviceCore
+from atomr_accel.libraries._request import Request
+from atomr_accel.testing import poison
+
+from ... import seeds
+from ..conformance import MARKS, on_cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
+    "x": ((2, 8, 6, 5), "float32"),
+    "x1": ((2, 8, 6), "float32"),
+    "x6": ((1, 1, 1, 1, 1, 8), "float32"),
+    "x8": ((2, 8, 6, 5), "float64"),
+    "n": ((2, 8, 6, 5), "int32"),
+    "w": ((4, 8, 3, 3), "float32"),
+    "w_small": ((4, 3, 3, 3), "float32"),
+    "w_large": ((4, 8, 9, 3), "float32"),
+    "y": ((2, 4, 4, 3), "float32"),
+    "b": ((4,), "float32"),
+    "b8": ((8,), "float32"),
+    "b8d": ((8,), "float64"),
+    "m": ((3, 5), "float32"),
+    "rows": ((5,), "float32"),
+}
+
+Call = tuple[str, "Callable[[Any, Any], Any]", type[Exception], str]
+
+CALLS: list[Call] = [
+    ("no ref", lambda d, r: d.conv(1, r.w), TypeError, "x"),
+    ("dtypes", lambda d, r: d.conv(r.x8, r.w), TypeError, "w has dtype float32.*x has float64"),
+    ("integers", lambda d, r: d.conv(r.n, r.n), TypeError, "int32; expected float16"),
+    ("channels", lambda d, r: d.conv(r.x, r.w_small), ValueError, "groups=1 and 8 channels"),
+    ("too large", lambda d, r: d.conv(r.x, r.w_large), ValueError, "spans 9 elements.*has 6"),
+    ("ranks", lambda d, r: d.conv(r.x1, r.w), ValueError, r"\(2, 8, 6\), \(4, 8, 3, 3\)"),
+    ("six dims", lambda d, r: d.conv(r.x6, r.x6), ValueError, "3 to 5 dimensions"),
+    ("layout", lambda d, r: d.conv(r.x, r.w, layout="NWC"), ValueError, "NCHW or NHWC"),
+    ("stride", lambda d, r: d.conv(r.x, r.w, stride=0), ValueError, "stride.*at least 1"),
+    ("strides", lambda d, r: d.conv(r.x, r.w, stride=(1, 1, 1)), ValueError, "stride"),
+    ("half a stride", lambda d, r: d.conv(r.x, r.w, stride=1.5), TypeError, "stride.*1.5"),
+    ("padding", lambda d, r: d.conv(r.x, r.w, padding=-1), ValueError, "padding"),
+    ("pairs", lambda d, r: d.conv(r.x, r.w, padding=((1, 1, 1), 1)), ValueError, "pairs"),
+    ("same", lambda d, r: d.conv(r.x, r.w, padding="same", stride=2), ValueError, "stride 1"),
+    ("words", lambda d, r: d.conv(r.x, r.w, padding="half"), ValueError, "half"),
+    ("activation", lambda d, r: d.conv(r.x, r.w, activation="sin"), ValueError, "relu.*'sin'"),
+    ("bias", lambda d, r: d.conv(r.x, r.w, bias=r.b8), ValueError, r"\(8,\).*4 channels"),
+    ("out's shape", lambda d, r: d.conv(r.x, r.w, out=r.x), ValueError, r"\(2, 4, 4, 3\)"),
+    (
+        "aliasing",
+        lambda d, r: d.conv(r.x, r.w, padding=1, out=r.x),
+        ValueError,
+        "out",
+    ),
+    (
+        "gradient's shape",
+        lambda d, r: d.conv_grad_input(r.y, r.w, (2, 8, 9, 9)),
+        ValueError,
+        r"\(2, 8, 9, 9\).*\(2, 4, 4, 3\)",
+    ),
+    (
+        "filter's shape",
+        lambda d, r: d.conv_grad_weight(r.x, r.y, (4, 8, 2, 2)),
+        ValueError,
+        r"give \(2, 4, 5, 4\).*\(2, 4, 4, 3\)",
+    ),
+    ("groups", lambda d, r: d.conv(r.x, r.w, groups=3), ValueError, "groups=3"),
+    (
+        "nothing left",
+        lambda d, r: d.conv_transpose(r.y, r.w, padding=9),
+        ValueError,
+        "would have shape",
+    ),
+    ("weight", lambda d, r: d.layer_norm(r.m, r.b, r.b), ValueError, r"\(4,\).*\(3, 5\)"),
+    ("biases", lambda d, r: d.layer_norm(r.m, r.rows, r.b), ValueError, "bias has shape"),
+    (
+        "channels of a norm",
+        lambda d, r: d.instance_norm(r.x, r.b, r.b),
+        ValueError,
+        r"weight has shape \(4,\), expected \(8,\)",
+    ),
+    (
+        "dtype of a norm",
+        lambda d, r: d.instance_norm(r.x, r.b8d, r.b8d),
+        TypeError,
+        "float64, expected float32",
+    ),
+    ("groups of a norm", lambda d, r: d.group_norm(r.x, 3, r.b8, r.b8), ValueError, "3 groups"),
+    (
+        "no statistics",
+        lambda d, r: d.batch_norm(r.x, None, None, r.b8, r.b8),
+        ValueError,
+        "without training",
+    ),
+    (
+        "half of the statistics",
+        lambda d, r: d.batch_norm(r.x, r.b8, None, r.b8, r.b8, training=True),
+        ValueError,
+        "come together",
+    ),
+    ("vector", lambda d, r: d.instance_norm(r.b8, r.b8, r.b8), ValueError, "2 to 5 dimensions"),
+    ("mode", lambda d, r: d.reduce(r.x, "median"), ValueError, "median"),
+    ("axis", lambda d, r: d.reduce(r.x, "sum", 4), ValueError, "axis 4"),
+    ("axis twice", lambda d, r: d.reduce(r.x, "sum", (1, -3)), ValueError, "axis"),
+    ("gelu", lambda d, r: d.gelu(r.x, approximate="erf"), ValueError, "erf"),
+    ("gradients", lambda d, r: d.relu_grad(r.y, r.x), ValueError, r"\(2, 4, 4, 3\)"),
+    ("integers again", lambda d, r: d.relu(r.n), TypeError, "int32"),
+    # numbers that no message carries
+    *(
+        (f"{name} {2**bits}", call, ValueError, "at most|more than 64 bits")
+        for name, bits, call in (
+            ("padding", 40, lambda d, r: d.conv(r.x, r.w, padding=2**40)),
+            ("padding", 62, lambda d, r: d.conv(r.x, r.w, padding=2**62)),
+            ("stride", 70, lambda d, r: d.conv(r.x, r.w, stride=2**70)),
+            ("dilation", 70, lambda d, r: d.conv(r.x, r.w, dilation=2**70)),
+            ("upwards", 40, lambda d, r: d.conv_transpose(r.y, r.w, stride=2**40)),
+            ("window", 70, lambda d, r: d.max_pool(r.x, 2**70, padding=2**69)),
+            ("moves", 70, lambda d, r: d.avg_pool(r.x, 2, stride=2**70)),
+        )
+    ),
+    (
+        "output_padding",
+        lambda d, r: d.conv_transpose(r.y, r.w, dilation=2, output_padding=1),
+        ValueError,
+        r"output_padding must be less than stride, not \(1, 1\) with stride \(1, 1\)",
+    ),
+]
+
+
+class Refs:
+    """Buffers by name."""
+
+    @classmethod
+    async def made(cls, device: Device) -> Refs:
+        refs = cls()
+        for name, (shape, dtype) in SHAPES.items():
+            setattr(refs, name, await device.put(np.ones(shape, dtype)))
+        return refs
+
+
+async def test_bad_input_is_refused_before_anything_is_sent(device: Device) -> None:
+    refs = await Refs.made(device)
+    for name, call, error, message in CALLS:
+        try:
+            with pytest.raises(error, match=message):
+                await call(device.dnn, refs)
+        except BaseException as failure:
+            failure.add_note(name)
+            raise
+    assert device.dnn.statistics().misses == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+async def test_a_reduction_over_no_axes_takes_every_element_by_itself(
+    device: Device, dtype: str
+) -> None:
+    host = np.array([[-2, 3, 0.5], [4, -1, 0]], dtype)
+    wide = np.float64 if dtype == "float64" else np.float32
+    x = await device.put(host)
+    for mode in ("sum", "mean", "max", "min", "absmax", "norm1", "norm2"):
+        expected = host if mode in ("sum", "mean", "max", "min") else np.abs(host)
+        for keepdims in (False, True):
+            y = await device.dnn.reduce(x, mode, (), keepdims=keepdims)
+            got = await device.get(y)
+            assert got.dtype == wide
+            np.testing.assert_array_equal(got, expected)
+
+
+async def test_refs_that_cannot_be_used(device: Device) -> None:
+    x = await device.put(np.ones((1, 8, 4, 4), np.float32))
+    c = await device.put(np.ones(8, np.float32))
+    sealed = await device.put(np.ones(8, np.float32), sealed=True)
+    with pytest.raises(GpuRefSealed, match="running_var"):
+        await device.dnn.batch_norm(x, c, sealed, c, c, training=True)
+    y = await device.dnn.batch_norm(x, c, sealed, sealed, c)  # reading is another thing
+    assert y.shape == x.shape
+    await device.free(x)
+    with pytest.raises(GpuRefStale):
+        await device.dnn.relu(x)
+
+
+async def test_views_must_begin_where_cudnn_can_read(device: Device) -> None:
+    x = await device.put(np.arange(64, dtype=np.float32))
+    np.testing.assert_array_equal(
+        await device.get(await device.dnn.relu(x[4:])), np.arange(4, 64, dtype=np.float32)
+    )
+    with pytest.raises(ValueError, match="begins 4 bytes into its buffer"):
+        await device.dnn.relu(x[1:])
+
+
+async def test_results_go_where_they_are_wanted(device: Device) -> None:
+    x = await device.put(np.array([-1, 2, -3, 4], np.float32))
+    out = await device.empty((4,), np.float32)
+    assert await device.dnn.relu(x, out=out) is out
+    np.testing.assert_array_equal(await device.get(out), [0, 2, 0, 4])
+    with pytest.raises(TypeError, match=r"float16.*float32"):
+        await device.dnn.relu(x, out=await device.empty((4,), np.float16))
+    with pytest.raises(ValueError, match="shares memory with"):
+        await device.dnn.relu(x, out=x)
+
+
+# --- batches, recordings, rebuilds ----------------------------------------------------------
+
+
+async def test_in_a_batch_and_in_a_recording(device: Device) -> None:
+    rng = seeds.rng()
+    x = rng.standard_normal((2, 4, 6, 6)).astype(np.float32)
+    w = rng.standard_normal((4, 4, 3, 3)).astype(np.float32)
+    refs = [await device.put(array) for array in (x, w)]
+    alone = await device.dnn.conv(*refs, padding=1, activation="relu")
+    expected = await device.get(alone)
+    async with device.batch() as batch:
+        y = batch.dnn.conv(*refs, padding=1)
+        z = batch.dnn.relu(y)
+    np.testing.assert_allclose(await device.get(z), expected, rtol=1e-5, atol=1e-5)
+    async with device.record() as program:
+        y = program.dnn.conv(*refs, padding=1, activation="relu")
+        z = program.dnn.tanh(y)
+    await program.replay()
+    np.testing.assert_allclose(await device.get(z), np.tanh(expected), rtol=1e-4, atol=1e-5)
+
+
+async def test_a_plan_in_a_batch_and_in_a_recording(device: Device) -> None:
+    graph = device.dnn.graph()
+    graph.output(graph.relu(graph.tensor((3,), "float32", name="facade")))
+    plan = await graph.build()
+    x = await device.put(np.array([-1, 2, -3], np.float32))
+    made = [await plan(facade=x)]
+    async with device.batch() as batch:
+        made += [batch.using(plan)(facade=x), batch.dnn.run(plan, facade=x)]
+        other = batch.dnn.graph()
+        other.output(other.relu(other.tensor((4,), "float32")))
+        with pytest.raises(Unsupported, match="waits for the device's answer"):
+            other.build()
+    async with device.record() as program:
+        made += [program.using(plan)(facade=x), program.dnn.run(plan, facade=x)]
+    await program.replay()
+    for y in made:
+        np.testing.assert_array_equal(await device.get(y), [0, 2, 0])
+
+
+async def test_type_checkers_know_how_many_results_there_are(device: Device) -> None:
+    x = await device.put(np.ones((2, 4), np.float32))
+    w = await device.put(np.ones(4, np.float32))
+    q = await device.put(np.ones((1, 2, 2, 16), np.float16))
+    assert_type(await device.dnn.layer_norm(x, w, w), GpuRef)
+    three = await device.dnn.layer_norm(x, w, w, training=True)
+    assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
+    x4 = await device.put(np.ones((2, 4, 3, 3), np.float32))
+    assert_type(await device.dnn.batch_norm(x4, w, w, w, w), GpuRef)
+    three = await device.dnn.batch_norm(x4, None, None, w, w, training=True)
+    assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
+    assert_type(await device.dnn.instance_norm(x4, w, w), GpuRef)
+    assert_type(
+        device.requests.dnn.instance_norm(x4, w, w, training=True),
+        Request[tuple[GpuRef, GpuRef, GpuRef]],
+    )
+    async with device.batch() as batch:
+        assert_type(batch.dnn.group_norm(x4, 2, w, w), GpuRef)
+        three = batch.dnn.group_norm(x4, 2, w, w, training=True)
+        assert len(assert_type(three, tuple[GpuRef, GpuRef, GpuRef])) == 3
+        assert_type(batch.dnn.flash_attention(q, q, q, causal=True), GpuRef)
+        two = batch.dnn.flash_attention(q, q, q, return_lse=True)
+        assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+    async with device.record() as program:
+        pair = program.dnn.rms_norm(x, w, training=True)
+        assert len(assert_type(pair, tuple[GpuRef, GpuRef])) == 2
+
+
+async def test_a_batch_asks_once_for_a_plan(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = await device.put(np.array([-1, 2, -3], np.float32))
+    await device.dnn.tanh(x)  # opens the lanes
+    device.dnn.clear_plans()
+    names: list[str] = []
+    submit = DeviceCore.submit
+
+    def noting(core: DeviceCore, port: Any, name: str, *args: Any, **more: Any) -> Any:
+        names.append(name)
+        return submit(core, port, name, *args, **more)
+
+    monkeypatch.setattr(DeviceCore, "submit", noting)
+    for _ in range(2):  # no answer of a batch tells the next one
+        async with device.batch() as batch:
+            y = x
+            for _ in range(3):
+                y = batch.dnn.relu(y)
+        assert names == ["dnn.plan", *["dnn.relu"] * 3]
+        names.clear()
+
+
+async def test_plans_are_known_again_after_a_rebuild() -> None:
+    async with open_device(0, backend="cuda" if on_cuda() else "cpu") as device:
+        x = await device.put(np.array([-1, 1], np.float32), sealed=True)
+        await device.dnn.relu(x)
+        await poison(device)
+        np.testing.assert_array_equal(await device.get(await device.dnn.relu(x)), [0, 1])
+
+
+async def test_statistics_and_limits(device: Device) -> None:
+    x = await device.put(np.ones(8, np.float32))
+    for _ in range(3):
+        await device.dnn.relu(x)
+    statistics = device.dnn.statistics()
+    assert (statistics.misses, statistics.hits, statistics.plans) == (1, 2, 1)
+    device.dnn.clear_plans()
+    assert device.dnn.statistics().evictions == 1
+    with pytest.raises(ValueError, match="at least 1"):
+        device.dnn.plan_limit = 0
+    device.dnn.autotune = True
+    device.dnn.allow_tf32 = True
+    await device.dnn.relu(x)
+    assert device.dnn.statistics().tuned == 1
+    assert device.dnn.autotune
+    assert device.dnn.allow_tf32
+    assert on_cuda() or device.dnn.statistics().workspace == 0

@@ -1,0 +1,139 @@
+"""DNN against PyTorch in float64, where that is installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ... import seeds
+from ..conformance import MARKS, dtype_of, eps_of
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+
+EPS = 1e-3
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def rounded(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    return rng.uniform(-1, 1, shape).astype(dtype_of(dtype))
+
+
+def wide(array: Any) -> Any:
+    """An array as PyTorch has it, in float64, to be differentiated by."""
+    return torch.tensor(array.astype(np.float64), requires_grad=True)
+
+
+def close(got: Any, expected: Any, dtype: str, terms: int) -> None:
+    exact = expected.detach().numpy()
+    tolerance = 8 * eps_of(dtype_of(dtype)) * (1 + np.abs(exact).max()) + terms * 1e-7
+    np.testing.assert_allclose(got.astype(np.float64), exact, rtol=tolerance, atol=tolerance)
+
+
+def turned(array: Any, *, last: bool) -> Any:
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if last else array
+
+
+def back(array: Any, *, last: bool) -> Any:
+    return np.moveaxis(array, -1, 1) if last else array
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("last", [False, True])
+async def test_convolution_and_its_gradients(device: Device, dtype: str, last: bool) -> None:
+    rng = seeds.rng()
+    shapes = ((2, 16, 12, 10), (24, 8, 3, 3), (24,))
+    x, w, b = (rounded(rng, shape, dtype) for shape in shapes)
+    window: Any = {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2), "groups": 2}
+    tx, tw, tb = map(wide, (x, w, b))
+    ty = functional.relu(functional.conv2d(tx, tw, tb, **window))
+    grad = rounded(rng, tuple(ty.shape), dtype)
+    ty.backward(torch.tensor(grad.astype(np.float64)))
+
+    dnn, layout = device.dnn, "NHWC" if last else "NCHW"
+    images, filters, dy = [await device.put(turned(each, last=last)) for each in (x, w, grad)]
+    shift = await device.put(b)
+    window["layout"] = layout
+    y = await dnn.conv(images, filters, bias=shift, activation="relu", **window)
+    slope = await dnn.relu_grad(dy, y)
+    results = [
+        (y, ty),
+        (await dnn.conv_grad_input(slope, filters, images.shape, **window), tx.grad),
+        (await dnn.conv_grad_weight(images, slope, filters.shape, **window), tw.grad),
+    ]
+    for got, expected in results:
+        close(back(await device.get(got), last=last), expected, dtype, 400)
+    close(await device.get(await dnn.conv_grad_bias(slope, layout=layout)), tb.grad, dtype, 400)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_transposed_convolution(device: Device, dtype: str) -> None:
+    rng = seeds.rng()
+    shapes = ((2, 16, 7, 6), (16, 4, 3, 2))
+    x, w = (rounded(rng, shape, dtype) for shape in shapes)
+    window: Any = {"stride": 2, "padding": 1, "output_padding": 1, "dilation": 2, "groups": 2}
+    expected = functional.conv_transpose2d(wide(x), wide(w), **window)
+    y = await device.dnn.conv_transpose(await device.put(x), await device.put(w), **window)
+    close(await device.get(y), expected, dtype, 200)
+
+
+NORMS: dict[str, Any] = {
+    "batch": lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True, eps=EPS),
+    "instance": lambda x, w, b: functional.instance_norm(x, None, None, w, b, eps=EPS),
+    "group": lambda x, w, b: functional.group_norm(x, 4, w, b, EPS),
+    "layer": lambda x, w, b: functional.layer_norm(x, tuple(w.shape), w, b, EPS),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NORMS)
+async def test_norms_and_their_gradients(device: Device, dtype: str, name: str) -> None:
+    rng = seeds.rng()
+    shape = (4, 16, 6, 5)
+    sizes = shape[2:] if name == "layer" else shape[1:2]
+    kept = "float64" if dtype == "float64" else "float32"
+    x = rounded(rng, shape, dtype)
+    w, b = (rounded(rng, sizes, kept) for _ in range(2))
+    tx, tw, tb = map(wide, (x, w, b))
+    ty = NORMS[name](tx, tw, tb)
+    grad = rounded(rng, shape, dtype)
+    ty.backward(torch.tensor(grad.astype(np.float64)))
+
+    forward = getattr(device.dnn, f"{name}_norm")
+    backward = getattr(device.dnn, f"{name}_norm_grad")
+    refs = [await device.put(each) for each in (x, w, b)]
+    extra = (4,) if name == "group" else ()
+    running = (None, None) if name == "batch" else ()
+    y, *saved = await forward(refs[0], *extra, *running, *refs[1:], training=True, eps=EPS)
+    upstream = await device.put(grad)
+    gradients = await backward(upstream, refs[0], *extra, refs[1], *saved)
+    for got, expected in zip((y, *gradients), (ty, tx.grad, tw.grad, tb.grad), strict=True):
+        close(await device.get(got), expected, dtype, 600)
+
+
+ACTIVATIONS: dict[str, Any] = {
+    name: getattr(functional, name)
+    for name in ("relu", "leaky_relu", "gelu", "silu", "elu", "softplus", "sigmoid", "tanh")
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+async def test_activations_and_their_gradients(device: Device, dtype: str, name: str) -> None:
+    rng = seeds.rng()
+    x, grad = (rounded(rng, (8, 96), dtype) for _ in range(2))
+    tx = wide(x)
+    ty = ACTIVATIONS[name](tx)
+    ty.backward(torch.tensor(grad.astype(np.float64)))
+    refs = [await device.put(each) for each in (x, grad)]
+    y = await getattr(device.dnn, name)(refs[0])
+    dx = await getattr(device.dnn, f"{name}_grad")(refs[1], refs[0])
+    close(await device.get(y), ty, dtype, 300)  # cuDNN's fast exponentials
+    close(await device.get(dx), tx.grad, dtype, 300)

@@ -1,0 +1,314 @@
+"""The CUDA executor against a stand-in for cuFFT, with its kernels compiled for the host.
+
+The stand-in takes its arguments through the very prototypes that the real library gets, so
+what this cannot show is only what cuFFT itself does with them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import LibraryError, Unsupported
+from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
+from atomr_accel.libraries.fft.host._prototypes import (
+    INVERSE,
+    PROTOTYPES,
+    STATUS_NAMES,
+    TRANSFORM_TYPES,
+)
+from atomr_accel.libraries.fft.host._source import ELEMENTS, SOURCE, move_name
+from atomr_accel.libraries.fft.wire import _plan
+from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
+from atomr_accel.libraries.fft.wire._plan import Fft, Layout, Move, Place, plan
+from atomr_accel.libraries.host._vendor import TYPES
+
+from ... import seeds
+from ..conformance import Array, dtype_of
+from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
+from .machine import Machine, reference, sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...fakes.driver import FakeDriver
+
+WORK = 1000
+STREAM = 0x5EED
+NAMES = {number: name for name, number in TRANSFORM_TYPES.items()}
+
+
+class StandIn:
+    """cuFFT's functions, in NumPy, on the host's memory."""
+
+    name = "cufft"
+
+    def __init__(self) -> None:
+        self.functions = {}
+        for function, words in PROTOTYPES.items():
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
+            self.functions[function] = kind(getattr(self, function, lambda *_: 0))
+        self.handles = itertools.count(7)
+        self.layouts: dict[int, Layout] = {}
+        self.log: list[tuple[Any, ...]] = []
+        self.work: dict[int, int] = {}
+
+    def call(self, function: str, *args: Any) -> None:
+        status = self.functions[function](*args)
+        if status:
+            raise self.error(function, status)
+
+    def prepare(self, function: str, *args: Any) -> Any:
+        return partial(self.functions[function], *args)
+
+    def error(self, function: str, status: int) -> LibraryError:
+        return LibraryError(
+            function,
+            library="cufft",
+            call=function,
+            status=status,
+            status_name=STATUS_NAMES[status],
+        )
+
+    def cufftCreate(self, handle: Any) -> int:  # noqa: N802 - the vendor's name
+        handle[0] = next(self.handles)
+        return 0
+
+    def cufftDestroy(self, handle: int) -> int:  # noqa: N802
+        self.log.append(("destroy", handle))
+        del self.layouts[handle]
+        return 0
+
+    def cufftSetStream(self, handle: int, stream: int) -> int:  # noqa: N802
+        self.log.append(("stream", handle, stream))
+        return 0
+
+    def cufftSetAutoAllocation(self, handle: int, automatic: int) -> int:  # noqa: N802
+        self.log.append(("automatic", handle, automatic))
+        return 0
+
+    def cufftSetWorkArea(self, handle: int, work: int) -> int:  # noqa: N802
+        self.work[handle] = work
+        return 0
+
+    def cufftXtMakePlanMany(  # noqa: N802
+        self, handle: int, rank: int, sizes: Any, source_embed: Any, *rest: Any
+    ) -> int:
+        stride, distance, kind, target_embed, to_stride, to_distance, to_kind, batch = rest[:8]
+        work, computed = rest[8:]
+        self.layouts[handle] = Layout(
+            tuple(sizes[:rank]),
+            tuple(source_embed[:rank]),
+            stride,
+            distance,
+            NAMES[kind],
+            tuple(target_embed[:rank]),
+            to_stride,
+            to_distance,
+            NAMES[to_kind],
+            batch,
+        )
+        assert NAMES[computed] in {*_plan.COMPLEX.values()}
+        work[0] = WORK
+        return 0
+
+    def cufftXtExec(self, handle: int, source: int, target: int, direction: int) -> int:  # noqa: N802
+        layout = self.layouts[handle]
+        machine = object.__new__(Machine)
+        memory: Any = (ctypes.c_uint8 * (1 << 16)).from_address
+        machine.buffers = {
+            0: np.frombuffer(memory(source), np.uint8),
+            1: np.frombuffer(memory(target), np.uint8),
+        }
+        machine.fft(Fft(layout, direction == INVERSE, Place(0), Place(1), ((0, 0),)))
+        return 0
+
+
+def cases() -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    return [
+        (family, dtype, shape, axes, sizes)
+        for family in FAMILIES
+        for dtype in ("float32", "float64", "int32", "complex64", "complex128")
+        if not (FAMILIES[family].kind == "r2c" and dtype.startswith("complex"))
+        for shape, axes, sizes in [
+            ((3, 8), (1,), (8,)),
+            ((3, 8), (1,), (5,)),
+            ((3, 8), (0,), (4,)),
+            ((18, 4, 18), (1,), (4,)),
+            ((2, 3, 4, 5), (3, 1, 0), (2, 4, 5)),
+            ((2, 3, 4, 2), (0, 1, 2, 3), (2, 3, 4, 2)),
+        ]
+        if len(axes) == 1 or "h" not in family
+    ]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    members: dict[str, str] = {}
+    for family, dtype, shape, axes, sizes in cases():
+        spec = resolve(
+            family, family, shape, dtype_of(dtype), axes, sizes, "ortho", half=False
+        ).spec
+        for step in plan(spec).steps:
+            if isinstance(step, Move):
+                s, t = ELEMENTS[step.source_type], ELEMENTS[step.target_type]
+                members[move_name(step, 1)] = f"{t}* target; {s}* source; u64 count; Moving moving"
+    folder: Path = tmp_path_factory.mktemp("executor")
+    return compile_kernels(on_host(SOURCE), members, folder)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> StandIn:
+    from atomr_accel.libraries.fft.host import _cuda
+
+    stand_in = StandIn()
+    monkeypatch.setattr(_cuda, "_library", lambda: stand_in)
+    monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
+    return stand_in
+
+
+def executor(kept: list[Any] | None = None) -> Any:
+    """An executor; with ``kept``, which takes what graphs need, one whose calls are captured."""
+    from atomr_accel.libraries.fft.host._cuda import CudaFft
+
+    def keep(*each: Any) -> None:
+        assert kept is not None
+        kept.append(each)
+
+    context: Any = SimpleNamespace(pointer=lambda address: address)
+    stream: Any = SimpleNamespace(pointer=STREAM, captures=kept is not None, keep=keep)
+    return CudaFft(context, stream)
+
+
+def room(nbytes: int) -> Array:
+    """Memory with something behind it, for the stand-in looks at more than it uses."""
+    return np.full(nbytes + (1 << 16), 0x7F, np.uint8)
+
+
+@needs_compiler
+def test_transforms(library: StandIn) -> None:
+    fft = executor()
+    rng = seeds.rng()
+    for number, (family, dtype, shape, axes, sizes) in enumerate(cases(), 1):
+        source = sample(rng, shape, dtype)
+        call = resolve(family, family, shape, source.dtype, axes, sizes, "ortho", half=False)
+        work = fft.handlers[Prepare](Prepare(number, call.encoded))
+        assert work == 1024
+        memory = room(source.nbytes)
+        memory[: source.nbytes] = np.frombuffer(source.tobytes(), np.uint8)
+        nbytes = int(np.prod(call.shape)) * call.dtype.itemsize
+        target, workspace = room(nbytes), room(call.scratch + work)
+        at = memory.ctypes.data, target.ctypes.data, workspace.ctypes.data
+        fft.handlers[Transform](Transform(number, call.encoded, *at, work))
+        got = target[:nbytes].view(call.dtype).reshape(call.shape)
+        wide = source.astype("complex128" if source.dtype.kind == "c" else "float64")
+        expected = reference(family, wide, (axes, sizes, "ortho"))
+        tolerance = 1e-5 if call.spec.precision == "float32" else 1e-13
+        tolerance *= np.abs(expected).max()
+        what = f"{family} {dtype}{shape} {axes} {sizes}"
+        np.testing.assert_allclose(got, expected, atol=tolerance, rtol=0, err_msg=what)
+        assert set(library.work.values()) == {at[2] + call.scratch}, what
+        assert (memory[: source.nbytes] == np.frombuffer(source.tobytes(), np.uint8)).all()
+        handles = [*library.layouts]
+        assert [(*entry[:1], *entry[2:]) for entry in library.log] == [
+            ("automatic", 0),
+            ("stream", STREAM),
+        ] * len(handles)
+        library.log.clear()
+        fft.handlers[Forget](Forget(number))
+        assert library.log == [("destroy", handle) for handle in handles]
+        library.log.clear()
+        library.work.clear()
+
+
+@needs_compiler
+def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
+    fft = executor()
+    call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
+    source, target, work = room(32), room(32), room(1024)
+    source[:32] = np.ones(4, "complex64").view(np.uint8)
+    message = Transform(
+        1, call.encoded, source.ctypes.data, target.ctypes.data, work.ctypes.data, 1024
+    )
+    fft.handlers[Transform](message)
+    assert target[:32].view("complex64").tolist() == [4, 0, 0, 0]
+    fft.close()
+    assert not library.layouts
+    fft.handlers[Transform](message)
+    assert len(library.layouts) == 1
+
+
+@needs_compiler
+def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
+    kept: list[Any] = []
+    fft = executor(kept)
+    source, target, work = room(64), room(64), room(1024)
+    source[:64] = 0
+    calls = [
+        resolve("fft", "fft", (n,), np.dtype("complex64"), (0,), (n,), None, half=False)
+        for n in (4, 8)
+    ]
+    for number, call in ((1, calls[0]), (2, calls[1]), (1, calls[0])):
+        assert fft.handlers[Prepare](Prepare(number, call.encoded)) == 1024
+        at = source.ctypes.data, target.ctypes.data, work.ctypes.data
+        fft.handlers[Transform](Transform(number, call.encoded, *at, 1024))
+    left = [2]
+    for _, give_back in kept:
+        give_back()
+        left.append(len(library.layouts))
+    assert left == [2, 2, 1, 0]
+
+
+@needs_compiler
+def test_a_plan_whose_work_area_is_not_known_has_its_own(
+    library: StandIn, driver: FakeDriver
+) -> None:
+    fft = executor()
+    call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
+    source, target, work = room(32), room(32), room(1024)
+    source[:32] = 0
+    at = source.ctypes.data, target.ctypes.data
+    for _ in range(2):
+        fft.handlers[Transform](Transform(1, call.encoded, *at, 0, 0))
+        [area] = library.work.values()
+        assert len(driver.held[area]) == 1024
+    fft.handlers[Transform](Transform(1, call.encoded, *at, work.ctypes.data, 1024))
+    assert [*library.work.values()] == [work.ctypes.data]
+    fft.close()
+    assert not driver.held
+
+
+@needs_compiler
+@pytest.mark.parametrize(("status", "error"), [(8, LibraryError), (16, Unsupported)])
+def test_a_plan_that_fails_leaves_no_handle(
+    library: StandIn, status: int, error: type[Exception]
+) -> None:
+    kind = type(library.functions["cufftXtMakePlanMany"])
+
+    def ref_error(handle: int, *_: Any) -> int:
+        library.layouts[handle] = None  # type: ignore[assignment]
+        return status
+
+    library.functions["cufftXtMakePlanMany"] = kind(ref_error)
+    call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
+    with pytest.raises(error, match="cufftXtMakePlanMany"):
+        executor().handlers[Prepare](Prepare(1, call.encoded))
+    assert not library.layouts
+
+
+@needs_compiler
+def test_a_transform_that_fails_is_an_error(library: StandIn) -> None:
+    kind = type(library.functions["cufftXtExec"])
+    library.functions["cufftXtExec"] = kind(lambda *_: 6)
+    call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
+    source, target, work = room(32), room(32), room(1024)
+    at = source.ctypes.data, target.ctypes.data, work.ctypes.data
+    with pytest.raises(LibraryError, match="cufftXtExec") as caught:
+        executor().handlers[Transform](Transform(1, call.encoded, *at, 1024))
+    assert caught.value.status == 6

@@ -1,0 +1,133 @@
+"""Calling a vendor's library: numbers are not cut off, and what was made is undone."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atomr_accel.libraries.host import _vendor
+from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary, array, undone_on_error
+
+from ..vendor_tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# --- numbers -------------------------------------------------------------------------------
+
+FLOAT_MAX: Final = float(np.finfo(np.float32).max)
+LIMITS: Final[dict[str, tuple[Any, Any]]] = {
+    "int": (-(2**31), 2**31 - 1),
+    "uint": (0, 2**32 - 1),
+    "i64": (-(2**63), 2**63 - 1),
+    "u64": (0, 2**64 - 1),
+    "size": (0, 2**64 - 1),
+    "float": (-FLOAT_MAX, FLOAT_MAX),
+}
+
+
+class Listener:
+    """A library that only notes what it is called with."""
+
+    def __init__(self, names: Any = ()) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        for name in names:
+            setattr(self, name, self._function())
+
+    def _function(self) -> Callable[..., int]:
+        def call(*args: Any) -> int:
+            self.calls.append(args)
+            return 0
+
+        return call
+
+    def __getitem__(self, name: str) -> Callable[..., int]:
+        return self._function()
+
+
+def listening(
+    monkeypatch: pytest.MonkeyPatch, prototypes: dict[str, str]
+) -> tuple[VendorLibrary, Listener]:
+    listener = Listener(prototypes)
+    monkeypatch.setattr(_vendor, "_load", lambda _name: listener)
+    return VendorLibrary("a library", prototypes, {1: "FAILED"}), listener
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_function_of_a_table_takes_what_it_would_cut_off(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prototypes = TABLES[name].tables.PROTOTYPES
+    library, listener = listening(monkeypatch, prototypes)
+    for function, text in prototypes.items():
+        words = text.split()
+        plain: list[Any] = [
+            0 if word in LIMITS or word == "double" else ctypes.c_void_p() for word in words
+        ]
+        for at, word in enumerate(words):
+            if word not in LIMITS:
+                continue
+            least, most = LIMITS[word]
+            good = [least, most, np.float32(most) if word == "float" else np.int64(7)]
+            good += [np.inf, -np.inf, np.nan] if word == "float" else [True]
+            beyond = [most * 1.001, least * 1.001] if word == "float" else [most + 1, least - 1]
+            if word in ("int", "uint"):
+                beyond.append(np.int64(most + 1))
+            for value in good:
+                args = [*plain[:at], value, *plain[at + 1 :]]
+                library.call(function, *args)
+                assert str(listener.calls.pop()) == str(tuple(args))
+                library.prepare(function, *args)
+            for value in beyond:
+                args = [*plain[:at], value, *plain[at + 1 :]]
+                with pytest.raises(OverflowError, match=f"^{function} takes '{word}' at"):
+                    library.call(function, *args)
+                with pytest.raises(OverflowError, match=f"^{function} takes '{word}' at"):
+                    library.prepare(function, *args)
+    assert listener.calls == []
+
+
+@given(word=st.sampled_from(sorted(LIMITS)), data=st.data())
+def test_an_array_holds_what_it_was_given_or_there_is_none(word: str, data: st.DataObject) -> None:
+    numbers = st.floats() if word == "float" else st.integers(-(2**65), 2**65)
+    values = data.draw(st.lists(numbers, max_size=4))
+    least, most = LIMITS[word]
+    special = (np.inf, -np.inf) if word == "float" else ()
+    if all(least <= each <= most or each in special or np.isnan(float(each)) for each in values):
+        expected = [TYPES[word](value).value for value in values]
+        np.testing.assert_array_equal([*array(word, values)], expected)
+        if word != "float":
+            assert expected == values
+    else:
+        with pytest.raises(OverflowError):
+            array(word, values)
+
+
+# --- what is made --------------------------------------------------------------------------
+
+
+def test_what_a_block_made_is_undone_in_turn_if_it_fails() -> None:
+    log: list[str] = []
+
+    def undo(name: str) -> None:
+        log.append(name)
+        if name == "second":
+            raise RuntimeError("undoing fails, too")
+
+    with pytest.raises(ValueError, match="why"), undone_on_error() as made:
+        for name in ("first", "second", "third"):
+            made.callback(undo, name)
+        raise ValueError("why")
+    assert log == ["third", "second", "first"]
+    log.clear()
+    with undone_on_error() as made:
+        made.callback(undo, "first")
+    assert log == []
+    made.close()
+    assert log == ["first"]

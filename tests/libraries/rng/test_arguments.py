@@ -1,0 +1,300 @@
+"""What ``device.rng`` refuses, before anything is sent, and where it puts what it draws."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported
+from atomr_accel.libraries._op import Described
+from atomr_accel.libraries._request import perform
+from atomr_accel.libraries.rng._state import new_state
+from atomr_accel.libraries.rng.wire._distributions import KINDS
+
+from ..conformance import MARKS
+
+pytestmark = MARKS
+
+NAN = float("nan")
+
+BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+    ("random", (-1,), {}, ValueError, r"negative dimensions.*\(-1,\)"),
+    ("random", (2.5,), {}, TypeError, "whole number.*2.5"),
+    ("random", ((2, "x"),), {}, TypeError, "whole number.*x"),
+    ("random", (True,), {}, TypeError, "whole number.*True"),
+    ("random", (2, "int32"), {}, TypeError, "unsupported dtype int32; expected one of float16"),
+    ("random", (2, "complex64"), {}, TypeError, "unsupported dtype complex64"),
+    ("uniform", (2, 1), {}, ValueError, "low=2.0, high=1.0"),
+    ("uniform", (0, float("inf")), {}, OverflowError, "exceeds valid bounds"),
+    ("uniform", (NAN, 1), {}, OverflowError, "exceeds valid bounds"),
+    ("uniform", ([0, 1], 2), {}, TypeError, r"low must be a real number, not \[0, 1\]"),
+    ("normal", (0, -1), {}, ValueError, r"scale must not be negative, but is -1\.0"),
+    ("normal", (0, NAN), {}, ValueError, "scale must not be negative, but is nan"),
+    ("normal", ("1", "2"), {}, TypeError, "loc must be a real number, not '1'"),
+    ("normal", (0, b"2"), {}, TypeError, "scale must be a real number, not b'2'"),
+    ("uniform", (0, 1j), {}, TypeError, "high must be a real number, not 1j"),
+    ("lognormal", ("0",), {}, TypeError, "mean must be a real number"),
+    ("exponential", ("1",), {}, TypeError, "scale must be a real number"),
+    ("cauchy", (0, np.datetime64(1, "s")), {}, TypeError, "scale must be a real number"),
+    ("gamma", ("2",), {}, TypeError, "shape must be a real number"),
+    ("gamma", (float("inf"),), {}, ValueError, "shape must be at most 1.79.* for float64"),
+    ("gamma", (1e39,), {"dtype": "float32"}, ValueError, "at most 3.4.* for float32, but is 1e"),
+    ("beta", (1, float("inf")), {}, ValueError, "b must be at most"),
+    ("poisson", ("3",), {}, TypeError, "lam must be a real number"),
+    ("normal", (None,), {}, TypeError, "loc must be a real number, not None"),
+    ("lognormal", (0, -1), {}, ValueError, "sigma must not be negative"),
+    ("exponential", (-2,), {}, ValueError, "scale must not be negative"),
+    ("cauchy", (0, -2), {}, ValueError, "scale must not be negative"),
+    ("gamma", (-1,), {}, ValueError, "shape must not be negative"),
+    ("gamma", (1, -1), {}, ValueError, "scale must not be negative"),
+    ("beta", (0, 1), {}, ValueError, "a must be more than 0"),
+    ("beta", (1, NAN), {}, ValueError, "b must be more than 0, but is nan"),
+    ("poisson", (-1,), {}, ValueError, "lam must not be negative"),
+    ("poisson", (NAN,), {}, ValueError, "lam must not be negative, but is nan"),
+    ("poisson", (1e19,), {}, ValueError, "lam is too large for int64"),
+    ("poisson", (200,), {"dtype": "int8"}, ValueError, "lam is too large for int8: 200"),
+    ("poisson", (2,), {"dtype": "float32"}, TypeError, "unsupported dtype float32"),
+    ("integers", (5, 5), {}, ValueError, "low >= high: there is no integer from 5 to 4"),
+    ("integers", (5, 4), {"endpoint": True}, ValueError, "low > high"),
+    ("integers", (0,), {}, ValueError, "low >= high"),
+    ("integers", (0, 300), {"dtype": "uint8"}, ValueError, "299 is more than 255"),
+    ("integers", (-1, 3), {"dtype": "uint64"}, ValueError, "-1 is less than 0"),
+    ("integers", (0, 3), {"dtype": "bool"}, ValueError, "2 is more than 1"),
+    ("integers", (0.5, 3), {}, TypeError, "float"),
+    ("integers", (0, 3), {"dtype": "float64"}, TypeError, "unsupported dtype float64"),
+    ("choice", (0, 1), {}, ValueError, "at least one item to choose from, not 0"),
+    ("choice", (-2, 1), {}, ValueError, "not -2"),
+    ("choice", (2.5, 1), {}, TypeError, "float"),
+    ("choice", (3, 4, False), {}, ValueError, "cannot take 4 of 3 items"),
+    ("choice", (3, 1), {"p": [0.5, 0.4, 0.0]}, ValueError, r"do not sum to 1, but to 0\.9"),
+    ("choice", (3, 1), {"p": [0.5, 0.5]}, ValueError, "a has 3 items, p has 2"),
+    ("choice", (3, 1), {"p": [1.5, -0.5, 0]}, ValueError, r"p\[1\] is -0\.5"),
+    ("choice", (2, 1), {"p": [NAN, 1.0]}, ValueError, "contain NaN, at 0"),
+    ("choice", (2, 1), {"p": [[0.5, 0.5]]}, ValueError, r"1-dimensional, but has shape \(1, 2\)"),
+    ("choice", (2, 1), {"p": ["0.5", "0.5"]}, TypeError, "p must be made of real numbers"),
+    ("choice", (2, 1), {"p": [0.5, 0.5j]}, TypeError, "p must be made of real numbers"),
+    ("choice", (2, 1, "no"), {}, TypeError, "replace must be True or False, not 'no'"),
+    ("integers", (0, 3), {"endpoint": 1}, TypeError, "endpoint must be True or False"),
+    (
+        "choice",
+        (3, 2, False),
+        {"p": [1.0, 0.0, 0.0]},
+        ValueError,
+        r"fewer non-zero entries in p \(1\) than size \(2\)",
+    ),
+    (
+        "choice",
+        (200_000, 2, False),
+        {"p": np.full(200_000, 1 / 200_000)},
+        Unsupported,
+        "131072 items, not 200000",
+    ),
+    ("sobol", (4, 0), {}, ValueError, "from 1 to 20000, not 0"),
+    ("sobol", (4, 20_001), {}, ValueError, "from 1 to 20000, not 20001"),
+    ("sobol", (4, 2), {"bits": 16}, ValueError, "bits must be 32 or 64, not 16"),
+    ("sobol", (-4, 2), {}, ValueError, r"negative dimensions.*\(-4, 2\)"),
+    ("sobol", (4, 2), {"offset": -1}, ValueError, "no place before its first one: -1"),
+    ("sobol", (4, 2), {"offset": 2**32 - 3}, ValueError, "4294967296 points; 4 from number"),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options", "error", "message"), BAD)
+async def test_bad_input_is_refused_before_anything_is_sent(
+    device: Device,
+    name: str,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    before = device.rng.state
+    with pytest.raises(error, match=message):
+        await getattr(device.rng, name)(*args, **options)
+    assert device.rng.state == before
+    lanes = {lane.name: lane for lane in device.statistics().lanes}
+    assert "rng" not in lanes or not lanes["rng"].submitted
+
+
+GENERATORS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"kind": "randu"}, ValueError, "no generator 'randu'; expected one of philox4_32_10, xorwow"),
+    ({"ordering": "seeded"}, ValueError, "philox4_32_10 has no ordering 'seeded'"),
+    ({"kind": "mt19937", "ordering": "dynamic"}, ValueError, "one of default, legacy"),
+    ({"dimensions": 2}, ValueError, "philox4_32_10 makes no points"),
+    ({"kind": "sobol32", "dimensions": 0}, ValueError, "from 1 to 20000"),
+    ({"kind": "sobol32", "seed": 1}, TypeError, "sobol32 is one fixed sequence"),
+    ({"kind": "sobol32", "offset": 2**32 + 1}, ValueError, "no place 4294967297"),
+    ({"seed": [3, -1]}, ValueError, r"must not be negative, but is \[3, -1\]"),
+    ({"seed": "x"}, TypeError, "an int, a sequence of ints.*not 'x'"),
+    ({"seed": 2.5}, TypeError, r"not 2\.5"),
+    ({"offset": -4}, ValueError, "before its first one: -4"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), GENERATORS)
+async def test_generators_that_cannot_be(
+    device: Device, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        device.rng.default_rng(**options)
+
+
+async def test_states_that_do_not_fit(device: Device) -> None:
+    generator = device.rng.default_rng(1)
+    with pytest.raises(TypeError, match="a dict with the keys kind, ordering"):
+        generator.state = {"kind": "philox4_32_10"}
+    with pytest.raises(TypeError, match="a dict with the keys"):
+        generator.state = 5  # type: ignore[assignment]
+    other = device.rng.default_rng(1, "xorwow").state
+    with pytest.raises(ValueError, match="kind 'xorwow', but the generator has 'philox4_32_10'"):
+        generator.state = other
+    before = generator.state
+    for name, bad, error in (("position", 2.0, TypeError), ("rejection_offset", -1, ValueError)):
+        with pytest.raises(error):
+            generator.state = {**device.rng.default_rng(2).state, name: bad}
+        assert generator.state == before
+    with pytest.raises(ValueError, match="must not be negative"):
+        generator.spawn(-1)
+    with pytest.raises(ValueError, match="before its first one"):
+        generator.advance(-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_state_can_be_saved(kind: str) -> None:
+    seed = None if KINDS[kind].quasi else 2**100
+    state = new_state(seed, kind, "default", 4096, 1)
+    twin = new_state(None, kind, "default", 0, 1)
+    twin.restore(state.save())
+    assert twin.save() == state.save()
+    assert twin.key == state.key
+
+
+async def test_sizes_and_dtypes(device: Device) -> None:
+    rng = device.rng
+    for size, shape in ((None, ()), (3, (3,)), ((), ()), ((2, 0), (2, 0)), ([2, 3], (2, 3))):
+        ref = await rng.random(size)
+        assert (ref.shape, ref.dtype.name) == (shape, "float64")
+    assert (await rng.integers(5, size=3)).dtype == np.int64
+    assert (await rng.poisson(5, size=3)).dtype == np.int64
+    assert (await rng.choice(5, 3)).dtype == np.int64
+    assert (await rng.choice(5, 0, replace=False)).shape == (0,)
+    assert (await rng.choice(0, 0)).shape == (0,)
+    assert (await rng.sobol(0, 3)).shape == (0, 3)
+    points = rng.default_rng(kind="sobol32", dimensions=3)
+    assert (await points.random()).shape == (3,)
+    with pytest.raises(ValueError, match=r"the 3 dimensions of each point, but the size is \(4,\)"):
+        await points.random(4)
+    assert (await device.get(await rng.gamma(0.0, size=3))).tolist() == [0, 0, 0]
+    assert (await device.get(await rng.normal(2.0, 0.0, 3))).tolist() == [2, 2, 2]
+    assert (await device.get(await rng.integers(7, 8, 3, "int8"))).tolist() == [7, 7, 7]
+
+
+async def test_what_out_must_be(device: Device) -> None:
+    rng = device.rng
+    out = await device.full((2, 3), 7, np.float32)
+    assert await rng.random(out=out) is out
+    assert ((await device.get(out)) < 1).all()
+    assert await rng.normal(size=(2, 3), dtype="float32", out=out) is out
+    with pytest.raises(ValueError, match=r"out has shape \(2, 3\).*shape \(3, 2\)"):
+        await rng.random((3, 2), out=out)
+    with pytest.raises(TypeError, match="out has dtype float32, but the result has float64"):
+        await rng.random(dtype="float64", out=out)
+    with pytest.raises(TypeError, match="unsupported dtype float32"):
+        await rng.integers(5, out=out)
+    with pytest.raises(TypeError, match="out must be a GpuRef"):
+        await rng.random((3,), "float64", np.empty(3))  # type: ignore[arg-type]
+    sealed = await device.put(np.ones(3), sealed=True)
+    with pytest.raises(GpuRefSealed):
+        await rng.random(out=sealed)
+    rows = await device.put(np.ones((4, 3)))
+    with pytest.raises(ValueError, match="out shares memory with a"):
+        await rng.choice(rows, 4, out=rows)
+    for first in (0, 1):
+        with pytest.raises(ValueError, match="out shares memory with a"):
+            await rng.choice(rows[:3], 3, out=rows[first : first + 3])
+    assert (await rng.choice(rows[:2], 2, out=rows[2:])).shape == (2, 3)
+    with pytest.raises(ValueError, match=r"a must have at least one axis, but has shape \(\)"):
+        await rng.choice(await device.put(np.float32(3)), 2)
+    await device.free(out)
+    with pytest.raises(GpuRefStale, match="out was freed"):
+        await rng.random(out=out)
+
+
+async def test_points_end(device: Device) -> None:
+    generator = device.rng.default_rng(kind="sobol32", offset=2**32 - 2)
+    with pytest.raises(ValueError, match="4294967296 points; 3 from number 4294967294"):
+        await generator.random(3)
+    generator.advance(2)
+    with pytest.raises(ValueError, match="no place 4294967297"):
+        generator.advance(1)
+    with pytest.raises(Unsupported, match="up to lam=400000, not 1000000"):
+        await device.rng.default_rng(kind="sobol32").poisson(1e6)
+
+
+async def test_a_small_choice_of_a_generator(device: Device) -> None:
+    generator = device.rng.default_rng(3)
+    assert repr(generator) == "<Generator philox4_32_10 at 0>"
+    await generator.random(5, "float32")
+    assert generator.state["position"] == 8  # words come in blocks of four
+    generator.advance(3)
+    assert generator.state["position"] == 12
+    assert generator.kind == "philox4_32_10"
+
+
+async def test_a_draw_that_is_refused_leaves_the_sequence_where_it_is(device: Device) -> None:
+    generator = device.rng.default_rng(3)
+    rows = await device.put(np.zeros((4, 3), np.float32))
+    before, statistics = generator.state, generator.statistics()
+    for method, args, more in (
+        ("normal", (), {"size": 3, "out": rows}),
+        ("gamma", (2.0,), {"out": rows, "dtype": "float64"}),
+        ("choice", (rows, 4), {"out": rows}),
+        ("choice", (rows, 5), {"replace": False}),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            await getattr(generator, method)(*args, **more)
+        async with device.batch() as batch:
+            with pytest.raises((ValueError, TypeError)):
+                getattr(batch.using(generator), method)(*args, **more)
+    assert (generator.state, generator.statistics()) == (before, statistics)
+
+
+async def test_a_request_draws_further_numbers_each_time_it_is_carried_out(device: Device) -> None:
+    generator, same = device.rng.default_rng(3), device.rng.default_rng(3)
+    requests: Any = generator._on(SimpleNamespace(driver=Described))
+    for method, args, more in (
+        ("normal", (), {"size": 3}),
+        ("beta", (2.0, 3.0, 4), {}),
+        ("choice", (40, 5), {"p": np.full(40, 1 / 40)}),
+        ("choice", (40, 5, False), {}),
+    ):
+        request = getattr(requests, method)(*args, **more)
+        first = await perform(device._core, request)
+        async with device.batch() as batch:
+            second = batch.perform(request)
+        for ref in (first, second):
+            expected = await getattr(same, method)(*args, **more)
+            assert np.array_equal(await device.get(ref), await device.get(expected))
+    points = requests.sobol(8, 2)  # of a sequence that is no generator's
+    first, second = [await perform(device._core, points) for _ in range(2)]
+    assert np.array_equal(await device.get(first), await device.get(second))
+    assert generator.state == same.state
+
+
+async def test_generators_that_are_dropped_are_gone_at_once(device: Device) -> None:
+    gc.disable()
+    try:
+        generator = device.rng.default_rng(3)
+        await generator.normal(size=3)
+        await generator.choice(4, 2, p=[0.5, 0.5, 0, 0])
+        async with device.batch() as batch:
+            batch.using(generator).integers(5, size=2)
+        dropped = weakref.ref(generator)
+        del generator
+        assert dropped() is None
+    finally:
+        gc.enable()
