@@ -336,6 +336,9 @@ class FakeContext:
         slab: Array = self._context._slabs[address >> SLAB_SHIFT]
         return int(slab.ctypes.data) + (address & OFFSET_MASK)
 
+    def pointers(self, addresses: Iterable[int]) -> list[int]:
+        return [self.pointer(address) for address in addresses]
+
 
 class FakeKernels:
     """``shift``, the only kernel there is."""

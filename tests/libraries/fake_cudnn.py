@@ -275,8 +275,12 @@ class FakeOwn:
     def __init__(self, *_: Any) -> None:
         pass
 
-    def run(self, graph: Any, addresses: dict[int, int], scalars: dict[int, float]) -> None:
-        interpret(graph, addresses, scalars, memory)
+    def prepare(self, graph: Any, pointers: dict[int, int], numbers: dict[int, int]) -> Any:
+        def run(values: list[int], scalars: list[float], _scratch: int) -> None:
+            addresses = {id_: values[at] for id_, at in pointers.items()}
+            interpret(graph, addresses, {id_: scalars[at] for id_, at in numbers.items()}, memory)
+
+        return run
 
     def close(self) -> None:
         pass
