@@ -63,7 +63,7 @@ def vector(pointer: int, n: int, inc: int, dtype: np.dtype[Any]) -> Array:
 
 def number(argument: Any, dtype: np.dtype[Any]) -> Any:
     """What a pointer to a host scalar points to."""
-    buffer = argument._obj
+    buffer = bytes(argument._obj)
     assert len(buffer) == dtype.itemsize, (len(buffer), dtype)
     return np.frombuffer(buffer, dtype)[0]
 

@@ -162,8 +162,8 @@ class PlanStore:
         if plan is not None:
             try:
                 self._plans.move_to_end(key)
-            except KeyError:  # another lane may have dropped it just now
-                pass
+            except KeyError:
+                return plan, "memory"  # which another lane has dropped just now
             return plan, "memory"
         with self._lock:
             plan = self._plans.get(key)

@@ -75,8 +75,8 @@ class PlanRun:
                 f"the graph has {self._count} buffers and {self._how_many} numbers, not "
                 f"{len(pointers)} and {len(scalars)}"
             )
-        for offset in self._offsets:
-            pointers.append(workspace + offset)
+        if self._offsets:
+            pointers += [workspace + offset for offset in self._offsets]
         if scalars:
             self._numbers.write(pointers, scalars)
         for step in self._steps:

@@ -91,14 +91,12 @@ class Own:
         prepared = [self._prepared(form, pointers, numbers) for form in forms(graph) if form.items]
 
         def run(values: Sequence[int], scalars: Sequence[float], _scratch: int) -> None:
-            for launch, arguments, pointers, numbers in prepared:
+            for launch, arguments, places, doubles in prepared:
                 words = arguments.pointers
-                for word, at in pointers:
+                for word, at in places:
                     words[word] = values[at]
-                if numbers:
-                    doubles = arguments.numbers
-                    for word, at in numbers:
-                        doubles[word] = scalars[at]
+                for word, at in doubles:
+                    arguments.numbers[word] = scalars[at]
                 launch()
 
         return run
