@@ -54,6 +54,7 @@ class FakeLt:
     def __init__(self) -> None:
         self.things: dict[int, Thing] = {}
         self.launched: list[str] = []
+        self.set: list[str] = []
         self.events: FakeEvents
         self.functions: dict[str, Callable[..., int]] = {
             "cublasLtCreate": lambda made: self.make(made),
@@ -87,6 +88,7 @@ class FakeLt:
 
     def set_description(self, handle: int, name: int, value: Any, size: int) -> int:
         key = NAMES[name].removeprefix("CUBLASLT_MATMUL_DESC_")
+        self.set.append(key)
         (self.things[handle][key],) = struct.unpack(FORMATS[size], bytes(value._obj))
         return 0
 

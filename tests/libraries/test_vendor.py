@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel import LibraryError, OutOfMemory, Unsupported
+from atomr_accel._dtypes import DTYPES
 from atomr_accel.backends import cuda
 from atomr_accel.device._core import DeviceCore
 from atomr_accel.libraries.blaslt.wire._messages import Heuristic, Operand, Spec
@@ -29,6 +30,7 @@ from atomr_accel.libraries.dnn.wire._routine_messages import (
     Softmax,
 )
 from atomr_accel.libraries.host import _vendor
+from atomr_accel.libraries.host._numbers import Scalars, number_cell
 from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary, array, undone_on_error
 from atomr_accel.memory import GpuRef
 
@@ -130,6 +132,23 @@ def test_an_array_holds_what_it_was_given_or_there_is_none(word: str, data: st.D
     else:
         with pytest.raises(OverflowError):
             array(word, values)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@given(
+    dtype=st.sampled_from(("float16", "bfloat16", "float32", "float64", "complex64", "complex128")),
+    values=st.lists(st.tuples(st.floats(), st.floats()), min_size=1, max_size=3),
+)
+def test_a_number_that_is_set_again_is_as_one_that_is_made(
+    dtype: str, values: list[tuple[float, float]]
+) -> None:
+    cell, pointer = number_cell(dtype)
+    for value in values:
+        number = value if dtype.startswith("complex") else value[0]
+        cell.value = number
+        expected = np.frombuffer(bytes(Scalars().pointer(dtype, number)._obj), DTYPES[dtype])
+        made = np.frombuffer(bytes(pointer._obj), DTYPES[dtype])
+        np.testing.assert_array_equal(made.view(np.uint8), expected.view(np.uint8))
 
 
 @pytest.fixture
