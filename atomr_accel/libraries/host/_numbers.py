@@ -89,7 +89,7 @@ class _Cell:
     def __init__(self, dtype: str) -> None:
         kind = DTYPES[dtype]
         self.memory: Final = ctypes.create_string_buffer(kind.itemsize)
-        self._number: Final = np.frombuffer(self.memory, kind)
+        self._number: Final = np.frombuffer(memoryview(self.memory).cast("B"), kind)
 
     @property
     def value(self) -> Any:

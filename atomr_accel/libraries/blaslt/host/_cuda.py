@@ -349,7 +349,7 @@ class CudaBlasLt:
             places = self._places(description, spec)
         alpha, alpha_pointer = number_cell(spec.scale_type)
         beta, beta_pointer = number_cell(spec.scale_type)
-        pointers = (c_void_p() for _ in range(5))
+        pointers = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
         return _Prepared(
             spec,
             empty=not spec.m or not spec.n or not spec.batch,

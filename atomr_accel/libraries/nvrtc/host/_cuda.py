@@ -135,7 +135,7 @@ class CudaKernels:
         values: list[Any] = []
         sizes: list[int] = []
         for argument in message.arguments:
-            if type(argument) is Array:
+            if isinstance(argument, Array):
                 values.append(pointer(argument.address))
                 sizes.append(_ARRAY)
             else:
