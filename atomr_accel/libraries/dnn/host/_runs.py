@@ -117,12 +117,12 @@ def _vendor(step: Step, places: dict[int, int], handle: int, position: int | Non
 
 
 def _order(made: Any) -> list[int] | None:
-    """The uids of the pointers in an array; None if this frontend takes none."""
+    """The uids of the pointers in an array; None if this frontend takes none for this graph."""
     try:
         made._prepare_variant_pack_template()
         uids: list[int] = made._get_variant_pack_uids_sorted()
         made._execute_with_raw_ptrs  # noqa: B018 (is there, or this raises)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         return None
     return uids
 
