@@ -72,6 +72,8 @@ def test_sealed_memory_is_mapped_a_second_time_to_be_written(gpu: FakeGpu) -> No
     context = CudaContext(0, StreamPlan())
     fd = context.create_slab(5, GRANULARITY, sealed=True)
     assert context.pointer(5 << SLAB_SHIFT) == context.writable_pointer(5 << SLAB_SHIFT)
+    places = [(5 << SLAB_SHIFT) + offset for offset in (0, 8)]
+    assert context.pointers(places) == [context.pointer(place) for place in places]
     context.unprotect(5)
     context.unprotect(5)
     writable = context.writable_pointer((5 << SLAB_SHIFT) + 8)

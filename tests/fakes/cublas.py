@@ -63,7 +63,7 @@ def vector(pointer: int, n: int, inc: int, dtype: np.dtype[Any]) -> Array:
 
 def number(argument: Any, dtype: np.dtype[Any]) -> Any:
     """What a pointer to a host scalar points to."""
-    buffer = argument._obj
+    buffer = bytes(argument._obj)
     assert len(buffer) == dtype.itemsize, (len(buffer), dtype)
     return np.frombuffer(buffer, dtype)[0]
 
@@ -335,6 +335,9 @@ class FakeContext:
     def pointer(self, address: int) -> int:
         slab: Array = self._context._slabs[address >> SLAB_SHIFT]
         return int(slab.ctypes.data) + (address & OFFSET_MASK)
+
+    def pointers(self, addresses: Iterable[int]) -> list[int]:
+        return [self.pointer(address) for address in addresses]
 
 
 class FakeKernels:

@@ -6,6 +6,7 @@ device of compute capability 9.0: fp8 is multiplied as a.T @ b only, and rows ar
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import struct
 from types import SimpleNamespace
@@ -53,6 +54,7 @@ class FakeLt:
     def __init__(self) -> None:
         self.things: dict[int, Thing] = {}
         self.launched: list[str] = []
+        self.set: list[str] = []
         self.events: FakeEvents
         self.functions: dict[str, Callable[..., int]] = {
             "cublasLtCreate": lambda made: self.make(made),
@@ -86,6 +88,7 @@ class FakeLt:
 
     def set_description(self, handle: int, name: int, value: Any, size: int) -> int:
         key = NAMES[name].removeprefix("CUBLASLT_MATMUL_DESC_")
+        self.set.append(key)
         (self.things[handle][key],) = struct.unpack(FORMATS[size], bytes(value._obj))
         return 0
 
@@ -98,6 +101,17 @@ class FakeLt:
         status = self.functions[function](*arguments)
         if status:
             raise self.error(function, status)
+
+    def prepare(self, function: str, *arguments: Any) -> Callable[[], int]:
+        """A call of which some arguments are ``ctypes`` objects that change in between."""
+
+        def call() -> int:
+            plain = [
+                each.value or 0 if isinstance(each, ctypes.c_void_p) else each for each in arguments
+            ]
+            return self.functions[function](*plain)
+
+        return call
 
     def error(self, function: str, status: int) -> LibraryError:
         return LibraryError(
@@ -173,13 +187,14 @@ class FakeLt:
         b = op(read(places[1]).astype(wide), t["TRANSB"])
         d = read(places[3])
         m, n = d.shape
-        if t.get("A_SCALE_MODE") == 1:
-            a = a * block_scales(t.pop("A_SCALE_POINTER"), *a.shape)
-            b = b * block_scales(t.pop("B_SCALE_POINTER"), *b.shape[::-1]).T
+        blocks = t.get("A_SCALE_MODE") == 1
+        if blocks:
+            a = a * block_scales(t["A_SCALE_POINTER"], *a.shape)
+            b = b * block_scales(t["B_SCALE_POINTER"], *b.shape[::-1]).T
         value = alpha * (a @ b)
         rows = t.get("A_SCALE_MODE") == 3
         for side, size, shape in (("A", m, (-1, 1)), ("B", n, (1, -1))):
-            if f"{side}_SCALE_POINTER" in t:
+            if f"{side}_SCALE_POINTER" in t and not blocks:
                 pointer = t[f"{side}_SCALE_POINTER"]
                 scales = vector(pointer, size if rows else 1, 1, DTYPES["float32"])
                 value = value * scales.reshape(shape)

@@ -86,6 +86,7 @@ class FakeFrontend:
         graphs: what was serialised.
         runs: the candidates that were run, by position.
         candidates: how many a graph has.
+        arrays: how many runs had their pointers in an array.
         launches: how often captured runs were launched.
         uncapturable: the status of what is captured.
     """
@@ -108,6 +109,7 @@ class FakeFrontend:
         self.candidates = 3
         self.built = 0
         self.launches = 0
+        self.arrays = 0
         self.uncapturable = 0
 
     def pygraph(self, **options: Any) -> FakeGraph:
@@ -204,6 +206,19 @@ class FakeGraph:
         assert self._candidate is not None
         self.execute_plan_at_index(pointers, workspace, self._candidate, handle)
 
+    def _prepare_variant_pack_template(self) -> None:
+        pass
+
+    def _get_variant_pack_uids_sorted(self) -> list[int]:
+        written = [each for _, _, outputs in self._nodes for _, each in outputs if each.written]
+        return sorted({tensor.uid for tensor in (*self._tensors, *written)})
+
+    def _execute_with_raw_ptrs(self, array: int, count: int, workspace: int, handle: int) -> None:
+        uids = self._get_variant_pack_uids_sorted()
+        pointers = memory(array, 8 * count).view(np.uint64).tolist()
+        self._frontend.arrays += 1
+        self.execute(dict(zip(uids, pointers, strict=True)), workspace, handle)
+
     def execute_plan_at_index(
         self, pointers: dict[int, int], workspace: int, index: int, handle: int
     ) -> None:
@@ -275,8 +290,12 @@ class FakeOwn:
     def __init__(self, *_: Any) -> None:
         pass
 
-    def run(self, graph: Any, addresses: dict[int, int], scalars: dict[int, float]) -> None:
-        interpret(graph, addresses, scalars, memory)
+    def prepare(self, graph: Any, pointers: dict[int, int], numbers: dict[int, int]) -> Any:
+        def run(values: list[int], scalars: list[float], _scratch: int) -> None:
+            addresses = {id_: values[at] for id_, at in pointers.items()}
+            interpret(graph, addresses, {id_: scalars[at] for id_, at in numbers.items()}, memory)
+
+        return run
 
     def close(self) -> None:
         pass

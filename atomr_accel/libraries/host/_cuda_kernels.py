@@ -8,11 +8,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ..._errors import LibraryMissing
-from ...backends.cuda.host._driver import check, driver
+from ...backends.cuda.host._driver import check, driver, failure
 from ..nvrtc.host._compiler import find_cubin, load_nvrtc
 from ._vendor import undone_on_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...backends.cuda.host._context import CudaContext, CudaStream
     from ._device_code import CudaSource
 
@@ -45,6 +47,7 @@ class Arguments:
         self._data = (ctypes.c_char * len(data)).from_buffer_copy(data)
         self._size = ctypes.c_size_t(len(data))
         self.pointers: Final = (ctypes.c_uint64 * (len(data) // 8)).from_buffer(self._data)
+        self.numbers: Final = (ctypes.c_double * (len(data) // 8)).from_buffer(self._data)
         self._extra = (ctypes.c_void_p * 5)(
             _BUFFER_POINTER,
             ctypes.addressof(self._data),
@@ -105,19 +108,24 @@ class Kernels:
 
     def launch(self, function: _Function, items: int, arguments: Arguments) -> None:
         """Launch with a thread for each item, or with threads that take several in turn."""
+        self.prepare(function, items, arguments)()
+
+    def prepare(self, function: _Function, items: int, arguments: Arguments) -> Callable[[], None]:
+        """What makes a launch, with the arguments as they are then.
+
+        The driver has copied them when that returns, into a graph that is captured, too.
+        """
         blocks = min(-(-items // _THREADS), function.most_blocks)
-        check(
-            "cuLaunchKernel",
-            driver.cuLaunchKernel(
-                function.handle,
-                *(blocks, 1, 1),
-                *(_THREADS, 1, 1),
-                0,
-                self._stream.handle,
-                0,
-                arguments.address,
-            ),
-        )
+        handle, stream, address = function.handle, self._stream.handle, arguments.address
+
+        def launch() -> None:
+            (status,) = driver.cuLaunchKernel(
+                handle, blocks, 1, 1, _THREADS, 1, 1, 0, stream, 0, address
+            )
+            if status:
+                raise failure("cuLaunchKernel", status)
+
+        return launch
 
     def close(self) -> None:
         """Unload the modules."""

@@ -43,6 +43,7 @@ CUDA_TYPES: Final = {
 }
 """``cudaDataType_t`` of a dtype."""
 
+_C_TYPES: Final[dict[str, Any]] = {"float32": ctypes.c_float, "float64": ctypes.c_double}
 _MOST_SCALARS: Final = 1000
 
 _Key = tuple[str, float | tuple[float, float] | str]
@@ -66,3 +67,36 @@ class Scalars:
             pointer = byref(ctypes.create_string_buffer(data, len(data)))
             self._pointers.keep(key, pointer)
         return pointer
+
+
+def number_cell(dtype: str) -> tuple[Any, Any]:
+    """A number of that dtype in this process's memory, and a pointer to it for calls.
+
+    Its ``value`` is set before each call; a complex one comes as its two parts. A library has
+    read it when it returns, into a graph that is captured, too.
+    """
+    if dtype in _C_TYPES:
+        number = _C_TYPES[dtype]()
+        return number, byref(number)
+    cell = _Cell(dtype)
+    return cell, byref(cell.memory)
+
+
+@final
+class _Cell:
+    """A number that ctypes has no type for, or does not convert to."""
+
+    def __init__(self, dtype: str) -> None:
+        kind = DTYPES[dtype]
+        self.memory: Final = ctypes.create_string_buffer(kind.itemsize)
+        self._number: Final = np.frombuffer(memoryview(self.memory).cast("B"), kind)
+
+    @property
+    def value(self) -> Any:
+        """The number."""
+        return self._number[0]
+
+    @value.setter
+    def value(self, value: float | tuple[float, float]) -> None:
+        number = complex(*value) if isinstance(value, tuple) else value
+        self._number[:] = np.asarray(number).astype(self._number.dtype)

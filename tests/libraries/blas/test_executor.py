@@ -172,3 +172,15 @@ async def test_rows_too_far_apart_for_the_drivers_functions_go_one_by_one(
             0.0 if not i % 3 else float(i) for i in range(12)
         ]
         assert bool(called) == together
+
+
+async def test_a_product_that_runs_again_has_other_pointers_and_scalars(device: Device) -> None:
+    one = np.ones((3, 3), np.float32)
+    a, b = await device.put(one), await device.put(2 * one)
+    for x, alpha, beta in ((a, 1, 0), (b, 1, 0), (b, 2, 3), (a, 0.0, 0), (a, -0.0, 0), (a, 1, 0)):
+        c = await device.put(10 * one)
+        await device.blas.gemm(x, a, out=c, alpha=alpha, beta=beta)
+        made = await device.get(c)
+        np.testing.assert_array_equal(made, alpha * 3 * await device.get(x) + beta * 10)
+        assert np.signbit(made).all() == np.signbit(alpha)
+    assert np.isnan(await device.get(await device.blas.gemm(a, a, alpha=np.nan))).all()

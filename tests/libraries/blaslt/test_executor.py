@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel import Unsupported
+from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.blaslt._facade import LANE
 
 from ...fakes.cublas import FakeContext
@@ -104,3 +104,47 @@ async def test_fp4_is_refused_where_the_device_has_none(device: Device) -> None:
     scale = await device.put(np.ones((32, 2), dtype_of("float8_e4m3fn")))
     with pytest.raises(Unsupported, match=r"10\.0"):
         await device.blaslt.matmul(a, a, trans_b=True, scale_a=scale, scale_b=scale)
+
+
+async def test_a_product_that_runs_again_has_other_pointers_and_scalars(
+    device: Device, library: FakeLt
+) -> None:
+    one = np.ones((4, 4), np.float32)
+    a = await device.put(one)
+    biases = [await device.put(np.full(4, each, np.float32)) for each in (1, 2)]
+    c = await device.put(10 * one)
+    for bias, alpha, beta in ((0, 1, 0), (1, 1, 0), (1, 2, 0), (0, 2, 3), (0, 1, 0)):
+        d = await device.blaslt.matmul(a, a, bias=biases[bias], c=c, alpha=alpha, beta=beta)
+        expected = alpha * 4 * one + beta * 10 + bias + 1
+        np.testing.assert_array_equal(await device.get(d), expected)
+    assert library.set.count("BIAS_POINTER") == 1 + 3  # for the heuristic, and where it changed
+
+
+async def test_a_pointer_that_could_not_be_set_is_set_again(
+    device: Device, library: FakeLt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await device.put(np.ones((4, 4), np.float32))
+    first, second = [await device.put(np.full(4, each, np.float32)) for each in (1, 2)]
+    await device.blaslt.matmul(a, a, bias=first)
+    with monkeypatch.context() as patch:
+        patch.setitem(library.functions, "cublasLtMatmulDescSetAttribute", lambda *_: 7)
+        with pytest.raises(LibraryError, match=r"SetAttribute\(BIAS_POINTER\)"):
+            await device.blaslt.matmul(a, a, bias=second)
+    for bias, value in ((second, 6), (first, 5)):
+        d = await device.get(await device.blaslt.matmul(a, a, bias=bias))
+        np.testing.assert_array_equal(d, np.full((4, 4), value))
+
+
+async def test_a_product_that_was_dropped_is_prepared_again(
+    device: Device, library: FakeLt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atomr_accel.libraries.blaslt.host import _cuda
+
+    monkeypatch.setattr(_cuda, "_MOST_PLANS", 1)
+    bias = await device.put(np.ones(4, np.float32))
+    arrays = [await device.put(np.ones((n, 4), np.float32)) for n in (4, 8)]
+    for _ in range(2):
+        for a in arrays:
+            d = await device.get(await device.blaslt.matmul(a, arrays[0], bias=bias))
+            np.testing.assert_array_equal(d, np.full(a.shape, 5))
+    assert library.set.count("BIAS_POINTER") == 2 * 4

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel._dtypes import DTYPES
 from atomr_accel.libraries.host import _vendor
+from atomr_accel.libraries.host._numbers import Scalars, number_cell
 from atomr_accel.libraries.host._vendor import TYPES, VendorLibrary, array, undone_on_error
 
 from ..vendor_tables import TABLES
@@ -110,6 +112,23 @@ def test_an_array_holds_what_it_was_given_or_there_is_none(word: str, data: st.D
 
 
 # --- what is made --------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@given(
+    dtype=st.sampled_from(("float16", "bfloat16", "float32", "float64", "complex64", "complex128")),
+    values=st.lists(st.tuples(st.floats(), st.floats()), min_size=1, max_size=3),
+)
+def test_a_number_that_is_set_again_is_as_one_that_is_made(
+    dtype: str, values: list[tuple[float, float]]
+) -> None:
+    cell, pointer = number_cell(dtype)
+    for value in values:
+        number = value if dtype.startswith("complex") else value[0]
+        cell.value = number
+        expected = np.frombuffer(bytes(Scalars().pointer(dtype, number)._obj), DTYPES[dtype])
+        made = np.frombuffer(bytes(pointer._obj), DTYPES[dtype])
+        np.testing.assert_array_equal(made.view(np.uint8), expected.view(np.uint8))
 
 
 def test_what_a_block_made_is_undone_in_turn_if_it_fails() -> None:

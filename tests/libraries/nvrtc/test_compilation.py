@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.libraries.nvrtc._signature import read_signature
 from atomr_accel.libraries.nvrtc.host import _compiler
-from atomr_accel.libraries.nvrtc.wire._messages import Load, Unload
+from atomr_accel.libraries.nvrtc.wire._messages import Array, Launch, Load, Scalar, Unload
 
 from ...fakes.driver import FakeDriver, installed
 from ...harness import on_shared
@@ -338,3 +340,82 @@ async def test_statistics_count_kernels_that_were_made(device: Device) -> None:
     after = device.nvrtc.statistics()
     assert after.kernels - before.kernels == 2
     assert 0 <= after.found - before.found <= 2
+
+
+class Launches(FakeDriver):
+    """Keeps what kernels are launched with: the driver copies it, as this does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[bytes] = []
+        self.attributes: list[int] = []
+        self.refused = False
+
+    def cuModuleLoadData(self, _image: bytes) -> tuple[int, int]:  # noqa: N802 (the vendor's name)
+        return 0, 1
+
+    def cuModuleGetFunction(self, _module: int, _name: bytes) -> tuple[int, int]:  # noqa: N802 (the vendor's name)
+        return 0, 2
+
+    def cuModuleUnload(self, _module: int) -> tuple[int]:  # noqa: N802 (the vendor's name)
+        return (0,)
+
+    def cuFuncSetAttribute(self, _function: int, _attribute: int, value: int) -> tuple[int]:  # noqa: N802 (the vendor's name)
+        self.attributes.append(value)
+        return (1 if self.refused else 0,)
+
+    def cuLaunchKernel(self, *arguments: Any) -> tuple[int]:  # noqa: N802 (the vendor's name)
+        _, data, _, size, _ = (ctypes.c_void_p * 5).from_address(arguments[-1])
+        count = ctypes.c_size_t.from_address(size or 0).value
+        self.launched.append(ctypes.string_at(data or 0, count))
+        return (1 if self.refused else 0,)
+
+
+@pytest.fixture
+def launches() -> Iterator[Launches]:
+    driver = Launches()
+    with installed(driver):
+        yield driver
+
+
+def test_each_launch_has_its_own_arguments(launches: Launches) -> None:
+    """Others in number, in kind and in value than those of the launch before."""
+    from atomr_accel.libraries.nvrtc.host import _cuda
+
+    context: Any = SimpleNamespace(pointer=lambda address: address + 1)
+    stream: Any = SimpleNamespace(handle=0)
+    kernels = _cuda.CudaKernels(context, stream)
+    do: Any = kernels.handlers
+    do[Load](Load(1, b"one", "k"))
+
+    def launch(*arguments: int | bytes, shared: int = 0) -> bytes:
+        made = tuple(
+            Array(each, (1,), "float32") if isinstance(each, int) else Scalar(each, "int32")
+            for each in arguments
+        )
+        do[Launch](Launch(1, (1, 1, 1), (1, 1, 1), shared, made))
+        return launches.launched[-1]
+
+    def pointer(value: int) -> bytes:
+        return (value + 1).to_bytes(8, "little")
+
+    assert launch(16, b"abcd", 32) == pointer(16) + b"abcd" + bytes(4) + pointer(32)
+    assert launch(48, b"efgh", 64) == pointer(48) + b"efgh" + bytes(4) + pointer(64)
+    assert launch(b"12345678", b"x", b"yz") == b"12345678x\0yz"
+    assert launch(16) == pointer(16)
+    assert launch() == b""
+    assert launch(16, b"abcd", 32) == pointer(16) + b"abcd" + bytes(4) + pointer(32)
+    launches.refused = True
+    for _ in range(2):
+        with pytest.raises(LibraryError, match="cuFuncSetAttribute"):
+            launch(16, b"abcd", 32, shared=1 << 16)
+    launches.refused = False
+    for shared in (1 << 16, 1 << 16, 1 << 14, 3 << 15):
+        assert launch(48, b"ijkl", 64, shared=shared) == pointer(48) + b"ijkl" + bytes(4) + pointer(
+            64
+        )
+    assert launches.attributes == [1 << 16] * 3 + [3 << 15]
+    launches.refused = True
+    with pytest.raises(LibraryError, match="cuLaunchKernel"):
+        launch(16)
+    kernels.close()

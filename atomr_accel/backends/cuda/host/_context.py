@@ -22,7 +22,7 @@ from ._driver import NOT_READY, check, driver, failure, start_driver
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _PAGE: Final = 4096
 """Managed memory comes in whole pages of this."""
@@ -307,6 +307,11 @@ class CudaContext:
     def pointer(self, address: int) -> int:
         """The device pointer of an address."""
         return self._bases[address >> SLAB_SHIFT] + (address & OFFSET_MASK)
+
+    def pointers(self, addresses: Iterable[int]) -> list[int]:
+        """The device pointers of addresses, in one call, because launches need several."""
+        bases = self._bases
+        return [bases[address >> SLAB_SHIFT] + (address & OFFSET_MASK) for address in addresses]
 
     def writable_pointer(self, address: int) -> int:
         """Like ``pointer``, through the second mapping where a slab is unprotected."""

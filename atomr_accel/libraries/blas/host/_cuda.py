@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from ctypes import c_void_p
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ...host._numbers import CUDA_TYPES
+from ...host._numbers import CUDA_TYPES, number_cell
 from ...wire._recent import Recent
 from ..wire._messages import Gemm, GemmEx, GemmList, ProductOptions
 from ._cuda_factor import CudaFactorizations
@@ -42,6 +43,9 @@ _COMPUTED: Final = {
 
 _MOST_PRODUCTS: Final = 1000
 
+_GEMM_KEY: Final = attrgetter("m", "n", "k", "dtype", "trans_a", "trans_b")
+"""What tells which prepared product a message is for."""
+
 _NARROW: Final = ("float16", "bfloat16", "int8")
 
 _SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
@@ -49,10 +53,11 @@ _SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": 
 
 
 class _Product(NamedTuple):
-    """A product with everything converted for the call but its addresses.
+    """A product with everything converted for the call but its addresses and scalars.
 
     Attributes:
         a, b, c: where those go.
+        alpha, beta: where the scalars go.
         calls: what to try, one after the other, until one succeeds.
         function: which function they call.
     """
@@ -60,6 +65,8 @@ class _Product(NamedTuple):
     a: c_void_p
     b: c_void_p
     c: c_void_p
+    alpha: Any
+    beta: Any
     calls: tuple[Callable[[], int], ...]
     function: str
 
@@ -95,24 +102,23 @@ class CudaBlas:
         self._handle.close()
 
     def _gemm(self, message: Gemm) -> None:
-        m, n, k, dtype = message.m, message.n, message.k, message.dtype
-        if not m or not n:
-            return
-        if not k:
-            self._handle.scale(self._pointer(message.c), m * n, 1, dtype, message.beta)
-            return
-        key = (m, n, k, dtype, message.trans_a, message.trans_b, message.alpha, message.beta)
+        key = _GEMM_KEY(message)
         product = self._products.get(key)
         if product is None:
+            m, n, k, dtype = message.m, message.n, message.k, message.dtype
+            if not m or not n:
+                return
+            if not k:
+                self._handle.scale(self._pointer(message.c), m * n, 1, dtype, message.beta)
+                return
             handles = [self._handle.value]
             if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
                 handles.insert(0, self._handle.small)  # the other one where that does not do
             options = ProductOptions(dtype, dtype, "", message.trans_a, message.trans_b)
-            scalars = self._scalar(dtype, message.alpha), self._scalar(dtype, message.beta)
             end = (COMPUTE_TYPES[dtype], GEMM_DEFAULT)
             steps: tuple[tuple[int, ...], ...] = ((), (), ())
             product = self._prepare(
-                "cublasGemmEx_64", (m, n, k), options, scalars, steps, end, handles
+                "cublasGemmEx_64", (m, n, k), options, _COMPUTED[dtype], steps, end, handles
             )
             self._products.keep(key, product)
         self._run(product, message)
@@ -129,15 +135,12 @@ class CudaBlas:
         if len(batch) > 1:
             self._gemm_by_pointers(message)
             return
-        key = (
-            *(m, n, k, batch, message.strides_a, message.strides_b),
-            *(options, message.alpha, message.beta),
-        )
+        key = (m, n, k, batch, message.strides_a, message.strides_b, options)
         product = self._products.get(key)
         if product is None:
             steps = (message.strides_a or (0,), message.strides_b or (0,), (m * n,))
             end = (math.prod(batch), COMPUTES[options.compute], GEMM_DEFAULT)
-            scalars = self._scalars(message)
+            scalars = _scalar_type(options.compute, options.dtype)
             function = "cublasGemmStridedBatchedEx_64"
             handles = [self._handle.value]
             product = self._prepare(function, message.sizes, options, scalars, steps, end, handles)
@@ -149,33 +152,39 @@ class CudaBlas:
         function: str,
         sizes: tuple[int, int, int],
         options: ProductOptions,
-        scalars: tuple[Any, Any],
+        scalars: str,
         steps: tuple[tuple[int, ...], ...],
         end: tuple[int, ...],
         handles: list[int | None],
     ) -> _Product:
-        """Convert the arguments of a product, to be tried with one handle after the other."""
+        """Convert the arguments of a product, to be tried with one handle after the other.
+
+        Its scalars have the type ``scalars``.
+        """
         m, n, k = sizes
         a, b, c = (c_void_p() for _ in range(3))
+        (alpha, alpha_pointer), (beta, beta_pointer) = number_cell(scalars), number_cell(scalars)
         a_type, c_type = CUDA_TYPES[options.dtype], CUDA_TYPES[options.dtype_c]
         row_a, row_b = m if options.trans_a else k, k if options.trans_b else n
         arguments = (
             *(options.trans_b, options.trans_a, n, m, k),
-            scalars[0],
+            alpha_pointer,
             *(b, a_type, row_b, *steps[1]),
             *(a, a_type, row_a, *steps[0]),
-            scalars[1],
+            beta_pointer,
             *(c, c_type, n, *steps[2]),
             *end,
         )
         calls = [self._handle.prepare(function, handle, *arguments) for handle in handles]
-        return _Product(a, b, c, tuple(calls), function)
+        return _Product(a, b, c, alpha, beta, tuple(calls), function)
 
     def _run(self, product: _Product, message: Gemm | GemmEx) -> None:
         pointer = self._pointer
         product.a.value = pointer(message.a)
         product.b.value = pointer(message.b)
         product.c.value = pointer(message.c)
+        product.alpha.value = message.alpha
+        product.beta.value = message.beta
         status = 0
         for call in product.calls:
             status = call()

@@ -10,6 +10,7 @@ import ctypes
 import statistics
 import struct
 from ctypes import byref, c_int, c_int8, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -19,7 +20,7 @@ from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
 from ...host._device_code import CudaSource
-from ...host._numbers import CUDA_TYPES, Scalars
+from ...host._numbers import CUDA_TYPES, number_cell
 from ...host._vendor import VendorLibrary, array, undone_on_error
 from ...wire._recent import Recent
 from ..wire._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ...host._cuda_kernels import Kernels
 
 _MOST_PLANS: Final = 512
+_MOST_CALLS: Final = 64
 _ROUNDS: Final = 5
 _ROUND_MILLISECONDS: Final = 2.0
 _MOST_RUNS: Final = 20
@@ -61,10 +63,46 @@ def load_cublaslt() -> VendorLibrary:
     return VendorLibrary("cublasLt", PROTOTYPES, STATUS_NAME)
 
 
+@dataclass(slots=True)
+class _Place:
+    """An attribute of a product that is a pointer.
+
+    Attributes:
+        name: what the library calls it.
+        field: what the messages call it.
+        offset: bytes from the field's pointer to it.
+        cell: what ``set`` sets it to.
+        set: sets it; its status.
+        known: what it is now.
+    """
+
+    name: str
+    field: str
+    offset: int
+    cell: c_void_p
+    set: Callable[[], int]
+    known: int | None = None
+
+
+class _Cells(NamedTuple):
+    """What the calls of a product read when they are made."""
+
+    a: c_void_p
+    b: c_void_p
+    c: c_void_p
+    d: c_void_p
+    workspace: c_void_p
+    alpha: Any
+    beta: Any
+
+
 class _Prepared(NamedTuple):
     """A product as the library knows it."""
 
     spec: Spec
+    empty: bool
+    """Whether nothing is multiplied."""
+    c_may_be_d: bool
     description: int
     a: int
     b: int
@@ -73,6 +111,13 @@ class _Prepared(NamedTuple):
     preference: int
     algorithms: dict[int, list[tuple[bytes, int]]]
     """The best ones by how much workspace they may have."""
+    places: tuple[_Place, ...]
+    cells: _Cells
+    alpha: Any
+    beta: Any
+    """Pointers to the scalars."""
+    calls: Recent[tuple[bytes, int], Callable[[], int]]
+    """By algorithm and bytes of workspace."""
     made: ExitStack
     """Destroys all of it."""
 
@@ -86,10 +131,8 @@ class CudaBlasLt:
         self._context: Final = context
         self._pointer: Final = context.pointer
         self._stream: Final = stream
-        self._run: Final = self._library.functions["cublasLtMatmul"]
         self._set: Final = self._library.functions["cublasLtMatmulDescSetAttribute"]
         self._plans: Recent[bytes, _Prepared] = Recent(_MOST_PLANS, lambda plan: plan.made.close())
-        self._scalar: Final = Scalars().pointer
         self._kernels: Kernels | None = None
         self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
         handle = c_void_p()
@@ -120,11 +163,11 @@ class CudaBlasLt:
 
     def _matmul(self, message: Matmul) -> None:
         plan = self._plan(message.spec)
-        spec = plan.spec
-        if not spec.m or not spec.n or not spec.batch:
-            self._clear_sums(spec, message)
+        if plan.empty:
+            self._clear_sums(plan.spec, message)
             return
-        self._arrange(spec, message)
+        if message.zeros or message.packed_a:
+            self._arrange(plan.spec, message)
         algorithm = message.algorithm
         if not algorithm:
             algorithm = self._algorithms(plan, message.workspace_bytes, 1)[0][0]
@@ -135,10 +178,9 @@ class CudaBlasLt:
     def _tune(self, message: Tune) -> int:
         product = message.product
         plan = self._plan(product.spec)
-        spec = plan.spec
-        if not spec.m or not spec.n or not spec.batch:
+        if plan.empty:
             return 0
-        self._arrange(spec, product)
+        self._arrange(plan.spec, product)
         algorithms = [algorithm for algorithm, _ in message.candidates]
         good = [i for i, each in enumerate(algorithms) if not self._launch(plan, product, each)]
         times: dict[int, list[float]] = {i: [] for i in good}
@@ -174,53 +216,74 @@ class CudaBlasLt:
 
     def _launch(self, plan: _Prepared, message: Matmul, algorithm: bytes) -> int:
         """Queue a product; its status."""
-        spec, pointer = plan.spec, self._pointer
-        for name, address in self._pointers(spec, message):
-            self._attribute(plan.description, name, c_void_p(address))
-        d = pointer(message.d)
+        pointer = self._pointer
+        for each in plan.places:
+            address = getattr(message, each.field)
+            if address:
+                place = pointer(address) + each.offset
+                if place != each.known:
+                    self._place(each, place)
+        cells = plan.cells
+        key = algorithm, message.workspace_bytes
+        call = plan.calls.get(key)
+        if call is None:
+            call = plan.calls.keep(key, self._prepare_call(plan, *key))
+        cells.a.value = pointer(message.packed_a or message.a)
+        cells.b.value = pointer(message.packed_b or message.b)
+        cells.d.value = d = pointer(message.d)
         # Without one nothing is read there; but where the types differ it cannot be d.
-        unread = d if spec.c.dtype == spec.d.dtype else 0
-        c = pointer(message.c) if message.c else unread
-        return self._run(
-            self._handle,
-            plan.description,
-            self._scalar(spec.scale_type, message.alpha),
-            pointer(message.packed_b or message.b),
-            plan.b,
-            pointer(message.packed_a or message.a),
-            plan.a,
-            self._scalar(spec.scale_type, message.beta),
-            c,
-            plan.c,
-            d,
-            plan.d,
-            algorithm,
-            pointer(message.workspace) if message.workspace else 0,
-            message.workspace_bytes,
-            self._stream.pointer,
+        cells.c.value = pointer(message.c) if message.c else d if plan.c_may_be_d else None
+        cells.workspace.value = pointer(message.workspace) if message.workspace else None
+        cells.alpha.value = message.alpha
+        cells.beta.value = message.beta
+        return call()
+
+    def _prepare_call(
+        self, plan: _Prepared, algorithm: bytes, workspace_bytes: int
+    ) -> Callable[[], int]:
+        """The call of a product, with all that is not in the plan's cells."""
+        cells = plan.cells
+        return self._library.prepare(
+            "cublasLtMatmul",
+            *(self._handle, plan.description, plan.alpha),
+            *(cells.b, plan.b, cells.a, plan.a, plan.beta, cells.c, plan.c, cells.d, plan.d),
+            *(algorithm, cells.workspace, workspace_bytes, self._stream.pointer),
         )
 
-    def _pointers(self, spec: Spec, message: Matmul) -> list[tuple[str, int]]:
-        """The attributes that change with every call."""
-        pointer = self._pointer
-        scale_a, scale_b = message.scale_a, message.scale_b
-        found = [
-            ("BIAS_POINTER", message.bias),
-            ("EPILOGUE_AUX_POINTER", message.aux),
-            ("A_SCALE_POINTER", scale_b),
-            ("B_SCALE_POINTER", scale_a),
-            ("D_SCALE_POINTER", message.scale_d),
-            ("AMAX_D_POINTER", message.amax),
+    def _place(self, place: _Place, pointer: int) -> None:
+        """Set an attribute of a description to another pointer; it stays until the next."""
+        place.known = None  # nobody knows, if this fails
+        place.cell.value = pointer
+        status = place.set()
+        if status:
+            raise self._error(f"cublasLtMatmulDescSetAttribute({place.name})", status)
+        place.known = pointer
+
+    def _places(self, description: int, spec: Spec) -> tuple[_Place, ...]:
+        """The attributes that may change with every call."""
+        fields = [
+            ("BIAS_POINTER", "bias", 0),
+            ("EPILOGUE_AUX_POINTER", "aux", 0),
+            ("D_SCALE_POINTER", "scale_d", 0),
+            ("AMAX_D_POINTER", "amax", 0),
         ]
-        pointers = [(name, pointer(address)) for name, address in found if address]
-        if spec.scaling == "blocks":
-            tiles = pointer(message.packed_scales)
-            places = {
-                "B_SCALE_POINTER": tiles,
-                "A_SCALE_POINTER": tiles + block_scale_bytes(spec.m, spec.k),
-            }
-            return [(name, places.get(name, address)) for name, address in pointers]
-        return pointers
+        if spec.scaling == "blocks":  # those that lie as the library wants them
+            fields.append(("B_SCALE_POINTER", "packed_scales", 0))
+            offset = block_scale_bytes(spec.m, spec.k)
+            fields.append(("A_SCALE_POINTER", "packed_scales", offset))
+        else:
+            fields += [("A_SCALE_POINTER", "scale_b", 0), ("B_SCALE_POINTER", "scale_a", 0)]
+        had = {name for name, _ in self._described(spec)}
+        places = []
+        for name, field, offset in fields:
+            if name in had:
+                cell = c_void_p()
+                call = self._library.prepare(
+                    "cublasLtMatmulDescSetAttribute",
+                    *(description, attribute(name), byref(cell), ctypes.sizeof(cell)),
+                )
+                places.append(_Place(name, field, offset, cell, call))
+        return tuple(places)
 
     def _clear_sums(self, spec: Spec, message: Matmul) -> None:
         """What an empty product still writes: sums, and the largest of nothing."""
@@ -283,7 +346,28 @@ class CudaBlasLt:
                 self._prefer(preference, f"MIN_ALIGNMENT_{side}_BYTES", c_uint32(operand.alignment))
             operands = (spec.a, spec.b, spec.c, spec.d)
             a, b, c, d = [self._layout(made, each, spec.batch) for each in operands]
-        return _Prepared(spec, description, a, b, c, d, preference, {}, made)
+            places = self._places(description, spec)
+        alpha, alpha_pointer = number_cell(spec.scale_type)
+        beta, beta_pointer = number_cell(spec.scale_type)
+        pointers = c_void_p(), c_void_p(), c_void_p(), c_void_p(), c_void_p()
+        return _Prepared(
+            spec,
+            empty=not spec.m or not spec.n or not spec.batch,
+            c_may_be_d=spec.c.dtype == spec.d.dtype,
+            description=description,
+            a=a,
+            b=b,
+            c=c,
+            d=d,
+            preference=preference,
+            algorithms={},
+            places=places,
+            cells=_Cells(*pointers, alpha, beta),
+            alpha=alpha_pointer,
+            beta=beta_pointer,
+            calls=Recent(_MOST_CALLS),
+            made=made,
+        )
 
     def _create(self, made: ExitStack, kind: str, *values: int) -> int:
         """A descriptor of the library, which ``made`` destroys."""
@@ -294,6 +378,12 @@ class CudaBlasLt:
 
     def _describe(self, description: int, spec: Spec) -> None:
         """Set a description to what a product is."""
+        for name, value in self._described(spec):
+            self._attribute(description, name, value)
+
+    @staticmethod
+    def _described(spec: Spec) -> list[tuple[str, Any]]:
+        """The attributes of a product."""
         epilogue = EPILOGUES[spec.epilogue]
         vendor = ENUMS[f"CUBLASLT_EPILOGUE_{epilogue.vendor}"]
         values: list[tuple[str, Any]] = [
@@ -326,8 +416,7 @@ class CudaBlasLt:
             values.append(("AMAX_D_POINTER", c_void_p(_SOMEWHERE)))
         if spec.fast:
             values.append(("FAST_ACCUM", c_int8(1)))
-        for name, value in values:
-            self._attribute(description, name, value)
+        return values
 
     def _require_device(self, spec: Spec) -> None:
         """Say why where the library would only say that it cannot."""
@@ -363,7 +452,7 @@ class CudaBlasLt:
     def _algorithms(self, plan: _Prepared, workspace: int, most: int) -> list[tuple[bytes, int]]:
         """The best algorithms, as the library guesses; at least one."""
         spec = plan.spec
-        if not spec.m or not spec.n or not spec.batch:
+        if plan.empty:
             return [(b"none", 0)]
         known = plan.algorithms.get(workspace, [])
         if len(known) >= most:

@@ -15,9 +15,10 @@ from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
-from ._lowering import load_frontend, ref_error, refusals
+from ._lowering import load_frontend
 from ._plans import PlanStore
 from ._prototypes import load_cudnn
+from ._runs import PlanRun
 from ._timing import milliseconds
 from .fallback._fallback import Own, computes
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ._plans import Plan, Step
+    from ._plans import Plan
 
 _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
@@ -75,6 +76,7 @@ class CudaDnn:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._library: Final = load_cudnn()
         self._pointer: Final = context.pointer
+        self._pointers: Final = context.pointers
         self._stream: Final = stream
         self._store: Final = _store_of(context)
         self._own: Final = Own(context, stream)
@@ -107,6 +109,7 @@ class CudaDnn:
 
     def close(self) -> None:
         """Destroy the handle, and what was made with it."""
+        self._store.release(self)
         self._rnn.close()
         self._descriptors.close()
         self._sequences.close()
@@ -120,29 +123,22 @@ class CudaDnn:
 
     def _run(self, message: RunGraph) -> None:
         plan, _ = self._store.find(message.graph, self._handle, tuned=message.tuned)
-        addresses, scalars, scratch = self._where(plan, message)
-        for step in plan.steps:
-            if step.made is None:
-                self._own.run(step.graph, addresses, scalars)
-            else:
-                pointers, _held = step.pointers(addresses, scalars)
-                try:
-                    step.made.execute(pointers, scratch, handle=self._handle)
-                except Exception as error:  # noqa: BLE001 (raises it, or what it means)
-                    ref_error("cudnnBackendExecute", error)
+        run = plan.runs.get(self)
+        if run is None:
+            run = plan.runs[self] = PlanRun(plan, self._handle, self._own)
+        workspace = self._workspace(plan, message) if plan.workspace else 0
+        run(self._pointers(message.addresses), message.scalars, workspace)
 
     def _tune(self, message: TuneGraph) -> tuple[int, str]:
         run = message.run
 
-        def time(plan: Plan, step: Step, position: int) -> float:
-            addresses, scalars, scratch = self._where(plan, run)
-            pointers, _held = step.pointers(addresses, scalars)
+        def time(plan: Plan, position: int) -> float:
+            candidate = PlanRun(plan, self._handle, self._own, position=position)
+            workspace = self._workspace(plan, run) if plan.workspace else 0
+            pointers = self._pointers(run.addresses)
 
             def execute() -> None:
-                with refusals("cudnnBackendExecute"):
-                    step.made.execute_plan_at_index(
-                        pointers, scratch, position, handle=self._handle
-                    )
+                candidate([*pointers], run.scalars, workspace)
 
             return milliseconds(self._stream.handle, execute)
 
@@ -155,20 +151,11 @@ class CudaDnn:
     def _forget(self, message: ForgetGraph) -> None:
         self._store.forget(message.graph, tuned=message.tuned)
 
-    def _where(self, plan: Plan, message: RunGraph) -> tuple[dict[int, int], dict[int, float], int]:
-        """The pointers and numbers of a run by id, and the pointer of its scratch memory."""
-        pointer = self._pointer
-        addresses = dict(zip(plan.buffers, map(pointer, message.addresses), strict=True))
-        scalars: dict[int, float] = {}
-        if plan.numbers:
-            scalars.update(zip(plan.numbers, message.scalars, strict=True))
-        if not plan.workspace:
-            return addresses, scalars, 0
-        brought = message.workspace_bytes >= plan.workspace
-        workspace = pointer(message.workspace) if brought else self._scratch_of(plan.workspace)
-        for id_, offset in plan.between.items():
-            addresses[id_] = workspace + offset
-        return addresses, scalars, workspace + plan.scratch
+    def _workspace(self, plan: Plan, message: RunGraph) -> int:
+        """The pointer of a run's scratch memory."""
+        if message.workspace_bytes >= plan.workspace:
+            return self._pointer(message.workspace)
+        return self._scratch_of(plan.workspace)
 
     def _scratch_of(self, nbytes: int) -> int:
         """Scratch memory for what did not know how much to bring: a batch, or a rebuild.

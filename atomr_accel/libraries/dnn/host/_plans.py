@@ -12,7 +12,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 import msgspec
-import numpy as np
 
 from ...._dtypes import DTYPES
 from ...._errors import AccelError, LibraryError, Unsupported
@@ -24,7 +23,10 @@ from ._rewrite import ELEMENTWISE, cut, flattened
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+
     from ...host._disk_cache import DiskCache
+    from ._runs import PlanRun
 
 _MOST_PLANS: Final = 4096
 """The program says what to drop, by its ``plan_limit``; this bounds what it does not know of:
@@ -66,22 +68,6 @@ class Step(NamedTuple):
     buffers: tuple[int, ...]
     scalars: tuple[tuple[int, np.dtype[Any]], ...]
 
-    def pointers(
-        self, addresses: dict[int, int], scalars: dict[int, float]
-    ) -> tuple[dict[int, int], list[np.ndarray[Any, Any]]]:
-        """What the frontend wants to be told for a run: pointers by uid.
-
-        Those of numbers are to memory of the caller's own, which comes second: lanes share
-        plans, and are threads.
-        """
-        found = {id_ + 1: addresses[id_] for id_ in self.buffers}
-        held: list[np.ndarray[Any, Any]] = []
-        for id_, dtype in self.scalars:
-            number = np.array(scalars[id_], dtype)
-            held.append(number)
-            found[id_ + 1] = number.ctypes.data
-        return found, held
-
 
 class Plan(NamedTuple):
     """A graph that can be run.
@@ -93,6 +79,7 @@ class Plan(NamedTuple):
         between: where in the workspace is what steps hand on, by id.
         scratch: where in the workspace the steps' own begins.
         workspace: bytes of scratch memory.
+        runs: what lanes have prepared for it, each under a key of its own.
     """
 
     steps: tuple[Step, ...]
@@ -101,6 +88,7 @@ class Plan(NamedTuple):
     between: dict[int, int]
     scratch: int
     workspace: int
+    runs: dict[object, PlanRun]
 
 
 def assemble(graph: Graph, steps: Sequence[Step]) -> Plan:
@@ -115,7 +103,7 @@ def assemble(graph: Graph, steps: Sequence[Step]) -> Plan:
                 between[id_] = offset
                 offset = _aligned(offset + tensor.extent * DTYPES[tensor.dtype].itemsize)
     workspace = offset + max(step.workspace for step in steps)
-    return Plan(tuple(steps), graph.buffers(), graph.scalars(), between, offset, workspace)
+    return Plan(tuple(steps), graph.buffers(), graph.scalars(), between, offset, workspace, {})
 
 
 def _aligned(nbytes: int) -> int:
@@ -172,8 +160,10 @@ class PlanStore:
         key = (encoded, tuned)
         plan = self._plans.get(key)
         if plan is not None:
-            with contextlib.suppress(KeyError):  # another lane may have dropped it just now
+            try:
                 self._plans.move_to_end(key)
+            except KeyError:
+                return plan, "memory"  # which another lane has dropped just now
             return plan, "memory"
         with self._lock:
             plan = self._plans.get(key)
@@ -194,14 +184,15 @@ class PlanStore:
         return plan, origin
 
     def tune(
-        self, encoded: bytes, handle: int, time: Callable[[Plan, Step, int], float]
+        self, encoded: bytes, handle: int, time: Callable[[Plan, int], float]
     ) -> tuple[Plan, str]:
         """Keep the fastest plan for a graph.
 
         Args:
             encoded: the graph.
             handle: a handle of the library.
-            time: runs a candidate for a step, by its position, and tells how long that took.
+            time: runs a plan of one step by the candidate at a position, and tells how long that
+                took.
 
         Raises:
             Unsupported: cuDNN has none.
@@ -238,6 +229,12 @@ class PlanStore:
     def forget(self, encoded: bytes, *, tuned: bool) -> None:
         """Drop a plan from memory."""
         self._plans.pop((encoded, tuned), None)
+
+    def release(self, lane: object) -> None:
+        """Drop what a lane has prepared under its key."""
+        with self._lock:
+            for plan in list(self._plans.values()):
+                plan.runs.pop(lane, None)
 
     # --- making ---------------------------------------------------------------------------
 
@@ -317,7 +314,7 @@ class PlanStore:
         return Step(graph, made, workspace, graph.buffers(), scalars)
 
     def _choose(
-        self, graph: Graph, part: Graph, made: Any, time: Callable[[Plan, Step, int], float]
+        self, graph: Graph, part: Graph, made: Any, time: Callable[[Plan, int], float]
     ) -> None:
         """Make the fastest candidate the one that is run."""
         times: dict[int, float] = {}
@@ -328,7 +325,7 @@ class PlanStore:
                 with refusals("cudnnBackendFinalize"):
                     made.build_plan_at_index(position)
                 step = self._built(part, made)
-                times[position] = time(assemble(graph, [step]), step, position)
+                times[position] = time(assemble(graph, [step]), position)
         if not times:
             raise Unsupported("cuDNN has no plan for this graph that runs on this device")
         with refusals("cudnnBackendFinalize"):

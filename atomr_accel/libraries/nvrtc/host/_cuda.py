@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ....backends.cuda.host._driver import check, driver
+from ....backends.cuda.host._driver import check, driver, failure
 from ...host._vendor import undone_on_error
 from ..wire._messages import Array, Compile, Launch, Load, Unload
 from ._compiler import Compiled, find_cubin, load_nvrtc
@@ -15,8 +17,65 @@ if TYPE_CHECKING:
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
+_POINTER: Final = 8
+"""Bytes."""
 _PLAIN_SHARED: Final = 48 << 10
 """More dynamic shared memory than this must be asked for."""
+
+
+_ARRAY: Final = -1
+"""In the place of a size: a pointer, not the bytes of a scalar."""
+
+
+@final
+class _Layout:
+    """Where a kernel's arguments lie: one after the other, each aligned to its own size.
+
+    The driver has copied them when a launch returns, into a graph that is captured, too. So
+    each launch writes over those of the one before.
+
+    Attributes:
+        sizes: bytes of each scalar; ``_ARRAY`` for an array.
+        buffer: the arguments.
+        put: writes them there.
+        address: what the driver is told: where they are, and how many bytes.
+    """
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes: Final = sizes
+        words, end = "=", 0
+        for size in sizes:
+            nbytes, word = (_POINTER, "Q") if size == _ARRAY else (size, f"{size}s")
+            gap = -end % nbytes
+            words += f"{gap}x{word}"
+            end += gap + nbytes
+        self.buffer: Final = ctypes.create_string_buffer(max(1, end))
+        self.put: Final = struct.Struct(words).pack_into
+        self._size = ctypes.c_size_t(end)
+        self._extra = (ctypes.c_void_p * 5)(
+            _BUFFER_POINTER,
+            ctypes.addressof(self.buffer),
+            _BUFFER_SIZE,
+            ctypes.addressof(self._size),
+            None,
+        )
+        self.address: Final = ctypes.addressof(self._extra)
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A kernel that is loaded.
+
+    Attributes:
+        module, function: the driver's.
+        shared: how much dynamic shared memory it may have.
+        layout: that of the arguments that it was launched with before.
+    """
+
+    module: Any
+    function: Any
+    shared: int = _PLAIN_SHARED
+    layout: _Layout | None = None
 
 
 @final
@@ -47,13 +106,13 @@ class CudaKernels:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._kernels: dict[int, tuple[Any, Any]] = {}
+        self._kernels: dict[int, _Kernel] = {}
         self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
 
     def close(self) -> None:
         """Unload the modules."""
-        for module, _ in self._kernels.values():
-            check("cuModuleUnload", driver.cuModuleUnload(module))
+        for kernel in self._kernels.values():
+            check("cuModuleUnload", driver.cuModuleUnload(kernel.module))
 
     def _load(self, message: Load) -> None:
         if message.kernel in self._kernels:  # by another program, which executes here too
@@ -64,47 +123,43 @@ class CudaKernels:
             function = check(
                 "cuModuleGetFunction", driver.cuModuleGetFunction(module, message.name.encode())
             )
-        self._kernels[message.kernel] = (module, function)
+        self._kernels[message.kernel] = _Kernel(module, function)
 
     def _unload(self, message: Unload) -> None:
         loaded = self._kernels.pop(message.kernel, None)
         if loaded is not None:
-            check("cuModuleUnload", driver.cuModuleUnload(loaded[0]))
+            check("cuModuleUnload", driver.cuModuleUnload(loaded.module))
 
     def _launch(self, message: Launch) -> None:
-        _, function = self._kernels[message.kernel]
-        packed = bytearray()
+        kernel, pointer = self._kernels[message.kernel], self._context.pointer
+        values: list[Any] = []
+        sizes: list[int] = []
         for argument in message.arguments:
             if isinstance(argument, Array):
-                data = self._context.pointer(argument.address).to_bytes(8, "little")
+                values.append(pointer(argument.address))
+                sizes.append(_ARRAY)
             else:
-                data = argument.data
-            # Parameters lie one after the other, each aligned to its own size.
-            packed += bytes(-len(packed) % len(data)) + data
-        size = ctypes.c_size_t(len(packed))
-        buffer = (ctypes.c_char * max(1, len(packed))).from_buffer(packed or bytearray(1))
-        extra = (ctypes.c_void_p * 5)(
-            _BUFFER_POINTER,
-            ctypes.addressof(buffer),
-            _BUFFER_SIZE,
-            ctypes.addressof(size),
-            None,
-        )
-        if message.shared > _PLAIN_SHARED:
+                values.append(argument.data)
+                sizes.append(len(argument.data))
+        layout = kernel.layout
+        if layout is None or layout.sizes != sizes:
+            layout = kernel.layout = _Layout(sizes)
+        layout.put(layout.buffer, 0, *values)
+        if message.shared > kernel.shared:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(
                 "cuFuncSetAttribute",
-                driver.cuFuncSetAttribute(function, attribute, message.shared),
+                driver.cuFuncSetAttribute(kernel.function, attribute, message.shared),
             )
-        check(
-            "cuLaunchKernel",
-            driver.cuLaunchKernel(
-                function,
-                *message.grid,
-                *message.block,
-                message.shared,
-                self._stream.handle,
-                0,
-                ctypes.addressof(extra),
-            ),
+            kernel.shared = message.shared
+        (status,) = driver.cuLaunchKernel(
+            kernel.function,
+            *message.grid,
+            *message.block,
+            message.shared,
+            self._stream.handle,
+            0,
+            layout.address,
         )
+        if status:
+            raise failure("cuLaunchKernel", status)

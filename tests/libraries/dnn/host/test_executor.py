@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,6 +86,18 @@ test_conforms_in_parts = pytest.mark.usefixtures("_only_single_nodes")(
         take=7,
         of="the executor of dnn",
     )
+)
+
+
+@pytest.fixture
+def _by_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    from atomr_accel.libraries.dnn.host import _runs
+
+    monkeypatch.setattr(_runs, "BY_ARRAY", True)
+
+
+test_conforms_by_array = pytest.mark.usefixtures("_by_array")(
+    conform(OPERATIONS, take=5, of="the executor of dnn")
 )
 
 
@@ -368,3 +381,95 @@ def test_the_plan_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyP
         store._keep((name, False), name)
         assert store.find(b"hot", 0, tuned=False) == (b"hot", "memory")
     assert [*store._plans] == [(b"other", False), (b"hot", False)]
+
+
+@pytest.mark.parametrize("by_array", [False, True])
+async def test_a_plan_that_runs_again_has_other_pointers_and_numbers(
+    device: Device, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch, by_array: bool
+) -> None:
+    from atomr_accel.libraries.dnn.host import _runs
+
+    monkeypatch.setattr(_runs, "BY_ARRAY", by_array)
+    array = np.random.default_rng(3).normal(size=(4, 8)).astype(np.float32)
+    scale, bias = [await device.put(np.full(8, each, np.float32)) for each in (2, 3)]
+    for factor, epsilon in ((1, 1e-5), (3, 2.0), (1, 1e-5), (1, 0.5)):
+        x = await device.put(factor * array)
+        y = await device.get(await device.dnn.layer_norm(x, scale, bias, eps=epsilon))
+        centred = factor * (array - array.mean(1, keepdims=True))
+        expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + epsilon) * 2 + 3
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    assert frontend.built == 1
+    assert frontend.arrays == (4 if by_array else 0)
+
+
+@pytest.mark.usefixtures("_by_array")
+async def test_a_frontend_that_takes_no_arrays_is_given_tables(
+    device: Device, frontend: FakeFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(fake_cudnn.FakeGraph, "_execute_with_raw_ptrs")
+    x, _ = await images(device)
+    np.testing.assert_array_equal(
+        await device.get(await device.dnn.relu(x)), np.ones((1, 4, 5, 5), np.float32)
+    )
+    assert frontend.arrays == 0
+
+
+async def test_a_run_that_failed_leaves_the_next_one_right(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no")
+
+    x, w = await images(device)
+    expected = await device.get(await device.dnn.conv(x, w))
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_cudnn.FakeGraph, "execute", fail)
+        with pytest.raises(Unsupported):
+            await device.dnn.conv(await device.put(np.zeros((1, 4, 5, 5), np.float32)), w)
+    np.testing.assert_array_equal(await device.get(await device.dnn.conv(x, w)), expected)
+
+
+def test_runs_go_with_their_plan_and_with_their_lane(
+    frontend: FakeFrontend, driver: FakeDriver
+) -> None:
+    from atomr_accel.libraries.dnn.graph._builder import Builder
+    from atomr_accel.libraries.dnn.host._cuda import CudaDnn
+    from atomr_accel.libraries.dnn.wire._graph import encode
+    from atomr_accel.libraries.dnn.wire._messages import ForgetGraph, RunGraph
+
+    driver.change(cuMemAlloc=lambda nbytes: (0, place(np.zeros(nbytes, np.uint8))))
+    driver.change(cuMemFree=lambda _pointer: (0,))
+    held: list[Any] = []
+
+    def place(array: Any) -> int:
+        held.append(array)
+        return int(array.ctypes.data)
+
+    builder = Builder()
+    x = builder.tensor((4,), "float32")
+    builder.output(builder.node("relu", input=x)["y"])
+    graph = encode(builder.finish())
+    context: Any = fake_cudnn.FakeDnnContext(None)  # type: ignore[arg-type]
+    context.pointer = lambda address: address
+    stream: Any = SimpleNamespace(handle=0, pointer=0)
+    lanes = [CudaDnn(context, stream) for _ in range(2)]
+
+    def run(lane: CudaDnn, value: float) -> list[float]:
+        source, target = np.full(4, value, np.float32), np.zeros(4, np.float32)
+        lane.handlers[RunGraph](RunGraph(graph, False, (place(source), place(target)), (), 0, 0))
+        return target.tolist()
+
+    for lane, value in itertools.product(lanes, (1.0, 2.0)):
+        assert run(lane, value) == [value] * 4
+    (plan,) = lanes[0]._store._plans.values()
+    assert {*plan.runs} == {*lanes}
+    lanes[1].close()
+    assert {*plan.runs} == {lanes[0]}
+    lanes[0].handlers[ForgetGraph](ForgetGraph(graph, False))
+    assert run(lanes[0], 3.0) == [3.0] * 4
+    (again,) = lanes[0]._store._plans.values()
+    assert again is not plan
+    with pytest.raises(ValueError, match="2 buffers and 0 numbers, not 1 and 0"):
+        lanes[0].handlers[RunGraph](RunGraph(graph, False, (place(np.zeros(4)),), (), 0, 0))
+    lanes[0].close()
+    assert not again.runs

@@ -493,3 +493,50 @@ def test_nvrtc_compiles_every_node() -> None:
         assert image[:4] == b"\x7fELF"
         assert "warning" not in log
     assert set(C_TYPES) >= set(DTYPES)
+
+
+def test_a_graph_that_runs_again_has_other_pointers_and_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is left of the run before."""
+    from atomr_accel.libraries.dnn.host.fallback._fallback import Own
+    from atomr_accel.libraries.host import _cuda_kernels
+
+    launched: list[tuple[str, bytes]] = []
+
+    class Kernels:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def function(self, name: str) -> str:
+            return name
+
+        def prepare(self, name: str, items: int, arguments: Any) -> Any:
+            assert items
+            return lambda: launched.append((name, bytes(arguments._data)))
+
+    monkeypatch.setattr(_cuda_kernels, "Kernels", Kernels)
+    nothing: Any = None
+    own = Own(nothing, nothing)
+    rng = np.random.default_rng(11)
+    for graph in (
+        *pointwise_graphs(),
+        *reduction_graphs(),
+        *norm_graphs(),
+        *conv_graphs(),
+        *product_graphs(),
+    ):
+        buffers, numbers = graph.buffers(), graph.scalars()
+        run = own.prepare(
+            graph,
+            {id_: at for at, id_ in enumerate(buffers)},
+            {id_: at for at, id_ in enumerate(numbers)},
+        )
+        for _ in range(2):
+            launched.clear()
+            pointers = rng.integers(1, 2**62, len(buffers)).tolist()
+            scalars = rng.normal(size=len(numbers)).tolist()
+            run(pointers, scalars, 0)
+            addresses = dict(zip(buffers, pointers, strict=True))
+            expected = launches(graph, addresses, dict(zip(numbers, scalars, strict=True)))
+            assert launched == [(name, data) for _, name, _, data in expected]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ....host._device_code import C_TYPES, CudaSource
 from ...wire._attention_nodes import is_single
 from .._philox import threshold
-from ._launch import Launch
+from ._launch import Form, Number, Part, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,34 +52,34 @@ def computes(graph: Graph) -> bool:
     )
 
 
-def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+def forms(graph: Graph) -> list[Form]:
     """What computes a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids = dict((*node.inputs, *node.outputs))
     tensors = {name: graph.tensors[id_] for name, id_ in ids.items()}
-    at = {name: addresses.get(id_, 0) for name, id_ in ids.items()}
     attributes = dict(node.attributes)
     q, k, v = (tensors[name] for name in "qkv")
     batch, heads, _, size = q.shape
     dropped = float(attributes["dropout"] or 0.0)  # type: ignore[arg-type]
 
-    def places(names: Iterable[str]) -> bytes:
-        return b"".join(_place(at.get(name, 0), tensors.get(name)) for name in names)
+    def places(names: Iterable[str]) -> list[Part]:
+        return [part for name in names for part in _place(ids.get(name), tensors.get(name))]
 
     # As an output "o" is nothing that the forward pass reads.
     read = ("q", "k", "v", "o", "dO", "stats", "bias")
     given = {name for name, _ in node.inputs}
     single = places(name if name in given else "" for name in read)
     pointers = ("sink_token", "seq_len_q", "seq_len_kv", "seed", "offset")
-    single += struct.pack("<5Q", *(at.get(name, 0) for name in pointers))
+    single += [Pointer(ids.get(name)) for name in pointers]
     numbers = (batch, heads, k.shape[1], size, v.shape[3], threshold(dropped))
-    cap = scalars[ids["softcap"]] if "softcap" in ids else 0.0
+    cap = Number(ids["softcap"]) if "softcap" in ids else struct.pack("<d", 0.0)
     scale = float(attributes["attn_scale"] or 0.0)  # type: ignore[arg-type]
-    single += struct.pack("<6q3d", *numbers, scale, 1 / (1 - dropped), cap)
+    single += [struct.pack("<6q2d", *numbers, scale, 1 / (1 - dropped)), cap]
 
-    def launch(kernel: str, outputs: Iterable[str], count: int, *more: int) -> Launch:
-        data = single + places(outputs) + struct.pack(f"<{len(more) + 1}q", *more, count)
-        return Launch(SOURCE, f"{kernel}<{C_TYPES[q.dtype]}>", count, data)
+    def launch(kernel: str, outputs: Iterable[str], count: int, *more: int) -> Form:
+        last = struct.pack(f"<{len(more) + 1}q", *more, count)
+        name = f"{kernel}<{C_TYPES[q.dtype]}>"
+        return form(SOURCE, name, count, *single, *places(outputs), last)
 
     if node.op == "sdpa":
         return [launch("forward", ("o", "stats"), batch * heads * v.shape[3])]
@@ -90,17 +90,17 @@ def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float])
         ("by_v", "dV"),
         ("by_sink", "dSink_token"),
     ):
-        if at.get(name):
+        if name in ids:
             found.append(launch(kernel, (name,), math.prod(tensors[name].shape)))
-    if at.get("dBias"):
+    if "dBias" in ids:
         lead = tensors["dBias"].shape[:2]
         found.append(launch("by_bias", ("dBias",), math.prod(lead), *lead))
     return found
 
 
-def _place(address: int, tensor: Tensor | None) -> bytes:
+def _place(id_: int | None, tensor: Tensor | None) -> list[Part]:
     """A pointer, and the steps of batches and heads; 0 where one serves all."""
     steps = [0, 0]
     if tensor is not None:
         steps = [0 if tensor.shape[axis] == 1 else tensor.strides[axis] for axis in (0, 1)]
-    return struct.pack("<Q2q", address, *steps)
+    return [Pointer(id_), struct.pack("<2q", *steps)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ....host._device_code import C_TYPES, CudaSource
 from ...wire._nodes import wider
-from ._launch import Launch
+from ._launch import Form, Pointer, form
 
 if TYPE_CHECKING:
     from ...wire._graph import Graph, Tensor
@@ -32,17 +32,15 @@ def computes(graph: Graph) -> bool:
     return dtypes == {"float64"}
 
 
-def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+def forms(graph: Graph) -> list[Form]:
     """What computes a graph for which ``computes`` is true."""
-    del scalars
     (node,) = graph.nodes
     kernel, pointers, roles = _ROLES[node.op]
     ids = dict((*node.inputs, *node.outputs))
     image, filter_, result = (graph.tensors[ids[role]] for role in roles)
     window = dict(node.attributes)
     groups = image.shape[1] // filter_.shape[1]
-    data = b"".join(struct.pack("<Q", addresses[ids[name]]) for name in pointers)
-    data += b"".join(map(_steps, (image, filter_, result)))
+    data = b"".join(map(_steps, (image, filter_, result)))
     data += struct.pack(
         "<5q", image.shape[0], image.shape[1], filter_.shape[0], filter_.shape[1], groups
     )
@@ -53,7 +51,8 @@ def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float])
     count = math.prod(graph.tensors[ids[pointers[0]]].shape)
     types = C_TYPES[wider(image.dtype)], C_TYPES[image.dtype]
     name = f"{kernel}<{', '.join(types)}>"
-    return [Launch(SOURCE, name, count, data + struct.pack("<q", count))]
+    places = [Pointer(ids[name]) for name in pointers]
+    return [form(SOURCE, name, count, *places, data, struct.pack("<q", count))]
 
 
 def _steps(tensor: Tensor) -> bytes:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from . import _attention, _convs, _nodes, _norms, _products
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from .....backends.cuda.host._context import CudaContext, CudaStream
-    from ....host._cuda_kernels import Kernels
+    from ....host._cuda_kernels import Arguments, Kernels
     from ....host._device_code import CudaSource
     from ...wire._graph import Graph
-    from ._launch import Launch
+    from ._launch import Form, Launch
 
 _FAMILIES: Final = (_convs, _products, _norms, _attention, _nodes)
 
@@ -21,17 +23,40 @@ def computes(graph: Graph) -> bool:
     return len(graph.nodes) == 1 and any(family.computes(graph) for family in _FAMILIES)
 
 
-def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
-    """What computes a graph for which ``computes`` is true.
+def forms(graph: Graph) -> list[Form]:
+    """What computes a graph for which ``computes`` is true."""
+    family = next(family for family in _FAMILIES if family.computes(graph))
+    found: list[Form] = family.forms(graph)
+    return found
+
+
+def launches(
+    graph: Graph, addresses: Mapping[int, int], scalars: Mapping[int, float]
+) -> list[Launch]:
+    """What computes a graph for which ``computes`` is true, once.
 
     Args:
         graph: the graph.
         addresses: pointers by id.
         scalars: numbers by id.
     """
-    family = next(family for family in _FAMILIES if family.computes(graph))
-    found: list[Launch] = family.launches(graph, addresses, scalars)
-    return found
+    return [each.filled(addresses, scalars) for each in forms(graph)]
+
+
+class _Prepared(NamedTuple):
+    """A launch whose arguments stay, but for what is put at these places of them.
+
+    Attributes:
+        launch: launches it.
+        arguments: the arguments.
+        pointers: words of the arguments, with which of a run's pointers go there.
+        numbers: likewise, of a run's numbers.
+    """
+
+    launch: Callable[[], None]
+    arguments: Arguments
+    pointers: tuple[tuple[int, int], ...]
+    numbers: tuple[tuple[int, int], ...]
 
 
 @final
@@ -49,13 +74,45 @@ class Own:
             kernels.close()
         self._made.clear()
 
-    def run(self, graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> None:
-        """Queue a graph; as for ``launches``."""
+    def prepare(
+        self, graph: Graph, pointers: Mapping[int, int], numbers: Mapping[int, int]
+    ) -> Callable[[Sequence[int], Sequence[float], int], None]:
+        """Prepare a graph for which ``computes`` is true.
+
+        Args:
+            graph: the graph.
+            pointers: which of a run's pointers a tensor has, by id.
+            numbers: which of a run's numbers it has.
+
+        Returns:
+            What queues the graph, given a run's pointers, its numbers, and scratch memory,
+            of which it needs none.
+        """
+        prepared = [self._prepared(form, pointers, numbers) for form in forms(graph) if form.items]
+
+        def run(values: Sequence[int], scalars: Sequence[float], _scratch: int) -> None:
+            for launch, arguments, places, doubles in prepared:
+                words = arguments.pointers
+                for word, at in places:
+                    words[word] = values[at]
+                for word, at in doubles:
+                    arguments.numbers[word] = scalars[at]
+                launch()
+
+        return run
+
+    def _prepared(
+        self, form: Form, pointers: Mapping[int, int], numbers: Mapping[int, int]
+    ) -> _Prepared:
         from ....host._cuda_kernels import Arguments, Kernels  # needs NVRTC, which others do not
 
-        for source, name, items, data in launches(graph, addresses, scalars):
-            kernels = self._made.get(source)
-            if kernels is None:
-                kernels = Kernels(self._context, self._stream, source)
-                self._made[source] = kernels
-            kernels.launch(kernels.function(name), items, Arguments(data))
+        kernels = self._made.get(form.source)
+        if kernels is None:
+            kernels = self._made[form.source] = Kernels(self._context, self._stream, form.source)
+        arguments = Arguments(form.data)
+        return _Prepared(
+            kernels.prepare(kernels.function(form.name), form.items, arguments),
+            arguments,
+            tuple((word, pointers[id_]) for word, id_ in form.pointers if id_ in pointers),
+            tuple((word, numbers[id_]) for word, id_ in form.numbers if id_ in numbers),
+        )

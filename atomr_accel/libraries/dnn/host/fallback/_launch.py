@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ....host._device_code import CudaSource
 
 THREADS: Final = 256
 """Threads of a block."""
 
+_SLOT: Final = 8
+"""Bytes of a pointer and of a number, which lie at multiples of it."""
+
+
+class Pointer(NamedTuple):
+    """The place of a tensor's pointer among arguments; null where there is no such tensor."""
+
+    id: int | None
+
+
+class Number(NamedTuple):
+    """The place of a number among arguments, a double."""
+
+    id: int
+
+
+Part: TypeAlias = bytes | Pointer | Number
+"""A piece of arguments: the same in every run of a graph, or different in each."""
+
+
+class Form(NamedTuple):
+    """A kernel with its arguments, but for what differs from run to run of a graph.
+
+    Attributes:
+        source: where it is.
+        name: its name expression.
+        items: the threads it can use.
+        data: its arguments, with zeros for what differs.
+        pointers: where in them pointers go, in words of eight bytes, with their ids.
+        numbers: likewise, of numbers.
+    """
+
+    source: CudaSource
+    name: str
+    items: int
+    data: bytes
+    pointers: tuple[tuple[int, int], ...]
+    numbers: tuple[tuple[int, int], ...]
+
+    def filled(self, addresses: Mapping[int, int], scalars: Mapping[int, float]) -> Launch:
+        """The launch of a run, whose pointers and numbers are given by id."""
+        data = bytearray(self.data)
+        for at, id_ in self.pointers:
+            struct.pack_into("<Q", data, at * _SLOT, addresses.get(id_, 0))
+        for at, id_ in self.numbers:
+            struct.pack_into("<d", data, at * _SLOT, scalars.get(id_, 0.0))
+        return Launch(self.source, self.name, self.items, bytes(data))
+
 
 class Launch(NamedTuple):
-    """A kernel with its arguments.
+    """A kernel with all of its arguments.
 
     Attributes:
         source: where it is.
@@ -25,3 +76,21 @@ class Launch(NamedTuple):
     name: str
     items: int
     data: bytes
+
+
+def form(source: CudaSource, name: str, items: int, *parts: Part) -> Form:
+    """The launch of a kernel whose arguments are ``parts``, one after the other."""
+    data = bytearray()
+    pointers, numbers = [], []
+    for part in parts:
+        if isinstance(part, bytes):
+            data += part
+            continue
+        word, beyond = divmod(len(data), _SLOT)
+        assert not beyond
+        if isinstance(part, Number):
+            numbers.append((word, part.id))
+        elif part.id is not None:
+            pointers.append((word, part.id))
+        data += bytes(_SLOT)
+    return Form(source, name, items, bytes(data), tuple(pointers), tuple(numbers))

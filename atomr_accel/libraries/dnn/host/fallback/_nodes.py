@@ -10,7 +10,7 @@ from ....host._device_code import C_TYPES, CudaSource
 from ...wire._element_types import MODULAR, integers_of, stored_as
 from ...wire._graph import MOST_DIMS
 from ...wire._nodes import NODES
-from ._launch import THREADS, Launch
+from ._launch import THREADS, Form, Number, Part, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,10 +52,8 @@ def packed_node(
     graph: Graph,
     ids: list[int],
     target: int,
-    addresses: dict[int, int],
-    scalars: dict[int, float],
     attributes: Mapping[str, Attribute],
-) -> bytes:
+) -> list[Part]:
     """The arguments of a pointwise kernel that reads tensors ``ids`` and writes ``target``.
 
     With an ``axis`` to be counted it does not read, and moves along that axis alone.
@@ -68,12 +66,15 @@ def packed_node(
         steps = [_step(graph.tensors[id_], axis) for axis in axes]
         lists.append(steps if counted is None else [int(axis == counted) for axis in axes])
     shape, (steps, *others) = _merged(out.shape, lists)
-    data = struct.pack("<Qqq", addresses[target], math.prod(shape), len(shape))
-    data += _words(shape) + _words(steps)
+    sizes = struct.pack("<qq", math.prod(shape), len(shape)) + _words(shape) + _words(steps)
+    parts: list[Part] = [Pointer(target), sizes]
     for id_, steps in zip(ids, others, strict=True):
-        data += struct.pack("<Qd", addresses.get(id_, 0), scalars.get(id_, 0.0)) + _words(steps)
+        if graph.tensors[id_].kind == "scalar":
+            parts += [Pointer(None), Number(id_), _words(steps)]
+        else:
+            parts += [Pointer(id_), struct.pack("<d", 0.0), _words(steps)]
     empty = struct.pack("<Qd", 0, 0.0) + _words(())
-    return data + empty * (MOST_INPUTS - len(ids)) + _numbers(attributes)
+    return [*parts, empty * (MOST_INPUTS - len(ids)), _numbers(attributes)]
 
 
 def _numbers(attributes: Mapping[str, Attribute]) -> bytes:
@@ -89,18 +90,18 @@ def _numbers(attributes: Mapping[str, Attribute]) -> bytes:
     )
 
 
-def packed_reduction(graph: Graph, node: Node, addresses: dict[int, int]) -> bytes:
+def packed_reduction(graph: Graph, node: Node) -> list[Part]:
     """The arguments of a reduction kernel."""
     ((_, source),), ((_, target),) = node.inputs, node.outputs
     x, y = graph.tensors[source], graph.tensors[target]
-    data = struct.pack("<QQ", addresses[target], addresses[source])
+    data = b""
     for summed in (False, True):
         axes = [axis for axis in range(len(x.shape)) if (x.shape[axis] != y.shape[axis]) == summed]
         sizes = [x.shape[axis] for axis in axes]
         data += struct.pack("<qq", math.prod(sizes), len(axes)) + _words(sizes)
         data += _words([x.strides[axis] for axis in axes])
         data += _words([_step(y, axis) for axis in axes])
-    return data
+    return [Pointer(target), Pointer(source), data]
 
 
 def _merged(
@@ -138,7 +139,7 @@ def _words(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{MOST_DIMS}q", *values, *[0] * (MOST_DIMS - len(values)))
 
 
-def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+def forms(graph: Graph) -> list[Form]:
     """What computes a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ((_, target),) = node.outputs
@@ -154,13 +155,13 @@ def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float])
     types = [out.dtype, *(graph.tensors[id_].dtype for id_ in ids)]
     if node.op == "reduction":
         name = reduction_name(str(attributes["mode"]), compute, types)
-        data = packed_reduction(graph, node, addresses)
-        return [Launch(REDUCTIONS, name, math.prod(out.shape) * THREADS, data)]
+        parts = packed_reduction(graph, node)
+        return [form(REDUCTIONS, name, math.prod(out.shape) * THREADS, *parts)]
     name = pointwise_name(
         node.op, compute, stored_as(node.op, integers) if integers else compute, types
     )
-    data = packed_node(graph, ids, target, addresses, scalars, attributes)
-    return [Launch(POINTWISE, name, math.prod(out.shape), data)]
+    parts = packed_node(graph, ids, target, attributes)
+    return [form(POINTWISE, name, math.prod(out.shape), *parts)]
 
 
 def pointwise_name(op: str, compute: str, result: str, types: Sequence[str]) -> str:

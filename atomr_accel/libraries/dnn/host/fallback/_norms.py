@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ....host._device_code import C_TYPES, CudaSource
 from ...wire._nodes import wider
-from ._launch import THREADS, Launch
+from ._launch import THREADS, Form, Number, Pointer, form
 
 if TYPE_CHECKING:
     from ...wire._graph import Graph, Node, Tensor
+    from ._launch import Part
 
 _MOST_DIMS: Final = 6
 SOURCE: Final = CudaSource(__package__, "norms.cu", DIMS=_MOST_DIMS)
@@ -128,42 +129,41 @@ def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
     return data
 
 
-def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+def forms(graph: Graph) -> list[Form]:
     """What computes a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     axes = axes_of(graph, node)
     ids = dict((*node.inputs, *node.outputs))
     tensors = {name: graph.tensors[id_] for name, id_ in ids.items()}
-    pointers = {name: addresses.get(id_, 0) for name, id_ in ids.items()}
     kept = [axis for axis, summed in axes if not summed]
     over = [axis for axis, summed in axes if summed]
     element, wide = tensors["input"].dtype, wider(tensors["input"].dtype)
     types = (element, tensors["scale"].dtype, wide)
     if node.op in _FORWARD:
-        numbers = {name: scalars[id_] for name, id_ in node.inputs if id_ in scalars}
-        centred = not node.op.startswith("rms")
-        tail = struct.pack("<ddq", numbers["epsilon"], numbers.get("momentum", 0.0), centred)
-        return [_launch("forward", types, _FORWARD_POINTERS, pointers, kept, over, tail)]
+        momentum = Number(ids["momentum"]) if "momentum" in ids else struct.pack("<d", 0.0)
+        centred = struct.pack("<q", not node.op.startswith("rms"))
+        tail = (Number(ids["epsilon"]), momentum, centred)
+        return [_form("forward", types, _FORWARD_POINTERS, ids, kept, over, *tail)]
     made = [axis for axis, _ in axes_of(graph, node, "dscale")]
     varying = [axis for axis in made if axis.parameter]
     others = [axis for axis in made if not axis.parameter]
     sums = (element, tensors["dscale"].dtype, wide)
     return [
-        _launch("backward_input", types, _INPUT_POINTERS, pointers, kept, over),
-        _launch("backward_parameters", sums, _PARAMETER_POINTERS, pointers, varying, others),
+        _form("backward_input", types, _INPUT_POINTERS, ids, kept, over),
+        _form("backward_parameters", sums, _PARAMETER_POINTERS, ids, varying, others),
     ]
 
 
-def _launch(
+def _form(
     kernel: str,
     types: tuple[str, str, str],
     names: tuple[str, ...],
-    pointers: dict[str, int],
+    ids: dict[str, int],
     outer: list[Axis],
     inner: list[Axis],
-    tail: bytes = b"",
-) -> Launch:
-    data = b"".join(struct.pack("<Q", pointers.get(name, 0)) for name in names)
+    *tail: Part,
+) -> Form:
+    places = [Pointer(ids.get(name)) for name in names]
     blocks = math.prod(axis.size for axis in outer)
     name = f"{kernel}<{', '.join(C_TYPES[each] for each in types)}>"
-    return Launch(SOURCE, name, blocks * THREADS, data + packed(outer, inner) + tail)
+    return form(SOURCE, name, blocks * THREADS, *places, packed(outer, inner), *tail)

@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from ....host._device_code import C_TYPES, CudaSource
-from ._launch import THREADS, Launch
+from ._launch import THREADS, Form, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,23 +39,22 @@ def computes(graph: Graph) -> bool:
     )
 
 
-def launches(graph: Graph, addresses: dict[int, int], scalars: dict[int, float]) -> list[Launch]:
+def forms(graph: Graph) -> list[Form]:
     """What computes a graph for which ``computes`` is true."""
-    del scalars
     (node,) = graph.nodes
     ids = dict((*node.inputs, *node.outputs))
     a, b, c = tensors = [graph.tensors[ids[name]] for name in ("A", "B", "c")]
     *batch, m, n = c.shape
     each, squares = _squares(batch, m, n, wide=graph.compute == "float64")
-    data = b"".join(struct.pack("<Q", addresses[ids[name]]) for name in ("c", "A", "B"))
-    data += struct.pack("<4q", m, n, a.shape[-1], len(batch))
+    places = [Pointer(ids[name]) for name in ("c", "A", "B")]
+    data = struct.pack("<4q", m, n, a.shape[-1], len(batch))
     for tensor in tensors:
         data += struct.pack("<2q", *tensor.strides[-2:])
     data += _words(batch) + b"".join(map(_batch_steps, tensors))
     # Factors differ where one was computed by a step before.
     types = ", ".join(C_TYPES[each] for each in (graph.compute, a.dtype, b.dtype, c.dtype))
     name = f"multiply<{types}, {each}>"
-    return [Launch(SOURCE, name, squares * THREADS, data + struct.pack("<q", squares))]
+    return [form(SOURCE, name, squares * THREADS, *places, data, struct.pack("<q", squares))]
 
 
 def _squares(batch: Sequence[int], m: int, n: int, *, wide: bool) -> tuple[int, int]:
