@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
 
 from ..libraries._op import Described
 from ..libraries._table import Libraries
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..memory import Kept, MemoryMap
     from ..wire import Message
     from ._core import DeviceCore
+
+R = TypeVar("R")
 
 
 @final
@@ -47,7 +49,7 @@ class Requests(Libraries[Described]):
     @overload
     def using(self, made: Kernel[Any]) -> Kernel[Described]: ...
     @overload
-    def using(self, made: Plan[Any]) -> Plan[Described]: ...
+    def using(self, made: Plan[Any, R]) -> Plan[Described, R]: ...
     @overload
     def using(self, made: PagedKVCache[Any]) -> PagedKVCache[Described]: ...
     @overload

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .._device import Device
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Collector(Arrays[Collected], Libraries[Collected]):
@@ -71,7 +72,7 @@ class Collector(Arrays[Collected], Libraries[Collected]):
     @overload
     def using(self, made: Kernel[Any]) -> Kernel[Collected]: ...
     @overload
-    def using(self, made: Plan[Any]) -> Plan[Collected]: ...
+    def using(self, made: Plan[Any, R]) -> Plan[Collected, R]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:

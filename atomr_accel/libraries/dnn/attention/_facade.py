@@ -28,7 +28,11 @@ from ._call import (
 )
 from ._graph import AttentionSpec, rounded_up
 from ._options import BUFFERS, AttentionOptions, Options, checked, split
-from ._signatures import flash_attention_op
+from ._signatures import (
+    flash_attention_op,
+    flash_attention_varlen_op,
+    flash_attention_with_kvcache_op,
+)
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
@@ -56,7 +60,7 @@ class FlashAttention(AttentionPart[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """``softmax(q @ k.T / sqrt(size)) @ v``, without the scores ever being in memory.
 
         As ``flash_attn_func`` of the package flash-attn. Vendor function: the frontend's
@@ -152,7 +156,7 @@ class FlashAttention(AttentionPart[D]):
         outs = () if grads is None else grads
         return self._attend("dnn.flash_attention_grad", key, _DENSE_GRAD, given, outs, make)
 
-    @op
+    @flash_attention_varlen_op
     def flash_attention_varlen(
         self,
         q: GpuRef,
@@ -167,7 +171,7 @@ class FlashAttention(AttentionPart[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Attention of sequences of different lengths that lie one after the other.
 
         As ``flash_attn_varlen_func`` of the package flash-attn. With ``block_table`` it is
@@ -279,7 +283,7 @@ class FlashAttention(AttentionPart[D]):
         outs = () if grads is None else grads
         return self._attend("dnn.flash_attention_varlen_grad", key, _RAGGED_GRAD, given, outs, make)
 
-    @op
+    @flash_attention_with_kvcache_op
     def flash_attention_with_kvcache(
         self,
         q: GpuRef,
@@ -294,7 +298,7 @@ class FlashAttention(AttentionPart[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Attention of a few new queries to the keys and values of a cache.
 
         As ``flash_attn_with_kvcache`` of the package flash-attn. New keys and values are

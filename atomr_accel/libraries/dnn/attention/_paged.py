@@ -37,6 +37,7 @@ from ._call import (
 from ._facade import FlashAttention, forward
 from ._graph import AttentionSpec
 from ._options import BUFFERS, AttentionOptions, checked, split
+from ._signatures import attend_op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -265,7 +266,7 @@ class PagedKVCache(AttentionPart[D]):
 
         return Request(LANE, "dnn.kv_append", prepare)
 
-    @op
+    @attend_op
     def attend(
         self,
         q: GpuRef,
@@ -277,7 +278,7 @@ class PagedKVCache(AttentionPart[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Attention of queries to what sequences have in a layer; new rows come first.
 
         As ``flash_attention_with_kvcache``, in one message.

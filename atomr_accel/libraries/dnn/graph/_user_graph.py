@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 from ..._arguments import require_no_race, require_readable
 from ..._op import D, Facade, op
@@ -15,6 +15,7 @@ from ..wire._nodes import NODES
 from ._builder import Builder, Symbol
 from ._layout import paddings, physical, steps
 from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, Output
+from ._signatures import build_op, run_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from ..wire._graph import Tensor
     from ._layout import Padding, Steps
     from ._run import PlanCache
+    from ._signatures import OneOrMore
+
+R = TypeVar("R")
 
 
 @final
@@ -94,8 +98,7 @@ class Graph(Facade[D]):
         x = graph.tensor((8, 64, 56, 56), "bfloat16", channels_last=True, name="x")
         w = graph.tensor((64, 64, 3, 3), "bfloat16", channels_last=True, name="w")
         y = graph.relu(graph.conv(x, w, padding=1) * 0.5)
-        graph.output(y)
-        plan = await graph.build()
+        plan = await graph.build(y)
         result = await plan(x=images, w=filters)
 
     What is between inputs and outputs has no memory where cuDNN fuses the graph into one
@@ -274,11 +277,14 @@ class Graph(Facade[D]):
         self._builder.output(symbol, dtype, strides_of(symbol.shape, last=symbol.tensor.last))
         self._outputs.append((called, symbol))
 
-    @op
-    def build(self, *, autotune: bool | None = None) -> Request[Plan[D]]:
+    @build_op
+    def build(self, *outputs: Node, autotune: bool | None = None) -> Request[Plan[D, OneOrMore]]:
         """Make a plan.
 
         Args:
+            *outputs: what the plan gives, in this order; by default what ``output`` was called
+                with. They become outputs if they are none yet. Type checkers learn from them
+                whether it gives a buffer or a tuple.
             autotune: try all plans at the first run and keep the fastest; by default as
                 ``device.dnn.autotune`` says.
 
@@ -286,30 +292,53 @@ class Graph(Facade[D]):
             What runs the graph.
 
         Raises:
-            ValueError: nothing is computed, or there is no output.
+            ValueError: nothing is computed, there is no output, or one that ``output`` was
+                called with is not among ``outputs``.
+            TypeError: an output that is no tensor of a graph.
             Unsupported: cuDNN does not take one of its operations; with its reason.
             LibraryError: cuDNN failed.
         """
+        if outputs:
+            self._require_outputs(outputs)
         device, plans = self._device, self._plans
         require_no_race(device, autotune=bool(autotune))
         graph = EncodedGraph(self._builder.finish(tf32=plans.tf32))
         tuned = plans.autotune if autotune is None else flag(autotune, "autotune")
-        plan: Plan[D] = Plan(
+        plan: Plan[D, OneOrMore] = Plan(
             *(device, plans, graph, self._inputs, self._scalars, self._outputs, self._strided),
             tuned=tuned,
         )
 
-        def finish(answer: tuple[int, str]) -> Plan[D]:
+        def finish(answer: tuple[int, str]) -> Plan[D, OneOrMore]:
             if plans.find(graph.encoded, tuned=False) is None:
                 plans.keep(device, graph.encoded, answer, tuned=False)
             return plan
 
-        def prepare(_driver: Driver) -> Submission[Plan[D]]:
+        def prepare(_driver: Driver) -> Submission[Plan[D, OneOrMore]]:
             message = PrepareGraph(graph.encoded, tuned=False)
             return Submission(message, (), (), finish=finish)
 
         # The host makes a plan now, so that what cuDNN refuses is known.
         return Request(PLANNER, "dnn.plan", prepare)
+
+    def _require_outputs(self, nodes: tuple[Node, ...]) -> None:
+        """Have these tensors, and no others, written to memory."""
+        symbols = [self._operand("build", "an output", node, "", 0) for node in nodes]
+        for symbol in symbols:
+            self._builder.require_computed(symbol)
+        wanted = [symbol.id for symbol in symbols]
+        if len(set(wanted)) != len(wanted):
+            raise ValueError("build: every output can be given once")
+        known = {symbol.id: name for name, symbol in self._outputs}
+        if others := [name for id_, name in known.items() if id_ not in wanted]:
+            raise ValueError(
+                f"build is given {len(wanted)} outputs, but the graph has others: "
+                f"{', '.join(others)}; give these, too, or none"
+            )
+        for node in nodes:
+            if node.symbol.id not in known:
+                self.output(node)
+        self._outputs.sort(key=lambda output: wanted.index(output[1].id))
 
     def _operand(self, op: str, name: str, value: Any, dtype: str, ndim: int) -> Any:
         if type(value) is Node:
@@ -331,8 +360,11 @@ class Graph(Facade[D]):
 
 
 @final
-class Plan(DnnPart[D]):
+class Plan(DnnPart[D], Generic[D, R]):
     """A graph that can be run: ``await plan(x=..., w=...)``.
+
+    Its second type parameter is what it gives: a buffer, or a tuple of them. Who called
+    ``build`` without outputs has both, because a type checker cannot count calls of ``output``.
 
     Attributes:
         inputs: the names of what it reads.
@@ -382,7 +414,7 @@ class Plan(DnnPart[D]):
         self._known: Final = self._needed.union(self.outputs)
 
     @op
-    def __call__(self, /, **given: GpuRef | float) -> Request[Any]:
+    def __call__(self, /, **given: GpuRef | float) -> Request[R]:
         """Run the graph.
 
         Args:
@@ -400,7 +432,7 @@ class Plan(DnnPart[D]):
         """
         return self._run_by(self, given)
 
-    def _run_by(self, part: DnnPart[Any], given: dict[str, Any]) -> Request[Any]:
+    def _run_by(self, part: DnnPart[Any], given: dict[str, Any]) -> Request[R]:
         """A request to run the graph, of another part of the library or of the plan itself."""
         known, needed = self._known, self._needed
         if (unknown := given.keys() - known) or (missing := needed - given.keys()):
@@ -458,8 +490,8 @@ class Graphs(DnnPart[D]):
         """A new graph, to be filled with tensors and operations."""
         return Graph(self._device, self._plans)
 
-    @op
-    def run(self, /, plan: Plan[Any], **given: GpuRef | float) -> Request[Any]:
+    @run_op
+    def run(self, /, plan: Plan[Any, R], **given: GpuRef | float) -> Request[R]:
         """Run a plan; in a batch, where ``await plan(...)`` cannot be.
 
         Args:
