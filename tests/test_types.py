@@ -5,6 +5,7 @@ How options change what normalisations give is in their own tests.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
@@ -34,6 +35,45 @@ def inc(x: Any) -> None:
 
 def seven() -> int:
     return 7
+
+
+class Kind(IntEnum):
+    """DLPack's types of devices."""
+
+    CPU = 1
+
+
+class Elsewhere:
+    """An array of another library."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[Kind, int]:
+        return Kind.CPU, 0
+
+    def __dlpack__(self, **_options: object) -> Any:
+        return self.array.__dlpack__()
+
+
+def one_of_numpy() -> np.ndarray[Any, Any]:
+    return np.ones(3)
+
+
+def arrays_of_numpy() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    return np.ones(3), np.zeros(3)
+
+
+def an_array() -> Elsewhere:
+    return Elsewhere(np.ones(3))
+
+
+def two_arrays() -> tuple[Elsewhere, Elsewhere]:
+    return an_array(), an_array()
+
+
+def whatever() -> Any:
+    return "whatever"
 
 
 @on_shared
@@ -204,3 +244,33 @@ async def test_what_build_is_given_decides_what_a_plan_gives(device: Device) -> 
     request = assert_type(requests.dnn.run(two, x=x), Request[tuple[GpuRef, ...]])
     made = await device.dnn.ref.ask(request)
     assert len(assert_type(made, tuple[GpuRef, ...])) == 2
+
+
+@on_shared
+async def test_functions_give_what_they_return_and_refs_for_arrays(device: Device) -> None:
+    assert assert_type(await device.run(seven), int) == 7
+    assert assert_type(await device.run(whatever), Any) == "whatever"
+    array = assert_type(await device.run(one_of_numpy), np.ndarray[Any, Any])
+    assert array.sum() == 3
+    ones, zeros = assert_type(
+        await device.run(arrays_of_numpy), tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+    )
+    assert (ones.sum(), zeros.sum()) == (3, 0)
+
+
+@pytest.mark.skipif(BACKEND == "cuda", reason="the arrays are not on the GPU")
+@on_shared
+async def test_arrays_of_other_libraries_become_refs(device: Device) -> None:
+    assert (await device.get(assert_type(await device.run(an_array), GpuRef))).sum() == 3
+    refs = assert_type(await device.run(two_arrays), tuple[GpuRef, ...])
+    assert [type(ref) for ref in refs] == [GpuRef, GpuRef]
+    async with device.batch() as batch:
+        number = assert_type(batch.run(seven), Later[int])
+        assert_type(batch.run(whatever), Later[Any])
+        array = assert_type(batch.run(an_array), Later[GpuRef])
+        arrays = assert_type(batch.run(two_arrays), Later[tuple[GpuRef, ...]])
+        unchanged = batch.run(arrays_of_numpy)
+        assert_type(unchanged, Later[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]])
+    assert number.value == 7
+    assert type(array.value) is GpuRef
+    assert len(arrays.value) == 2
