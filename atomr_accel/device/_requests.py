@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
 
+from ..libraries._library import Home
 from ..libraries._op import Described
 from ..libraries._table import Libraries
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+_HIDDEN: Final = {name for name in dir(Home) if not name.startswith("_")}
+"""What facades ask for, and programs do not."""
+
 
 @final
 class Requests(Libraries[Described]):
@@ -43,6 +47,9 @@ class Requests(Libraries[Described]):
         self.memory: Final[MemoryMap] = core.memory
         self.scratch: Final[WeakKeyDictionary[Workspaces, WorkspaceSet]] = core.scratch
         self._share_libraries(libraries, self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - _HIDDEN)
 
     @overload
     def using(self, made: Generator[Any]) -> Generator[Described]: ...

@@ -458,3 +458,19 @@ async def test_a_batch_is_entered_once_and_takes_requests(device: Device) -> Non
     with pytest.raises(RuntimeError, match="entered once"):
         async with batch:
             pass
+
+
+@on_shared
+async def test_dir_tells_what_programs_call(device: Device) -> None:
+    libraries = {"blas", "blaslt", "dnn", "fft", "nvrtc", "rng"}
+    making = {"copy", "empty", "fill", "full", "launch", "perform", "using", "zeros"}
+
+    def shown(thing: object) -> set[str]:
+        return {name for name in dir(thing) if not name.startswith("_")}
+
+    assert shown(device.requests) == {*libraries, "using"}
+    async with device.batch() as batch:
+        assert shown(batch) == {*libraries, *making, "get", "put", "run"}
+        assert all(hasattr(batch, name) for name in dir(batch))
+    async with device.record() as program:
+        assert shown(program) == {*libraries, *making, "call", "dot", "loop", "replay", "when"}

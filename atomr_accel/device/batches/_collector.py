@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported
+from ...libraries._library import Home
 from ...libraries._op import Collected
-from ...libraries._request import Request
+from ...libraries._request import Driver, Request
 from ...libraries._table import NAMES, Libraries
 from ..data._arrays import Arrays, copying
 
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
+_FOR_FACADES: Final = {*dir(Home), *dir(Driver), *("collect", "ref", "take", "try_empty")}
+_HIDDEN: Final = {name for name in _FOR_FACADES if not name.startswith("_")} - {"perform"}
+"""What facades and requests ask for, and programs do not."""
+
 
 class Collector(Arrays[Collected], Libraries[Collected]):
     """The device as facades see it while ops are collected rather than awaited.
@@ -61,6 +66,9 @@ class Collector(Arrays[Collected], Libraries[Collected]):
             if name not in NAMES:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
             return getattr(self._owner, name)._on(self)  # after the end, to say what is wrong
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - _HIDDEN)
 
     def _drop_libraries(self) -> None:
         """Break the cycle: what is kept for a program goes with it, not with the next garbage."""
