@@ -13,10 +13,10 @@ from ..memory import GpuRef, ref_error
 from ._event import Event
 from ._requests import Requests
 from ._retry import T, Ts, retry
-from ._run import Functions
+from ._run import HostCalls
 from .batches._batch import Batch
 from .batches._record import Recording
-from .data._methods import Data
+from .data._methods import MemoryMethods
 from .data._transfer import TransferStatistics
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class DeviceStatistics:
 
 @final
 @uninterrupted
-class Device(Data, Libraries[Awaited]):
+class Device(MemoryMethods, Libraries[Awaited]):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
     Its methods may be called from any task of the ``trio.run`` that opened it; from another
@@ -94,7 +94,7 @@ class Device(Data, Libraries[Awaited]):
     def __init__(self, core: DeviceCore, ref: ActorRef) -> None:
         self._core = self._device = core
         self._ref = ref
-        self._functions = Functions(core)
+        self._host_calls = HostCalls(core)
         self._add_libraries(core)
         self.requests: Final = Requests(core, self)
 
@@ -236,7 +236,7 @@ class Device(Data, Libraries[Awaited]):
             TypeError: no callable, or what cannot be pickled.
             ValueError: more than 64 MiB of arguments, refs not counted.
         """
-        return await self._functions.run(function, args, lane, init)
+        return await self._host_calls.run(function, args, lane, init)
 
     async def retry(
         self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts, attempts: int = 4
@@ -287,7 +287,7 @@ class Device(Data, Libraries[Awaited]):
             ContextPoisoned: the device failed meanwhile; the lane is closed.
             TypeError: not a name.
         """
-        await self._functions.close(lane)
+        await self._host_calls.close(lane)
 
     # --- programs ------------------------------------------------------------------------
 

@@ -201,8 +201,8 @@ class _Lane:
 
 
 @final
-class Functions:
-    """Runs functions for one device."""
+class HostCalls:
+    """Calls functions of the program in the host, for one device."""
 
     def __init__(self, core: DeviceCore) -> None:
         self._core = core

@@ -168,7 +168,7 @@ for _name in Block.__slots__:
 class Hold:
     """Keeps a block's memory from being reused, whatever becomes of its refs.
 
-    Whoever drops it may be in any thread: that is noted, for ``MemoryMap.unhold``.
+    Whoever drops it may be in any thread: that is noted, for ``MemoryMap.reclaim_held``.
     """
 
     __slots__ = ("_block",)
@@ -186,7 +186,7 @@ class Hold:
 
     def __del__(self) -> None:
         if self._block is not None:
-            self._block.memory.unheld.append(self._block)
+            self._block.memory.dropped_holds.append(self._block)
 
 
 @final

@@ -22,7 +22,7 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
 
 from ..harness import ON_CUDA, cancelled_at, on_shared, opened, program, settled, used_by
-from .programs import REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, twin
+from .programs import REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, mix
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -174,7 +174,7 @@ async def test_generators_and_plan_caches_in_a_batch(device: Device) -> None:
 
 @on_shared
 async def test_an_error_comes_at_the_end_and_names_its_op(device: Device) -> None:
-    kernel = await device.nvrtc.compile(SOURCE, "mix", cpu=twin)
+    kernel = await device.nvrtc.compile(SOURCE, "mix", cpu=mix)
     a, out = await device.zeros((SIDE, SIDE), "f4"), await device.zeros((SIDE, SIDE), "f4")
 
     def launch(batch: Any, *, fail: bool) -> None:

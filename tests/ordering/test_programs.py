@@ -13,7 +13,7 @@ from atomr_accel.lanes import Op
 from atomr_accel.testing import lane_delays
 
 from ..harness import Shared, opened, program, settled, used_by
-from .programs import FAULTS, KINDS, SOURCE, Run, twin
+from .programs import FAULTS, KINDS, SOURCE, Run, mix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ class Delayed(Shared):
 
 
 async def compiled(device: Device) -> Kernel[Awaited]:
-    return await device.nvrtc.compile(SOURCE, "mix", cpu=twin)
+    return await device.nvrtc.compile(SOURCE, "mix", cpu=mix)
 
 
 @pytest.fixture(scope="module")

@@ -172,8 +172,8 @@ class Convolutions(DnnPart[D]):
                     f"{window['stride']}: otherwise conv would not give the size of x back"
                 )
             sizes = tuple(
-                (size - 1) * step - before - after + apart * (taps - 1) + extra + 1
-                for size, step, before, after, apart, taps, extra in zip(
+                (size - 1) * step - before - after + gap * (taps - 1) + extra + 1
+                for size, step, before, after, gap, taps, extra in zip(
                     loss.shape[2:],
                     window["stride"],
                     window["pre_padding"],
