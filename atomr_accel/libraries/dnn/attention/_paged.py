@@ -234,7 +234,7 @@ class PagedKVCache(AttentionPart[D]):
         Args:
             sequences: different ones, of this cache.
             k: shape (sequences, new, kv_heads, size), of the cache's dtype.
-            v: likewise, with the size of values.
+            v: shape (sequences, new, kv_heads, value_size), of the cache's dtype.
             layer: which one.
 
         Raises:
@@ -286,8 +286,8 @@ class PagedKVCache(AttentionPart[D]):
         Args:
             q: shape (sequences, queries, heads, size): the last ones of each sequence.
             sequences: different ones, of this cache.
-            k: new keys to append, as in ``append``.
-            v: new values. Both or none.
+            k: new keys to append, shape (sequences, new, kv_heads, size).
+            v: new values, shape (sequences, new, kv_heads, value_size). Both or none.
             layer: which one.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms of the sums of exponentials.
@@ -298,7 +298,11 @@ class PagedKVCache(AttentionPart[D]):
             (sequences, heads, queries).
 
         Raises:
-            ValueError, TypeError, OutOfMemory, GpuRefStale: as ``append``.
+            ValueError: no such sequences or layer, shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            OutOfMemory: there are not enough free pages, or no room for the result; nothing has
+                happened.
+            GpuRefStale: of an older generation, or freed; also the cache itself.
             Unsupported: cuDNN does not have this combination.
         """
         chosen = checked("attend", options, without=_WITHOUT)

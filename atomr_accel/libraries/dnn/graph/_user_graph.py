@@ -422,7 +422,7 @@ class Plan(DnnPart[D], Generic[D, R]):
                 buffers to write to, all by name.
 
         Returns:
-            The outputs in the order in which they were named; a single one by itself.
+            The outputs in their order; a single one by itself.
 
         Raises:
             TypeError: something is missing, or not known; a dtype that does not fit.
@@ -496,12 +496,16 @@ class Graphs(DnnPart[D]):
 
         Args:
             plan: what ``graph.build()`` returned.
-            given: as for the plan itself.
+            **given: a buffer for each input, a number for each scalar, and for outputs buffers
+                to write to, all by name.
 
         Returns:
-            As the plan itself.
+            The outputs in their order; a single one by itself.
 
         Raises:
-            TypeError, ValueError, GpuRefStale, OutOfMemory: as the plan itself.
+            TypeError: something is missing, or not known; a dtype that does not fit.
+            ValueError: a shape that does not fit, aliasing.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for a result.
         """
         return plan._run_by(self, given)
