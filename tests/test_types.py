@@ -15,7 +15,9 @@ from atomr_accel import GpuRef
 from atomr_accel.device.batches._batch import Later
 from atomr_accel.libraries._op import Awaited, Collected, Described
 from atomr_accel.libraries._request import Request
-from atomr_accel.libraries.dnn.graph._user_graph import Plan
+from atomr_accel.libraries.dnn.graph._operations import Operations
+from atomr_accel.libraries.dnn.graph._user_graph import Node, Plan
+from atomr_accel.libraries.dnn.wire._nodes import NODES
 from atomr_accel.libraries.nvrtc._facade import Kernel
 from atomr_accel.libraries.rng._generator import Generator
 
@@ -211,12 +213,20 @@ async def test_return_lse_decides_what_attention_gives(device: Device) -> None:
     assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
 
 
+def test_type_checkers_know_the_operations_of_graphs() -> None:
+    known = Operations.__annotations__
+    assert known.keys() == NODES.keys()
+    assert {name: row for name, row in known.items() if row == "One"}.keys() == {
+        name for name, row in NODES.items() if len(row.outputs) == 1
+    }
+
+
 @on_shared
 async def test_what_build_is_given_decides_what_a_plan_gives(device: Device) -> None:
     x = await device.put(np.array([-1, 2], np.float32))
     graph = device.dnn.graph()
     tensor = graph.tensor((2,), "float32", name="x")
-    y, z = tensor * 2, -tensor
+    y, z = assert_type(tensor * 2, Node), assert_type(graph.relu(tensor), Node)
     one = assert_type(await graph.build(y), Plan[Awaited, GpuRef])
     two = assert_type(await graph.build(y, z), Plan[Awaited, tuple[GpuRef, ...]])
     unknown = assert_type(await graph.build(), Plan[Awaited, GpuRef | tuple[GpuRef, ...]])

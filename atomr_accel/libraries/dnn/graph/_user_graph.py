@@ -14,6 +14,7 @@ from ..wire._messages import PrepareGraph
 from ..wire._nodes import NODES
 from ._builder import Builder, Symbol
 from ._layout import paddings, physical, steps
+from ._operations import Operations
 from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, Output
 from ._signatures import build_op, run_op
 
@@ -63,22 +64,22 @@ class Node:
         return self.symbol.dtype
 
     def __add__(self, other: Node | float) -> Node:
-        return self.graph.node("add", a=self, b=other)  # type: ignore[return-value]
+        return self.graph.add(self, other)
 
     def __sub__(self, other: Node | float) -> Node:
-        return self.graph.node("sub", a=self, b=other)  # type: ignore[return-value]
+        return self.graph.sub(self, other)
 
     def __mul__(self, other: Node | float) -> Node:
-        return self.graph.node("mul", a=self, b=other)  # type: ignore[return-value]
+        return self.graph.mul(self, other)
 
     def __truediv__(self, other: Node | float) -> Node:
-        return self.graph.node("div", a=self, b=other)  # type: ignore[return-value]
+        return self.graph.div(self, other)
 
     def __matmul__(self, other: Node) -> Node:
-        return self.graph.node("matmul", A=self, B=other)  # type: ignore[return-value]
+        return self.graph.matmul(self, other)
 
     def __neg__(self) -> Node:
-        return self.graph.node("neg", input=self)  # type: ignore[return-value]
+        return self.graph.neg(self)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -88,7 +89,7 @@ class Node:
 
 
 @final
-class Graph(Facade[D]):
+class Graph(Facade[D], Operations):
     """A graph of a user's own; made by ``device.dnn.graph()``.
 
     Every operation of the table in the documentation is a method: inputs in their order,
@@ -190,29 +191,29 @@ class Graph(Facade[D]):
         strides = steps(stride, len(taps), "stride")
         dilations = steps(dilation, len(taps), "dilation")
         before, after = paddings(padding, taps, strides, dilations)
-        made: Any = self.node(
-            "conv_fprop",
-            image=x,
-            weight=w,
+        return self.conv_fprop(
+            x,
+            w,
             pre_padding=before,
             post_padding=after,
             stride=strides,
             dilation=dilations,
         )
-        return made  # type: ignore[no-any-return]
 
-    def __getattr__(self, op: str) -> Callable[..., Any]:
-        row = NODES.get(op)
-        if row is None:
-            raise AttributeError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
-        names = (*row.inputs, *row.optional)
+    if not TYPE_CHECKING:
 
-        def make(*inputs: Any, **given: Any) -> Any:
-            if len(inputs) > len(names):
-                raise TypeError(f"{op} takes at most {len(names)} tensors, not {len(inputs)}")
-            return self.node(op, **dict(zip(names, inputs, strict=False)), **given)
+        def __getattr__(self, op: str) -> Callable[..., Any]:
+            row = NODES.get(op)
+            if row is None:
+                raise AttributeError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
+            names = (*row.inputs, *row.optional)
 
-        return make
+            def make(*inputs: Any, **given: Any) -> Any:
+                if len(inputs) > len(names):
+                    raise TypeError(f"{op} takes at most {len(names)} tensors, not {len(inputs)}")
+                return self.node(op, **dict(zip(names, inputs, strict=False)), **given)
+
+            return make
 
     def node(self, op: str, **given: Any) -> Node | tuple[Node, ...]:
         """Add an operation.
