@@ -71,7 +71,7 @@ class flash_attention_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
@@ -147,7 +147,7 @@ class flash_attention_varlen_op(op[..., Any]):  # noqa: N801 - used as a decorat
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
@@ -225,7 +225,7 @@ class flash_attention_with_kvcache_op(op[..., Any]):  # noqa: N801 - used as a d
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
@@ -294,7 +294,7 @@ class attend_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
