@@ -42,8 +42,7 @@ async def main() -> None:
         h = graph.tensor(shape, "float16", channels_last=True, name="hidden")
         skip = graph.tensor(shape, "float16", channels_last=True, name="skip")
         w = graph.tensor((64, 64, 1, 1), "float16", channels_last=True, name="w")
-        graph.output(graph.relu(graph.conv(h, w) + skip))
-        plan = await graph.build()
+        plan = await graph.build(graph.relu(graph.conv(h, w) + skip))
         y = await plan(hidden=hidden, skip=images, w=second)
 
         # A gradient: what the first filters contributed to the sum of the hidden layer.

@@ -300,11 +300,11 @@ class _Stepped(Generic[T]):
 class Gate:
     """A kernel that occupies its lane, and the buffer it writes, until it is let through.
 
-    On the CPU its twin waits for a byte. On CUDA each launch has a ticket, and spins until the
+    On the CPU a function waits for a byte. On CUDA each launch has a ticket, and spins until the
     number in a page that program and device share is larger; after some seconds it gives up.
 
     Attributes:
-        path: where the twin waits.
+        path: where the function waits.
     """
 
     _SOURCE: Final = """
@@ -323,7 +323,7 @@ class Gate:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "gate"
         os.mkfifo(self.path)
-        # For both directions, so that neither this nor the twin waits for the other to open.
+        # For both directions, so that neither this nor the function waits for the other to open.
         self._fd = os.open(self.path, os.O_RDWR)
         self._tickets = self._opened = 0
         # Of shared memory, because a driver cannot lock the pages of every file system.

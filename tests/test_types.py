@@ -1,10 +1,11 @@
 """Type checkers know what calls give, in every form: mypy holds the types, pytest runs the calls.
 
-How options change what a call gives is in each library's own tests.
+How options change what normalisations give is in their own tests.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
@@ -14,6 +15,9 @@ from atomr_accel import GpuRef
 from atomr_accel.device.batches._batch import Later
 from atomr_accel.libraries._op import Awaited, Collected, Described
 from atomr_accel.libraries._request import Request
+from atomr_accel.libraries.dnn.graph._operations import Operations
+from atomr_accel.libraries.dnn.graph._user_graph import Node, Plan
+from atomr_accel.libraries.dnn.wire._nodes import NODES
 from atomr_accel.libraries.nvrtc._facade import Kernel
 from atomr_accel.libraries.rng._generator import Generator
 
@@ -33,6 +37,45 @@ def inc(x: Any) -> None:
 
 def seven() -> int:
     return 7
+
+
+class Kind(IntEnum):
+    """DLPack's types of devices."""
+
+    CPU = 1
+
+
+class Elsewhere:
+    """An array of another library."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[Kind, int]:
+        return Kind.CPU, 0
+
+    def __dlpack__(self, **_options: object) -> Any:
+        return self.array.__dlpack__()
+
+
+def one_of_numpy() -> np.ndarray[Any, Any]:
+    return np.ones(3)
+
+
+def arrays_of_numpy() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    return np.ones(3), np.zeros(3)
+
+
+def an_array() -> Elsewhere:
+    return Elsewhere(np.ones(3))
+
+
+def two_arrays() -> tuple[Elsewhere, Elsewhere]:
+    return an_array(), an_array()
+
+
+def whatever() -> Any:
+    return "whatever"
 
 
 @on_shared
@@ -110,3 +153,134 @@ async def test_requests_say_what_they_are_answered_with(device: Device) -> None:
     assert_type(kernel.launch(1, 1, a), Request[None])
     product = assert_type(await device.blas.ref.ask(gemm), GpuRef)
     np.testing.assert_array_equal(await device.get(product), np.eye(16))
+
+
+@on_shared
+async def test_return_lse_decides_what_attention_gives(device: Device) -> None:
+    q = await device.put(np.ones((2, 4, 2, 16), np.float16))
+    rows = q.reshape(8, 2, 16)
+    starts = await device.put(np.array([0, 4, 8], np.int32))
+    lengths = await device.put(np.array([4, 4], np.int32))
+    cache = await device.dnn.kv_cache(8, 4, 2, 16, dtype="float16")
+    sequences = [cache.new(), cache.new()]
+    await cache.append(sequences, q, q)
+    flag = bool(device.name)
+
+    varlen = device.dnn.flash_attention_varlen
+    cached = device.dnn.flash_attention_with_kvcache
+    assert_type(await varlen(rows, rows, rows, starts, starts, 4, 4), GpuRef)
+    two = await varlen(rows, rows, rows, starts, starts, 4, 4, return_lse=True)
+    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+    either = await varlen(rows, rows, rows, starts, starts, 4, 4, return_lse=flag)
+    assert_type(either, GpuRef | tuple[GpuRef, GpuRef])
+    assert_type(await cached(q, q, q, cache_seqlens=lengths), GpuRef)
+    two = await cached(q, q, q, cache_seqlens=lengths, return_lse=True)
+    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+    assert_type(await cache.attend(q, sequences), GpuRef)
+    two = await cache.attend(q, sequences, return_lse=True)
+    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+
+    for collector in device.batch(), device.record():
+        async with collector as program:
+            dnn = program.dnn
+            assert_type(dnn.flash_attention_varlen(rows, rows, rows, starts, starts, 4, 4), GpuRef)
+            two = dnn.flash_attention_varlen(
+                rows, rows, rows, starts, starts, 4, 4, return_lse=True
+            )
+            assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+            assert_type(dnn.flash_attention_with_kvcache(q, q, q, cache_seqlens=lengths), GpuRef)
+            two = dnn.flash_attention_with_kvcache(q, q, q, cache_seqlens=lengths, return_lse=True)
+            assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+
+    requests = device.requests
+    varlen_request = requests.dnn.flash_attention_varlen
+    cached_request = requests.dnn.flash_attention_with_kvcache
+    attend_request = requests.using(cache).attend
+    assert_type(varlen_request(rows, rows, rows, starts, starts, 4, 4), Request[GpuRef])
+    assert_type(
+        varlen_request(rows, rows, rows, starts, starts, 4, 4, return_lse=True),
+        Request[tuple[GpuRef, GpuRef]],
+    )
+    assert_type(cached_request(q, q, q, cache_seqlens=lengths), Request[GpuRef])
+    assert_type(
+        cached_request(q, q, q, cache_seqlens=lengths, return_lse=True),
+        Request[tuple[GpuRef, GpuRef]],
+    )
+    assert_type(attend_request(q, sequences), Request[GpuRef])
+    request = attend_request(q, sequences, return_lse=True)
+    assert_type(request, Request[tuple[GpuRef, GpuRef]])
+    two = await device.dnn.ref.ask(request)
+    assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
+
+
+def test_type_checkers_know_the_operations_of_graphs() -> None:
+    known = Operations.__annotations__
+    assert known.keys() == NODES.keys()
+    assert {name: row for name, row in known.items() if row == "One"}.keys() == {
+        name for name, row in NODES.items() if len(row.outputs) == 1
+    }
+
+
+@on_shared
+async def test_what_build_is_given_decides_what_a_plan_gives(device: Device) -> None:
+    x = await device.put(np.array([-1, 2], np.float32))
+    graph = device.dnn.graph()
+    tensor = graph.tensor((2,), "float32", name="x")
+    y, z = assert_type(tensor * 2, Node), assert_type(graph.relu(tensor), Node)
+    one = assert_type(await graph.build(y), Plan[Awaited, GpuRef])
+    two = assert_type(await graph.build(y, z), Plan[Awaited, tuple[GpuRef, ...]])
+    unknown = assert_type(await graph.build(), Plan[Awaited, GpuRef | tuple[GpuRef, ...]])
+
+    assert_type(await one(x=x), GpuRef)
+    assert len(assert_type(await two(x=x), tuple[GpuRef, ...])) == 2
+    either = assert_type(await unknown(x=x), GpuRef | tuple[GpuRef, ...])
+    assert isinstance(either, tuple)
+    assert_type(await device.dnn.run(one, x=x), GpuRef)
+    made = await device.dnn.run(two, x=x)
+    assert len(assert_type(made, tuple[GpuRef, ...])) == 2
+
+    for collector in device.batch(), device.record():
+        async with collector as program:
+            assert_type(program.using(one), Plan[Collected, GpuRef])
+            assert_type(program.using(one)(x=x), GpuRef)
+            assert len(assert_type(program.using(two)(x=x), tuple[GpuRef, ...])) == 2
+            assert_type(program.dnn.run(one, x=x), GpuRef)
+            assert len(assert_type(program.dnn.run(two, x=x), tuple[GpuRef, ...])) == 2
+
+    requests = device.requests
+    assert_type(requests.using(one), Plan[Described, GpuRef])
+    assert_type(requests.using(one)(x=x), Request[GpuRef])
+    assert_type(requests.dnn.run(one, x=x), Request[GpuRef])
+    request = assert_type(requests.dnn.run(two, x=x), Request[tuple[GpuRef, ...]])
+    made = await device.dnn.ref.ask(request)
+    assert len(assert_type(made, tuple[GpuRef, ...])) == 2
+
+
+@on_shared
+async def test_functions_give_what_they_return_and_refs_for_arrays(device: Device) -> None:
+    assert assert_type(await device.run(seven), int) == 7
+    assert assert_type(await device.run(whatever), Any) == "whatever"
+    array = assert_type(await device.run(one_of_numpy), np.ndarray[Any, Any])
+    assert array.sum() == 3
+    ones, zeros = assert_type(
+        await device.run(arrays_of_numpy), tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+    )
+    assert (ones.sum(), zeros.sum()) == (3, 0)
+
+
+@pytest.mark.skipif(BACKEND == "cuda", reason="the arrays are not on the GPU")
+@on_shared
+async def test_arrays_of_other_libraries_become_refs(device: Device) -> None:
+    assert (await device.get(assert_type(await device.run(an_array), GpuRef))).sum() == 3
+    refs = assert_type(await device.run(two_arrays), tuple[GpuRef, ...])
+    assert [type(ref) for ref in refs] == [GpuRef, GpuRef]
+    async with device.batch() as batch:
+        number = assert_type(batch.run(seven), Later[int])
+        assert_type(batch.run(whatever), Later[Any])
+        array = assert_type(batch.run(an_array), Later[GpuRef])
+        arrays = assert_type(batch.run(two_arrays), Later[tuple[GpuRef, ...]])
+        unchanged = batch.run(arrays_of_numpy)
+        assert_type(unchanged, Later[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]])
+    assert number.value == 7
+    assert type(array.value) is GpuRef
+    assert len(arrays.value) == 2

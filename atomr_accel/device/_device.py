@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
 from ..lanes import uninterrupted
 from ..libraries._op import Awaited
@@ -13,10 +13,10 @@ from ..memory import GpuRef, ref_error
 from ._event import Event
 from ._requests import Requests
 from ._retry import T, Ts, retry
-from ._run import Functions
+from ._run import HostCalls
 from .batches._batch import Batch
 from .batches._record import Recording
-from .data._methods import Data
+from .data._methods import MemoryMethods
 from .data._transfer import TransferStatistics
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..memory import MemoryStatistics
     from ..wire import DeviceInfo
     from ._core import DeviceCore, Startup
+    from ._run import OnDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class DeviceStatistics:
 
 @final
 @uninterrupted
-class Device(Data, Libraries[Awaited]):
+class Device(MemoryMethods, Libraries[Awaited]):
     """An open device: memory, libraries and kernels. Made by ``open_device``.
 
     Its methods may be called from any task of the ``trio.run`` that opened it; from another
@@ -93,7 +94,7 @@ class Device(Data, Libraries[Awaited]):
     def __init__(self, core: DeviceCore, ref: ActorRef) -> None:
         self._core = self._device = core
         self._ref = ref
-        self._functions = Functions(core)
+        self._host_calls = HostCalls(core)
         self._add_libraries(core)
         self.requests: Final = Requests(core, self)
 
@@ -155,13 +156,45 @@ class Device(Data, Libraries[Awaited]):
 
     # --- functions ---------------------------------------------------------------------------
 
+    @overload
+    async def run(  # of a function that is not annotated
+        self,
+        function: Callable[..., Never],
+        *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> Any: ...
+    @overload
     async def run(
         self,
-        function: Callable[..., Any],
-        *args: Any,
+        function: Callable[..., OnDevice],
+        *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> GpuRef: ...
+    @overload
+    async def run(
+        self,
+        function: Callable[..., tuple[OnDevice, ...]],
+        *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> tuple[GpuRef, ...]: ...
+    @overload
+    async def run(
+        self,
+        function: Callable[..., T],
+        *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> T: ...
+    async def run(
+        self,
+        function: Callable[..., object],
+        *args: object,
         lane: str = "run",
-        init: Callable[[], Any] | None = None,
-    ) -> Any:
+        init: Callable[[], object] | None = None,
+    ) -> object:
         """Call a Python function in the host, with buffers as arrays.
 
         The way to bring CuPy, PyTorch or JAX code under supervision: a fault in it ends the
@@ -190,7 +223,10 @@ class Device(Data, Libraries[Awaited]):
 
         Returns:
             What the function returns. Arrays in the device's memory become new refs, other
-            values are pickled; NumPy arrays stay what they are, of any class and size.
+            values are pickled; NumPy arrays stay what they are, of any class and size. Type
+            checkers know this of an array of another library, and of a tuple of them, and take
+            them to be in the device's memory; in other containers they see what the function
+            returns.
 
         Raises:
             Exception: what the function, or ``init``, raised, with the host's traceback as a
@@ -200,7 +236,7 @@ class Device(Data, Libraries[Awaited]):
             TypeError: no callable, or what cannot be pickled.
             ValueError: more than 64 MiB of arguments, refs not counted.
         """
-        return await self._functions.run(function, args, lane, init)
+        return await self._host_calls.run(function, args, lane, init)
 
     async def retry(
         self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts, attempts: int = 4
@@ -251,7 +287,7 @@ class Device(Data, Libraries[Awaited]):
             ContextPoisoned: the device failed meanwhile; the lane is closed.
             TypeError: not a name.
         """
-        await self._functions.close(lane)
+        await self._host_calls.close(lane)
 
     # --- programs ------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class Growth:
             block = self._core.memory.allocate(nbytes, sealed=sealed)
             if block is not None:  # somebody else has grown it while we waited
                 return
-            if self._core.memory.dropped or self._core.memory.unheld:
+            if self._core.memory.dropped or self._core.memory.dropped_holds:
                 await self._reclaim()
                 return
             self.require_possible(nbytes)
@@ -124,7 +124,7 @@ class Growth:
 
     async def _reclaim(self) -> None:
         """Release what was dropped, however much that is, without holding the loop up."""
-        if self._core.memory.unheld:
+        if self._core.memory.dropped_holds:
             await self._core.exports.sweep()
         while self._core.memory.dropped:
             self._core.memory.collect(SLICE)

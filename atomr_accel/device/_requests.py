@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
 
+from ..libraries._library import Home
 from ..libraries._op import Described
 from ..libraries._table import Libraries
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from ..wire import Message
     from ._core import DeviceCore
 
+R = TypeVar("R")
+
+_HIDDEN: Final = {name for name in dir(Home) if not name.startswith("_")}
+"""What facades ask for, and programs do not."""
+
 
 @final
 class Requests(Libraries[Described]):
@@ -42,12 +48,15 @@ class Requests(Libraries[Described]):
         self.scratch: Final[WeakKeyDictionary[Workspaces, WorkspaceSet]] = core.scratch
         self._share_libraries(libraries, self)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - _HIDDEN)
+
     @overload
     def using(self, made: Generator[Any]) -> Generator[Described]: ...
     @overload
     def using(self, made: Kernel[Any]) -> Kernel[Described]: ...
     @overload
-    def using(self, made: Plan[Any]) -> Plan[Described]: ...
+    def using(self, made: Plan[Any, R]) -> Plan[Described, R]: ...
     @overload
     def using(self, made: PagedKVCache[Any]) -> PagedKVCache[Described]: ...
     @overload

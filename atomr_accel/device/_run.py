@@ -7,9 +7,10 @@ import itertools
 import math
 import pickle
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
 import numpy as np
 import trio
@@ -62,6 +63,18 @@ _RESULTS: Final = LaneSpec("results", _EXECUTORS, blocks=True)
 _PLAIN: Final = (bool, int, float, complex, str, bytes)
 
 _T = TypeVar("_T")
+
+
+class OnDevice(Protocol):
+    """An array of PyTorch, JAX or another library that follows the array API's standard.
+
+    As a result it becomes a ref. NumPy's arrays, which stay what they are, tell their device by
+    plain numbers.
+    """
+
+    def __dlpack_device__(self) -> tuple[Enum, Any]:
+        """Where it is."""
+
 
 _numbers: Final = itertools.count(1)
 
@@ -188,8 +201,8 @@ class _Lane:
 
 
 @final
-class Functions:
-    """Runs functions for one device."""
+class HostCalls:
+    """Calls functions of the program in the host, for one device."""
 
     def __init__(self, core: DeviceCore) -> None:
         self._core = core

@@ -82,10 +82,10 @@ class PinnedStatistics:
     """A pool of page-locked memory at one moment, in bytes.
 
     Attributes:
-        limit: what it may have at most, memory beyond the limit not counted.
+        limit: what it may have at most, ``over_limit`` not counted.
         capacity: what it has.
         used: what is handed out, or still in use by the device.
-        beyond: of that, memory beyond the limit.
+        over_limit: of that, arrays that are larger than the limit and have memory of their own.
         largest_free: the largest array that needs no waiting and no more memory.
         arenas: number of shared files, hence of descriptors.
         waiting: how many wait for memory.
@@ -94,7 +94,7 @@ class PinnedStatistics:
     limit: int
     capacity: int
     used: int
-    beyond: int
+    over_limit: int
     largest_free: int
     arenas: int
     waiting: int
@@ -129,7 +129,7 @@ class PinnedPool:
         self.returned: deque[Piece] = deque()
         self._line = trio.StrictFIFOLock()
         self._room = trio.Event()
-        self._beyond = 0
+        self._over_limit = 0
 
     @property
     def has_any(self) -> bool:
@@ -159,12 +159,12 @@ class PinnedPool:
                 await self._room.wait()
             return piece
 
-    def acquire_beyond(self, nbytes: int) -> Piece:
+    def acquire_dedicated(self, nbytes: int) -> Piece:
         """A piece in an arena of its own, whatever the limit; it goes when the piece goes."""
         arena = self._add_arena(round_arena(nbytes))
         arena.pieces = 1
-        self._beyond += arena.nbytes
-        return Piece(self, arena, arena.id << SLAB_SHIFT, arena.nbytes, beyond=True)
+        self._over_limit += arena.nbytes
+        return Piece(self, arena, arena.id << SLAB_SHIFT, arena.nbytes, dedicated=True)
 
     def address_of(self, pointer: int) -> int | None:
         """The address of what a pointer of this process points to; None if not into here."""
@@ -194,9 +194,9 @@ class PinnedPool:
         left = sum(piece.size for arena in self._arenas.values() for piece in arena.left)
         return PinnedStatistics(
             limit=self.limit,
-            capacity=self._pool.capacity + self._beyond,
-            used=self._pool.in_use - left + self._beyond,
-            beyond=self._beyond,
+            capacity=self._pool.capacity + self._over_limit,
+            used=self._pool.in_use - left + self._over_limit,
+            over_limit=self._over_limit,
             largest_free=self._pool.largest_free,
             arenas=len(self._arenas),
             waiting=waiting.tasks_waiting + int(waiting.locked),
@@ -243,8 +243,8 @@ class PinnedPool:
         arena.close()
 
     def _give_back(self, piece: Piece) -> None:
-        if piece.beyond:
-            self._beyond -= piece.size
+        if piece.dedicated:
+            self._over_limit -= piece.size
             self._drop_arena(piece.arena.id)
         else:
             self._collect()
@@ -297,21 +297,21 @@ class Piece:
         address: its address, for the host.
         size: its size.
         released: whether its owner is done with it.
-        beyond: whether it is the only one of its arena, and not counted.
+        dedicated: whether it is the only one of its arena, and does not count to the limit.
         lent: whether there may be arrays of it that ``array`` has made.
     """
 
-    __slots__ = ("_holds", "_pool", "address", "arena", "beyond", "lent", "released", "size")
+    __slots__ = ("_holds", "_pool", "address", "arena", "dedicated", "lent", "released", "size")
 
     def __init__(
-        self, pool: PinnedPool, arena: Arena, address: int, size: int, *, beyond: bool = False
+        self, pool: PinnedPool, arena: Arena, address: int, size: int, *, dedicated: bool = False
     ) -> None:
         self._pool = pool
         self.arena: Final = arena
         self.address: Final = address
         self.size: Final = size
         self.released: bool = False
-        self.beyond: Final = beyond
+        self.dedicated: Final = dedicated
         self.lent: bool = False
         self._holds = 0
 

@@ -2,7 +2,7 @@
 
 Ops write to their workspace, so those that have the same one run one after the other. Small
 ops leave most of a device idle; so when many are in flight together they get different ones,
-up to the number of ways the lane has.
+up to the number of streams the lane has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._request import Driver
 
 TOGETHER: Final = 8
-"""How many ops in a row get the same one: a lane launches as many on one way before it goes
+"""How many ops in a row get the same one: a lane launches as many on one stream before it goes
 on to the next, so they would run one after the other anyway."""
 
 _UINT8: Final = DTYPES["uint8"]

@@ -108,7 +108,7 @@ class MemoryMap:
     Attributes:
         device: the device's name.
         dropped: pieces whose last handle is gone, noted by whichever thread dropped it.
-        unheld: blocks of which a ``Hold`` is gone, likewise.
+        dropped_holds: blocks of which a ``Hold`` is gone, likewise.
         unmapped: slabs that are given up, of which the host has not been told.
         epoch: the present generation's epoch.
         sealed_epoch: the epoch of sealed blocks, which is always present.
@@ -126,7 +126,7 @@ class MemoryMap:
         self.number: Final = next(_numbers)
         self.limit: Final = limit
         self.dropped: deque[tuple[int, int]] = deque()
-        self.unheld: deque[Block] = deque()
+        self.dropped_holds: deque[Block] = deque()
         self.unmapped: list[int] = []
         self.epoch: Epoch = Epoch(0)
         self.sealed_epoch: Epoch = Epoch(0)
@@ -239,8 +239,8 @@ class MemoryMap:
 
     def reclaim_held(self) -> None:
         """Reuse the memory of blocks that nobody holds any more."""
-        while self.unheld:
-            block = self.unheld.popleft()
+        while self.dropped_holds:
+            block = self.dropped_holds.popleft()
             block.holds -= 1
             block.settle()
             del block

@@ -175,7 +175,7 @@ for _name in Block.__struct_fields__:
 class Hold:
     """Keeps a block's memory from being reused, whatever becomes of its refs.
 
-    Whoever drops it may be in any thread: that is noted, for ``MemoryMap.unhold``.
+    Whoever drops it may be in any thread: that is noted, for ``MemoryMap.reclaim_held``.
     """
 
     __slots__ = ("_block",)
@@ -193,7 +193,7 @@ class Hold:
 
     def __del__(self) -> None:
         if self._block is not None:
-            self._block.memory.unheld.append(self._block)
+            self._block.memory.dropped_holds.append(self._block)
 
 
 @final

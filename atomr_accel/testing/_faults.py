@@ -77,8 +77,7 @@ async def poison(device: Device, fault: FaultName = "illegal_address") -> Contex
     if fault not in FAULTS:
         raise ValueError(f"fault must be one of {', '.join(FAULTS)}, not {fault!r}")
     kind = FAULTS[fault]
-    twin = partial(simulate, fault)
-    kernel = await device.nvrtc.compile(source_of(fault), "fault", cpu=twin)
+    kernel = await device.nvrtc.compile(source_of(fault), "fault", cpu=partial(simulate, fault))
     try:
         await kernel.launch(1, 1, 0)
     except ContextPoisoned as error:

@@ -103,7 +103,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Whether it is executed even if nobody waits for it any more."""
 
     everywhere: ClassVar[bool] = False
-    """Whether every way of its lane executes it, because each may hold what it is about."""
+    """Whether every stream of its lane executes it, because each may hold what it is about."""
 
     returns: ClassVar[Any] = None
     """The type of its value, which is checked on arrival; None if it is only done."""

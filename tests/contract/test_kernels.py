@@ -1,4 +1,4 @@
-"""``device.nvrtc``: kernels from source, and their Python twins on the CPU backend."""
+"""``device.nvrtc``: kernels from source, and Python functions in their place on the CPU."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ async def test_arguments_of_all_sizes_keep_their_places(device: Device) -> None:
         }
     """
 
-    def twin(
+    def function(
         a: Any, b: Any, c: Any, d: Any, out: Any, e: Any, f: Any, g: Any, h: Any, i: Any
     ) -> None:
         out[:] = [a, b, c, d, e, f[1], g, h, i]
 
-    kernel = await device.nvrtc.compile(source, "pack", cpu=twin)
+    kernel = await device.nvrtc.compile(source, "pack", cpu=function)
     out, f = await device.zeros(9), await device.put(np.array([7, -8], np.int32))
     await kernel.launch(1, 1, -1, 2.5, True, -300, out, 0.25, f, 200, -(2**50), False)
     expected = [-1, 2.5, 1, -300, 0.25, -8, 200, -(2**50), 0]
@@ -258,7 +258,7 @@ def by_name(out: Any, *, block: Any, grid: Any) -> None:
     out[:] = [*grid, *block]
 
 
-@pytest.mark.parametrize("twin", [leading, by_name])
+@pytest.mark.parametrize("function", [leading, by_name])
 @pytest.mark.parametrize(
     ("grid", "block", "seen"),
     [
@@ -273,9 +273,9 @@ def by_name(out: Any, *, block: Any, grid: Any) -> None:
 )
 @on_shared
 async def test_grid_and_block_are_one_to_three_numbers(
-    device: Device, grid: Any, block: Any, seen: list[int], twin: Callable[..., object]
+    device: Device, grid: Any, block: Any, seen: list[int], function: Callable[..., object]
 ) -> None:
-    kernel = await device.nvrtc.compile(DIMENSIONS, "dimensions", cpu=twin)
+    kernel = await device.nvrtc.compile(DIMENSIONS, "dimensions", cpu=function)
     out = await device.zeros(6, np.int32)
     await kernel.launch(grid, block, out)
     assert (await device.get(out)).tolist() == seen
@@ -412,10 +412,10 @@ async def test_sources_and_twins_may_be_large(device: Device) -> None:
     small = await device.nvrtc.compile(NOTHING, "nothing", cpu=nothing)
     await small.launch(1, 1, 1)
 
-    def twin(x: Any) -> None:
+    def function(x: Any) -> None:
         assert ballast.sum() == (1 << 17) * ((1 << 18) - 1)
 
-    kernel = await device.nvrtc.compile(NOTHING + "\n//" + "x" * (1 << 21), "nothing", cpu=twin)
+    kernel = await device.nvrtc.compile(NOTHING + "\n//" + "x" * (1 << 21), "nothing", cpu=function)
     await kernel.launch(1, 1, 1)
 
 
@@ -426,7 +426,7 @@ async def test_sources_and_twins_may_be_large(device: Device) -> None:
 @on_shared
 async def test_without_a_twin_a_kernel_cannot_run_here(device: Device) -> None:
     kernel = await device.nvrtc.compile(NOTHING, "nothing")
-    with pytest.raises(Unsupported, match=r"has no Python twin.*cpu=function"):
+    with pytest.raises(Unsupported, match=r"has no Python function.*cpu=function"):
         await kernel.launch(1, 1, 1)
 
 
@@ -486,15 +486,15 @@ async def test_what_a_twin_raises_arrives(
     device: Device, make: Callable[[], Exception], arrives_as: str, text: str
 ) -> None:
     # By name where that is all there is to it: no pickle is read from a lane of kernels.
-    def twin(x: Any) -> None:
+    def function(x: Any) -> None:
         raise make()
 
-    kernel = await device.nvrtc.compile(NOTHING, "nothing", cpu=twin)
+    kernel = await device.nvrtc.compile(NOTHING, "nothing", cpu=function)
     with pytest.raises(Exception) as info:  # noqa: PT011 (all kinds)
         await kernel.launch(1, 1, 1)
     assert info.type.__name__ == arrives_as
     assert text in str(info.value)
-    assert any("in twin" in note for note in info.value.__notes__)
+    assert any("in function" in note for note in info.value.__notes__)
     assert np.array_equal(await device.get(await device.put(np.arange(3))), np.arange(3))
 
 

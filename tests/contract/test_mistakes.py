@@ -40,7 +40,7 @@ FORGOTTEN: dict[str, Callable[[Device, Any], Awaitable[Any]]] = {
     "relu": lambda device, x: device.dnn.relu(device.put(x)),  # type: ignore[arg-type]
     "fft": lambda device, x: device.fft.fft(device.put(x)),  # type: ignore[arg-type]
     "run": lambda device, x: device.run(np.sum, device.put(x)),
-    "run it": lambda device, x: device.run(device.put(x)),  # type: ignore[arg-type]
+    "run it": lambda device, x: device.run(device.put(x)),  # type: ignore[call-overload]
 }
 
 

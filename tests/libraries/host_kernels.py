@@ -64,9 +64,9 @@ static float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); retu
 
 // Called for a number that its conversion to integers does not hold: processors differ in what
 // they make of it.
-static long unheld;
-extern "C" void __ubsan_handle_float_cast_overflow(void*, unsigned long) { ++unheld; }
-extern "C" long take_unheld() { const long found = unheld; unheld = 0; return found; }
+static long overflows;
+extern "C" void __ubsan_handle_float_cast_overflow(void*, unsigned long) { ++overflows; }
+extern "C" long take_overflows() { const long found = overflows; overflows = 0; return found; }
 
 struct h16 { unsigned short bits; };
 struct b16 { unsigned short bits; };
@@ -223,7 +223,7 @@ def compile_kernels(
         def launch(arguments: bytes) -> None:
             assert len(arguments) == size(), "the arguments are not packed as the kernel has them"
             run(arguments)
-            assert not library.take_unheld(), "numbers became integers that do not hold them"
+            assert not library.take_overflows(), "numbers became integers that do not hold them"
 
         return launch
 

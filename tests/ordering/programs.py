@@ -120,7 +120,7 @@ def mixed(a: Array, b: Array, out: Array) -> Array:
     return result
 
 
-def twin(a: Any, b: Any, out: Any, n: Any, microseconds: Any, early: Any, fail: Any) -> None:
+def mix(a: Any, b: Any, out: Any, n: Any, microseconds: Any, early: Any, fail: Any) -> None:
     if fail:
         raise LookupError("this launch was to fail")
     if early:

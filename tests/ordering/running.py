@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from ..harness import Shared, settled, used_by
-from .programs import FAULTS, KINDS, SOURCE, Run, twin
+from .programs import FAULTS, KINDS, SOURCE, Run, mix
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -45,4 +45,4 @@ class Delayed(Shared):
 
 
 async def compiled(device: Device) -> Kernel[Awaited]:
-    return await device.nvrtc.compile(SOURCE, "mix", cpu=twin)
+    return await device.nvrtc.compile(SOURCE, "mix", cpu=mix)

@@ -22,7 +22,7 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
 
 from ..harness import ON_CUDA, cancelled_at, on_shared, opened, program, settled, used_by
-from .programs import ADD, REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, add, adder, twin
+from .programs import ADD, REFUSED, SIDE, SOURCE, TOO_MUCH_SHARED, add, adder, mix
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -160,7 +160,7 @@ async def test_generators_and_plan_caches_in_a_batch(device: Device) -> None:
 
 @on_shared
 async def test_an_error_comes_at_the_end_and_names_its_op(device: Device) -> None:
-    kernel = await device.nvrtc.compile(SOURCE, "mix", cpu=twin)
+    kernel = await device.nvrtc.compile(SOURCE, "mix", cpu=mix)
     a, out = await device.zeros((SIDE, SIDE), "f4"), await device.zeros((SIDE, SIDE), "f4")
 
     def launch(batch: Any, *, fail: bool) -> None:
@@ -444,3 +444,19 @@ async def test_a_batch_is_entered_once_and_takes_requests(device: Device) -> Non
     with pytest.raises(RuntimeError, match="entered once"):
         async with batch:
             pass
+
+
+@on_shared
+async def test_dir_tells_what_programs_call(device: Device) -> None:
+    libraries = {"blas", "blaslt", "dnn", "fft", "nvrtc", "rng"}
+    making = {"copy", "empty", "fill", "full", "launch", "perform", "using", "zeros"}
+
+    def shown(thing: object) -> set[str]:
+        return {name for name in dir(thing) if not name.startswith("_")}
+
+    assert shown(device.requests) == {*libraries, "using"}
+    async with device.batch() as batch:
+        assert shown(batch) == {*libraries, *making, "get", "put", "run"}
+        assert all(hasattr(batch, name) for name in dir(batch))
+    async with device.record() as program:
+        assert shown(program) == {*libraries, *making, "call", "dot", "loop", "replay", "when"}

@@ -238,7 +238,7 @@ async def test_what_replay_refuses(device: Device) -> None:
 
 
 class Unreadable:
-    """A twin that the host cannot load."""
+    """A function that the host cannot load."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()
@@ -248,7 +248,7 @@ class Unreadable:
 
 
 def _refuse() -> None:
-    raise LookupError("this twin was not to be loaded")
+    raise LookupError("this function was not to be loaded")
 
 
 @on_shared
@@ -268,7 +268,7 @@ async def test_a_recording_that_cannot_be_made_says_why_each_time(device: Device
 
 
 class ReadableOnce:
-    """A twin that the host can load for as long as a variable of the environment says so."""
+    """A function that the host can load for as long as a variable of the environment says so."""
 
     def __reduce__(self) -> Any:
         return _once, ()
@@ -281,7 +281,7 @@ def _once() -> Any:
     import os
 
     if "ATOMR_TEST_UNREADABLE" in os.environ:
-        raise LookupError("this twin was not to be loaded")
+        raise LookupError("this function was not to be loaded")
     return add
 
 

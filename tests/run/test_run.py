@@ -266,7 +266,7 @@ async def test_many_first_calls_make_one_state(device: Device) -> None:
         for _ in range(10):
             nursery.start_soon(once)
     assert sorted(counts) == list(range(1, 11))
-    device._functions._lanes.pop("many")
+    device._host_calls._lanes.pop("many")
 
 
 @on_shared
@@ -279,7 +279,7 @@ async def test_weights_live_as_long_as_the_state_that_uses_them(device: Device) 
     await device.free(weights)
     with pytest.raises(GpuRefStale, match="was freed"):
         await device.run(call, x, lane="weights", init=init)
-    device._functions._lanes.pop("weights")
+    device._host_calls._lanes.pop("weights")
 
 
 @on_shared
@@ -340,9 +340,9 @@ def made_in_turn() -> Iterator[int]:
 async def test_what_cannot_travel_is_refused_in_the_caller(device: Device) -> None:
     submitted = sum(lane.submitted for lane in device.statistics().lanes)
     with pytest.raises(TypeError, match="takes a callable, not int"):
-        await device.run(3)  # type: ignore[arg-type]
+        await device.run(3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="init must be callable"):
-        await device.run(len, init=3)  # type: ignore[arg-type]
+        await device.run(len, init=3)  # type: ignore[call-overload]
     for wrong, kind in (
         (made_later, "an async one"),
         (partial(made_later, 3), "an async one"),
@@ -360,7 +360,7 @@ async def test_what_cannot_travel_is_refused_in_the_caller(device: Device) -> No
     with pytest.raises(TypeError, match="cannot be pickled or copied: a device stays"):
         await device.run(str, [device])
     with pytest.raises(TypeError, match="lane must be a name"):
-        await device.run(len, lane=3)  # type: ignore[arg-type]
+        await device.run(len, lane=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"cannot pickle|pickle"):
         await device.run(len, trio.lowlevel.current_task())
     with pytest.raises(ValueError, match="put large arrays on the device"):

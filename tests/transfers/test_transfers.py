@@ -216,8 +216,8 @@ async def test_who_finds_the_pool_used_up_waits_in_line() -> None:
         async with device.pinned.array((5 << 20,), np.uint8, oversize="exceed") as array:
             array[:] = 3
             ref = await device.put(array)
-            assert device.pinned.statistics().beyond >= 5 << 20
-        assert device.pinned.statistics().beyond == 0
+            assert device.pinned.statistics().over_limit >= 5 << 20
+        assert device.pinned.statistics().over_limit == 0
         assert (await device.get(ref) == 3).all()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Never, TypeVar, final, overload
 
 import numpy as np
 import trio
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ...memory import Block
     from ...wire import Message
     from .._device import Device
+    from .._run import OnDevice
 
 T = TypeVar("T")
 
@@ -183,13 +184,45 @@ class Batch(Collector):
         self._later.append(transfer)
         return host
 
+    @overload
+    def run(  # of a function that is not annotated
+        self,
+        function: Callable[..., Never],
+        *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> Later[Any]: ...
+    @overload
+    def run(
+        self,
+        function: Callable[..., OnDevice],
+        *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> Later[GpuRef]: ...
+    @overload
+    def run(
+        self,
+        function: Callable[..., tuple[OnDevice, ...]],
+        *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> Later[tuple[GpuRef, ...]]: ...
+    @overload
     def run(
         self,
         function: Callable[..., T],
         *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> Later[T]: ...
+    def run(
+        self,
+        function: Callable[..., object],
+        *args: object,
         lane: str = "run",
         init: Callable[[], object] | None = None,
-    ) -> Later[T]:
+    ) -> Later[Any]:
         """Call a Python function in the host, at this point of the batch.
 
         It is called when the block is left, and its arguments are read then. What comes after it
@@ -200,7 +233,7 @@ class Batch(Collector):
             Where its result is, once the block is left.
         """
         self._check()
-        later: Later[T] = Later()
+        later: Later[Any] = Later()
 
         async def call() -> None:
             await self._provide()

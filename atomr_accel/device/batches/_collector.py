@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported
+from ...libraries._library import Home
 from ...libraries._op import Collected
-from ...libraries._request import Preparing, Request
+from ...libraries._request import Driver, Preparing, Request
 from ...libraries._table import NAMES, Libraries
 from ...libraries.nvrtc._facade import launching
 from ..data._arrays import Arrays, copying
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from .._device import Device
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+_FOR_FACADES: Final = {*dir(Home), *dir(Driver), *("collect", "ref", "take", "traced")}
+_HIDDEN: Final = {name for name in _FOR_FACADES if not name.startswith("_")} - {"perform"}
+"""What facades and requests ask for, and programs do not."""
 
 
 class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
@@ -61,6 +67,9 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
             return getattr(self._owner, name)._on(self)  # after the end, to say what is wrong
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - _HIDDEN)
+
     def _drop_libraries(self) -> None:
         """Break the cycle: what is kept for a program goes with it, not with the next garbage."""
         for name in NAMES:
@@ -71,7 +80,7 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
     @overload
     def using(self, made: Kernel[Any]) -> Kernel[Collected]: ...
     @overload
-    def using(self, made: Plan[Any]) -> Plan[Collected]: ...
+    def using(self, made: Plan[Any, R]) -> Plan[Collected, R]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:

@@ -102,7 +102,7 @@ class Recording(Collector):
         self._nodes: list[_Op | _Call | _Choice] = []
         self._choices: list[_Choice] = []  # whose blocks are open, innermost last
         self._called: dict[Recording, None] = {}  # directly or not, in order
-        self._twins: dict[GpuRef, GpuRef] = {}
+        self._placeholders: dict[GpuRef, GpuRef] = {}
         self._bound: dict[Block, GpuRef] = {}
         self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
         self._inside: dict[Block, tuple[Block, int]] = {}  # stand-ins that are parts of others
@@ -176,21 +176,21 @@ class Recording(Collector):
         return super().perform(request)
 
     def take(self, argument: Any) -> Any:
-        """A ref as the program knows it: by a twin whose address is looked up late."""
+        """A ref as the program knows it: a placeholder, whose address is looked up late."""
         if isinstance(argument, (list, tuple)):
             return type(argument)(self.take(item) for item in argument)
         if not isinstance(argument, GpuRef) or argument._block in self._made:
             return argument
-        twin = self._twins.get(argument)
-        if twin is None:
-            twin = self._view(argument)
-            if twin is None:
-                twin = self._stand_in(argument)
-            self._twins[argument] = twin
-        return twin
+        placeholder = self._placeholders.get(argument)
+        if placeholder is None:
+            placeholder = self._view(argument)
+            if placeholder is None:
+                placeholder = self._stand_in(argument)
+            self._placeholders[argument] = placeholder
+        return placeholder
 
     def _view(self, argument: GpuRef) -> GpuRef | None:
-        """The twin of a view of something that is taken: of the same part of its twin.
+        """The placeholder of a view of something that is taken: the same part of its placeholder.
 
         So what replaces an input on replay also replaces its views.
         """
@@ -205,8 +205,8 @@ class Recording(Collector):
     def _stand_in(self, argument: GpuRef) -> GpuRef:
         block, stand_in = argument._block, self.memory.promise()
         stand_in.sealed, stand_in.epoch = block.sealed, block.epoch
-        # A twin begins as far from where whole buffers may begin as what it stands for does, so
-        # that calls find the same alignment.
+        # A placeholder begins as far from where whole buffers may begin as what it stands for
+        # does, so that calls find the same alignment.
         pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
         others = self._stand_ins.setdefault(block.base, [])
         for other in others[:]:
@@ -464,10 +464,10 @@ class Recording(Collector):
             )
         bound = dict(self._bound)
         for recorded, ref in (*zip(self._inputs, inputs, strict=False), *(replace or {}).items()):
-            twin = self._twins.get(recorded)
-            if twin is None:
+            placeholder = self._placeholders.get(recorded)
+            if placeholder is None:
                 raise ValueError(f"{recorded!r} is no buffer that this program was recorded with")
-            stand_in = self._root(twin._block)
+            stand_in = self._root(placeholder._block)
             if self._bound[stand_in] is not recorded:
                 raise ValueError(
                     f"{recorded!r} is a view of {self._bound[stand_in]!r}; replace that"

@@ -152,7 +152,7 @@ def check_like(
 
 
 def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
-    """A number as the bytes of an element; see ``Data.fill``."""
+    """A number as the bytes of an element; see ``Arrays.fill``."""
     scalar = np.asarray(value)
     if scalar.ndim:
         raise ValueError(f"the value must be a scalar, not of shape {scalar.shape}")

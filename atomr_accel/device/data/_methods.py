@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ._pinned import Pinned
 
 
-class Data(Arrays[Awaited]):
+class MemoryMethods(Arrays[Awaited]):
     """The part of ``Device`` that moves data and looks after memory."""
 
     _core: DeviceCore
@@ -93,7 +93,7 @@ class Data(Arrays[Awaited]):
         if out is not None:
             check_like(out, host.shape, host.dtype, "out", "the array")
             await core.ready()
-            await upload(core, host, out, new=False, arrived=False)
+            await upload(core, host, out, new=False, wait=False)
             return out
         while True:
             ref = None if sealed else core.try_empty(host.shape, host.dtype, host.nbytes)
@@ -104,7 +104,7 @@ class Data(Arrays[Awaited]):
                     async with filling(core, ref._block):
                         await upload(core, host, ref, new=True)
                 else:
-                    await upload(core, host, ref, new=True, arrived=False)
+                    await upload(core, host, ref, new=True, wait=False)
             except Rebuilt:
                 continue
             return ref

@@ -73,22 +73,22 @@ class Pinned:
         if oversize not in ("refuse", "exceed"):
             raise ValueError(f"oversize must be 'refuse' or 'exceed', not {oversize!r}")
         nbytes = math.prod(shape) * dtype.itemsize
-        beyond = round_size(nbytes) > self._pool.limit
-        if beyond and oversize == "refuse":
+        over_limit = round_size(nbytes) > self._pool.limit
+        if over_limit and oversize == "refuse":
             raise ValueError(
                 f"{nbytes} bytes are more than the {self._pool.limit} that page-locked arrays of "
                 f"{self._core.name} may take together; open it with a larger pinned_limit, or ask "
                 f"for oversize='exceed'"
             )
-        return self._array(shape, dtype, nbytes, beyond=beyond)
+        return self._array(shape, dtype, nbytes, over_limit=over_limit)
 
     @asynccontextmanager
     async def _array(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, *, beyond: bool
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, *, over_limit: bool
     ) -> AsyncIterator[np.ndarray[Any, Any]]:
         with self._core.growth.room_for(nbytes):
-            if beyond:
-                piece = self._pool.acquire_beyond(nbytes)
+            if over_limit:
+                piece = self._pool.acquire_dedicated(nbytes)
             else:
                 piece = await self._pool.acquire(nbytes)
         self._pieces[piece.address] = piece

@@ -153,7 +153,7 @@ async def upload(
     ref: GpuRef,
     *,
     new: bool,
-    arrived: bool = True,
+    wait: bool = True,
 ) -> None:
     """Copy an array into a buffer.
 
@@ -162,7 +162,7 @@ async def upload(
         host: the array, C-contiguous.
         ref: the buffer.
         new: nobody has it yet, so if it becomes stale it is nobody's loss.
-        arrived: wait until it is there; otherwise, if it is small, until it is sent.
+        wait: until it is there; otherwise, if it is small, until it is sent.
 
     Raises:
         Rebuilt: a new buffer became stale before anything had arrived.
@@ -181,7 +181,7 @@ async def upload(
     if len(data) <= SMALL:
         piece = core.staging.try_acquire(len(data)) or await core.staging.acquire(len(data))
         np.copyto(piece.view(len(data)), data)
-        await send(core, piece, ref, 0, len(data), check, arrived=arrived)
+        await send(core, piece, ref, 0, len(data), check, wait=wait)
         return
     with _observed(core, "put", len(data)) as transfer:
         if address is not None:
@@ -239,7 +239,7 @@ async def send(
     length: int,
     check: Callable[[], None],
     *,
-    arrived: bool = True,
+    wait: bool = True,
 ) -> None:
     """Send what a piece holds, and give it back."""
     try:
@@ -253,7 +253,7 @@ async def send(
     except BaseException:
         piece.release()
         raise
-    if not arrived and port.load <= _BACKLOG:
+    if not wait and port.load <= _BACKLOG:
         after(core, context.host, op, piece.release, expected=context)
         await trio.lowlevel.checkpoint()
         return

@@ -480,7 +480,7 @@ class Exports:
                 await self._unmap(view, view.unused())
         memory = self._core.memory
         unused = [slab for slab in self._view.unused() if not memory.has_slab(slab)]
-        if unused or memory.unheld:
+        if unused or memory.dropped_holds:
             await self._unmap(self._view, unused)
             memory.reclaim_held()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
 
 from ..._errors import Unsupported
 from .._arguments import (
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     from ...memory import Block, GpuRef
     from .._request import Driver, Request
+
+T = TypeVar("T")
 
 _POINTERS = 3 * 8
 """Bytes of pointers for each matrix."""
@@ -78,7 +82,7 @@ class Factorizations(Routines[D]):
             TypeError: an unsupported dtype.
         """
 
-        def prepare(driver: Driver) -> Submission[Any]:
+        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef, GpuRef]]:
             block = require_readable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "getrf_batched")
             stack = _square_stack(a, "a")
@@ -86,21 +90,10 @@ class Factorizations(Routines[D]):
             require_no_alias("getrf_batched", [("out", lu)], [("a", a)], in_place=[("out", "a")])
             piv = driver.output(a.shape[:-1], INT32)
             info = driver.output(stack.lead, INT32)
-            scratch = _scratch(driver, a.nbytes, _POINTERS * stack.batch)
-            message = Factor(
-                "getrf",
-                dtype,
-                stack.batch,
-                stack.n,
-                stack.n,
-                a=block.address,
-                pivots=piv._block.address,
-                c=block_lu.address,
-                info=info._block.address,
-                scratch=tuple(each.address for each in scratch),
-            )
-            writes = (block_lu, piv._block, info._block, *scratch)
-            return Submission(message, (block,), writes, (lu, piv, info))
+            factor = Factor("getrf", dtype, stack.batch, stack.n, stack.n)
+            writes = {"c": block_lu, "pivots": piv._block, "info": info._block}
+            scratch = (a.nbytes, _POINTERS * stack.batch)
+            return _submission(driver, factor, {"a": block}, writes, scratch, (lu, piv, info))
 
         return self._request("getrf_batched", prepare)
 
@@ -137,7 +130,7 @@ class Factorizations(Routines[D]):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(driver: Driver) -> Submission[Any]:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = self._device.memory
             block_lu, block_piv = (
                 require_readable(lu, memory, "lu"),
@@ -156,25 +149,11 @@ class Factorizations(Routines[D]):
                 [("lu", lu), ("piv", piv), ("b", b)],
                 in_place=[("out", "b")],
             )
-            scratch = _scratch(
-                driver, lu.nbytes, b.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
-            )
-            message = Factor(
-                "getrs",
-                dtype,
-                stack.batch,
-                stack.n,
-                stack.n,
-                nrhs,
-                block_lu.address,
-                block_piv.address,
-                block_b.address,
-                block.address,
-                trans=operation(trans, "trans"),
-                scratch=tuple(each.address for each in scratch),
-            )
-            reads = (block_lu, block_piv, block_b)
-            return Submission(message, reads, (block, *scratch), result)
+            turned = operation(trans, "trans")
+            factor = Factor("getrs", dtype, stack.batch, stack.n, stack.n, nrhs, turned)
+            reads = {"a": block_lu, "pivots": block_piv, "b": block_b}
+            scratch = (lu.nbytes, b.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes))
+            return _submission(driver, factor, reads, {"c": block}, scratch, result)
 
         return self._request("getrs_batched", prepare)
 
@@ -201,7 +180,7 @@ class Factorizations(Routines[D]):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(driver: Driver) -> Submission[Any]:
+        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef]]:
             memory = self._device.memory
             block_lu, block_piv = (
                 require_readable(lu, memory, "lu"),
@@ -213,23 +192,11 @@ class Factorizations(Routines[D]):
             result, block = self._output(out, lu.shape, lu.dtype, driver)
             require_no_alias("getri_batched", [("out", result)], [("lu", lu), ("piv", piv)])
             info = driver.output(stack.lead, INT32)
-            scratch = _scratch(
-                driver, lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes)
-            )
-            message = Factor(
-                "getri",
-                dtype,
-                stack.batch,
-                stack.n,
-                stack.n,
-                a=block_lu.address,
-                pivots=block_piv.address,
-                c=block.address,
-                info=info._block.address,
-                scratch=tuple(each.address for each in scratch),
-            )
-            writes = (block, info._block, *scratch)
-            return Submission(message, (block_lu, block_piv), writes, (result, info))
+            factor = Factor("getri", dtype, stack.batch, stack.n, stack.n)
+            reads = {"a": block_lu, "pivots": block_piv}
+            writes = {"c": block, "info": info._block}
+            scratch = (lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes))
+            return _submission(driver, factor, reads, writes, scratch, (result, info))
 
         return self._request("getri_batched", prepare)
 
@@ -256,26 +223,17 @@ class Factorizations(Routines[D]):
             TypeError: an unsupported dtype.
         """
 
-        def prepare(driver: Driver) -> Submission[Any]:
+        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef]]:
             block = require_readable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "geqrf_batched")
             stack = _stack(a, "a")
             qr, block_qr = self._output(out, a.shape, a.dtype, driver)
             require_no_alias("geqrf_batched", [("out", qr)], [("a", a)], in_place=[("out", "a")])
             tau = driver.output((*stack.lead, min(stack.m, stack.n)), a.dtype)
-            scratch = _scratch(driver, a.nbytes, _POINTERS * stack.batch)
-            message = Factor(
-                "geqrf",
-                dtype,
-                stack.batch,
-                stack.m,
-                stack.n,
-                a=block.address,
-                c=block_qr.address,
-                tau=tau._block.address,
-                scratch=tuple(each.address for each in scratch),
-            )
-            return Submission(message, (block,), (block_qr, tau._block, *scratch), (qr, tau))
+            factor = Factor("geqrf", dtype, stack.batch, stack.m, stack.n)
+            writes = {"c": block_qr, "tau": tau._block}
+            scratch = (a.nbytes, _POINTERS * stack.batch)
+            return _submission(driver, factor, {"a": block}, writes, scratch, (qr, tau))
 
         return self._request("geqrf_batched", prepare)
 
@@ -305,7 +263,7 @@ class Factorizations(Routines[D]):
             Unsupported: m < n, which the vendor does not solve.
         """
 
-        def prepare(driver: Driver) -> Submission[Any]:
+        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef]]:
             memory = self._device.memory
             block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "gels_batched")
@@ -320,22 +278,11 @@ class Factorizations(Routines[D]):
             result, block = self._output(out, shape, a.dtype, driver)
             require_no_alias("gels_batched", [("out", result)], [("a", a), ("b", b)])
             info = driver.output(stack.lead, INT32)
-            scratch = _scratch(driver, a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
-            message = Factor(
-                "gels",
-                dtype,
-                stack.batch,
-                stack.m,
-                stack.n,
-                nrhs,
-                block_a.address,
-                b=block_b.address,
-                c=block.address,
-                info=info._block.address,
-                scratch=tuple(each.address for each in scratch),
-            )
-            writes = (block, info._block, *scratch)
-            return Submission(message, (block_a, block_b), writes, (result, info))
+            factor = Factor("gels", dtype, stack.batch, stack.m, stack.n, nrhs)
+            reads = {"a": block_a, "b": block_b}
+            writes = {"c": block, "info": info._block}
+            scratch = (a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
+            return _submission(driver, factor, reads, writes, scratch, (result, info))
 
         return self._request("gels_batched", prepare)
 
@@ -396,5 +343,18 @@ def _right_hand_sides(b: GpuRef, a: GpuRef, rows: int) -> int:
     )
 
 
-def _scratch(driver: Driver, *sizes: int) -> tuple[Block, ...]:
-    return tuple(driver.output((size,), UINT8)._block for size in sizes)
+def _submission(
+    driver: Driver,
+    factor: Factor,
+    reads: dict[str, Block],
+    writes: dict[str, Block],
+    scratch: tuple[int, ...],
+    result: T,
+) -> Submission[T]:
+    """Complete a message: where what it reads and writes is, by field, and scratch memory."""
+    pieces = [driver.output((nbytes,), UINT8)._block for nbytes in scratch]
+    places = {name: block.address for name, block in (reads | writes).items()}
+    message = msgspec.structs.replace(
+        factor, scratch=tuple([piece.address for piece in pieces]), **places
+    )
+    return Submission(message, tuple(reads.values()), (*writes.values(), *pieces), result)

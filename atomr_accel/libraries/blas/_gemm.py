@@ -144,7 +144,7 @@ class Products(Routines[D]):
         """Matrix product: ``alpha * op(a) @ op(b) + beta * out``.
 
         Vendor functions: ``cublasGemmEx_64``; for batches ``cublasGemmStridedBatchedEx_64``
-        where one step leads from each matrix to the next, ``cublasGemmBatchedEx_64``
+        where one stride leads from each matrix to the next, ``cublasGemmBatchedEx_64``
         otherwise.
 
         Args:
@@ -632,10 +632,10 @@ def _plan_wide(
         *((m,) if len(a.shape) > 1 else ()),
         *((n,) if len(b.shape) > 1 else ()),
     )
-    if not any(batch.steps_b) and not op_a and batch.shape == shape_a[:-2]:
+    if not any(batch.strides_b) and not op_a and batch.shape == shape_a[:-2]:
         # One b for all of a: its matrices are the rows of one tall matrix.
         m, batch = m * batch.products, broadcast((1, 1), (1, 1))
-    _, sizes, steps_a, steps_b = batch
+    _, sizes, strides_a, strides_b = batch
     pointer_bytes = 3 * _POINTER_BYTES * batch.products if len(sizes) > 1 else 0
     options = ProductOptions(NAMES[a.dtype], NAMES[dtype_c], compute, op_a, op_b)
-    return _Wide((m, n, k), sizes, steps_a, steps_b, shape, dtype_c, options, pointer_bytes)
+    return _Wide((m, n, k), sizes, strides_a, strides_b, shape, dtype_c, options, pointer_bytes)

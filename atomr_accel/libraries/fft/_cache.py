@@ -1,6 +1,6 @@
 """The plans that the program knows its host to have, and the work areas they share.
 
-Each way of the lane has plans of its own, made when they are first needed there, because a
+Each stream of the lane has plans of its own, made when they are first needed there, because a
 plan belongs to a stream.
 """
 

@@ -125,7 +125,9 @@ class Fft(Facade[D]):
         *,
         half: bool = False,
     ) -> Request[GpuRef]:
-        """The inverse of ``fft``; as ``numpy.fft.ifft``. Arguments and result as there.
+        """The inverse of ``fft``; as ``numpy.fft.ifft``.
+
+        Arguments and result are those of ``fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
         """
@@ -323,7 +325,9 @@ class Fft(Facade[D]):
         *,
         half: bool = False,
     ) -> Request[GpuRef]:
-        """The inverse of ``fftn``; as ``numpy.fft.ifftn``. Arguments and result as there.
+        """The inverse of ``fftn``; as ``numpy.fft.ifftn``.
+
+        Arguments and result are those of ``fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
         """

@@ -26,7 +26,7 @@ _WAVES: Final = 4
 waves, because a last one that is half empty takes as long as the others."""
 
 _compiled = cache(find_cubin)
-"""By source, name and capability: ways, and devices of one kind, share what was compiled."""
+"""By source, name and capability: streams, and devices of one kind, share what was compiled."""
 
 
 def preload_compiler() -> None:

@@ -301,7 +301,7 @@ class Kernel(Facade[D]):
                 raise ValueError(f"block {block3} has more than {_MAX_BLOCK} threads")
             if not self._runs:
                 raise Unsupported(
-                    f"kernel {self.name!r} has no Python twin, so it cannot run on the CPU "
+                    f"kernel {self.name!r} has no Python function, so it cannot run on the CPU "
                     f"backend; give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
                 )
             size = shared if type(shared) is int else _index(shared, "shared")

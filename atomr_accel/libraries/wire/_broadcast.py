@@ -1,4 +1,4 @@
-"""Batches of matrices: how leading dimensions broadcast, and by which steps to walk them."""
+"""Batches of matrices: how leading dimensions broadcast, and with which strides."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Batch(NamedTuple):
 
     Attributes:
         shape: what the leading dimensions broadcast to.
-        sizes: the same, with dimensions merged where one step leads through both.
-        steps_a: elements from one matrix of a to the next, along each of ``sizes``; 0
+        sizes: the same, with dimensions merged where one stride leads through both.
+        strides_a: elements from one matrix of a to the next, along each of ``sizes``; 0
             repeats the matrix.
-        steps_b: those of b.
+        strides_b: those of b.
     """
 
     shape: tuple[int, ...]
     sizes: tuple[int, ...]
-    steps_a: tuple[int, ...]
-    steps_b: tuple[int, ...]
+    strides_a: tuple[int, ...]
+    strides_b: tuple[int, ...]
 
     @property
     def products(self) -> int:
@@ -33,16 +33,16 @@ class Batch(NamedTuple):
 def broadcast(
     shape_a: tuple[int, ...],
     shape_b: tuple[int, ...],
-    step_a: int | None = None,
-    step_b: int | None = None,
+    stride_a: int | None = None,
+    stride_b: int | None = None,
 ) -> Batch:
     """The batch of a product of arrays of these shapes.
 
     Args:
         shape_a: shape of a; its last two dimensions are the matrices.
         shape_b: shape of b.
-        step_a: elements from one matrix to the next, where they are not contiguous.
-        step_b: the same of b.
+        stride_a: elements from one matrix to the next, where they are not contiguous.
+        stride_b: the same of b.
 
     Raises:
         ValueError: the leading dimensions do not broadcast.
@@ -54,10 +54,9 @@ def broadcast(
             f"the leading dimensions do not broadcast: a has shape {shape_a}, b has {shape_b}"
         ) from None
     merged: list[tuple[int, int, int]] = []
-    steps = zip(
-        _steps(shape_a, len(shape), step_a), _steps(shape_b, len(shape), step_b), strict=True
-    )
-    for size, (left, right) in zip(shape, steps, strict=True):
+    left_strides = _strides(shape_a, len(shape), stride_a)
+    right_strides = _strides(shape_b, len(shape), stride_b)
+    for size, left, right in zip(shape, left_strides, right_strides, strict=True):
         if size == 1:
             continue
         if merged:
@@ -69,17 +68,17 @@ def broadcast(
     return Batch(
         shape,
         tuple(size for size, _, _ in merged),
-        tuple(step for _, step, _ in merged),
-        tuple(step for _, _, step in merged),
+        tuple(stride for _, stride, _ in merged),
+        tuple(stride for _, _, stride in merged),
     )
 
 
-def _steps(shape: tuple[int, ...], ndim: int, step: int | None) -> list[int]:
+def _strides(shape: tuple[int, ...], ndim: int, stride: int | None) -> list[int]:
     """Elements from one matrix to the next along each of ``ndim`` leading dimensions."""
-    if step is None:
-        step = shape[-2] * shape[-1]
-    steps = []
+    if stride is None:
+        stride = shape[-2] * shape[-1]
+    strides = []
     for size in reversed(shape[:-2]):
-        steps.append(0 if size == 1 else step)
-        step *= size
-    return [0] * (ndim - len(steps)) + steps[::-1]
+        strides.append(0 if size == 1 else stride)
+        stride *= size
+    return [0] * (ndim - len(strides)) + strides[::-1]

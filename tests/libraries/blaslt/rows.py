@@ -62,7 +62,7 @@ BATCHES = product(
     trans_b=[0, 1],
 )
 BATCHES = [case for case in BATCHES if len(case["batch_a"]) == 1 or not case["batch_b"]]
-# A transposed a of two dimensions with one b still needs no more than one step.
+# A transposed a of two dimensions with one b still needs no more than one stride.
 BATCHES += product(batch_a=[()], batch_b=[(4,)], m=[5], n=[8], k=[16], trans_a=[0], trans_b=[0, 1])
 
 

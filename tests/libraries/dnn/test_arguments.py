@@ -236,8 +236,7 @@ async def test_in_a_batch_and_in_a_recording(device: Device) -> None:
 
 async def test_a_plan_in_a_batch_and_in_a_recording(device: Device) -> None:
     graph = device.dnn.graph()
-    graph.output(graph.relu(graph.tensor((3,), "float32", name="facade")))
-    plan = await graph.build()
+    plan = await graph.build(graph.relu(graph.tensor((3,), "float32", name="facade")))
     x = await device.put(np.array([-1, 2, -3], np.float32))
     made = [await plan(facade=x)]
     async with device.batch() as batch:

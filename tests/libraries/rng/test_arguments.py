@@ -167,10 +167,10 @@ async def test_states_that_do_not_fit(device: Device) -> None:
 def test_every_state_can_be_saved(kind: str) -> None:
     seed = None if KINDS[kind].quasi else 2**100
     state = new_state(seed, kind, "default", 4096, 1)
-    twin = new_state(None, kind, "default", 0, 1)
-    twin.restore(state.save())
-    assert twin.save() == state.save()
-    assert twin.key == state.key
+    other = new_state(None, kind, "default", 0, 1)
+    other.restore(state.save())
+    assert other.save() == state.save()
+    assert other.key == state.key
 
 
 async def test_sizes_and_dtypes(device: Device) -> None:

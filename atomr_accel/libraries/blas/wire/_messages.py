@@ -139,14 +139,14 @@ class Factor(Message, frozen=True):
         batch: how many matrices.
         m, n: the shape of each.
         nrhs: right-hand sides.
+        trans: 0, 1 or 2.
         a: the matrices, or their factors.
         pivots: int32, one-based on the device and zero-based in memory.
         b: right-hand sides, or whatever else the routine reads.
         c: the result.
         tau: the scalars of the reflectors.
         info: int32 for each matrix: what LAPACK says.
-        trans: 0, 1 or 2.
-        scratch: three pieces of memory for column-major copies and pointers.
+        scratch: memory for column-major copies, pointers and pivots, as the routine takes it.
     """
 
     routine: str
@@ -155,11 +155,11 @@ class Factor(Message, frozen=True):
     m: int
     n: int
     nrhs: int = 0
+    trans: int = 0
     a: int = 0
     pivots: int = 0
     b: int = 0
     c: int = 0
     tau: int = 0
     info: int = 0
-    trans: int = 0
     scratch: tuple[int, ...] = ()

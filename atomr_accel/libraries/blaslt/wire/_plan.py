@@ -213,19 +213,19 @@ def make_plan(key: PlanKey) -> Plan:
         view_b.step,
     )
     shape = (*batch.shape, m, n)
-    sizes, steps_a, steps_b = batch.sizes, batch.steps_a, batch.steps_b
-    tall = not any(steps_b) and not view_a.op and batch.shape == view_a.lead
+    sizes, strides_a, strides_b = batch.sizes, batch.strides_a, batch.strides_b
+    tall = not any(strides_b) and not view_a.op and batch.shape == view_a.lead
     contiguous = key.layout_a is None and key.layout_out is None
     rows_before = m
     shared = key.bias is None or key.bias.shape == (n,)
     if sizes and tall and contiguous and shared:
         # One b for all of a: its matrices are the rows of one tall matrix.
         m *= batch.products
-        sizes = steps_a = steps_b = ()
+        sizes = strides_a = strides_b = ()
         view_a = view_a._replace(rows=m)
     if len(sizes) > 1:
         raise Unsupported(
-            f"the leading dimensions of a {a.shape} and b {b.shape} need more than one step; "
+            f"the leading dimensions of a {a.shape} and b {b.shape} need more than one stride; "
             f"device.blas.matmul takes them"
         )
     count = math.prod(sizes)
@@ -246,8 +246,8 @@ def make_plan(key: PlanKey) -> Plan:
     if epilogue.bias_gradient:
         bias_step = n if epilogue.bias_gradient == "n" else m
     scaling, packed = _scaling(key, m, n, k, count)
-    operand_a = _operand(view_a, steps_a, a)
-    operand_b = _operand(view_b, steps_b, b)
+    operand_a = _operand(view_a, strides_a, a)
+    operand_b = _operand(view_b, strides_b, b)
     zeros = 0
     op_a, op_b = view_a.op, view_b.op
     if not k and m and n and count:

@@ -28,7 +28,11 @@ from ._call import (
 )
 from ._graph import AttentionSpec, rounded_up
 from ._options import BUFFERS, AttentionOptions, Options, checked, split
-from ._signatures import flash_attention_op
+from ._signatures import (
+    flash_attention_op,
+    flash_attention_varlen_op,
+    flash_attention_with_kvcache_op,
+)
 
 if TYPE_CHECKING:
     from ....memory import GpuRef
@@ -56,7 +60,7 @@ class FlashAttention(AttentionPart[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """``softmax(q @ k.T / sqrt(size)) @ v``, without the scores ever being in memory.
 
         As ``flash_attn_func`` of the package flash-attn. Vendor function: the frontend's
@@ -120,23 +124,27 @@ class FlashAttention(AttentionPart[D]):
 
         Args:
             grad: gradient by the result.
-            q: as before.
-            k: as before.
-            v: as before.
-            out: the result.
-            lse: what ``return_lse`` gave.
-            seqlens_q: as before.
-            seqlens_k: as before.
-            layout: as before.
+            q: queries, float16 or bfloat16, shape (batch, queries, heads, size).
+            k: keys, shape (batch, keys, kv_heads, size).
+            v: values, shape (batch, keys, kv_heads, value_size).
+            out: what ``flash_attention`` gave.
+            lse: the logarithms that it gave with ``return_lse``.
+            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
+            seqlens_k: int32 (batch,): keys of each sequence.
+            layout: ``"bshd"``, as these shapes are, or ``"bhsd"``: (batch, heads, sequence, size).
             grads: where to put the gradients by q, k and v. Made if absent.
-            **options: as before.
+            **options: see ``AttentionOptions``.
 
         Returns:
             The gradients by q, k and v; then those by ``bias`` and by ``sink`` where these
             are given.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as there.
+            ValueError: shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not have this combination; the message is cuDNN's.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the results.
         """
 
         def make() -> AttentionCall:
@@ -152,7 +160,7 @@ class FlashAttention(AttentionPart[D]):
         outs = () if grads is None else grads
         return self._attend("dnn.flash_attention_grad", key, _DENSE_GRAD, given, outs, make)
 
-    @op
+    @flash_attention_varlen_op
     def flash_attention_varlen(
         self,
         q: GpuRef,
@@ -167,7 +175,7 @@ class FlashAttention(AttentionPart[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Attention of sequences of different lengths that lie one after the other.
 
         As ``flash_attn_varlen_func`` of the package flash-attn. With ``block_table`` it is
@@ -176,12 +184,12 @@ class FlashAttention(AttentionPart[D]):
         Args:
             q: float16 or bfloat16, shape (total_q, heads, size).
             k: shape (total_k, kv_heads, size), or pages (pages, page, kv_heads, size).
-            v: likewise, with (..., value_size).
+            v: shape (total_k, kv_heads, value_size), or pages as for ``k``.
             cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
-            cu_seqlens_k: likewise for k; in pages, only the differences count. The very
+            cu_seqlens_k: the same of ``k``; in pages, only the differences count. The very
                 same buffer as ``cu_seqlens_q`` tells that lengths are equal, which is faster.
             max_seqlen_q: the most queries of a sequence, or any more up to 2**31 - 1.
-            max_seqlen_k: the most keys of a sequence, likewise.
+            max_seqlen_k: the most keys of a sequence, or any more up to 2**31 - 1.
             block_table: int32 (batch, columns): the pages of each sequence.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms that the backward pass needs.
@@ -192,8 +200,11 @@ class FlashAttention(AttentionPart[D]):
             float32 (total_q, heads).
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
-                ``flash_attention``.
+            ValueError: shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not have this combination; the message is cuDNN's.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
         """
 
         def make() -> AttentionCall:
@@ -237,24 +248,27 @@ class FlashAttention(AttentionPart[D]):
 
         Args:
             grad: gradient by the result.
-            q: as before.
-            k: as before; not in pages.
-            v: as before.
-            out: the result.
-            lse: what ``return_lse`` gave.
-            cu_seqlens_q: as before.
-            cu_seqlens_k: as before.
-            max_seqlen_q: as before.
-            max_seqlen_k: as before.
+            q: float16 or bfloat16, shape (total_q, heads, size).
+            k: shape (total_k, kv_heads, size), not in pages.
+            v: shape (total_k, kv_heads, value_size).
+            out: what ``flash_attention_varlen`` gave.
+            lse: the logarithms that it gave with ``return_lse``.
+            cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
+            cu_seqlens_k: the same of ``k``.
+            max_seqlen_q: the most queries of a sequence, or any more up to 2**31 - 1.
+            max_seqlen_k: the most keys of a sequence, or any more up to 2**31 - 1.
             grads: where to put the gradients by q, k and v. Made if absent.
-            **options: as before.
+            **options: see ``AttentionOptions``; no ``bias``.
 
         Returns:
             The gradients by q, k and v, and by ``sink`` where it is given.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
-                ``flash_attention``.
+            ValueError: shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not have this combination; the message is cuDNN's.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the results.
         """
 
         def make() -> AttentionCall:
@@ -279,7 +293,7 @@ class FlashAttention(AttentionPart[D]):
         outs = () if grads is None else grads
         return self._attend("dnn.flash_attention_varlen_grad", key, _RAGGED_GRAD, given, outs, make)
 
-    @op
+    @flash_attention_with_kvcache_op
     def flash_attention_with_kvcache(
         self,
         q: GpuRef,
@@ -294,7 +308,7 @@ class FlashAttention(AttentionPart[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Attention of a few new queries to the keys and values of a cache.
 
         As ``flash_attn_with_kvcache`` of the package flash-attn. New keys and values are
@@ -305,9 +319,9 @@ class FlashAttention(AttentionPart[D]):
             k_cache: shape (batch, length, kv_heads, size), or with ``block_table`` pages
                 (pages, page, kv_heads, size); for a single query cuDNN wants a power of two
                 for ``page``.
-            v_cache: likewise, with (..., value_size).
+            v_cache: shape (batch, length, kv_heads, value_size), or pages as for ``k_cache``.
             k: new keys, (batch, new, kv_heads, size). What does not fit is not written.
-            v: new values. Both or none.
+            v: new values, (batch, new, kv_heads, value_size). Both or none.
             cache_seqlens: int32 (batch,): how long each sequence is before.
             block_table: int32 (batch, columns): the pages of each sequence; what comes after
                 its last one is not looked at.
@@ -322,8 +336,11 @@ class FlashAttention(AttentionPart[D]):
             (batch, heads, queries).
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
-                ``flash_attention``.
+            ValueError: shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not have this combination; the message is cuDNN's.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
             GpuRefSealed: a cache to be written is sealed.
         """
 
@@ -358,16 +375,17 @@ class FlashAttention(AttentionPart[D]):
         Vendor function: the frontend's ``sdpa_fp8``, which takes two queries or more.
 
         Args:
-            q: float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
-            k: keys, as in ``flash_attention``.
-            v: values, as there.
+            q: queries, float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
+            k: keys, shape (batch, keys, kv_heads, size); ``heads`` is a multiple of
+                ``kv_heads``.
+            v: values, shape (batch, keys, kv_heads, value_size).
             scales: float32 buffers of one number each: what q, k, v and the rounded
                 probabilities are multiplied by (``descale_q``, ``descale_k``,
                 ``descale_v``, ``descale_s``), and what probabilities and the result are
                 multiplied by before they are rounded (``scale_s``, ``scale_o``).
-            seqlens_q: as there.
-            seqlens_k: as there.
-            layout: as there.
+            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
+            seqlens_k: int32 (batch,): keys of each sequence.
+            layout: ``"bshd"``, as these shapes are, or ``"bhsd"``: (batch, heads, sequence, size).
             out: where to put the result, of q's dtype. Made if absent.
             **options: ``softmax_scale``, ``causal``, ``window`` and ``align``.
 
@@ -376,8 +394,11 @@ class FlashAttention(AttentionPart[D]):
             probabilities and of the result before its scale, float32 of shape ().
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
-                ``flash_attention``.
+            ValueError: shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not have this combination; the message is cuDNN's.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the results.
         """
 
         def make() -> AttentionCall:
@@ -419,25 +440,30 @@ class FlashAttention(AttentionPart[D]):
 
         Args:
             grad: gradient by the result, of q's dtype.
-            q: as before.
-            k: as before.
-            v: as before.
-            out: the result.
-            lse: the logarithms.
-            scales: as before: ``descale_`` of q, k, v, o, dO, s (probabilities) and dP
-                (gradients by scores), and ``scale_`` of s, dP, dQ, dK and dV.
-            seqlens_q: as before.
-            seqlens_k: as before.
-            layout: as before.
-            **options: as before, and ``deterministic``.
+            q: queries, float8_e4m3fn or float8_e5m2, shape (batch, queries, heads, size).
+            k: keys, shape (batch, keys, kv_heads, size).
+            v: values, shape (batch, keys, kv_heads, value_size).
+            out: what ``flash_attention_fp8`` gave.
+            lse: the logarithms that it gave.
+            scales: float32 buffers of one number each: ``descale_`` of q, k, v, o, dO, s
+                (probabilities) and dP (gradients by scores), and ``scale_`` of s, dP, dQ, dK
+                and dV.
+            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
+            seqlens_k: int32 (batch,): keys of each sequence.
+            layout: ``"bshd"``, as these shapes are, or ``"bhsd"``: (batch, heads, sequence, size).
+            **options: ``softmax_scale``, ``causal``, ``window``, ``align`` and
+                ``deterministic``.
 
         Returns:
             The gradients by q, k and v, and the largest magnitudes of these and of the
             gradients by scores before their scales, float32 of shape ().
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as
-                ``flash_attention``.
+            ValueError: shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            Unsupported: cuDNN does not have this combination; the message is cuDNN's.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the results.
         """
 
         def make() -> AttentionCall:

@@ -37,6 +37,7 @@ from ._call import (
 from ._facade import FlashAttention, forward
 from ._graph import AttentionSpec
 from ._options import BUFFERS, AttentionOptions, checked, split
+from ._signatures import attend_op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -233,7 +234,7 @@ class PagedKVCache(AttentionPart[D]):
         Args:
             sequences: different ones, of this cache.
             k: shape (sequences, new, kv_heads, size), of the cache's dtype.
-            v: likewise, with the size of values.
+            v: shape (sequences, new, kv_heads, value_size), of the cache's dtype.
             layer: which one.
 
         Raises:
@@ -265,7 +266,7 @@ class PagedKVCache(AttentionPart[D]):
 
         return Request(LANE, "dnn.kv_append", prepare)
 
-    @op
+    @attend_op
     def attend(
         self,
         q: GpuRef,
@@ -277,7 +278,7 @@ class PagedKVCache(AttentionPart[D]):
         out: GpuRef | None = None,
         return_lse: bool = False,
         **options: Unpack[AttentionOptions],
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Attention of queries to what sequences have in a layer; new rows come first.
 
         As ``flash_attention_with_kvcache``, in one message.
@@ -285,8 +286,8 @@ class PagedKVCache(AttentionPart[D]):
         Args:
             q: shape (sequences, queries, heads, size): the last ones of each sequence.
             sequences: different ones, of this cache.
-            k: new keys to append, as in ``append``.
-            v: new values. Both or none.
+            k: new keys to append, shape (sequences, new, kv_heads, size).
+            v: new values, shape (sequences, new, kv_heads, value_size). Both or none.
             layer: which one.
             out: where to put the result. Made if absent.
             return_lse: whether to return the logarithms of the sums of exponentials.
@@ -297,7 +298,11 @@ class PagedKVCache(AttentionPart[D]):
             (sequences, heads, queries).
 
         Raises:
-            ValueError, TypeError, OutOfMemory, GpuRefStale: as ``append``.
+            ValueError: no such sequences or layer, shapes or options that do not fit.
+            TypeError: dtypes that do not fit.
+            OutOfMemory: there are not enough free pages, or no room for the result; nothing has
+                happened.
+            GpuRefStale: of an older generation, or freed; also the cache itself.
             Unsupported: cuDNN does not have this combination.
         """
         chosen = checked("attend", options, without=_WITHOUT)

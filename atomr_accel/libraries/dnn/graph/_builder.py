@@ -163,9 +163,8 @@ class Builder:
             ValueError: it is no output of a node, or strides do not fit.
             Unsupported: a dtype that it cannot have.
         """
+        self.require_computed(symbol)
         tensor = symbol.tensor
-        if tensor.kind == "scalar" or symbol.id not in self._outputs():
-            raise ValueError(f"{symbol} is not computed in this graph, so it cannot be its output")
         steps = tensor.strides if strides is None else _integers(strides, "strides")
         if len(steps) != len(tensor.shape):
             raise ValueError(f"strides {steps} do not fit shape {tensor.shape}")
@@ -174,6 +173,15 @@ class Builder:
         base = -1 if ragged is None else ragged.id
         self.tensors[symbol.id] = Tensor(name, tensor.shape, steps, "buffer", base, tensor.last)
         return symbol
+
+    def require_computed(self, symbol: Symbol) -> None:
+        """Make sure that a tensor can be an output.
+
+        Raises:
+            ValueError: it is no output of a node.
+        """
+        if symbol.tensor.kind == "scalar" or symbol.id not in self._outputs():
+            raise ValueError(f"{symbol} is not computed in this graph, so it cannot be its output")
 
     def finish(self, compute: Any = None, *, tf32: bool = False) -> Graph:
         """The graph.

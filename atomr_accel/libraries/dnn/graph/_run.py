@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ..._request import Driver
     from ..attention._call import SetupStage
 
-_WAYS: Final = 4
+_STREAMS: Final = 4
 _EXECUTORS: Final = {
     "cpu": "atomr_accel.libraries.dnn.host._cpu:CpuDnn",
     "cuda": "atomr_accel.libraries.dnn.host._cuda:CudaDnn",
 }
-LANE: Final = LaneSpec("dnn", _EXECUTORS, max_streams=_WAYS)
+LANE: Final = LaneSpec("dnn", _EXECUTORS, max_streams=_STREAMS)
 PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False, blocks=True)
 """Makes plans, which may take seconds, while the other lane runs those that are there."""
 
@@ -234,7 +234,7 @@ class PlanCache:
     def __init__(self) -> None:
         self.autotune = False
         self.tf32 = False
-        self.workspaces: Final = Workspaces(_WAYS, _SMALL)
+        self.workspaces: Final = Workspaces(_STREAMS, _SMALL)
         self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
         self.calls: Final[Recent[Hashable, CachedCall]] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
         self._graphs: Recent[Hashable, Any] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 from ..._arguments import require_no_race, require_readable
 from ..._op import D, Facade, op
@@ -14,7 +14,9 @@ from ..wire._messages import PrepareGraph
 from ..wire._nodes import NODES
 from ._builder import Builder, Symbol
 from ._layout import paddings, physical, steps
+from ._operations import Operations
 from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, Output
+from ._signatures import build_op, run_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from ..wire._graph import Tensor
     from ._layout import Padding, Steps
     from ._run import PlanCache
+    from ._signatures import OneOrMore
+
+R = TypeVar("R")
 
 
 @final
@@ -59,22 +64,22 @@ class Node:
         return self.symbol.dtype
 
     def __add__(self, other: Node | float) -> Node:
-        return self.graph.node("add", a=self, b=other)  # type: ignore[return-value]
+        return self.graph.add(self, other)
 
     def __sub__(self, other: Node | float) -> Node:
-        return self.graph.node("sub", a=self, b=other)  # type: ignore[return-value]
+        return self.graph.sub(self, other)
 
     def __mul__(self, other: Node | float) -> Node:
-        return self.graph.node("mul", a=self, b=other)  # type: ignore[return-value]
+        return self.graph.mul(self, other)
 
     def __truediv__(self, other: Node | float) -> Node:
-        return self.graph.node("div", a=self, b=other)  # type: ignore[return-value]
+        return self.graph.div(self, other)
 
     def __matmul__(self, other: Node) -> Node:
-        return self.graph.node("matmul", A=self, B=other)  # type: ignore[return-value]
+        return self.graph.matmul(self, other)
 
     def __neg__(self) -> Node:
-        return self.graph.node("neg", input=self)  # type: ignore[return-value]
+        return self.graph.neg(self)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -84,7 +89,7 @@ class Node:
 
 
 @final
-class Graph(Facade[D]):
+class Graph(Facade[D], Operations):
     """A graph of a user's own; made by ``device.dnn.graph()``.
 
     Every operation of the table in the documentation is a method: inputs in their order,
@@ -94,8 +99,7 @@ class Graph(Facade[D]):
         x = graph.tensor((8, 64, 56, 56), "bfloat16", channels_last=True, name="x")
         w = graph.tensor((64, 64, 3, 3), "bfloat16", channels_last=True, name="w")
         y = graph.relu(graph.conv(x, w, padding=1) * 0.5)
-        graph.output(y)
-        plan = await graph.build()
+        plan = await graph.build(y)
         result = await plan(x=images, w=filters)
 
     What is between inputs and outputs has no memory where cuDNN fuses the graph into one
@@ -187,29 +191,29 @@ class Graph(Facade[D]):
         strides = steps(stride, len(taps), "stride")
         dilations = steps(dilation, len(taps), "dilation")
         before, after = paddings(padding, taps, strides, dilations)
-        made: Any = self.node(
-            "conv_fprop",
-            image=x,
-            weight=w,
+        return self.conv_fprop(
+            x,
+            w,
             pre_padding=before,
             post_padding=after,
             stride=strides,
             dilation=dilations,
         )
-        return made  # type: ignore[no-any-return]
 
-    def __getattr__(self, op: str) -> Callable[..., Any]:
-        row = NODES.get(op)
-        if row is None:
-            raise AttributeError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
-        names = (*row.inputs, *row.optional)
+    if not TYPE_CHECKING:
 
-        def make(*inputs: Any, **given: Any) -> Any:
-            if len(inputs) > len(names):
-                raise TypeError(f"{op} takes at most {len(names)} tensors, not {len(inputs)}")
-            return self.node(op, **dict(zip(names, inputs, strict=False)), **given)
+        def __getattr__(self, op: str) -> Callable[..., Any]:
+            row = NODES.get(op)
+            if row is None:
+                raise AttributeError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
+            names = (*row.inputs, *row.optional)
 
-        return make
+            def make(*inputs: Any, **given: Any) -> Any:
+                if len(inputs) > len(names):
+                    raise TypeError(f"{op} takes at most {len(names)} tensors, not {len(inputs)}")
+                return self.node(op, **dict(zip(names, inputs, strict=False)), **given)
+
+            return make
 
     def node(self, op: str, **given: Any) -> Node | tuple[Node, ...]:
         """Add an operation.
@@ -274,11 +278,14 @@ class Graph(Facade[D]):
         self._builder.output(symbol, dtype, strides_of(symbol.shape, last=symbol.tensor.last))
         self._outputs.append((called, symbol))
 
-    @op
-    def build(self, *, autotune: bool | None = None) -> Request[Plan[D]]:
+    @build_op
+    def build(self, *outputs: Node, autotune: bool | None = None) -> Request[Plan[D, OneOrMore]]:
         """Make a plan.
 
         Args:
+            *outputs: what the plan gives, in this order; by default what ``output`` was called
+                with. They become outputs if they are none yet. Type checkers learn from them
+                whether it gives a buffer or a tuple.
             autotune: try all plans at the first run and keep the fastest; by default as
                 ``device.dnn.autotune`` says.
 
@@ -286,30 +293,53 @@ class Graph(Facade[D]):
             What runs the graph.
 
         Raises:
-            ValueError: nothing is computed, or there is no output.
+            ValueError: nothing is computed, there is no output, or one that ``output`` was
+                called with is not among ``outputs``.
+            TypeError: an output that is no tensor of a graph.
             Unsupported: cuDNN does not take one of its operations; with its reason.
             LibraryError: cuDNN failed.
         """
+        if outputs:
+            self._require_outputs(outputs)
         device, plans = self._device, self._plans
         require_no_race(device, autotune=bool(autotune))
         graph = EncodedGraph(self._builder.finish(tf32=plans.tf32))
         tuned = plans.autotune if autotune is None else flag(autotune, "autotune")
-        plan: Plan[D] = Plan(
+        plan: Plan[D, OneOrMore] = Plan(
             *(device, plans, graph, self._inputs, self._scalars, self._outputs, self._strided),
             tuned=tuned,
         )
 
-        def finish(answer: tuple[int, str]) -> Plan[D]:
+        def finish(answer: tuple[int, str]) -> Plan[D, OneOrMore]:
             if plans.find(graph.encoded, tuned=False) is None:
                 plans.keep(device, graph.encoded, answer, tuned=False)
             return plan
 
-        def prepare(_driver: Driver) -> Submission[Plan[D]]:
+        def prepare(_driver: Driver) -> Submission[Plan[D, OneOrMore]]:
             message = PrepareGraph(graph.encoded, tuned=False)
             return Submission(message, (), (), finish=finish)
 
         # The host makes a plan now, so that what cuDNN refuses is known.
         return Request(PLANNER, "dnn.plan", prepare)
+
+    def _require_outputs(self, nodes: tuple[Node, ...]) -> None:
+        """Have these tensors, and no others, written to memory."""
+        symbols = [self._operand("build", "an output", node, "", 0) for node in nodes]
+        for symbol in symbols:
+            self._builder.require_computed(symbol)
+        wanted = [symbol.id for symbol in symbols]
+        if len(set(wanted)) != len(wanted):
+            raise ValueError("build: every output can be given once")
+        known = {symbol.id: name for name, symbol in self._outputs}
+        if others := [name for id_, name in known.items() if id_ not in wanted]:
+            raise ValueError(
+                f"build is given {len(wanted)} outputs, but the graph has others: "
+                f"{', '.join(others)}; give these, too, or none"
+            )
+        for node in nodes:
+            if node.symbol.id not in known:
+                self.output(node)
+        self._outputs.sort(key=lambda output: wanted.index(output[1].id))
 
     def _operand(self, op: str, name: str, value: Any, dtype: str, ndim: int) -> Any:
         if type(value) is Node:
@@ -331,8 +361,11 @@ class Graph(Facade[D]):
 
 
 @final
-class Plan(DnnPart[D]):
+class Plan(DnnPart[D], Generic[D, R]):
     """A graph that can be run: ``await plan(x=..., w=...)``.
+
+    Its second type parameter is what it gives: a buffer, or a tuple of them. Who called
+    ``build`` without outputs has both, because a type checker cannot count calls of ``output``.
 
     Attributes:
         inputs: the names of what it reads.
@@ -382,7 +415,7 @@ class Plan(DnnPart[D]):
         self._known: Final = self._needed.union(self.outputs)
 
     @op
-    def __call__(self, /, **given: GpuRef | float) -> Request[Any]:
+    def __call__(self, /, **given: GpuRef | float) -> Request[R]:
         """Run the graph.
 
         Args:
@@ -390,7 +423,7 @@ class Plan(DnnPart[D]):
                 buffers to write to, all by name.
 
         Returns:
-            The outputs in the order in which they were named; a single one by itself.
+            The outputs in their order; a single one by itself.
 
         Raises:
             TypeError: something is missing, or not known; a dtype that does not fit.
@@ -400,7 +433,7 @@ class Plan(DnnPart[D]):
         """
         return self._run_by(self, given)
 
-    def _run_by(self, part: DnnPart[Any], given: dict[str, Any]) -> Request[Any]:
+    def _run_by(self, part: DnnPart[Any], given: dict[str, Any]) -> Request[R]:
         """A request to run the graph, of another part of the library or of the plan itself."""
         known, needed = self._known, self._needed
         if (unknown := given.keys() - known) or (missing := needed - given.keys()):
@@ -458,18 +491,22 @@ class Graphs(DnnPart[D]):
         """A new graph, to be filled with tensors and operations."""
         return Graph(self._device, self._plans)
 
-    @op
-    def run(self, /, plan: Plan[Any], **given: GpuRef | float) -> Request[Any]:
+    @run_op
+    def run(self, /, plan: Plan[Any, R], **given: GpuRef | float) -> Request[R]:
         """Run a plan; in a batch, where ``await plan(...)`` cannot be.
 
         Args:
             plan: what ``graph.build()`` returned.
-            given: as for the plan itself.
+            **given: a buffer for each input, a number for each scalar, and for outputs buffers
+                to write to, all by name.
 
         Returns:
-            As the plan itself.
+            The outputs in their order; a single one by itself.
 
         Raises:
-            TypeError, ValueError, GpuRefStale, OutOfMemory: as the plan itself.
+            TypeError: something is missing, or not known; a dtype that does not fit.
+            ValueError: a shape that does not fit, aliasing.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for a result.
         """
         return plan._run_by(self, given)

@@ -33,7 +33,7 @@ _STORES_LOCK: Final = threading.Lock()
 
 
 def _store_of(context: CudaContext) -> PlanStore:
-    """The plans of a context: every way of every lane asks for the same."""
+    """The plans of a context: every stream of every lane asks for the same."""
     with _STORES_LOCK:
         store = _STORES.get(context)
         if store is None:

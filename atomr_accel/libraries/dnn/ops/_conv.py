@@ -145,11 +145,12 @@ class Convolutions(DnnPart[D]):
             w: filters (C, K / groups, ...), or (C, ..., K / groups).
             bias: (K,).
             stride: steps between the images of neighbouring inputs.
-            padding: what is cut off around the result; as for ``conv``, without ``"same"``.
+            padding: what is cut off around the result: a number; a number or a pair (before,
+                after) for each dimension; ``"valid"`` for nothing.
             output_padding: additional size of the result at its end, less than ``stride``.
             dilation: steps between the taps of a filter.
             groups: how many parts channels are split into.
-            layout: as for ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
             out: where the result goes.
 
         Returns:
@@ -157,7 +158,11 @@ class Convolutions(DnnPart[D]):
             ``(s - 1) * stride - before - after + dilation * (taps - 1) + output_padding + 1``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as for ``conv``.
+            ValueError: shapes, options or a layout that do not fit, aliasing.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not have this combination.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
         """
 
         def make(last: bool) -> _Made:
@@ -172,8 +177,8 @@ class Convolutions(DnnPart[D]):
                     f"{window['stride']}: otherwise conv would not give the size of x back"
                 )
             sizes = tuple(
-                (size - 1) * step - before - after + apart * (taps - 1) + extra + 1
-                for size, step, before, after, apart, taps, extra in zip(
+                (size - 1) * step - before - after + gap * (taps - 1) + extra + 1
+                for size, step, before, after, gap, taps, extra in zip(
                     loss.shape[2:],
                     window["stride"],
                     window["pre_padding"],
@@ -224,18 +229,23 @@ class Convolutions(DnnPart[D]):
             grad: the gradient by the result of ``conv``.
             w: the filters.
             shape: the shape of the images.
-            stride: as for ``conv``.
-            padding: as for ``conv``.
-            dilation: as for ``conv``.
-            groups: as for ``conv``.
-            layout: as for ``conv``.
+            stride: steps of the filter; a number, or one for each dimension.
+            padding: zeros around the image: a number; a number or a pair (before, after)
+                for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
+            dilation: steps between the taps of a filter.
+            groups: how many parts channels are split into.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
             out: where the result goes.
 
         Returns:
             The gradient, of ``shape``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as for ``conv``.
+            ValueError: shapes, options or a layout that do not fit, aliasing.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not have this combination.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
         """
         sizes = tuple(shape)
 
@@ -274,18 +284,23 @@ class Convolutions(DnnPart[D]):
             x: the images.
             grad: the gradient by the result of ``conv``.
             shape: the shape of the filters.
-            stride: as for ``conv``.
-            padding: as for ``conv``.
-            dilation: as for ``conv``.
-            groups: as for ``conv``.
-            layout: as for ``conv``.
+            stride: steps of the filter; a number, or one for each dimension.
+            padding: zeros around the image: a number; a number or a pair (before, after)
+                for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
+            dilation: steps between the taps of a filter.
+            groups: how many parts channels are split into.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
             out: where the result goes.
 
         Returns:
             The gradient, of ``shape``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as for ``conv``.
+            ValueError: shapes, options or a layout that do not fit, aliasing.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not have this combination.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
         """
         sizes = tuple(shape)
 
@@ -312,14 +327,18 @@ class Convolutions(DnnPart[D]):
 
         Args:
             grad: the gradient by the result of ``conv``.
-            layout: as for ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
             out: where the result goes.
 
         Returns:
             (K,), float32, or float64 for float64.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, OutOfMemory: as for ``conv``.
+            ValueError: shapes, options or a layout that do not fit, aliasing.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not have this combination.
+            GpuRefStale: of an older generation, or freed.
+            OutOfMemory: no room for the result.
         """
 
         def make(last: bool) -> _Made:

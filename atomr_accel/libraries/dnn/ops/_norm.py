@@ -73,7 +73,7 @@ class Normalizations(DnnPart[D]):
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
         """Normalise each channel over batch and space, as ``torch.nn.functional.batch_norm``.
 
         Vendor operations: ``batchnorm`` in training, else ``batchnorm_inference``.
@@ -88,7 +88,7 @@ class Normalizations(DnnPart[D]):
             training: use the statistics of the batch, and return them.
             momentum: how far running statistics move.
             eps: added to the variance.
-            layout: as for ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
             out: where the result goes.
 
         Returns:
@@ -182,13 +182,16 @@ class Normalizations(DnnPart[D]):
             weight: its parameter.
             mean: the mean that came with the result.
             inv_variance: the inverse standard deviation that came with it.
-            layout: as for ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
 
         Returns:
             The gradients by ``x``, ``weight`` and ``bias``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes, numbers or a layout that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -208,7 +211,7 @@ class Normalizations(DnnPart[D]):
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
         """Normalise each channel of each image, as ``torch.nn.functional.instance_norm``.
 
         Vendor operation: ``instancenorm``.
@@ -219,7 +222,7 @@ class Normalizations(DnnPart[D]):
             bias: (C,), what is added.
             training: return the statistics, too.
             eps: added to the variance.
-            layout: as for ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
             out: where the result goes.
 
         Returns:
@@ -227,7 +230,10 @@ class Normalizations(DnnPart[D]):
             deviation, both (N, C).
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes, numbers or a layout that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
         return self._per_channel("instancenorm", x, weight, bias, training, eps, layout, out)
 
@@ -252,13 +258,16 @@ class Normalizations(DnnPart[D]):
             weight: its parameter.
             mean: the mean that came with the result.
             inv_variance: the inverse standard deviation that came with it.
-            layout: as for ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
 
         Returns:
             The gradients by ``x``, ``weight`` and ``bias``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes, numbers or a layout that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -279,7 +288,7 @@ class Normalizations(DnnPart[D]):
         eps: float = 1e-5,
         layout: str | None = None,
         out: GpuRef | None = None,
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
         """Normalise groups of channels of each image, as ``torch.nn.functional.group_norm``.
 
         cuDNN has no group norm; on CUDA this is a kernel of this package.
@@ -291,7 +300,7 @@ class Normalizations(DnnPart[D]):
             bias: (C,), what is added.
             training: return the statistics, too.
             eps: added to the variance.
-            layout: as for ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
             out: where the result goes.
 
         Returns:
@@ -299,7 +308,10 @@ class Normalizations(DnnPart[D]):
             deviation, both (N, num_groups).
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes, numbers or a layout that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
         groups = whole(num_groups, "num_groups", 1)
         return self._per_channel(
@@ -327,13 +339,16 @@ class Normalizations(DnnPart[D]):
             weight: its parameter.
             mean: the mean that came with the result.
             inv_variance: the inverse standard deviation that came with it.
-            layout: as for ``conv``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or their like for other dimensions.
 
         Returns:
             The gradients by ``x``, ``weight`` and ``bias``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes, numbers or a layout that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
         groups = whole(num_groups, "num_groups", 1)
 
@@ -354,7 +369,7 @@ class Normalizations(DnnPart[D]):
         training: bool = False,
         eps: float = 1e-5,
         out: GpuRef | None = None,
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
         """Normalise over the last dimensions, as ``torch.nn.functional.layer_norm``.
 
         Vendor operation: ``layernorm``.
@@ -373,7 +388,10 @@ class Normalizations(DnnPart[D]):
             deviation, both of the leading dimensions of ``x``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes or numbers that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
         given = {"x": x, "weight": weight, "bias": bias}
         return self._rows("layernorm", given, eps, out, training=training)
@@ -397,7 +415,10 @@ class Normalizations(DnnPart[D]):
             The gradients by ``x``, ``weight`` and ``bias``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes or numbers that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._rows_grad("layernorm", given)
@@ -412,7 +433,7 @@ class Normalizations(DnnPart[D]):
         training: bool = False,
         eps: float = 1e-6,
         out: GpuRef | None = None,
-    ) -> Request[Any]:
+    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
         """Divide by the root of the mean square, as ``torch.nn.functional.rms_norm``.
 
         Vendor operation: ``rmsnorm``.
@@ -431,7 +452,10 @@ class Normalizations(DnnPart[D]):
             leading dimensions of ``x``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes or numbers that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
         given = {"x": x, "weight": weight}
         if bias is not None:
@@ -463,7 +487,10 @@ class Normalizations(DnnPart[D]):
             The gradients by ``x`` and ``weight``, and with ``has_bias`` by ``bias``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale: as for ``batch_norm``.
+            ValueError: shapes or numbers that do not fit, aliasing.
+            TypeError: dtypes or options that do not fit, an argument that is no GpuRef.
+            Unsupported: the device does not have this combination.
+            GpuRefStale: of an older generation, or freed.
         """
         given = _backward_given(grad, x, weight, None, inv_variance)
         return self._rows_grad("rmsnorm", given, has_dbias=flag(has_bias, "has_bias"))

@@ -73,7 +73,7 @@ class batch_norm_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
@@ -139,7 +139,7 @@ class instance_norm_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
@@ -208,7 +208,7 @@ class group_norm_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
@@ -271,7 +271,7 @@ class layer_norm_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
@@ -334,7 +334,7 @@ class rms_norm_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Any]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GpuRef | tuple[GpuRef, GpuRef]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None

@@ -89,20 +89,25 @@ class Routines(DnnPart[D]):
 
         Args:
             grad: gradient by the result.
-            y: the result.
-            x: as before, as are all others.
-            window: as before.
-            stride: as before.
-            padding: as before.
-            layout: as before.
+            y: what ``max_pool`` gave.
+            x: what ``max_pool`` was called with, shape (batch, channels, ...space).
+            window: its size.
+            stride: how far it moves; by default its own size.
+            padding: how much is added on both sides, at most half of the window.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
         Returns:
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
-                ``max_pool``.
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
         """
         pooling = _Pooling("max", x, window, stride, padding, layout)
         return self._pool_backward(pooling, grad, y, x, out)
@@ -124,20 +129,26 @@ class Routines(DnnPart[D]):
         Vendor function: ``cudnnPoolingForward``.
 
         Args:
-            x: as in ``max_pool``, as are all others.
-            window: as there.
-            stride: as there.
-            padding: as there.
+            x: float16, bfloat16, float32 or float64; shape (batch, channels, ...space) with
+                one to three dimensions of space.
+            window: its size.
+            stride: how far it moves; by default its own size.
+            padding: how much is added on both sides, at most half of the window.
             count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: as there.
-            out: as there.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
+            out: where to put the result. Made if absent.
 
         Returns:
             Shape (batch, channels, ...places), or channels last.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
-                there.
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
         """
         mode = _average(include=count_include_pad)
         return self._pool(mode, x, window, stride, padding, layout, out)
@@ -162,19 +173,24 @@ class Routines(DnnPart[D]):
         Args:
             grad: gradient by the result.
             shape: of ``x``.
-            window: as before, as are all others.
-            stride: as before.
-            padding: as before.
-            count_include_pad: as before.
-            layout: as before.
+            window: its size.
+            stride: how far it moves; by default its own size.
+            padding: how much is added on both sides, at most half of the window.
+            count_include_pad: whether padding counts as zeros; otherwise it does not count.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
         Returns:
             ``shape``, and the dtype of ``grad``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
-                ``max_pool``.
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
         """
         require_readable(grad, self._device.memory, "grad")
         like = _Like(tuple(shape), grad.dtype)
@@ -263,16 +279,20 @@ class Routines(DnnPart[D]):
         As ``scipy.special.log_softmax``. Vendor function: ``cudnnSoftmaxForward``.
 
         Args:
-            x: as in ``softmax``.
+            x: float16, bfloat16, float32 or float64, of any shape.
             axis: along which one.
-            out: as there.
+            out: where to put the result, ``x`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
-                there.
+            ValueError: no such axis, shapes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
         """
         return self._softmax(x, axis, out, log=True)
 
@@ -286,16 +306,20 @@ class Routines(DnnPart[D]):
 
         Args:
             grad: gradient by the result.
-            y: the result.
-            axis: as before.
+            y: what ``softmax`` gave.
+            axis: along which one it was.
             out: where to put the gradient, ``grad`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``y``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
-                there.
+            ValueError: no such axis, shapes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
         """
         return self._softmax_backward(grad, y, axis, out, log=False)
 
@@ -309,16 +333,20 @@ class Routines(DnnPart[D]):
 
         Args:
             grad: gradient by the result.
-            y: the result.
-            axis: as before.
+            y: what ``log_softmax`` gave.
+            axis: along which one it was.
             out: where to put the gradient, ``grad`` itself too. Made if absent.
 
         Returns:
             Shape and dtype of ``y``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
-                there.
+            ValueError: no such axis, shapes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
         """
         return self._softmax_backward(grad, y, axis, out, log=True)
 
@@ -422,15 +450,20 @@ class Routines(DnnPart[D]):
             alpha: of the formula.
             beta: of the formula, at least 0.01.
             k: of the formula, at least 1e-5.
-            layout: as in ``max_pool``.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
             out: where to put the result. Made if absent.
 
         Returns:
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
-                ``max_pool``.
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
 
@@ -459,21 +492,26 @@ class Routines(DnnPart[D]):
 
         Args:
             grad: gradient by the result.
-            y: the result.
-            x: as before, as are all others.
-            size: as before.
-            alpha: as before.
-            beta: as before.
-            k: as before.
-            layout: as before.
+            y: what ``local_response_norm`` gave.
+            x: what ``local_response_norm`` was called with, shape (batch, channels, ...space).
+            size: how many channels count, at most 16.
+            alpha: of the formula.
+            beta: of the formula, at least 0.01.
+            k: of the formula, at least 1e-5.
+            layout: ``"NCHW"`` or ``"NHWC"``, or their like in one and three dimensions of
+                space; by default channels come first.
             out: where to put the gradient. Made if absent.
 
         Returns:
             Shape and dtype of ``x``.
 
         Raises:
-            ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed, OutOfMemory: as
-                ``max_pool``.
+            ValueError: shapes and sizes that do not fit.
+            TypeError: dtypes that do not fit, an argument that is no GpuRef.
+            Unsupported: cuDNN does not do this.
+            GpuRefStale: of an older generation, or freed.
+            GpuRefSealed: ``out`` is sealed.
+            OutOfMemory: no room for the result.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
         given = {"grad": grad, "y": y, "x": x}

@@ -362,9 +362,9 @@ class _Planner:
 
     def _direct(self, kind: str, axes: tuple[int, ...], source: View, target: View) -> Fft | None:
         """The transform as runs of one plan, or None if copying is better or has to be."""
-        askew = [INPUT] * (not self._spec.source_aligned)
-        askew += [OUTPUT] * (not self._spec.target_aligned)
-        if source.place.buffer in askew or target.place.buffer in askew:
+        misaligned = [INPUT] * (not self._spec.source_aligned)
+        misaligned += [OUTPUT] * (not self._spec.target_aligned)
+        if source.place.buffer in misaligned or target.place.buffer in misaligned:
             return None
         sizes = tuple((target if kind == "c2r" else source).shape[axis] for axis in axes)
         source_embed = _embed(axes, source)

@@ -1,4 +1,4 @@
-"""Kernels on the CPU: the Python twin of each runs in its place."""
+"""Kernels on the CPU: a Python function of each runs in its place."""
 
 from __future__ import annotations
 

@@ -94,8 +94,7 @@ async def test_arithmetic_is_exact(
             expected = function(
                 expected, other if operand == "other" else expected.dtype.type(operand)
             )
-    graph.output(value)
-    plan = await graph.build()
+    plan = await graph.build(value)
     refs = {"a": await device.put(array), "b": await device.put(other)}
     got = await device.get(await plan(**{name: refs[name] for name in plan.inputs}))
     assert got.dtype == expected.dtype
@@ -105,8 +104,9 @@ async def test_arithmetic_is_exact(
 async def run(device: Device, make: Callable[..., Any], *arrays: Any, dtype: Any = None) -> Array:
     graph = device.dnn.graph()
     tensors = [graph.tensor(each.shape, each.dtype) for each in arrays]
-    graph.output(make(graph, *tensors), dtype=dtype)
-    plan = await graph.build()
+    result = make(graph, *tensors)
+    graph.output(result, dtype=dtype)
+    plan = await graph.build(result)
     given = zip(plan.inputs, arrays, strict=True)
     made = await plan(**{name: await device.put(array) for name, array in given})
     return await device.get(made)
@@ -223,8 +223,7 @@ async def test_numbers_fit(device: Device) -> None:
     wide = graph.tensor((2,), "int64", name="wide")
     with pytest.raises(ValueError, match=r"up to 2\*\*53"):
         wide + (2**53 + 1)
-    graph.output(x + graph.scalar("s", "int8", ndim=1))
-    plan = await graph.build()
+    plan = await graph.build(x + graph.scalar("s", "int8", ndim=1))
     ref = await device.put(np.array([100, -100], np.int8))
     np.testing.assert_array_equal(await device.get(await plan(x=ref, s=100)), [-56, 0])
     with pytest.raises(ValueError, match="s is 128, which does not fit int8"):

@@ -368,8 +368,7 @@ async def test_an_image_with_strides_and_its_channels_last(device: Device) -> No
     graph = device.dnn.graph()
     x = graph.tensor((2, 1, 4, 5), "float64", channels_last=True, strides=(60, 1, 15, 3))
     w = graph.tensor((2, 1, 1, 1), "float64", channels_last=True)
-    graph.output(graph.conv(x, w))
-    plan = await graph.build()
+    plan = await graph.build(graph.conv(x, w))
     made = await plan(
         input0=await device.put(image),
         input1=await device.put(np.array([1.0, 2]).reshape(2, 1, 1, 1)),

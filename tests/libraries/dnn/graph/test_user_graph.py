@@ -27,8 +27,9 @@ async def test_a_graph(device: Device) -> None:
     right = graph.tensor(w.shape, "float32", name="w")
     shift = graph.tensor(b.shape, "float32", name="b")
     scale = graph.scalar("scale", ndim=3)
-    graph.output(graph.relu((left @ right) * scale + shift), name="y")
-    plan = await graph.build()
+    result = graph.relu((left @ right) * scale + shift)
+    graph.output(result, name="y")
+    plan = await graph.build(result)
     assert (plan.inputs, plan.outputs, plan.scalars) == (("x", "w", "b"), ("y",), ("scale",))
     refs = {name: await device.put(array) for name, array in (("x", x), ("w", w), ("b", b))}
     for factor in (0.5, -2.0):  # the plan stays
@@ -57,15 +58,37 @@ async def test_a_graph_of_images_with_channels_last(device: Device) -> None:
     images = graph.tensor((2, 8, 6, 5), "float32", channels_last=True)
     filters = graph.tensor((16, 8, 1, 1), "float32", channels_last=True)
     y = graph.conv(images, filters)
-    graph.output(y)
-    graph.output(graph.reduction(y, mode="ADD", axes=(0, 2, 3)))
-    plan = await graph.build()
+    plan = await graph.build(y, graph.reduction(y, mode="ADD", axes=(0, 2, 3)))
     got, total = await plan(input0=await device.put(x), input1=await device.put(w))
     exact = x.astype(float) @ w[:, 0, 0].T
     assert (got.shape, total.shape) == ((2, 6, 5, 16), (1, 1, 1, 16))
     np.testing.assert_allclose(await device.get(got), exact, rtol=1e-4, atol=1e-4)
     sums = exact.sum((0, 1, 2))
     np.testing.assert_allclose((await device.get(total)).ravel(), sums, rtol=1e-3, atol=1e-3)
+
+
+async def test_outputs_come_in_the_order_in_which_build_is_given_them(device: Device) -> None:
+    graph, elsewhere = device.dnn.graph(), device.dnn.graph()
+    x = graph.tensor((2,), "float32", name="x")
+    left, right = graph.relu(x), graph.neg(x)
+    graph.output(left, name="left", dtype="float16")
+    with pytest.raises(ValueError, match="the graph has others: left"):
+        await graph.build(right)
+    for nodes, error, message in (
+        ((left, left), ValueError, "every output can be given once"),
+        ((right, left, x), ValueError, "is not computed in this graph"),
+        ((left, 3.0), TypeError, "must be a tensor of the graph"),
+        ((left, elsewhere.tensor((2,), "float32")), ValueError, "belongs to another graph"),
+    ):
+        with pytest.raises(error, match=message):
+            await graph.build(*nodes)
+    assert (await graph.build()).outputs == ("left",)  # what was refused has changed nothing
+    plan = await graph.build(right, left)
+    assert plan.outputs == ("output1", "left")
+    made = await plan(x=await device.put(np.array([-1, 2], np.float32)))
+    found = [await device.get(ref) for ref in made]
+    assert [array.tolist() for array in found] == [[1, -2], [0, 2]]
+    assert [array.dtype.name for array in found] == ["float32", "float16"]
 
 
 async def test_what_a_graph_does_not_take(device: Device) -> None:
@@ -76,7 +99,7 @@ async def test_what_a_graph_does_not_take(device: Device) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         graph.tensor((2, 0), "float32")
     with pytest.raises(AttributeError, match="no operation 'cosh'"):
-        graph.cosh(x)
+        graph.cosh(x)  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="reduction needs mode"):
         graph.reduction(x, axes=(0,))
     with pytest.raises(TypeError, match="relu has no slope"):

@@ -211,8 +211,7 @@ async def test_what_cudnn_refuses_when_it_is_built_is_computed_all_the_same(
     device.dnn.autotune = tuned
     graph = device.dnn.graph()
     x = graph.tensor((4,), "int64", name="x")
-    graph.output(graph.relu(x * 0.5))
-    plan = await graph.build()
+    plan = await graph.build(graph.relu(x * 0.5))
     made = await plan(x=await device.put(np.array([-2, 3, 2**40, 7], np.int64)))
     assert (await device.get(made)).tolist() == [0, 1.5, 2**39, 3.5]
 
@@ -238,10 +237,11 @@ async def test_booleans_in_memory_are_not_given_to_cudnn(
     x = graph.tensor((3, 40), "float32", name="x")
     column = graph.gen_index(x, axis=1)
     length = graph.tensor((3, 1), "int32", name="length")
-    graph.output(graph.binary_select(x, -1.0, graph.cmp_lt(column, length)))
-    graph.output(graph.binary_select(x, 0.0, graph.cmp_gt(x, 0.5)))
-    graph.output(graph.cmp_gt(x, 0.5))
-    plan = await graph.build()
+    plan = await graph.build(
+        graph.binary_select(x, -1.0, graph.cmp_lt(column, length)),
+        graph.binary_select(x, 0.0, graph.cmp_gt(x, 0.5)),
+        graph.cmp_gt(x, 0.5),
+    )
     rng = np.random.default_rng(1)
     array, lengths = rng.random((3, 40), np.float32), np.array([[3], [40], [17]], np.int32)
     made = await plan(x=await device.put(array), length=await device.put(lengths))
@@ -258,10 +258,11 @@ async def test_gaps_between_elements_are_not_given_to_cudnn(
 ) -> None:
     """It reads the elements as if they lay side by side."""
     graph = device.dnn.graph()
-    graph.output(graph.abs(graph.tensor((4, 8), "float32", name="x", strides=(32, 4))))
-    graph.output(graph.neg(graph.tensor((4, 8), "float32", name="y", strides=(32, 1))))
-    graph.output(graph.exp(graph.tensor((32, 4), "float32", name="z", strides=(1, 32))))
-    plan = await graph.build()
+    plan = await graph.build(
+        graph.abs(graph.tensor((4, 8), "float32", name="x", strides=(32, 4))),
+        graph.neg(graph.tensor((4, 8), "float32", name="y", strides=(32, 1))),
+        graph.exp(graph.tensor((32, 4), "float32", name="z", strides=(1, 32))),
+    )
     rows = np.arange(128, dtype=np.float32).reshape(4, 32) / 128
     x, y, z = [
         await device.get(m) for m in await plan(**dict.fromkeys("xyz", await device.put(rows)))
@@ -277,9 +278,10 @@ async def test_a_product_needs_rows_or_columns_that_lie_side_by_side(
 ) -> None:
     graph = device.dnn.graph()
     b = graph.tensor((1, 4, 2), "float16", name="b")
-    graph.output(graph.matmul(graph.tensor((1, 3, 4), "float16", name="a", strides=(48, 16, 4)), b))
-    graph.output(graph.matmul(graph.tensor((1, 3, 4), "float16", name="c", strides=(48, 16, 1)), b))
-    plan = await graph.build()
+    plan = await graph.build(
+        graph.matmul(graph.tensor((1, 3, 4), "float16", name="a", strides=(48, 16, 4)), b),
+        graph.matmul(graph.tensor((1, 3, 4), "float16", name="c", strides=(48, 16, 1)), b),
+    )
     rng = np.random.default_rng(1)
     rows, b_ = rng.random((1, 3, 16)).astype("f2"), rng.random((1, 4, 2)).astype("f2")
     ref = await device.put(rows)
@@ -360,8 +362,7 @@ async def test_integers_are_not_given_to_cudnn(device: Device, offered: list[lis
     """It would compute them in single precision."""
     graph = device.dnn.graph()
     x = graph.tensor((2, 3), "int32", name="x")
-    graph.output(graph.relu((x * x + 1) * 0.5))
-    plan = await graph.build()
+    plan = await graph.build(graph.relu((x * x + 1) * 0.5))
     array = np.array([[2**24 + 1, 2, -3], [0, 2**15, 2**31 - 1]], np.int32)
     made = await device.get(await plan(x=await device.put(array)))
     whole = array * array + 1
