@@ -55,8 +55,8 @@ def require_made_on(made: object, device: Home) -> None:
         )
     if facade._library:
         raise TypeError(
-            f"device.{facade._library} is a library, and was not made by a library; it is there "
-            f"already, as the attribute {facade._library!r} of what was to use it"
+            f"{facade._library} is a library itself, not what one has made; what was to use it has "
+            f"it already, as its attribute {facade._library!r}"
         )
     if home is not device:
         raise TypeError(

@@ -83,3 +83,64 @@ async def test_a_librarys_actor_takes_its_own_requests_alone(device: Device) -> 
         await device.blas.ref.ask(launch)
     await device.nvrtc.ref.ask(launch)
     assert (await device.get(await device.fft.ref.ask(request))).tolist() == [4, 0, 0, 0]
+
+
+# --- given where something else is wanted ----------------------------------------------------
+
+
+@on_shared
+async def test_a_library_is_nothing_that_it_has_made(device: Device) -> None:
+    async with device.batch() as batch:
+        for library in (device.rng, batch.rng, device.requests.rng):
+            for use in (batch, device.requests):
+                using: Any = use.using
+                with pytest.raises(TypeError, match=r"rng is a library itself.*as its attribute"):
+                    using(library)
+        generator: Any = batch.rng.default_rng(seed=1)
+        with pytest.raises(TypeError, match=r"in a batch, .* have it made by the device"):
+            device.requests.using(generator)
+        with pytest.raises(TypeError, match="GpuRef was not made by a library"):
+            batch.using(batch.put(EYE))  # type: ignore[call-overload]
+
+
+@on_shared
+async def test_a_request_is_not_awaited(device: Device) -> None:
+    x = await device.put(EYE)
+    request: Any = device.requests.blas.gemm(x, x)
+    with pytest.raises(TypeError, match=r"blas\.gemm.*device\.blas\.ref\.ask\(request\)"):
+        await request
+    kernel = await device.nvrtc.compile(KERNEL, "nothing", cpu=lambda: None)
+    request = device.requests.using(kernel).launch(1, 1)
+    with pytest.raises(TypeError, match=r"kernel nothing.*batch\.perform\(request\)"):
+        await request
+
+
+def _same(thing: object) -> object:
+    return thing
+
+
+@on_shared
+async def test_a_function_is_not_given_what_is_there_later(device: Device) -> None:
+    x = await device.put(EYE)
+    request = device.requests.blas.gemm(x, x)
+    with pytest.raises(TypeError, match=r"given, the request blas\.gemm, .*carry it out first"):
+        await device.run(_same, {"nested": request})
+    with pytest.raises(TypeError, match=r"given, a coroutine: did you forget `await` before gemm"):
+        await device.run(_same, [device.blas.gemm(x, x)])
+    async with device.batch() as batch:
+        later = batch.run(_same, 1)
+        with pytest.raises(TypeError, match=r"batch\.run has returned.*pass `later\.value`"):
+            batch.run(_same, later)
+        with pytest.raises(TypeError, match=r"given, the request blas\.gemm"):
+            batch.run(_same, request)
+        with pytest.raises(TypeError, match=r"given, a coroutine: did you forget `await`"):
+            batch.run(_same, device.blas.gemm(x, x))
+    with pytest.raises(TypeError, match=r"batch\.run has returned.*pass `later\.value`"):
+        async with device.batch() as batch:
+            later = batch.run(_same, 1)
+            batch.run(_same, {"nested": later})
+    async with device.batch() as batch:
+        later = batch.run(_same, 1)
+    with pytest.raises(TypeError, match=r"batch\.run has returned.*pass `later\.value`"):
+        await device.run(_same, later)
+    assert await device.run(_same, later.value) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypeVar, final
 
 import numpy as np
 import trio
@@ -21,6 +21,7 @@ from ...libraries._library import LaneSpec
 from ...memory import GpuRef
 from ...wire import Copy
 from .._context import MEMORY_LANE
+from .._run import check_is_there
 from ..data._transfer import SMALL, after, as_host_array, bytes_of
 from ._collector import Collector
 
@@ -71,6 +72,13 @@ class Later(Generic[T]):
         if self._value is None:
             raise RuntimeError("there is no result before the batch's block is left, without error")
         return self._value[0]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a function was given what batch.run has returned, which stands for a result that is "
+            "there once the batch's block is left: pass `later.value` then, or have one function "
+            "do both"
+        )
 
 
 @final
@@ -192,6 +200,10 @@ class Batch(Collector):
             Where its result is, once the block is left.
         """
         self._check()
+        for argument in args:
+            check_is_there(argument)
+            if isinstance(argument, Later):
+                argument.__reduce__()
         later: Later[T] = Later()
 
         async def call() -> None:
