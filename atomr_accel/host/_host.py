@@ -224,8 +224,8 @@ def _named(what: str, reference: str) -> Any:
         raise  # says itself what is missing, or may be had the next time
     except Exception as error:
         raise Unsupported(
-            f"{what}, {reference!r}, cannot be loaded in the host: {type(error).__name__}: {error}; "
-            "reinstall or update the package that names it"
+            f"{what}, {reference!r}, cannot be loaded in the host: {type(error).__name__}: "
+            f"{error}; reinstall or update the package that names it"
         ) from error
     return found
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import trio
+import trio.testing
 
-from atomr_accel import open_system
+from atomr_accel import GpuRef, GpuRefStale, open_system
+from atomr_accel.actors import Actor, Backoff, Directive, Message, Supervision, handler
 from atomr_accel.libraries._request import Request
 from atomr_accel.libraries._table import NAMES
-from tests.harness import BACKEND, SECOND, on_shared, opened, program
+from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from atomr_accel import Device
 
 EYE = np.eye(2, dtype=np.float32)
@@ -144,3 +152,98 @@ async def test_a_function_is_not_given_what_is_there_later(device: Device) -> No
     with pytest.raises(TypeError, match=r"batch\.run has returned.*pass `later\.value`"):
         await device.run(_same, later)
     assert await device.run(_same, later.value) == 1
+
+
+# --- what a failed one leaves ----------------------------------------------------------------
+
+
+class Borrow(Message[None]):
+    ref: GpuRef
+
+
+class Lender(Actor):
+    """Fails on all that it is given."""
+
+    @handler
+    async def borrow(self, message: Borrow) -> None:
+        raise KeyError(message.ref.shape)
+
+
+@contextmanager
+def no_garbage_is_collected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _used(device: Device) -> int:
+    while device.statistics().memory.dropped:
+        """Each look frees some."""
+    return device.statistics().memory.used
+
+
+INDEX = 'extern "C" __global__ void index(float* x) {}'
+
+
+def _index(x: Any) -> None:
+    x[1000] = 0
+
+
+@on_shared
+async def test_the_error_of_a_failed_ask_goes_with_what_it_was_asked_for(device: Device) -> None:
+    requests, ref = device.requests.blas, device.blas.ref
+    warm = await device.put(np.ones((4, 4), np.float32))
+    await ref.ask(requests.gemm(warm, warm))
+    stale = await device.put(np.ones((4, 4), np.float32))
+    await device.free(stale)
+    calls: dict[str, tuple[type[Exception], Callable[[GpuRef], Request[Any]]]] = {
+        "refused at once": (ValueError, lambda x: requests.gemm(x, x[:1])),
+        "stale": (GpuRefStale, lambda x: requests.gemm(x, stale)),
+        "of another library": (TypeError, device.requests.fft.fft),
+    }
+    if device.backend == "cpu":
+        kernel = await device.nvrtc.compile(INDEX, "index", cpu=_index)
+        launch = device.requests.using(kernel).launch
+        calls["failed on the lane"] = IndexError, lambda x: launch(1, 1, x)
+    with no_garbage_is_collected():
+        before = _used(device)
+        for what, (expected, make) in calls.items():
+            for _ in range(3):
+                x = await device.put(np.full((4, 4), -1, np.float32))
+                try:
+                    request = make(x)
+                    library = device.nvrtc.ref if request.name == "kernel index" else ref
+                    await library.ask(request)
+                except expected:
+                    pass
+                else:
+                    raise AssertionError(what)
+                del x, request
+                await settled(device)
+                assert _used(device) == before, what
+
+
+@pytest.mark.parametrize("directive", [Directive.RESUME, Directive.RESTART])
+@program
+async def test_the_error_of_an_actor_goes_with_the_message(
+    directive: Directive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is logged refers to the error, and pytest keeps it.
+    monkeypatch.setattr(logging.getLogger("atomr_accel.actors"), "disabled", True)
+    judged = Supervision(decider=lambda _: directive, backoff=Backoff(base=0.0))
+    async with open_system("app", supervision=judged) as system:
+        device = await system.open_device(0, backend=BACKEND)
+        await device.get(await device.put(np.ones(100)))
+        lender = await system.spawn(Lender)
+        with no_garbage_is_collected():
+            before = _used(device)
+            x = await device.put(np.ones(100))
+            with suppress(KeyError):
+                await lender.ask(Borrow(x))
+            del x
+            await trio.testing.wait_all_tasks_blocked()
+            await settled(device)
+            assert _used(device) == before
