@@ -93,6 +93,19 @@ async def test_a_librarys_actor_takes_its_own_requests_alone(device: Device) -> 
     assert (await device.get(await device.fft.ref.ask(request))).tolist() == [4, 0, 0, 0]
 
 
+@on_shared
+async def test_what_is_told_is_in_order_with_what_is_asked_not_with_calls(device: Device) -> None:
+    """As the page on ordering says: a message passes a mailbox, a call does not."""
+    for _ in range(5):
+        x = await device.put(np.ones(3, np.float32))
+        double = device.requests.blas.scal(2.0, x)
+        device.blas.ref.tell(double)
+        assert (await device.get(x)).tolist() in ([1, 1, 1], [2, 2, 2])
+        await device.blas.ref.ask(double)
+        await device.blas.scal(2.0, x)
+        assert (await device.get(x)).tolist() == [8, 8, 8]
+
+
 # --- given where something else is wanted ----------------------------------------------------
 
 
