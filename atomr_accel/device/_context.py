@@ -364,7 +364,9 @@ class Context:
         core.crashes.pop(spec.name, None)
         ours.setblocking(False)
         core.add_lane(spec, index)
-        port = self._ports[spec.name] = Port(spec.name, index, ours, core.in_flight)
+        port = self._ports[spec.name] = Port(
+            spec.name, index, ours, core.in_flight, prompt=core.prompt
+        )
         part = core.place.of_lane(port)
         self._nursery.start_soon(self._run_lane, port, part, name=f"{core.name} lane {spec.name}")
 

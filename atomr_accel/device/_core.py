@@ -120,6 +120,7 @@ class DeviceCore:
         *,
         op_deadline: float | None = None,
         plan: StreamPlan | None = None,
+        prompt: bool = True,
         memory_limit: int | None = None,
     ) -> None:
         self.index: Final = index
@@ -127,6 +128,7 @@ class DeviceCore:
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
+        self.prompt: Final = prompt
         self.memory: Final = MemoryMap(self.name, memory_limit)
         self.memory.owner = self
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)

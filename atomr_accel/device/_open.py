@@ -127,6 +127,7 @@ async def open_device(
     priorities: Mapping[str, int] | None = None,
     completion: Completion | None = None,
     deterministic: bool = False,
+    prompt: bool = True,
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
 
@@ -176,6 +177,11 @@ async def open_device(
             what is fastest: algorithms that differ from run to run, or, where a program asks
             for ``autotune``, those that win a race. With this nothing of the kind is done, and
             ``autotune`` is a ``ValueError``. Small products and some gradients take longer.
+        prompt: send ops and take answers between the turns of trio's loop, as an instrument
+            of it, and have the interpreter's switch interval short while ops are in flight
+            (unless the program has set one of its own). With False tasks do the former, and
+            the interval stays as it is: answers come a turn later, and beside a thread that
+            computes up to 5 ms.
 
     Raises:
         RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
@@ -206,6 +212,7 @@ async def open_device(
         "priorities": priorities,
         "completion": completion,
         "deterministic": deterministic,
+        "prompt": prompt,
     }
     # A device that is lost ends its system, and the error is that of the device.
     alone = Supervision(decider=_escalate, escalation=lambda _name, cause: cause)
@@ -272,6 +279,7 @@ async def _open_in(
         op_deadline=given["op_deadline"],
         memory_limit=given["memory_limit"],
         pinned_limit=given["pinned_limit"],
+        prompt=given["prompt"],
     )
     plan = stream_plan(
         streams=given["streams"],
@@ -317,6 +325,7 @@ async def _spawn(
         op_deadline=given["op_deadline"],
         plan=plan,
         memory_limit=given["memory_limit"],
+        prompt=given["prompt"],
     )
     core.pinned = Pinned(core, given["pinned_limit"])
     core.exports = Exports(core)

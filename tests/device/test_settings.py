@@ -56,6 +56,7 @@ SECONDS = ("restart_period", "op_deadline")
         ({"index": None}, TypeError, "index must be a whole number, not None"),
         ({"backend": None}, TypeError, "backend must be a name, such as 'auto', not None"),
         ({"backend": 0}, TypeError, "backend must be a name, such as 'auto', not 0, of type int"),
+        ({"prompt": 1}, TypeError, "prompt must be True or False, not 1, of type int"),
         ({"isolation": "fibre"}, ValueError, "must be 'process' or 'thread', not 'fibre'"),
         ({"isolation": True}, TypeError, "isolation must be 'process' or 'thread', not True"),
         ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),
