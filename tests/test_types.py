@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, assert_type
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRef
+from atomr_accel import Device, GpuRef, System
 from atomr_accel.device.batches._batch import Later
 from atomr_accel.libraries._op import Awaited, Collected, Described
 from atomr_accel.libraries._request import Request
@@ -22,9 +22,6 @@ from atomr_accel.libraries.nvrtc._facade import Kernel
 from atomr_accel.libraries.rng._generator import Generator
 
 from .harness import BACKEND, on_shared
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = [pytest.mark.gpu] if BACKEND == "cuda" else []
 
@@ -92,6 +89,15 @@ async def test_on_a_device_calls_are_awaited(device: Device) -> None:
     assert assert_type(await kernel.launch(1, 1, a), None) is None
     assert_type(await device.zeros(3), GpuRef)
     assert assert_type(await device.get(a), np.ndarray[Any, Any])[0, 0] == 2
+
+
+@on_shared
+async def test_the_system_of_a_device_opens_devices(device: Device) -> None:
+    system = assert_type(device.system, System)
+    assert isinstance(system, System)
+    other = assert_type(await system.open_device(0, backend=BACKEND, name="other"), Device)
+    await other.ref.stop()
+    assert other.closed
 
 
 @on_shared

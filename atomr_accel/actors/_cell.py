@@ -450,6 +450,7 @@ class Cell(Node):
             ended = not self._halted and not failures
             restarting = ended and self._restart is RestartType.PERMANENT
             current.fail(self._interrupted(restarting=restarting) if failure is None else failure)
+            del current, failure  # the traceback has this frame in it
         if self._leaving and self.parent.supervisor is not None:
             self.parent.supervisor._stop_soon(self.name)
         self.inbox.task = None

@@ -9,6 +9,7 @@ import trio
 from ._deciders import leaves
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 
@@ -19,6 +20,7 @@ class PlainNursery:
     What leaves the block is what went wrong: the one exception, with its traceback, its cause
     and its context; or, where several things failed, a group of them. Only the group that this
     nursery itself would make is taken off: a group that somebody raised inside stays what it is.
+    What the block itself raised is told once: what failed because of the very same adds nothing.
     Whether the program runs trio with strict exception groups makes no difference.
 
     A cancellation beside a failure is dropped, as it is where a failure replaces it in a
@@ -43,7 +45,7 @@ class PlainNursery:
         try:
             return bool(await self._manager.__aexit__(kind, error, traceback))
         except BaseExceptionGroup as group:
-            failure = plain(group)
+            failure = plain(group if error is None else _told_once(group, error))
         try:
             if failure is error or _is_copy(failure, error):
                 return False  # it goes on as if there were no nursery
@@ -62,6 +64,34 @@ def plain(group: BaseExceptionGroup[BaseException]) -> BaseException:
     if not failures:
         return group.exceptions[0]
     return failures[0] if len(failures) == 1 else group
+
+
+def _told_once(
+    group: BaseExceptionGroup[BaseException], error: BaseException
+) -> BaseExceptionGroup[BaseException]:
+    """The group without what failed because of the very error that the body raised.
+
+    Such as a supervisor that gave up because of a failure that ``ask`` has told the body, too.
+    """
+    own = [part for part in group.exceptions if part is error or _is_copy(part, error)]
+    told = set(map(id, leaves(error)))
+    others = [part for part in group.exceptions if told.isdisjoint(map(id, _causes(part)))]
+    if not own or len(others) + 1 == len(group.exceptions):
+        return group
+    return group.derive([own[0], *others]).with_traceback(group.__traceback__)
+
+
+def _causes(failure: BaseException) -> Iterator[BaseException]:
+    """All that is in a failure, and what it was raised from."""
+    seen: set[int] = set()
+    todo = [*leaves(failure)]
+    while todo:
+        part = todo.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            if part.__cause__ is not None:
+                todo += leaves(part.__cause__)
 
 
 def _is_copy(failure: BaseException, error: BaseException | None) -> bool:

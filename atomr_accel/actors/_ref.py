@@ -120,7 +120,11 @@ class ActorRef(metaclass=NoPublicConstructor):
         self._cell.line_up(sending, urgent=urgent)
         await trio.lowlevel.wait_task_rescheduled(sending.abort)
         if sending.error is not None:
-            raise sending.error
+            error, sending.error = sending.error, None
+            try:
+                raise error
+            finally:
+                del error
 
     @trio.lowlevel.enable_ki_protection
     async def ask(self, message: Message[R], *, urgent: bool = False) -> R:
@@ -170,10 +174,12 @@ class ActorRef(metaclass=NoPublicConstructor):
                 trio.lowlevel.reschedule(receiver)
         await trio.lowlevel.wait_task_rescheduled(ask.abort)
         if ask.error is not None:
+            # Who asked takes it: the frames it has come through refer to what they answered.
+            error, ask.error = ask.error, None
             try:
-                raise ask.error
+                raise error
             finally:
-                del ask  # the traceback has this frame in it
+                del error  # the traceback has this frame in it
         return ask.value  # type: ignore[no-any-return]
 
     async def stop(self) -> None:

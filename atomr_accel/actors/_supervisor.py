@@ -351,6 +351,7 @@ class Supervisor(metaclass=NoPublicConstructor):
     async def _run(self, slot: _Slot, scope: trio.CancelScope) -> None:
         """The task of a child, from one start to the exit that belongs to it."""
         failure: BaseException | None = None
+        actions: list[Action] = []
         status = _TaskStatus(self, slot, scope)
         # Actors look after their own protection, and there are many of them: spare a frame.
         run = slot.spec.run if self._family is not None else partial(_unprotected, slot.spec.run)
@@ -384,7 +385,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             self._perform(actions)
         finally:
             # The traceback of the failure has this frame in it.
-            del failure
+            del failure, actions
 
     # --- actions of the machine
 

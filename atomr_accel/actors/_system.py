@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import trio
 
@@ -102,6 +102,18 @@ class ActorSystem(metaclass=NoPublicConstructor):
 
     def __repr__(self) -> str:
         return f"<ActorSystem {self.name!r}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = ""
+            if name == "open_device":
+                hint = "; open_system of atomr_accel gives a System, which has open_device"
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{hint}",
+                name=name,
+                obj=self,
+            )
 
     async def spawn(
         self,

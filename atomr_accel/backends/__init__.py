@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+__all__ = ["Backend", "Capabilities"]
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:

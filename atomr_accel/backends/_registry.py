@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from .._errors import DeviceUnavailable
 from . import Backend
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "atomr_accel.backends"
 
@@ -28,20 +31,30 @@ def find_backend(name: str) -> Backend:
     """The backend of that name.
 
     Raises:
-        DeviceUnavailable: no installed package provides it.
+        DeviceUnavailable: no installed package provides it, or what does cannot be loaded.
         TypeError: what is provided under that name is no backend.
     """
     if name in BUILT_IN:
-        return _checked(name, resolve_name(BUILT_IN[name]))
+        backend: Backend = resolve_name(BUILT_IN[name])
+        return backend
     others = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name in others:
-        return _checked(name, others[name].load())
+        return _load(others[name])
     # Once each: those that come with the package are entry points of it, too.
     names = ", ".join(map(repr, dict.fromkeys(["auto", *BUILT_IN, *others])))
     raise DeviceUnavailable(f"there is no backend {name!r}; expected one of {names}")
 
 
-def _checked(name: str, backend: object) -> Backend:
+def _load(entry: EntryPoint) -> Backend:
+    of = "" if entry.dist is None else f" of {entry.dist.name} {entry.dist.version}"
+    where = f"the entry point '{entry.name} = {entry.value}' of group {GROUP}{of}"
+    try:
+        backend = entry.load()
+    except Exception as error:
+        raise DeviceUnavailable(
+            f"{where} cannot be loaded: {type(error).__name__}: {error}; reinstall or update the "
+            "package that brings it"
+        ) from error
     if not isinstance(backend, Backend):
-        raise TypeError(f"entry point {name!r} of {GROUP} is {backend!r}, not a Backend")
+        raise TypeError(f"{where} is {backend!r}, not a Backend")
     return backend

@@ -25,6 +25,7 @@ from ..libraries._request import Pending, Request, perform, result, submit
 from ..libraries._table import NAMES
 from ._context import Context
 from ._failures import is_passing
+from ._place import LIBRARY_OF
 from ._standby import Standby
 
 if TYPE_CHECKING:
@@ -108,12 +109,16 @@ class LibraryActor(Actor):
 
     def __init__(self, core: DeviceCore, name: str) -> None:
         self._core = core
+        self._name = name
         self._last: _Turn | None = None
         core.place.add_library(name, self._cell)
 
     @side_by_side(Request)
     def execute(self, request: Request[T]) -> Coroutine[Any, Any, T]:
         """Submit a request; at once, if nothing has to be waited for."""
+        library = LIBRARY_OF.get(request.lane.name)
+        if library != self._name:
+            return _fail(self._not_ours(request.name, library))
         if self._last is None or (self._last.before is None and self._last.over.is_set()):
             self._last = None
             try:
@@ -125,6 +130,14 @@ class LibraryActor(Actor):
         self._last = turn = _Turn(self._last)
         return self._execute(request, turn)
 
+    def _not_ours(self, request: str, library: str | None) -> TypeError:
+        whose = "none of the libraries" if library is None else f"device.{library}"
+        where = "" if library is None else f"; send it to device.{library}.ref"
+        return TypeError(
+            f"{request} is a request of {whose}, and was sent to {self.ref.path}, which carries "
+            f"out those of device.{self._name}{where}"
+        )
+
     async def _execute(self, request: Request[T], turn: _Turn) -> T:
         try:
             await turn.wait()
@@ -135,4 +148,7 @@ class LibraryActor(Actor):
 
 async def _fail(error: Exception) -> Any:
     await trio.lowlevel.checkpoint()
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # the traceback has this frame in it

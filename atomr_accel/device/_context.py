@@ -181,7 +181,8 @@ class Context:
         errors = sorted(_leaves(failures), key=_is_echo)
         for error in errors:
             if not isinstance(error, (AccelError, StickyFault, OSError, MemoryError)):
-                return failures  # nothing that happens to devices: show all of it
+                # Nothing that happens to devices: show all of it.
+                return failures if len(errors) > 1 else error
         first = errors[0]
         name, starting = self._core.name, self._starting
         where = f"starting lane {starting!r}" if starting is not None else "opening the context"
@@ -364,7 +365,9 @@ class Context:
         core.crashes.pop(spec.name, None)
         ours.setblocking(False)
         core.add_lane(spec, index)
-        port = self._ports[spec.name] = Port(spec.name, index, ours, core.in_flight)
+        port = self._ports[spec.name] = Port(
+            spec.name, index, ours, core.in_flight, prompt=core.prompt
+        )
         part = core.place.of_lane(port)
         self._nursery.start_soon(self._run_lane, port, part, name=f"{core.name} lane {spec.name}")
 

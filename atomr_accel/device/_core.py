@@ -121,6 +121,7 @@ class DeviceCore:
         *,
         op_deadline: float | None = None,
         plan: StreamPlan | None = None,
+        prompt: bool = True,
         memory_limit: int | None = None,
     ) -> None:
         self.index: Final = index
@@ -128,6 +129,7 @@ class DeviceCore:
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
+        self.prompt: Final = prompt
         self.memory: Final = MemoryMap(self.name, memory_limit)
         self.memory.owner = self
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
@@ -166,9 +168,7 @@ class DeviceCore:
         self.scratch: Final[weakref.WeakKeyDictionary[Workspaces, WorkspaceSet]] = (
             weakref.WeakKeyDictionary()
         )
-        self.memory_lane: Final = LaneSpec(
-            "memory", {backend.name: backend.memory}, blocks=True
-        )
+        self.memory_lane: Final = LaneSpec("memory", {backend.name: backend.memory}, blocks=True)
         self.being_sealed: Final[Counter[Block]] = Counter()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
 

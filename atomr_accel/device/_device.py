@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from ..actors import ActorRef, ActorSystem, SupervisorStatistics
+    from ..actors import ActorRef, SupervisorStatistics
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import MemoryStatistics
     from ..wire import DeviceInfo
     from ._core import DeviceCore, Startup
+    from ._open import System
     from ._run import OnDevice
 
 
@@ -150,9 +151,10 @@ class Device(MemoryMethods, Libraries[Awaited]):
         return self._ref
 
     @property
-    def system(self) -> ActorSystem:
+    def system(self) -> System:
         """The system of actors that the device belongs to."""
-        return self._ref._cell.system
+        system: Any = self._ref._cell.system  # only a System opens devices
+        return system  # type: ignore[no-any-return]
 
     # --- functions ---------------------------------------------------------------------------
 

@@ -49,7 +49,8 @@ _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0
 class System(ActorSystem):
     """A tree of actors that devices can be part of. ``atomr_accel.open_system`` makes one.
 
-    It is all that ``ActorSystem`` is.
+    It is all that ``ActorSystem`` is. What an actor has as ``self.system`` is one, too, where
+    such a system has spawned it; ``assert isinstance(self.system, System)`` tells type checkers.
     """
 
     _made_by: ClassVar[str] = "atomr_accel.open_system(name)"
@@ -126,6 +127,7 @@ async def open_device(
     priorities: Mapping[str, int] | None = None,
     completion: Completion | None = None,
     deterministic: bool = False,
+    prompt: bool = True,
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
 
@@ -177,6 +179,11 @@ async def open_device(
             what is fastest: algorithms that differ from run to run, or, where a program asks
             for ``autotune``, those that win a race. With this nothing of the kind is done, and
             ``autotune`` is a ``ValueError``. Small products and some gradients take longer.
+        prompt: send ops and take answers between the turns of trio's loop, as an instrument
+            of it, and have the interpreter's switch interval short while ops are in flight
+            (unless the program has set one of its own). With False tasks do the former, and
+            the interval stays as it is: answers come a turn later, and beside a thread that
+            computes up to 5 ms.
 
     Raises:
         RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
@@ -207,6 +214,7 @@ async def open_device(
         "priorities": priorities,
         "completion": completion,
         "deterministic": deterministic,
+        "prompt": prompt,
     }
     # A device that is lost ends its system, and the error is that of the device.
     alone = Supervision(decider=_escalate, escalation=lambda _name, cause: cause)
@@ -273,6 +281,7 @@ async def _open_in(
         op_deadline=given["op_deadline"],
         memory_limit=given["memory_limit"],
         pinned_limit=given["pinned_limit"],
+        prompt=given["prompt"],
     )
     plan = stream_plan(
         streams=given["streams"],
@@ -318,6 +327,7 @@ async def _spawn(
         op_deadline=given["op_deadline"],
         plan=plan,
         memory_limit=given["memory_limit"],
+        prompt=given["prompt"],
     )
     core.pinned = Pinned(core, given["pinned_limit"])
     core.exports = Exports(core)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from ..actors import ChildState
 from ..actors._part import place
+from ..libraries._table import NAMES
 
 if TYPE_CHECKING:
     from ..actors import ActorRef, Supervisor
@@ -15,8 +16,15 @@ if TYPE_CHECKING:
     from ..lanes import Port
     from ._core import DeviceCore
 
-_LANES: Final = {"dnn": ("dnn", "dnn-plans"), "nvrtc": ("nvrtc", "kernels")}
-"""The lanes of a library, where they are not one of its name."""
+_LANES: Final = {
+    **{name: (name,) for name in NAMES},
+    "dnn": ("dnn", "dnn-plans"),
+    "nvrtc": ("nvrtc", "kernels"),
+}
+"""The lanes of each library."""
+
+LIBRARY_OF: Final = {lane: library for library, lanes in _LANES.items() for lane in lanes}
+"""The library of each lane."""
 
 
 @final
@@ -76,7 +84,7 @@ class Place:
 
     def add_library(self, name: str, cell: Cell) -> None:
         """Show a library."""
-        cell.shown = partial(self._seen_library, _LANES.get(name, (name,)))
+        cell.shown = partial(self._seen_library, _LANES[name])
 
     def _seen_library(self, lanes: tuple[str, ...], own: Condition) -> Condition:
         ports = self._core.ports

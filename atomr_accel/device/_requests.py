@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
 
 from ..libraries._library import Home
 from ..libraries._op import Described
+from ..libraries._origin import require_made_on
 from ..libraries._table import Libraries
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ class Requests(Libraries[Described]):
         Raises:
             TypeError: it is nothing that a library of this device has made.
         """
-        if getattr(made, "_device", None) is not self._core:
-            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
+        require_made_on(made, self._core)
         described: Facade[Described] = made._on(self)
         return described
 

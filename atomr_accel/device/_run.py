@@ -19,6 +19,7 @@ from .._dtypes import DTYPES
 from .._errors import GpuRefStale, said_of
 from ..libraries._arguments import require_readable
 from ..libraries._library import LaneSpec
+from ..libraries._request import Request
 from ..libraries.run.wire._messages import (
     Buffer,
     Call,
@@ -95,8 +96,7 @@ class _Packed:
 
     def _take(self, thing: Any) -> int | None:
         if type(thing) is not GpuRef:
-            if isinstance(thing, CoroutineType):
-                raise TypeError(f"cannot pickle a {said_of(thing)}")
+            check_is_there(thing)
             return None
         self.refs.append(thing)
         return len(self.refs) - 1
@@ -397,6 +397,22 @@ def _check_plain(what: str, function: object) -> None:
         raise TypeError(
             f"{what} takes a plain function, not {kind}: {function!r} would run in the host, "
             "where there is no trio; call it here, or make it an ordinary `def` that returns"
+        )
+
+
+def check_is_there(argument: object) -> None:
+    """An argument of a function is something, and not what is yet to become something.
+
+    Raises:
+        TypeError: it is; how to have it before.
+    """
+    if isinstance(argument, CoroutineType):
+        raise TypeError(f"cannot pickle what the function was given, a {said_of(argument)}")
+    if isinstance(argument, Request):
+        raise TypeError(
+            f"cannot pickle what the function was given, the request {argument.name}, which is no "
+            "result: carry it out first, as in `x = await device.blas.ref.ask(request)`, and pass "
+            "that"
         )
 
 

@@ -47,6 +47,7 @@ class DeviceSettings(TypedDict, total=False):
     priorities: Mapping[str, int] | None
     completion: Completion | None
     deterministic: bool
+    prompt: bool
 
 
 _LANES: Final = (MEMORY_LANE, *LANES, "programs", "run")
@@ -64,6 +65,7 @@ def check_settings(
     op_deadline: object,
     memory_limit: object,
     pinned_limit: object,
+    prompt: object,
 ) -> None:
     """Refuse what ``open_device`` cannot mean.
 
@@ -88,6 +90,8 @@ def check_settings(
     if memory_limit is not None:
         _whole_number("memory_limit", memory_limit, unit=" of bytes")
     _whole_number("pinned_limit", pinned_limit, unit=" of bytes")
+    if not isinstance(prompt, bool):
+        raise TypeError(f"prompt must be True or False, not {_said(prompt)}")
 
 
 def stream_plan(

@@ -15,10 +15,11 @@ import socket
 import sys
 import threading
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
+from .._errors import AccelError, Unsupported
 from ..wire import (
     ControlRequest,
     CreateManaged,
@@ -136,12 +137,13 @@ class Host:
         match request:
             case Open():
                 self._plan = request.plan
-                self._context = resolve_name(request.backend)(request.index, request.plan)
+                context = _named("the backend's context", request.backend)
+                self._context = context(request.index, request.plan)
                 self._context.map_pinned(0, brought[0], request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
-                    preload = getattr(resolve_name(reference), "preload", None)
+                    preload = getattr(_named("an executor", reference), "preload", None)
                     if preload is not None:
                         preload()
             case OpenLane():
@@ -175,7 +177,8 @@ class Host:
 
         def new_slot(number: int) -> StreamSlot:
             stream = self._context.open_lane(request.name, number if shares else None)
-            executor = resolve_name(request.executor)(self._context, stream)
+            kind = _named(f"the executor of lane {request.name}", request.executor)
+            executor = kind(self._context, stream)
             fuse = not self._plan.deterministic
             shared = number if shares else None
             return StreamSlot(self._context, stream, executor, shared, fuse=fuse)
@@ -220,6 +223,26 @@ class Host:
         done.wait()
         if failed:
             raise failed[0]
+
+
+def _named(what: str, reference: str) -> Any:
+    """The class that a backend or a library names as ``module:class``.
+
+    Raises:
+        Unsupported: it is not there.
+    """
+    try:
+        found = resolve_name(reference)
+        if not callable(found):
+            raise TypeError(f"it is a {type(found).__name__}, not a class")
+    except (AccelError, OSError, MemoryError):
+        raise  # says itself what is missing, or may be had the next time
+    except Exception as error:
+        raise Unsupported(
+            f"{what}, {reference!r}, cannot be loaded in the host: {type(error).__name__}: "
+            f"{error}; reinstall or update the package that names it"
+        ) from error
+    return found
 
 
 def _buffer_lines() -> None:

@@ -558,4 +558,3 @@ def _delay_of(index: int) -> Callable[[], None] | None:
             time.sleep(numbers.random() * seconds)
 
     return delay
-

@@ -211,11 +211,20 @@ class Port:
         index: its number in dependencies.
         sock: the program's end of its socket, non-blocking.
         in_flight: the device's ops in flight by sequence number, shared by its lanes.
+        prompt: whether to send and receive between the turns of trio's loop, and to have the
+            interpreter's switch interval short meanwhile; otherwise its tasks do that.
     """
 
     def __init__(
-        self, name: str, index: int, sock: socket.socket, in_flight: dict[int, Op]
+        self,
+        name: str,
+        index: int,
+        sock: socket.socket,
+        in_flight: dict[int, Op],
+        *,
+        prompt: bool = True,
     ) -> None:
+        self._prompt = prompt
         self.name = name
         self.index = index
         self._sock = sock
@@ -273,7 +282,7 @@ class Port:
         if before:
             several = (before,) if isinstance(before, int) else before
             op.dependencies = tuple([(in_flight[seq].port.index, seq) for seq in several])
-        if not in_flight:
+        if not in_flight and self._prompt:
             shorten_switch_interval()
         in_flight[seq] = op
         self._submitted += 1
@@ -354,7 +363,8 @@ class Port:
                 suspected op; the port does nothing more afterwards.
         """
         self._on_fault = on_fault
-        self._flusher = turns = LoopFlusher.join(self)
+        if self._prompt:
+            self._flusher = LoopFlusher.join(self)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
@@ -369,7 +379,8 @@ class Port:
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
-            turns.leave(self)
+            if self._flusher is not None:
+                self._flusher.leave(self)
             self._over.set()
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
@@ -394,6 +405,9 @@ class Port:
             await self._full.wait()
             if self._failure is not None:
                 raise self._failure
+            if not self._prompt:  # it was woken to send: in a turn after that of who submitted
+                self._due = 0
+                self.send()
 
     async def _see_frames_complete(self) -> None:
         """A frame that is never complete is a fault. Sleeps for as long as none is cut."""
@@ -415,7 +429,9 @@ class Port:
     # --- between turns of the loop ----------------------------------------------------
 
     def _send_soon(self) -> None:
-        if self._flusher is not None and not self._sends_soon and not self._ended:
+        if not self._prompt:
+            self.wake_writer()
+        elif self._flusher is not None and not self._sends_soon and not self._ended:
             self._sends_soon = True
             self._flusher.send_soon(self)
 
@@ -490,9 +506,7 @@ class Port:
     def _take_small(self, bunch: MultiFrame, most: int) -> None:
         """Encode the ops at the head of the queue at once, unless one needs a closer look."""
         ops = list(islice(self._outbox, most))
-        payloads: list[object] = [
-            (op.seq, op.dependencies, op.payload or op.message) for op in ops
-        ]
+        payloads: list[object] = [(op.seq, op.dependencies, op.payload or op.message) for op in ops]
         if any(op.message.bulky for op in ops):
             return
         with contextlib.suppress(Exception):  # then one by one, to find out which
@@ -606,7 +620,7 @@ class Port:
         """The op is over: let go of its buffers."""
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
-        if not in_flight:
+        if not in_flight and self._prompt:
             restore_switch_interval()
         self._count -= 1
         for block in op.reads:

@@ -28,6 +28,7 @@ from typing import (
 
 import trio
 
+from ._origin import bound
 from ._request import perform, send
 from ._traces import Traces
 
@@ -114,7 +115,7 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
         @functools.wraps(make)
         def described(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
-            return make(facade, *args, **kwargs)
+            return bound(make(facade, *args, **kwargs), facade._device.memory)
 
         signature = inspect.signature(make)
         result = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")

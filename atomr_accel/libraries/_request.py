@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar, final
 
 import msgspec
 import trio
@@ -131,6 +131,15 @@ class Request(Message[T], Generic[T], frozen=True):
     lane: LaneSpec
     name: str
     prepare: Callable[[Driver], Submission[T]]
+
+    if not TYPE_CHECKING:  # to type checkers, it is nothing to be awaited
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(
+                f"{self.name} is a request, which is sent and not awaited itself: to its library's "
+                "actor, as in `await device.blas.ref.ask(request)`, or in a batch by "
+                "`batch.perform(request)`"
+            )
 
 
 class Pending(Exception):

@@ -229,7 +229,6 @@ def signature(
     return tuple(parts), refs
 
 
-
 @final
 class Traces:
     """What calls of a facade come to, by their signatures; shared by all its copies."""

@@ -50,9 +50,7 @@ class Kept(Block, eq=False):
             self.let_go.append((self.epoch, self.release))
 
 
-def keep(
-    memory: MemoryMap, let_go: deque[tuple[Epoch | None, Release]], release: Release
-) -> Kept:
+def keep(memory: MemoryMap, let_go: deque[tuple[Epoch | None, Release]], release: Release) -> Kept:
     """What stands for something of the present generation.
 
     Args:

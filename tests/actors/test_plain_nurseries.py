@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from atomr_accel.actors import (
     Actor,
     ChildSpec,
     Directive,
+    Group,
     Intensity,
     Message,
     Supervision,
@@ -212,6 +214,59 @@ def test_a_failing_body_beside_a_failing_system_makes_a_group(strict: bool) -> N
 
     with pytest.RaisesGroup(KeyError, SupervisionFailed):
         run(strict, main)
+
+
+@pytest.mark.parametrize("escalation", [None, lambda _name, cause: cause], ids=["gives up", "same"])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_failure_that_the_body_was_told_leaves_once(
+    strict: bool, depth: int, escalation: Any
+) -> None:
+    """Whether the body or the supervisor is first to leave with it."""
+    escalating = Supervision(decider=lambda _: Directive.ESCALATE, escalation=escalation)
+    for turns in range(6):
+        error = Boom()
+
+        async def main(turns: int = turns, error: Boom = error) -> None:
+            async with open_system("demo", supervision=escalating) as system:
+                parent = None
+                for _ in range(depth):
+                    parent = await system.spawn(Group, supervisor=parent, supervision=escalating)
+                frail = await system.spawn(Frail, supervisor=parent)
+                try:
+                    await frail.ask(Fail(error))
+                finally:
+                    with trio.CancelScope(shield=True):
+                        for _ in range(turns):
+                            await trio.lowlevel.checkpoint()
+
+        with pytest.raises(Boom) as info:
+            run(strict, main)
+        assert info.value is error
+
+
+def test_the_bodys_group_of_it_stays_one_and_what_else_failed_is_told() -> None:
+    escalating = Supervision(decider=lambda _: Directive.ESCALATE)
+    error = Boom()
+
+    async def main(more: BaseException | None, wrap: bool) -> None:
+        async with open_system("demo", supervision=escalating) as system:
+            frail = await system.spawn(Frail)
+            try:
+                if wrap:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(frail.ask, Fail(error))
+                else:
+                    await frail.ask(Fail(error))
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.testing.wait_all_tasks_blocked()
+                if more is not None:
+                    raise more
+
+    with pytest.RaisesGroup(pytest.RaisesExc(Boom, check=lambda raised: raised is error)):
+        trio.run(main, None, True)
+    with pytest.RaisesGroup(KeyError, SupervisionFailed):
+        trio.run(main, KeyError(), False)
 
 
 def test_a_supervised_task_that_fails_before_it_starts_is_raised_where_it_is_started(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from atomr_accel import DeviceUnavailable, Unsupported, open_device
+from atomr_accel import AccelError, DeviceUnavailable, Unsupported, open_device
 from atomr_accel.backends import Backend, Capabilities
 from atomr_accel.backends._registry import BUILT_IN, GROUP, find_backend
 from atomr_accel.libraries._library import LaneSpec
@@ -81,8 +82,57 @@ async def test_a_library_names_an_executor_for_it(abacus: Any, isolation: Isolat
 def test_what_no_package_brings_is_said_with_what_there_is(abacus: Any) -> None:
     with pytest.raises(DeviceUnavailable, match=r"'auto', 'cpu', 'cuda'.*'abacus'"):
         find_backend("tpu")
-    with pytest.raises(TypeError, match="not a Backend"):
+    with pytest.raises(
+        TypeError, match=r"'not-a-backend = .*abacus-accel 1\.0 is .*, not a Backend"
+    ):
         find_backend("not-a-backend")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("not-there", "abacus_accel.not_there:BACKEND", "ModuleNotFoundError: No module named"),
+        ("misspelt", "abacus_accel:BACK_END", "AttributeError: .*BACK_END"),
+    ],
+)
+def test_a_broken_entry_point_is_named_with_its_package(
+    abacus: Any, name: str, value: str, why: str
+) -> None:
+    said = (
+        rf"entry point '{name} = {value}' .* abacus-accel 1\.0 cannot be loaded: {why}.*reinstall"
+    )
+    with pytest.raises(DeviceUnavailable, match=said) as info:
+        find_backend(name)
+    assert isinstance(info.value.__cause__, (ImportError, AttributeError))
+
+
+@pytest.mark.parametrize(
+    ("reference", "why"),
+    [
+        ("abacus_accel._nothing:Bead", "ModuleNotFoundError: No module named"),
+        ("abacus_accel._host:Bead", "AttributeError: .*Bead"),
+        ("abacus_accel._host", "it is a module, not a class"),
+        ("no reference", "ValueError"),
+    ],
+)
+@running
+async def test_what_a_backend_names_and_is_not_there_is_said(
+    abacus: Any, monkeypatch: pytest.MonkeyPatch, isolation: Isolation, reference: str, why: str
+) -> None:
+    def brings(**changes: Any) -> None:
+        backend = replace(abacus.BACKEND, **changes)
+        monkeypatch.setattr("atomr_accel.device._open.find_backend", lambda _name: backend)
+
+    for kind, changes in (("context", {"context": reference}), ("memory", {"memory": reference})):
+        brings(**changes)
+        with pytest.raises(AccelError, match=rf"{kind}.*'{reference}', cannot be loaded.*{why}"):
+            async with open_device(0, backend="abacus", isolation=isolation):
+                raise AssertionError("opened")
+    brings(executors={"blas": reference})
+    async with open_device(0, backend="abacus", isolation=isolation) as device:
+        ref = await device.put(np.eye(2))
+        with pytest.raises(Unsupported, match=rf"blas.*'{reference}', cannot be loaded.*{why}"):
+            await device.blas.gemm(ref, ref)
 
 
 def test_an_executor_is_found_by_backend_and_library() -> None:
@@ -111,9 +161,7 @@ def test_entry_points_of_the_project_are_backends() -> None:
 def test_a_backend_says_how_it_differs() -> None:
     cpu, cuda = find_backend("cpu").capabilities, find_backend("cuda").capabilities
     assert cpu == Capabilities(host_memory=True, python_kernels=True)
-    assert cuda == Capabilities(
-        needs_scratch=True, counts_in_int32=True, asynchronous=True
-    )
+    assert cuda == Capabilities(needs_scratch=True, counts_in_int32=True, asynchronous=True)
 
 
 def test_nothing_but_libraries_asks_for_a_backend_by_its_name() -> None:

@@ -33,6 +33,7 @@ from atomr_accel.actors import (
     decide_by_type,
     handler,
 )
+from atomr_accel.actors import open_system as open_actor_system
 from atomr_accel.testing import kill_host, poison
 from tests.harness import BACKEND, cpu_only, opened, program
 
@@ -95,6 +96,21 @@ async def test_a_device_of_its_own_has_a_system_too() -> None:
         assert str(device.system.tree()).startswith("device  system  running")
         with pytest.raises(NoSuchActor, match="rebuild"):
             device.system.find("/gpu-0/rebuild")
+
+
+@program
+async def test_a_system_without_devices_says_where_there_are_some() -> None:
+    async with open_actor_system("app") as system:
+        plain: Any = system
+        with pytest.raises(AttributeError, match=r"open_system of atomr_accel gives a System"):
+            await plain.open_device(0)
+        assert not hasattr(plain, "open_device")
+        with pytest.raises(AttributeError, match="'ActorSystem' object has no attribute 'other'"):
+            _ = plain.other
+    async with open_system("app") as accelerated:
+        given: Any = accelerated
+        with pytest.raises(AttributeError, match="'System' object has no attribute 'other'"):
+            _ = given.other
 
 
 class Multiply(Message[GpuRef]):

@@ -151,11 +151,14 @@ def documented() -> dict[str, Any]:
     return {name: resolve_name(name) for name in names}
 
 
-@pytest.mark.parametrize("package", ["atomr_accel", "atomr_accel.actors", "atomr_accel.testing"])
+@pytest.mark.parametrize(
+    "package", ["atomr_accel", "atomr_accel.actors", "atomr_accel.testing", "atomr_accel.backends"]
+)
 def test_the_reference_has_every_public_name(package: str) -> None:
     module = import_module(package)
     entries = [*documented().values()]
     missing = [name for name in module.__all__ if not is_in(getattr(module, name), entries)]
+    assert module.__all__
     assert missing == []
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel.lanes import _switch_interval
+from atomr_accel.lanes import _loop_flusher, _switch_interval
 
 from ..harness import opened, program
 
@@ -66,6 +66,23 @@ async def test_what_a_program_has_set_stays(gate: Gate, when: str) -> None:
             gate.open()
         await device.get(cells)
         assert interval() == 2000
+
+
+@program
+async def test_a_device_may_leave_it_and_the_loop_alone(gate: Gate) -> None:
+    async with opened(isolation="thread", prompt=False) as device:
+        hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, cells)
+            await trio.testing.wait_all_tasks_blocked()
+            assert interval() == USUAL
+            assert _loop_flusher._of_run.get() is None
+            gate.open()
+        async with opened(isolation="thread") as other:
+            await other.get(await other.zeros(4, np.float32))
+            assert _loop_flusher._of_run.get() is not None
+        assert _loop_flusher._of_run.get() is None
+        assert (await device.get(cells)).shape == (1,)
 
 
 @program

@@ -9,7 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Never, TypeVar, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    NamedTuple,
+    Never,
+    NoReturn,
+    TypeVar,
+    final,
+    overload,
+)
 
 import numpy as np
 import trio
@@ -23,6 +34,7 @@ from ...libraries._request import Pending
 from ...memory import GpuRef
 from ...wire import Copy
 from .._context import MEMORY_LANE
+from .._run import check_is_there
 from ..data._transfer import SMALL, after, as_host_array, bytes_of
 from ._collector import Collector
 
@@ -79,6 +91,13 @@ class Later(Generic[T]):
         if self._value is None:
             raise RuntimeError("there is no result before the batch's block is left, without error")
         return self._value[0]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a function was given what batch.run has returned, which stands for a result that is "
+            "there once the batch's block is left: pass `later.value` then, or have one function "
+            "do both"
+        )
 
 
 @final
@@ -233,6 +252,10 @@ class Batch(Collector):
             Where its result is, once the block is left.
         """
         self._check()
+        for argument in args:
+            check_is_there(argument)
+            if isinstance(argument, Later):
+                argument.__reduce__()
         later: Later[Any] = Later()
 
         async def call() -> None:

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from ..._errors import Unsupported
 from ...libraries._library import Home
 from ...libraries._op import Collected
+from ...libraries._origin import require_made_on
 from ...libraries._request import Driver, Preparing, Request
 from ...libraries._table import NAMES, Libraries
 from ...libraries.nvrtc._facade import launching
@@ -99,13 +100,9 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
             TypeError: it is nothing that a library of this device has made.
             Unsupported: its calls have to be awaited, as those of a ``PagedKVCache``.
         """
-        self._check_made_here(made)
+        require_made_on(made, self._core)
         shared: Facade[Collected] = made._on(self)
         return shared
-
-    def _check_made_here(self, made: object) -> None:
-        if getattr(made, "_device", None) is not self._core:
-            raise TypeError(f"{made!r} was not made by a library of {self._core.name}")
 
     @property
     def _device(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
@@ -222,5 +219,5 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
         self, kernel: Kernel[Any], grid: Dim, block: Dim, *args: Argument, shared: int = 0
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
-        self._check_made_here(kernel)
+        require_made_on(kernel, self._core)
         self.collect(launching, kernel, (grid, block, *args), {"shared": shared})

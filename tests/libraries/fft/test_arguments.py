@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import trio
 import trio.testing
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported, open_device
-from atomr_accel.libraries._op import Described
 from atomr_accel.libraries._request import perform
 from atomr_accel.libraries._workspaces import TOGETHER
 from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
@@ -322,8 +320,7 @@ async def test_a_request_uses_work_areas_of_what_carries_it_out(device: Device) 
     """A work area of a batch goes with it, so nothing else may write there."""
     host = noise(100, dtype="float32")
     a, expected = await device.put(host), np.fft.rfft(host, n=200)
-    requests: Any = device.fft._on(SimpleNamespace(driver=Described))
-    request = requests.rfft(a, n=200)  # padded in scratch memory
+    request = device.requests.fft.rfft(a, n=200)  # padded in scratch memory
     device.fft.clear()
     results = []
     for _ in range(2):

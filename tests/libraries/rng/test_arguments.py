@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported
-from atomr_accel.libraries._op import Described
 from atomr_accel.libraries._request import perform
 from atomr_accel.libraries.rng._state import new_state
 from atomr_accel.libraries.rng.wire._distributions import KINDS
@@ -265,7 +263,7 @@ async def test_a_draw_that_is_refused_leaves_the_sequence_where_it_is(device: De
 
 async def test_a_request_draws_further_numbers_each_time_it_is_carried_out(device: Device) -> None:
     generator, same = device.rng.default_rng(3), device.rng.default_rng(3)
-    requests: Any = generator._on(SimpleNamespace(driver=Described))
+    requests = device.requests.using(generator)
     for method, args, more in (
         ("normal", (), {"size": 3}),
         ("beta", (2.0, 3.0, 4), {}),

@@ -1,0 +1,74 @@
+"""Whose something is: what libraries have made, and requests, are of one device and of no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from .._errors import said_of
+from ._request import Request
+
+if TYPE_CHECKING:
+    from ..memory import MemoryMap
+    from ._library import Home
+    from ._op import Facade
+    from ._request import Driver, Submission
+
+T = TypeVar("T")
+
+
+def bound(request: Request[T], memory: MemoryMap) -> Request[T]:
+    """The same request, to be carried out where that memory is.
+
+    A generator or a kernel knows numbers that mean something else on another device, or nothing.
+    """
+    prepare = request.prepare
+
+    def prepare_there(driver: Driver) -> Submission[T]:
+        if driver.memory is not memory:
+            raise ValueError(
+                f"{request.name} was made by the requests of {_name(memory, driver.memory)}, and "
+                f"sent to {driver.memory.device}, which cannot carry it out; make one by the "
+                "requests of the device that it is sent to, with what that device has made"
+            )
+        return prepare(driver)
+
+    return Request(request.lane, request.name, prepare_there)
+
+
+def require_made_on(made: object, device: Home) -> None:
+    """What ``using`` is given is something that a library of this device has made.
+
+    Raises:
+        TypeError: it is not; what it is instead.
+    """
+    home: Home | None = getattr(made, "_device", None)
+    if home is None or not hasattr(made, "_on"):
+        raise TypeError(
+            f"{said_of(made)} was not made by a library of {device.memory.device}; what libraries "
+            "make, and programs call, are generators, kernels, plans and the like"
+        )
+    facade: Facade = made  # type: ignore[type-arg, assignment]
+    if home.memory is not device.memory:
+        raise TypeError(
+            f"{made!r} was not made by a library of {device.memory.device}, but by one of "
+            f"{_name(home.memory, device.memory)}; have it made on the device that is to use it"
+        )
+    if facade._library:
+        raise TypeError(
+            f"{facade._library} is a library itself, not what one has made; what was to use it has "
+            f"it already, as its attribute {facade._library!r}"
+        )
+    if home is not device:
+        raise TypeError(
+            f"{made!r} was not made by a library of {device.memory.device} itself, but in a "
+            "batch, a recording or device.requests, and is good there; have it made by the device, "
+            "such as device.rng.default_rng(), to use it everywhere"
+        )
+
+
+def _name(memory: MemoryMap, seen_from: MemoryMap) -> str:
+    """A device's name, to be told from that of another one."""
+    if memory.device != seen_from.device:
+        return memory.device
+    order = "earlier" if memory.number < seen_from.number else "later"
+    return f"another {memory.device}, which was opened {order}"
