@@ -40,9 +40,8 @@ from ..wire import (
 from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._messages import BRING_DESCRIPTOR, Done, pack_exception
 from ..wire._threads import start
-from ._lane import Lane
+from ._lane import Lane, StreamSlot
 from ._launcher import Launcher
-from ._slots import StreamSlot
 
 if TYPE_CHECKING:
     from ._protocol import HostContext

@@ -23,8 +23,10 @@ import msgspec
 
 from ..wire import (
     CloseLane,
+    Elapsed,
     Failure,
     Fault,
+    ForgetEvent,
     Frames,
     Message,
     ProtocolViolation,
@@ -34,20 +36,113 @@ from ..wire import (
     append_frame,
     encoder,
 )
-from ..wire._messages import pack_exception
-from ._slots import Group, Malformed, StreamSlot
+from ..wire._messages import Withdrawn, pack_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from ._launcher import Launcher
-    from ._protocol import HostContext
+    from ._protocol import Executor, Fusion, HostContext, Stream
 
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
 _RECEIVE: Final = 1 << 18
 STEP_SECONDS: Final = 10e-3
 """Without news for so long, ops of a group are answered one by one where somebody watches."""
+
+
+class Malformed(Message, frozen=True):
+    """What is executed in the place of a message that no executor can read."""
+
+    why: str
+
+
+def _refuse(message: Malformed) -> None:
+    raise TypeError(message.why)
+
+
+def _nothing(_message: object) -> None:
+    """What a withdrawn op does."""
+
+
+@final
+class Group:
+    """Ops that are answered together, once the device is done with them.
+
+    Attributes:
+        ops: their numbers and results, in order.
+        token: tells when all are done.
+        steps: tokens of some of them, with how many ops are done by then.
+        since: when the last of these was reached, or when the group was complete.
+    """
+
+    __slots__ = ("gone", "ops", "since", "steps", "token")
+
+    def __init__(self, ops: list[tuple[int, Any]], token: Any, steps: deque[tuple[int, Any]]):
+        self.ops = ops
+        self.token = token
+        self.steps = steps
+        self.since = time.perf_counter() if steps else 0.0
+        self.gone = 0
+
+    def take(self, count: int) -> list[tuple[int, Any]]:
+        """The ops that are done when ``count`` are, without those taken before."""
+        taken, self.ops = self.ops[: count - self.gone], self.ops[count - self.gone :]
+        self.gone = count
+        self.since = time.perf_counter()
+        return taken
+
+
+@final
+class StreamSlot:
+    """A stream, its executor, and what is queued there.
+
+    Args:
+        number: that of its stream, where lanes share streams: there is one slot of that number
+            in each lane.
+        fuse: whether ops that come together may be launched together.
+
+    Attributes:
+        unmarked: launched ops with their results, not in a group yet.
+        steps: tokens of some of them, with how many of them are done by then.
+        in_flight: groups of ops, in order.
+    """
+
+    __slots__ = (
+        "executor",
+        "fusions",
+        "handlers",
+        "in_flight",
+        "number",
+        "steps",
+        "stream",
+        "unmarked",
+    )
+
+    def __init__(
+        self,
+        context: HostContext,
+        stream: Stream,
+        executor: Executor,
+        number: int | None = None,
+        *,
+        fuse: bool = True,
+    ) -> None:
+        self.number = number
+        self.stream = stream
+        self.executor = executor
+        self.fusions: Mapping[type, Fusion] = getattr(executor, "fusions", {}) if fuse else {}
+        self.handlers = {
+            Withdrawn: _nothing,
+            Malformed: _refuse,
+            RecordEvent: lambda message: stream.timestamp(message.event),
+            ForgetEvent: lambda message: context.forget_event(message.event),
+            Elapsed: lambda message: context.elapsed(message.start, message.end),
+            **executor.handlers,
+        }
+        self.unmarked: list[tuple[int, Any]] = []
+        self.steps: deque[tuple[int, Any]] = deque()
+        self.in_flight: deque[Group] = deque()
 
 
 @final
@@ -401,9 +496,9 @@ class Lane:
                 return slot
         if len(self.slots) < self._most_slots:
             there = {slot.number for slot in self.slots}
-            slot = self._try_slot(min({*range(self._most_slots)} - there))
-            if slot is not None:
-                return slot
+            further = self._try_slot(min({*range(self._most_slots)} - there))
+            if further is not None:
+                return further
         return self.slots[(self.slots.index(self._slot) + 1) % len(self.slots)]
 
     def _try_slot(self, number: int) -> StreamSlot | None:

@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 
 
 class Stream(Protocol):
-    """An ordered queue of device work, as one lane has it.
+    """An ordered queue of device work, as one lane has it."""
 
-    Attributes:
-        queue: equal for streams that are one queue of the device.
-    """
-
-    queue: Any
+    @property
+    def queue(self) -> Any:
+        """Equal for streams that are one queue of the device."""
 
     def mark(self) -> Any:
         """A token for all work queued so far; None if that has finished already."""

@@ -43,7 +43,7 @@ _MOST_BYTES: Final = 1 << 12
 
 _MOST_ARGUMENTS: Final = 64
 _MOST_TRIES: Final = 4
-"""Calls of a signature that cannot be traced now may be able to later, when what they need is there."""
+"""What cannot be traced now may be able to later, when what it needs is there."""
 
 _PLAIN: Final = frozenset({int, bool, str, type(None), type})
 _SEALED: Final = object()
@@ -154,8 +154,8 @@ class Trace(msgspec.Struct, frozen=True):
         for shape, dtype in self.outputs:
             refs.append(driver.output(shape, dtype))
         blocks = [ref._block for ref in refs]
-        for obtain in self.obtain:
-            blocks.append(obtain(driver))
+        if self.obtain:
+            blocks += [obtain(driver) for obtain in self.obtain]
         addresses = [block.address for block in self.holes(blocks)]
         if self.offsets is not None:
             addresses = list(map(operator.add, addresses, self.offsets))
@@ -212,10 +212,12 @@ def signature(
             refs.append(value)
             continue
         if kind is float:
-            if value == 0.0 or value != value:  # zeros with a sign, and what equals nothing
-                value = repr(value)
+            if value == 0.0 or math.isnan(value):  # zeros have a sign, and NaN equals nothing
+                add(kind)
+                add(repr(value))
+                continue
         elif kind is tuple:
-            if not all([type(item) is int for item in value]):
+            if not all(map(_is_int, value)):
                 return None
         elif kind not in _PLAIN and not isinstance(value, np.dtype):
             return None
@@ -227,6 +229,10 @@ def signature(
             add(_SHARED)
             parts += map(blocks.index, blocks)
     return tuple(parts), refs
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
 
 
 @final
@@ -250,7 +256,8 @@ class Traces:
             make: makes its request.
             facade: whose method it is.
             home: where it is called.
-            args, kwargs: its arguments.
+            args: its positional arguments.
+            kwargs: its arguments by name.
         """
         memory = home.memory
         known = signature((make, home.driver), memory, args, kwargs)
@@ -356,7 +363,7 @@ class _Tracer:
 
     def perform(self, request: Request[Any]) -> Any:
         """What comes first may change what comes then."""
-        raise Untraceable
+        raise Untraceable(request.name)
 
     # --- what becomes of it ---------------------------------------------------------------
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from atomr_accel.host._protocol import Fusion
-from atomr_accel.host._lane import Lane
+from atomr_accel.host._lane import Lane, StreamSlot
 from atomr_accel.host._launcher import Launcher
-from atomr_accel.host._slots import StreamSlot
+from atomr_accel.host._protocol import Fusion
 from atomr_accel.wire import Failure, Fault, Frames, Message, MultiFrame, Reply, StickyFault, Value
 
 if TYPE_CHECKING:

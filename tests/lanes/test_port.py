@@ -698,4 +698,5 @@ async def test_conflicting_ops_are_always_ordered(accesses: list[Any]) -> None:
                     assert ordered(seq, op.seq)
         fail_all(host)
     for block in blocks:
-        assert not block.writer and not block.readers
+        assert not block.writer
+        assert not block.readers

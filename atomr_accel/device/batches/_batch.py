@@ -27,7 +27,7 @@ import trio
 
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost
-from ...lanes import uninterrupted
+from ...lanes import Port, uninterrupted
 from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
 from ...libraries._request import Pending
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-    from ...lanes import Bytes, HostHandle, Op, Piece, Port
+    from ...lanes import Bytes, HostHandle, Op, Piece
     from ...libraries._op import Facade
     from ...libraries._request import Request
     from ...libraries._traces import Filled, Trace
@@ -305,8 +305,7 @@ class Batch(Collector):
             if found is not None:
                 trace, refs = found
                 port = self.ports.get(trace.lane)
-                filled = None if port is None else self._fill(trace, refs)
-                if filled is not None:
+                if isinstance(port, Port) and (filled := self._fill(trace, refs)) is not None:
                     payload, reads, writes, result = filled
                     self._add_op(port, trace.name, trace.kind, reads, writes, payload)
                     return result  # type: ignore[no-any-return]
@@ -349,7 +348,7 @@ class Batch(Collector):
         """Submit an op now, or at the end if it needs what takes a wait."""
         if not self._open or self.memory.epoch is not self._epoch:
             self._check()
-        if self._later or self._promised or type(port) is LaneSpec:
+        if self._later or self._promised or isinstance(port, LaneSpec):
 
             async def submit_later() -> None:
                 await self._provide()

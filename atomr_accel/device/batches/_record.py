@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ...lanes import Op
+    from ...libraries._op import Facade
     from ...libraries._request import Keeper, Request
     from ...libraries.programs.wire._messages import Node
     from ...memory import Kept

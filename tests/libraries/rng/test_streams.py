@@ -84,7 +84,8 @@ class Words:
         return self.ref(np.zeros(shape, dtype))
 
     def ref(self, array: Array) -> GpuRef:
-        block: Any = Held(array, self.memory)
+        epoch = self.memory.epoch
+        block: Any = Held(self.memory, array.ctypes.data, 0, epoch, 0, 1, array=array)
         return GpuRef(block, array.shape, dtype_of(array.dtype.name), array.nbytes)
 
     def perform(self, request: Request[Any]) -> Any:
@@ -112,14 +113,10 @@ class Words:
             reach, last = max((reach, last), (end, draw))
 
 
-class Held(Block):
+class Held(Block, eq=False):
     """A block in this process's memory."""
 
-    __slots__ = ("array",)
-
-    def __init__(self, array: Array, memory: Any) -> None:
-        super().__init__(memory, array.ctypes.data, 0, memory.epoch)
-        self.array = array
+    array: Any = None
 
 
 def generator_on(device: Words, kind: str) -> Any:

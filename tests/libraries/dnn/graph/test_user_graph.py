@@ -44,8 +44,7 @@ async def test_nodes_take_operators(device: Device) -> None:
     x, y = (seeds.rng().uniform(1, 2, (3, 5)).astype(np.float32) for _ in range(2))
     graph = device.dnn.graph()
     a, b = (graph.tensor(x.shape, "float32", name=name) for name in "ab")
-    graph.output(-(2 * a - b) / (b + 1), name="out")
-    plan = await graph.build()
+    plan = await graph.build(-(2 * a - b) / (b + 1))
     out = await device.get(await plan(a=await device.put(x), b=await device.put(y)))
     np.testing.assert_allclose(out, -(2 * x - y) / (y + 1), rtol=1e-5)
 
