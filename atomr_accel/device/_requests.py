@@ -10,8 +10,7 @@ from ..libraries._origin import require_made_on
 from ..libraries._table import Libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from weakref import WeakKeyDictionary
+    from collections.abc import Mapping, MutableMapping
 
     from ..actors import ActorRef
     from ..backends import Capabilities
@@ -46,7 +45,7 @@ class Requests(Libraries[Described]):
     def __init__(self, core: DeviceCore, libraries: Libraries[Any]) -> None:
         self._core = core
         self.memory: Final[MemoryMap] = core.memory
-        self.scratch: Final[WeakKeyDictionary[Workspaces, WorkspaceSet]] = core.scratch
+        self.scratch: Final[MutableMapping[Workspaces, WorkspaceSet]] = core.scratch
         self._share_libraries(libraries, self)
 
     def __dir__(self) -> list[str]:

@@ -171,16 +171,21 @@ class Host:
     def _open_lane(self, request: OpenLane, sock: socket.socket) -> None:
         done = threading.Event()
         failed: list[BaseException] = []
+        slots: list[StreamSlot] = []
         launcher = self._launchers.get(request.thread)
         shares = self._plan.strategy == "shared" and request.thread != request.name
 
         def new_slot(number: int) -> StreamSlot:
             stream = self._context.open_lane(request.name, number if shares else None)
-            kind = _named(f"the executor of lane {request.name}", request.executor)
-            executor = kind(self._context, stream)
+            if slots and hasattr(slots[0].executor, "on"):
+                executor = slots[0].executor.on(stream)
+            else:
+                kind = _named(f"the executor of lane {request.name}", request.executor)
+                executor = kind(self._context, stream)
             fuse = not self._plan.deterministic
             shared = number if shares else None
-            return StreamSlot(self._context, stream, executor, shared, fuse=fuse)
+            slots.append(StreamSlot(self._context, stream, executor, shared, fuse=fuse))
+            return slots[-1]
 
         def make() -> Lane | None:
             assert launcher is not None

@@ -103,6 +103,7 @@ class StreamSlot:
         fuse: whether ops that come together may be launched together.
 
     Attributes:
+        lane: whose slot it is.
         unmarked: launched ops with their results, not in a group yet.
         steps: tokens of some of them, with how many of them are done by then.
         in_flight: groups of ops, in order.
@@ -113,6 +114,7 @@ class StreamSlot:
         "fusions",
         "handlers",
         "in_flight",
+        "lane",
         "number",
         "steps",
         "stream",
@@ -128,6 +130,7 @@ class StreamSlot:
         *,
         fuse: bool = True,
     ) -> None:
+        self.lane: Lane | None = None
         self.number = number
         self.stream = stream
         self.executor = executor
@@ -433,7 +436,8 @@ class Lane:
         So the program prepares the next ops meanwhile, and what follows runs beside it.
         """
         self._mark(slot)
-        if self.reap():
+        # Few answers are not worth a turn of the program's loop while there is more to launch.
+        if self.reap() and (self._out or len(self._done) >= 2 * self._group):
             self.flush()
         if slot is self._slot and slot.in_flight:
             self._slot = self._next_slot()
@@ -455,6 +459,8 @@ class Lane:
             slot = self._slot_of_op(*dependencies[0])
             if slot is None:
                 return self._slot
+            if slot.lane is self:
+                return slot
             before = {slot}
         else:
             found = [self._slot_of_op(index, seq) for index, seq in dependencies]
@@ -513,6 +519,7 @@ class Lane:
 
     def _add_slot(self, number: int) -> StreamSlot:
         slot = self._new_slot(number)
+        slot.lane = self
         slot.handlers[CloseLane] = self._close
         self.slots.append(slot)
         return slot

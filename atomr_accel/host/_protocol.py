@@ -136,7 +136,9 @@ class Executor(Protocol):
 
     A handler queues its work on the lane's stream and returns None or a plain value
     that is sent once the work is done. It is called with its message only. An executor
-    that can do several messages at once has ``fusions``, by message type.
+    that can do several messages at once has ``fusions``, by message type. One that messages
+    leave things in has ``on(stream)``: the executor of a further stream of its lane, which has
+    them, too; else one is made for each like the first.
     """
 
     handlers: Mapping[type, Callable[[Any], Any]]

@@ -121,6 +121,11 @@ class Op(msgspec.Struct, eq=False, weakref=True):
             del error
 
     @property
+    def succeeded(self) -> bool:
+        """Whether it is over, without an error."""
+        return self.answered and self._error is None and self._make_error is None
+
+    @property
     def error(self) -> Exception | None:
         """What the op failed with, once it is answered.
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from .._errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from weakref import WeakKeyDictionary
+    from collections.abc import Iterable, Mapping, MutableMapping
 
     import numpy as np
     from msgspec import Raw
@@ -92,7 +91,7 @@ class Home(Protocol):
         """The map of the device's memory."""
 
     @property
-    def scratch(self) -> WeakKeyDictionary[Workspaces, WorkspaceSet]:
+    def scratch(self) -> MutableMapping[Workspaces, WorkspaceSet]:
         """The workspaces that libraries keep for it."""
 
     @property

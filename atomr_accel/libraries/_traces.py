@@ -18,7 +18,7 @@ import math
 import operator
 import struct
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 import numpy as np
@@ -50,6 +50,7 @@ _SEALED: Final = object()
 _SHARED: Final = object()
 
 Key = tuple[object, ...]
+Filled = tuple[msgspec.Raw, tuple[Block, ...], tuple[Block, ...], Any]
 
 
 class Untraceable(Exception):
@@ -146,7 +147,7 @@ class Trace(msgspec.Struct, frozen=True):
         return True
 
     def call(self, driver: Driver, refs: list[GpuRef]) -> Filled:
-        """A call on these buffers.
+        """A call on these buffers: its message, encoded, what it reads and writes, its result.
 
         Raises:
             Pending: something it needs takes a wait.
@@ -162,23 +163,7 @@ class Trace(msgspec.Struct, frozen=True):
         parts: list[Any] = [*self.parts]
         parts[1::2] = addresses
         payload = msgspec.Raw(self.pack(*parts))
-        return Filled(payload, self.reads(blocks), self.writes(blocks), self.result(refs))
-
-
-class Filled(NamedTuple):
-    """A call, ready to be submitted.
-
-    Attributes:
-        payload: its message, encoded.
-        reads: the blocks it reads.
-        writes: the blocks it writes.
-        result: what the caller gets.
-    """
-
-    payload: msgspec.Raw
-    reads: tuple[Block, ...]
-    writes: tuple[Block, ...]
-    result: Any
+        return payload, self.reads(blocks), self.writes(blocks), self.result(refs)
 
 
 def signature(
@@ -223,9 +208,13 @@ def signature(
             return None
         add(kind)
         add(value)
-    if len(refs) > 1:
+    count = len(refs)
+    if count == 2:
+        if refs[0]._block is refs[1]._block:
+            add(_SHARED)
+    elif count > 2:
         blocks = [ref._block for ref in refs]
-        if len(set(blocks)) < len(blocks):
+        if len(set(blocks)) < count:
             add(_SHARED)
             parts += map(blocks.index, blocks)
     return tuple(parts), refs

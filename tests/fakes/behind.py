@@ -183,6 +183,8 @@ class Executor:
             if kind.__name__ == "Gemm"
         }
         self.close = inner.close
+        if hasattr(inner, "on"):
+            self.on = lambda stream: Executor(inner.on(stream), stream)
 
     def _queue(self, handler: Callable[[Any], None], message: Any) -> None:
         if _fails(message):

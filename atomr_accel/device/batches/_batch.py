@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ...lanes import Bytes, HostHandle, Op, Piece
     from ...libraries._op import Facade
     from ...libraries._request import Request
-    from ...libraries._traces import Filled, Trace
     from ...memory import Block
     from ...wire import Message
     from .._device import Device
@@ -305,21 +304,18 @@ class Batch(Collector):
             if found is not None:
                 trace, refs = found
                 port = self.ports.get(trace.lane)
-                if isinstance(port, Port) and (filled := self._fill(trace, refs)) is not None:
-                    payload, reads, writes, result = filled
-                    self._add_op(port, trace.name, trace.kind, reads, writes, payload)
-                    return result  # type: ignore[no-any-return]
+                if isinstance(port, Port):
+                    self._filling = True
+                    try:
+                        payload, reads, writes, result = trace.call(self, refs)
+                    except Pending:  # there is no room for results
+                        pass
+                    else:
+                        self._add_op(port, trace.name, trace.kind, reads, writes, payload)
+                        return result  # type: ignore[no-any-return]
+                    finally:
+                        self._filling = False
         return self._add_request(make(facade, *args, **kwargs))
-
-    def _fill(self, trace: Trace, refs: list[GpuRef]) -> Filled | None:
-        """A call that was traced on these buffers; None where there is no room for results."""
-        self._filling = True
-        try:
-            return trace.call(self, refs)
-        except Pending:
-            return None
-        finally:
-            self._filling = False
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """A buffer; where there is no room its memory comes at the end of the block."""
@@ -445,7 +441,9 @@ class Batch(Collector):
                 break
             op = self._ops[0]
             failure: Exception | None = None
-            if not op.answered:
+            if op.succeeded:
+                pass
+            elif not op.answered:
                 try:
                     await op.wait()
                 except Exception as error:  # noqa: BLE001 - collected, and raised below

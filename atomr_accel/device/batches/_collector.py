@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
-from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported
 from ...libraries._library import Home
@@ -58,7 +57,7 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
         self.memory: MemoryMap = self._core.memory
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
-        self.scratch: WeakKeyDictionary[Workspaces, WorkspaceSet] = WeakKeyDictionary()
+        self.scratch: dict[Workspaces, WorkspaceSet] = {}
         self._share_libraries(device, self)
 
     if not TYPE_CHECKING:

@@ -41,6 +41,7 @@ KERNELS: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.nvrtc.host._cpu:CpuKernels",
         "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaKernels",
     },
+    max_streams=4,
 )
 
 _MAX_BLOCK: Final = 1024

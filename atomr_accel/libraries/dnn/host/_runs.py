@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ._plans import Plan, Step
     from .fallback._fallback import Own
 
-BY_ARRAY = False
+BY_ARRAY = True
 """Whether the frontend is given an array of pointers, where it takes one, and no table of them.
 
 That is the shorter way, but not one that its documentation names."""

@@ -53,6 +53,12 @@ class CpuKernels:
         self._kernels: dict[int, tuple[Callable[..., object], bool, bool]] = {}
         self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
 
+    def on(self, stream: CpuStream) -> CpuKernels:
+        """The same functions, on a further stream of the lane."""
+        other = CpuKernels(self._context, stream)
+        other._kernels = self._kernels
+        return other
+
     def close(self) -> None:
         """Forget the functions."""
         self._kernels.clear()

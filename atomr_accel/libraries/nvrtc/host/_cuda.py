@@ -109,9 +109,16 @@ class CudaKernels:
         self._kernels: dict[int, _Kernel] = {}
         self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
 
+    def on(self, stream: CudaStream) -> CudaKernels:
+        """The same kernels, on a further stream of the lane."""
+        other = CudaKernels(self._context, stream)
+        other._kernels = self._kernels
+        return other
+
     def close(self) -> None:
-        """Unload the modules."""
-        for kernel in self._kernels.values():
+        """Unload the modules, which all streams of the lane share."""
+        while self._kernels:
+            _, kernel = self._kernels.popitem()
             check("cuModuleUnload", driver.cuModuleUnload(kernel.module))
 
     def _load(self, message: Load) -> None:
