@@ -211,7 +211,11 @@ class Host:
                 done.set()
 
         if launcher is None or not launcher.open(make):
-            launcher = Launcher(completion=self._plan.completion, idle_spin=self._spin)
+            try:
+                launcher = Launcher(completion=self._plan.completion, idle_spin=self._spin)
+            except OSError:
+                sock.close()
+                raise
             launcher.open(make)
             thread = threading.Thread(
                 target=launcher.run, name=f"lanes {request.thread}", daemon=True

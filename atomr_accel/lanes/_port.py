@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ..memory import Block
 
 _RECEIVE: Final = 1 << 18
+_RECEIVING: Final = int(socket.MSG_DONTWAIT)
+_SENDING: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_HIGH: Final = 1 << 18
 """Encode no more than about this many bytes ahead: what is not encoded can be withdrawn."""
 
@@ -498,7 +500,7 @@ class Port:
         if not buffer:
             return
         try:
-            sent = self._sock.send(buffer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            sent = self._sock.send(buffer, _SENDING)
         except BlockingIOError:
             return
         except OSError:
@@ -525,7 +527,7 @@ class Port:
         if self._ended:
             return
         try:
-            data = self._sock.recv(_RECEIVE, socket.MSG_DONTWAIT)
+            data = self._sock.recv(_RECEIVE, _RECEIVING)
         except BlockingIOError:
             return
         except OSError:

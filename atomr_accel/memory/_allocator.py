@@ -24,9 +24,11 @@ _BINNED_SHARE: Final = 64
 _BINNED_BYTES: Final = 256 << 20
 _BINNED_MOST: Final = 2
 _BINNED_PIECES: Final = 256
+_BINNED_LARGEST: Final = 1 << 20
 """Bins fragment memory. They are emptied once they hold more than 1/64 of it, but what a
 loop makes and drops at a time, 256 MiB or half of a small memory, stays in them, unless it is
-many pieces: to empty them then would take long."""
+many pieces: to empty them then would take long. Large pieces never come there: they are few, and
+one of them would empty the bins of all others."""
 
 
 _NO_HOLE: Final = (0, -1)
@@ -114,6 +116,9 @@ class Allocator:
     def free(self, address: int, size: int) -> None:
         """Give back what ``allocate`` handed out."""
         self.in_use -= size
+        if size > _BINNED_LARGEST:
+            self._merge(address, size)
+            return
         self._binned += size
         self._binned_pieces += 1
         fitting = self._bins.get(size)

@@ -2,14 +2,15 @@
 
 Each chain is 200 ops on matrices of 256 by 256, each of the result of the one before. Three times
 are told, medians of ten batches: of the thread until all is submitted, of the thread until the
-block is left, and of the clock. Where PyTorch and a GPU are there, its eager loop is measured in
-between, by the clock.
+block is left, and of the clock. Some chains take libraries in turns. Where PyTorch and a GPU are there,
+its eager loop is measured in between, by the clock.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import itertools
 import statistics
 import sys
 import time
@@ -27,11 +28,20 @@ LENGTH = 200
 BATCHES = 10
 SIZE = 256
 SOURCE = """
-    extern "C" __global__ void step(const float* x, float* y, int n) {
+    struct __half { unsigned short bits; };
+    extern "C" __global__ void step(const __half* x, __half* y, int n) {
         int i = blockIdx.x * blockDim.x + threadIdx.x;
-        if (i < n) y[i] = x[i] + 1;
+        if (i < n) y[i] = x[i];
     }
 """
+
+_BIASED = "blaslt.matmul with bias"
+TURNS = {
+    "gemm, blaslt": ("gemm", _BIASED),
+    "layer_norm, blaslt": ("layer_norm", _BIASED),
+    "all four": ("layer_norm", _BIASED, "a kernel", "gemm"),
+}
+"""Chains that change from library to library."""
 
 Step = Callable[[Any, GpuRef], GpuRef]
 """The next op of a chain, given a batch and the last result."""
@@ -39,7 +49,7 @@ Step = Callable[[Any, GpuRef], GpuRef]
 
 def step(x: Any, y: Any, n: int) -> None:
     """What the kernel does."""
-    y.reshape(-1)[:n] = x.reshape(-1)[:n] + 1
+    y.reshape(-1)[:n] = x.reshape(-1)[:n]
 
 
 async def chains(device: Device) -> dict[str, tuple[GpuRef, Step]]:
@@ -48,22 +58,31 @@ async def chains(device: Device) -> dict[str, tuple[GpuRef, Step]]:
     scale = await device.put(np.ones(SIZE, np.float16))
     bias = await device.put(np.zeros(SIZE, np.float16))
     kernel = await device.nvrtc.compile(SOURCE, "step", cpu=step)
-    single = await device.zeros((SIZE, SIZE), np.float32)
-    other = await device.zeros((SIZE, SIZE), np.float32)
+    one = await device.zeros((SIZE, SIZE), np.float16)
+    other = await device.zeros((SIZE, SIZE), np.float16)
 
     def launch(batch: Any, x: GpuRef) -> GpuRef:
-        y = other if x is single else single
+        y = other if x is one else one
         batch.launch(kernel, SIZE, SIZE, x, y, SIZE * SIZE)
         return y
 
-    return {
-        "gemm": (half, lambda batch, y: batch.blas.gemm(y, half)),
-        "relu": (half, lambda batch, y: batch.dnn.relu(y)),
-        "layer_norm": (half, lambda batch, y: batch.dnn.layer_norm(y, scale, bias)),
-        "blaslt.matmul": (half, lambda batch, y: batch.blaslt.matmul(y, half)),
-        "blaslt.matmul with bias": (half, lambda batch, y: batch.blaslt.matmul(y, half, bias=bias)),
-        "a kernel": (single, launch),
+    steps: dict[str, Step] = {
+        "gemm": lambda batch, y: batch.blas.gemm(y, half),
+        "relu": lambda batch, y: batch.dnn.relu(y),
+        "layer_norm": lambda batch, y: batch.dnn.layer_norm(y, scale, bias),
+        "blaslt.matmul": lambda batch, y: batch.blaslt.matmul(y, half),
+        "blaslt.matmul with bias": lambda batch, y: batch.blaslt.matmul(y, half, bias=bias),
+        "a kernel": launch,
     }
+    for name, taking in TURNS.items():
+        steps[name] = in_turns([steps[each] for each in taking])
+    return {name: (half, step) for name, step in steps.items()}
+
+
+def in_turns(steps: list[Callable[..., Any]]) -> Callable[..., Any]:
+    """Each of the steps in its turn."""
+    numbers = itertools.count()
+    return lambda *given: steps[next(numbers) % len(steps)](*given)
 
 
 def eager() -> dict[str, Callable[[], None]]:
@@ -84,6 +103,9 @@ def eager() -> dict[str, Callable[[], None]]:
         "blaslt.matmul": lambda y: y @ half,
         "blaslt.matmul with bias": lambda y: functional.linear(y, half, bias),
     }
+    for name, taking in TURNS.items():
+        if steps.keys() >= {*taking}:
+            steps[name] = in_turns([steps[each] for each in taking])
 
     def loop(step: Callable[[Any], Any]) -> None:
         y = half
