@@ -2,8 +2,8 @@
 
 Each chain is 200 ops on matrices of 256 by 256, each of the result of the one before. Three times
 are told, medians of ten batches: of the thread until all is submitted, of the thread until the
-block is left, and of the clock. Some chains take libraries in turns. Where PyTorch and a GPU are there,
-its eager loop is measured in between, by the clock.
+block is left, and of the clock. Some chains take libraries in turns. Where PyTorch and a GPU are
+there, its eager loop is measured in between, by the clock.
 """
 
 from __future__ import annotations
