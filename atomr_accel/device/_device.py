@@ -13,7 +13,6 @@ from ..memory import GpuRef, ref_error
 from ._event import Event
 from ._requests import Requests
 from ._retry import T, Ts, retry
-from ._run import Functions
 from .batches._batch import Batch
 from .batches._record import Recording
 from .data._methods import Data
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from ..memory import MemoryStatistics
     from ..wire import DeviceInfo
     from ._core import DeviceCore, Startup
+    from ._standby import StandbyStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DeviceStatistics:
         pinned: the pool of page-locked arrays.
         lanes: the open lanes.
         startup: how long the present context took to come up.
-        standby: whether a warm host is ready for the next rebuild.
+        standby: the hosts that are kept for the next rebuild; None if there are none.
         supervisor: the device's children, restarts of its context, and the window these are
             counted in.
     """
@@ -62,7 +62,7 @@ class DeviceStatistics:
     pinned: PinnedStatistics
     lanes: tuple[LaneStatistics, ...]
     startup: Startup | None
-    standby: bool
+    standby: StandbyStatistics | None
     supervisor: SupervisorStatistics
 
 
@@ -93,7 +93,7 @@ class Device(Data, Libraries[Awaited]):
     def __init__(self, core: DeviceCore, ref: ActorRef) -> None:
         self._core = self._device = core
         self._ref = ref
-        self._functions = Functions(core)
+        self._functions = core.functions
         self._add_libraries(core)
         self.requests: Final = Requests(core, self)
 
@@ -330,6 +330,6 @@ class Device(Data, Libraries[Awaited]):
             pinned=core.pinned.statistics(),
             lanes=tuple(port.statistics() for port in core.ports.values()),
             startup=core.startup,
-            standby=core.standby is not None and core.standby.warm,
+            standby=None if core.standby is None else core.standby.statistics(),
             supervisor=core.place.supervisor.statistics(),
         )

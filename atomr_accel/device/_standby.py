@@ -1,132 +1,465 @@
-"""A second host that is warm, so that a rebuild need not wait for Python to start.
+"""Further hosts, prepared while there is time, so that a rebuild finds one.
 
-Most of a rebuild is the new process: interpreter, imports, loading the vendor's
-libraries. None of that touches the device, so it can be done beforehand.
+A **warm** one has done all that touches no device: interpreter, imports, loading the vendor's
+libraries. A **hot** one has opened the device, too, as a companion of it: sealed memory is mapped,
+the lanes in use run, and the states of ``device.run`` are made. For that a context of its own
+serves the companion (``DeviceCore.companion``), until another context takes the host over.
+
+::
+
+    starting, loading, importing, ready                                            (warm)
+    starting, loading, opening, mapping, lanes, importing, init, warming up, ready  (hot)
+
+From wherever it is it can be taken, and goes on with what it was doing. When the device uses more
+it leaves ``ready``, and comes back. One that fails is replaced, less and less often.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, final
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, final
 
 import trio
 
+from .._errors import AccelError, StandbyWarning
 from ..actors import Backoff
-from ..lanes import HostDied, HostHandle, start_host, uninterrupted
-from ..wire import Preload
+from ..lanes import HostDied, start_host, uninterrupted
+from ..wire import StickyFault, UnmapSlabs
+from ._context import Context
+from ._device import Device
+from ._prepared import Prepared
+from ._run import Functions
+from .data._pinned import Pinned
+from .interop._exports import Exports
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from ..actors import ActorRef
+    from ..lanes import HostHandle
     from ._core import DeviceCore
 
+StandbyMode = Literal["hot", "warm"]
 
 _log = logging.getLogger("atomr_accel.device")
 
 _RETRY: Final = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
 """When another is tried after one that could not be had."""
 
+_BREATH_SECONDS: Final = 0.1
+"""After a rebuild the program's ops come first."""
+
+_STEP_SECONDS: Final = 5.0
+"""Whoever needs a host waits so long for one to finish what it is doing, or starts its own."""
+
+_ROOM_SECONDS: Final = 1.0
+"""A standby that has not let go of memory after this long is killed."""
+
+_ORDER: Final = (
+    "starting",
+    "loading",
+    "opening",
+    "mapping",
+    "lanes",
+    "importing",
+    "init",
+    "warming up",
+    "ready",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyStatistics:
+    """The standby hosts of a device at one moment.
+
+    Attributes:
+        mode: what is kept: ``"hot"``, or ``"warm"``, also where there is no room for a hot one.
+        state: how far the best one is: ``"starting"``, ``"loading"``, ``"opening"``,
+            ``"mapping"``, ``"lanes"``, ``"importing"``, ``"init"``, ``"warming up"`` or
+            ``"ready"``; ``"waiting"`` if there is none, because the device is being rebuilt, the
+            last one was just taken, or has failed and is tried again later.
+        kept: how many are wanted.
+        ready: how many are ready.
+        nbytes: what their contexts take of the device's memory, as far as the driver tells.
+        seconds: how long the last one took to be ready; None before the first.
+        used: how many have taken over.
+        died: how many have ended before, or could not be had.
+    """
+
+    mode: StandbyMode
+    state: str
+    kept: int
+    ready: int
+    nbytes: int
+    seconds: float | None
+    used: int
+    died: int
+
+
+class _NoRoomError(Exception):
+    """The limit of the device's memory has no room for another context."""
+
+
+@final
+class _Spare:
+    """One host on standby.
+
+    Attributes:
+        prepared: the host, until it is taken.
+        companion: the device there, if it is hot.
+        context: what serves that.
+        step: where it is, on the way of ``_ORDER``.
+        scope: all that is done with it.
+        begun: when it was started.
+        lanes: those of its lanes that are, or were, the device's.
+        taken: whether it has taken over.
+        given_up: whether that is why it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.prepared: Prepared | None = None
+        self.companion: DeviceCore | None = None
+        self.context: Context | None = None
+        self.step = "starting"
+        self.scope = trio.CancelScope()
+        self.begun: float | None = trio.current_time()
+        self.lanes: set[str] = set()
+        self.taken = self.given_up = False
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of the device's memory."""
+        return 0 if self.prepared is None else self.prepared.context_bytes
+
+
+Taken = tuple[Prepared, "DeviceCore | None", bool]
+"""A host, the companion that was served there, if any, and whether it was ready."""
+
 
 @final
 @uninterrupted
 class Standby:
-    """Keeps one warm host while a context is up; the next context takes it.
+    """Keeps hosts prepared while a context is up; the next context takes one.
 
-    Attributes:
-        warm: whether it has loaded all that the device uses.
+    Args:
+        core: the device.
+        mode: how far they are prepared.
+        kept: how many.
+        warm_up: called with the device of a hot one.
     """
 
-    def __init__(self, core: DeviceCore) -> None:
+    def __init__(
+        self,
+        core: DeviceCore,
+        mode: StandbyMode,
+        kept: int,
+        warm_up: Callable[[Device], Awaitable[object]] | None,
+    ) -> None:
         self._core = core
-        self._host: HostHandle | None = None
+        self._wanted: Final = mode
+        self._mode = mode
+        self._kept: Final = kept
+        self._warm_up: Final = warm_up
+        self._spares: list[_Spare] = []
         self._changed = trio.Event()
-        self._warmed = trio.Event()
-        self.warm: bool = False
+        self._became_ready = trio.Event()
+        self._warned = False
+        self._seconds: float | None = None
+        self._used = self._died = 0
+        core.memory.sealed_changed = self.changed
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Warm a host up whenever there is a context and no warm host."""
+        """Keep as many as are wanted, whenever there is a context."""
         task_status.started()
-        failures = 0
-        while True:
-            await self._core.ready()
-            generation = self._core.memory.generation
-            try:
-                await self._keep_one()
-            except Exception as error:  # noqa: BLE001 (whatever it is, the device has a host)
-                # Nothing is lost: a rebuild that comes before the next try starts its own.
-                failures += 1
-                _log.warning("%s: no warm host: %r; trying again", self._core.name, error)
-                await trio.sleep(_RETRY.delay(failures))
-            else:
-                failures = 0
-                await self._core.generation_after(generation)
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._kept):
+                nursery.start_soon(self._keep)
 
-    async def wait_warm(self) -> None:
-        """Wait until there is a warm host."""
+    # --- for the device -------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether one has nothing more to do."""
+        return any(spare.step == "ready" for spare in self._spares)
+
+    @property
+    def hosts(self) -> list[HostHandle]:
+        """The hosts."""
+        return [spare.prepared.host for spare in self._spares if spare.prepared is not None]
+
+    async def wait_ready(self) -> None:
+        """Wait until as many are ready as are wanted."""
         await trio.lowlevel.checkpoint()
-        while not self.warm:
-            await self._warmed.wait()
-
-    def take(self) -> HostHandle | None:
-        """The warm host, which is the caller's from now on."""
-        host, self._host = self._host, None
-        self.changed()
-        return host
+        while self.statistics().ready < self._kept:
+            await self._became_ready.wait()
 
     def changed(self) -> None:
-        """The host was taken, or the device uses more than it has loaded."""
-        self.warm = False
+        """The device uses more than before, or less."""
+        for spare in self._spares:
+            if spare.step == "ready":
+                spare.step = "loading" if spare.companion is None else "mapping"
         self._changed.set()
         self._changed = trio.Event()
 
+    def statistics(self) -> StandbyStatistics:
+        """A snapshot."""
+        steps = [spare.step for spare in self._spares]
+        return StandbyStatistics(
+            mode=self._mode,
+            state=max(steps, key=_ORDER.index, default="waiting"),
+            kept=self._kept,
+            ready=steps.count("ready"),
+            nbytes=self._core.memory.reserved,
+            seconds=self._seconds,
+            used=self._used,
+            died=self._died,
+        )
+
+    async def take(self) -> Taken | None:
+        """Take over the host that is farthest prepared; None if there is none."""
+        ready = False
+        for spare in sorted(self._spares, key=lambda one: -_ORDER.index(one.step)):
+            prepared, context = spare.prepared, spare.context
+            if prepared is None:
+                continue
+            with trio.move_on_after(_STEP_SECONDS):  # nothing that is being made is lost
+                async with prepared.host.quiet():
+                    if spare.prepared is not None:  # it has not ended meanwhile
+                        ready = spare.step == "ready"
+                        spare.prepared, spare.taken = None, True
+                        if context is not None:
+                            context.hand_over()
+                        spare.scope.cancel()
+            if not spare.taken:
+                continue
+            with trio.CancelScope(shield=True):
+                if context is not None and not await context.handed_over():
+                    continue
+            self._mode = self._wanted
+            self._used += 1
+            return prepared, spare.companion, ready
+        await trio.lowlevel.checkpoint()
+        return None
+
+    async def unmap(self, slabs: Iterable[int]) -> None:
+        """Have slabs unmapped that were given up: memory is short."""
+        slabs = set(slabs)
+        for spare in list(self._spares):
+            prepared = spare.prepared
+            if prepared is not None and not prepared.mapped.isdisjoint(slabs):
+                with trio.move_on_after(_ROOM_SECONDS) as scope:
+                    with suppress(AccelError, OSError, StickyFault):
+                        await prepared.unmap(slabs)
+                if scope.cancelled_caught:
+                    prepared.host.kill()
+
+    async def make_room(self) -> bool:
+        """Keep no hot ones in this generation; whether that has freed memory."""
+        hosts = []
+        for spare in self._spares:
+            if spare.companion is not None and spare.prepared is not None:
+                spare.given_up = True
+                hosts.append(spare.prepared.host)
+        if not hosts:
+            return False
+        self._be_warm("the program needs its memory")
+        for host in hosts:
+            host.kill()
+        for host in hosts:
+            await host.wait_ended()
+        self._core.memory.reserved = 0
+        return True
+
+    # --- each of them ---------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Keep one."""
+        failures = 0
+        while True:
+            await self._core.ready()
+            if self._used:
+                await trio.sleep(_BREATH_SECONDS)
+            spare = _Spare()
+            self._spares.append(spare)
+            try:
+                await self._keep_one(spare)
+                failures = 0
+                continue
+            except _NoRoomError as error:
+                self._be_warm(str(error))
+                continue
+            except Exception as error:  # noqa: BLE001 (whatever it is, the device has a host)
+                if spare.given_up:
+                    continue
+                # Nothing is lost: a rebuild that comes before the next try starts its own.
+                failures += 1
+                self._died += 1
+                _log.warning("%s: no standby host: %r; trying again", self._core.name, error)
+            finally:
+                self._spares.remove(spare)
+                self._account()
+            await trio.sleep(_RETRY.delay(failures))
+
     @trio.lowlevel.enable_ki_protection
-    async def _keep_one(self) -> None:
-        """Start a host, and keep it warm until it is taken.
+    async def _keep_one(self, spare: _Spare) -> None:
+        """Start a host, and keep it prepared until it is taken.
 
         Raises:
             HostDied: it ended before.
-            Exception: it could not be started, or does not load what the device uses.
+            Exception: it could not be started, or prepared.
         """
-        host = self._host = await start_host("process")
-        problem: Exception | None = None
+        prepared = spare.prepared = Prepared(await start_host("process"))
+        problem: BaseException | None = None
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch, host, nursery.cancel_scope)
-                try:
-                    await self._keep_warm(host)
-                except Exception as error:  # noqa: BLE001 (raised below, without a group)
-                    problem = error
-                nursery.cancel_scope.cancel()
-            if problem is None and self._host is host:
-                problem = HostDied("the host that was kept warm has ended")
-            if problem is not None:
-                raise problem
+            try:
+                with spare.scope:
+                    async with trio.open_nursery(strict_exception_groups=True) as nursery:
+                        nursery.start_soon(self._watch, prepared.host)
+                        await self._prepare(spare, nursery)
+            except BaseExceptionGroup as group:
+                failures, rest = group.split(Exception)
+                if rest is not None:
+                    raise rest from None
+                problem = failures
+                while isinstance(problem, BaseExceptionGroup):
+                    problem = problem.exceptions[0]
+            if not spare.taken:
+                raise problem or HostDied("it ended")
         finally:
-            del problem
-            if self._host is host:
-                self._host = None
-                self.warm = False
-                host.kill()
-                self._core.terminating.append(host)
+            problem = None
+            if not spare.taken:
+                spare.prepared = None
+                self._core.discard(prepared, spare.companion)
 
-    async def _watch(self, host: HostHandle, scope: trio.CancelScope) -> None:
-        try:
-            await host.wait_ended()
-            scope.cancel()
-        except trio.Cancelled:
-            if self._host is host:  # nobody needs its answers any more
-                host.kill()
-            raise
+    async def _watch(self, host: HostHandle) -> None:
+        await host.wait_ended()
+        raise HostDied(f"the standby host {host.reason or 'has ended'}")
 
-    async def _keep_warm(self, host: HostHandle) -> None:
-        """Load what the device uses, and again when it uses more, until it is taken."""
-        loaded: set[str] = set()
-        while self._host is host:
+    async def _prepare(self, spare: _Spare, nursery: trio.Nursery) -> None:
+        """Prepare a host, and again when the device changes, until it is taken."""
+        prepared = spare.prepared
+        assert prepared is not None
+        while True:
             changed = self._changed
-            wanted = self._core.executors()
-            if wanted - loaded:
-                await host.request(Preload(sorted(wanted - loaded)))
-                loaded |= wanted
+            if spare.context is None:
+                spare.step = "loading"
+            await prepared.load(self._core)
+            await self._learn()
+            if self._mode == "hot" and spare.companion is None:
+                await self._open(spare, prepared, nursery)
+            if spare.context is not None:
+                await self._follow(spare, prepared, spare.context)
             else:
-                self.warm = self._host is host
-                self._warmed.set()
-                self._warmed = trio.Event()
+                spare.step = "importing"
+                await prepared.import_modules(self._core)
+            if changed is self._changed and (self._mode == "warm" or spare.companion is not None):
+                if spare.begun is not None:
+                    self._seconds = trio.current_time() - spare.begun
+                    spare.begun = None
+                spare.step = "ready"
+                self._became_ready.set()
+                self._became_ready = trio.Event()
                 await changed.wait()
+
+    async def _learn(self) -> None:
+        """Ask the running host what the program's functions have imported there."""
+        context = self._core.context
+        if context is not None and self._core.functions.in_use:
+            with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
+                await context.prepared.learn(self._core)
+
+    async def _open(self, spare: _Spare, prepared: Prepared, nursery: trio.Nursery) -> None:
+        """Open the device in a host that was warm."""
+        core = self._core
+        spare.step = "opening"
+        companion = self._companion()
+        try:
+            await prepared.open(companion)
+        except (HostDied, StickyFault):
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is: one context there is)
+            self._be_warm(f"a second context cannot be had: {error}")
+            return
+        spare.companion = companion
+        self._account()
+        if core.memory.over_limit:
+            await core.growth.trim()
+        if core.memory.over_limit:
+            raise _NoRoomError(
+                f"with its context of {prepared.context_bytes} bytes there would be "
+                f"{core.memory.over_limit} more than the memory_limit"
+            )
+        spare.step = "mapping"
+        spare.context = context = Context(companion, prepared)
+        await nursery.start(context.run)
+
+    async def _follow(self, spare: _Spare, prepared: Prepared, context: Context) -> None:
+        """Have all in a hot host that the device has."""
+        core, companion = self._core, spare.companion
+        assert companion is not None
+        spare.step = "mapping"
+        await prepared.map(companion)
+        spare.step = "lanes"
+        for name in [name for name in prepared.ports if name in spare.lanes - core.lanes.keys()]:
+            companion.remove_lane(name)
+        spare.lanes.update(core.lanes)
+        await context.start_lanes(core)
+        spare.step = "importing"
+        await prepared.import_modules(core)
+        spare.step = "init"
+        await companion.functions.repeat(core.functions, prepared.mapped)
+        if self._warm_up is not None:
+            spare.step = "warming up"
+            await self._rehearse(companion, prepared, self._warm_up)
+        if companion.context is not context or context.terminating:
+            raise HostDied("it failed as it was prepared")
+
+    async def _rehearse(
+        self,
+        companion: DeviceCore,
+        prepared: Prepared,
+        warm_up: Callable[[Device], Awaitable[object]],
+    ) -> None:
+        """Call the program's ``warm_up``, and leave none of its memory."""
+        try:
+            await warm_up(Device(companion, self._ref))
+        except Exception as error:  # noqa: BLE001 (the program's)
+            _log.warning("%s: warm_up of a standby failed: %r", self._core.name, error)
+        for op in list(companion.in_flight.values()):
+            with suppress(Exception):
+                await op.wait()
+        slabs = companion.memory.abandon()
+        if slabs:
+            await prepared.host.request(UnmapSlabs(slabs))
+
+    def _companion(self) -> DeviceCore:
+        companion = self._core.companion()
+        companion.pinned = Pinned(companion, self._core.pinned.statistics().limit)
+        companion.exports = Exports(companion)
+        companion.functions = Functions(companion)
+        companion.place.supervisor = self._core.place.supervisor
+        return companion
+
+    @property
+    def _ref(self) -> ActorRef:
+        cell = self._core.place.cell
+        assert cell is not None  # it keeps this running
+        return cell.ref
+
+    def _be_warm(self, why: str) -> None:
+        """There is no room for hot ones: keep warm ones, and say so once."""
+        self._mode = "warm"
+        if not self._warned:
+            self._warned = True
+            told = StandbyWarning(f"{self._core.name} keeps a warm standby, not a hot one: {why}")
+            try:
+                warnings.warn(told, stacklevel=2)
+            except StandbyWarning:  # the program wants errors, and this is a task of its own
+                _log.warning("%s", told)
+
+    def _account(self) -> None:
+        """Count what contexts of standbys take against the limit of the device's memory."""
+        self._core.memory.reserved = sum(spare.nbytes for spare in self._spares)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import io
+import logging
 import os
 import signal
 import socket
@@ -24,9 +26,12 @@ from ..wire import (
     CreateManaged,
     CreateSlab,
     Fault,
+    Import,
+    Imported,
     MapPinned,
     MapPointer,
     MapSlab,
+    Modules,
     Open,
     Opened,
     OpenLane,
@@ -37,12 +42,14 @@ from ..wire import (
     encoder,
 )
 from ..wire._channel import ProtocolError, close_all, receive, send
-from ..wire._messages import BRING_DESCRIPTOR, Done, pack_exception
+from ..wire._messages import BRING_DESCRIPTOR, MODULE_NAME, MOST_MODULES, Done, pack_exception
 from ..wire._threads import start
 from ._worker import Lane, StreamSlot
 
 if TYPE_CHECKING:
     from ._protocol import HostContext
+
+_log = logging.getLogger("atomr_accel.hosts")
 
 _SWITCH_SECONDS: Final = 50e-6
 
@@ -135,12 +142,17 @@ class Host:
                 self._plan = request.plan
                 self._context = resolve_name(request.backend)(request.index, request.plan)
                 self._context.map_pinned(0, brought[0], request.staging_bytes)
-                return Opened(self._context.info)
+                return Opened(self._context.info, self._context.nbytes)
             case Preload():
                 for reference in request.references:
                     preload = getattr(resolve_name(reference), "preload", None)
                     if preload is not None:
                         preload()
+            case Import():
+                self._import(request.modules, brought[0])
+                brought.clear()
+            case Imported():
+                return Modules(_imported())
             case OpenLane():
                 sock = socket.socket(fileno=brought[0])
                 brought.clear()
@@ -163,6 +175,19 @@ class Host:
                 for slab in request.ids:
                     self._context.unmap_slab(slab)
         return Done()
+
+    @staticmethod
+    def _import(modules: list[str], done: int) -> None:
+        """Import modules in a thread, and close ``done`` then."""
+
+        def run() -> None:
+            try:
+                for name in modules:
+                    _import(name)
+            finally:
+                os.close(done)
+
+        start(threading.Thread(target=run, name="imports", daemon=True))
 
     def _open_lane(self, request: OpenLane, sock: socket.socket) -> None:
         completion = self._plan.completion
@@ -205,6 +230,26 @@ class Host:
         if failed:
             raise failed[0]
         self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+
+
+def _import(name: str) -> None:
+    """Import a module that the program's functions are going to import, if that can be done."""
+    if name not in sys.modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 (a module may do anything)
+            _log.debug("%s cannot be imported in advance: %r", name, error)
+
+
+def _imported() -> list[str]:
+    """The modules of this process that another one can import, in the order they came."""
+    names = []
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        known = spec is not None and spec.loader is not None and spec.name == name
+        if known and name != "__main__" and len(name) <= MODULE_NAME:
+            names.append(name)
+    return names[-MOST_MODULES:]
 
 
 def _buffer_lines() -> None:

@@ -53,6 +53,8 @@ class HostContext(Protocol):
     """One device as one host holds it."""
 
     info: DeviceInfo
+    nbytes: int
+    """What it takes of the device's memory itself; 0 where nobody can tell."""
 
     def open_lane(self, name: str) -> Any:
         """Make the context current in this thread and return a ``Stream`` for a lane."""

@@ -14,7 +14,7 @@ import builtins
 import contextlib
 import operator
 import traceback
-from typing import TYPE_CHECKING, Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, final
 
 import cloudpickle
 import msgspec
@@ -38,6 +38,14 @@ _TEXT: Final = 1 << 18
 
 _PICKLED: Final = 1 << 20
 """Bytes of a pickled error."""
+
+MOST_MODULES: Final = 1 << 14
+"""Modules that a host names: large frameworks have some thousands."""
+
+MODULE_NAME: Final = 256
+"""Characters of a module's name."""
+
+_ModuleName = Annotated[str, msgspec.Meta(max_length=MODULE_NAME)]
 
 
 class ProtocolViolation(Exception):
@@ -569,15 +577,40 @@ class StreamPlan(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """The device is there."""
+    """The device is there.
+
+    Attributes:
+        info: what it says of itself.
+        context_bytes: what the context takes of its memory; 0 where nobody can tell.
+    """
 
     info: DeviceInfo
+    context_bytes: int = 0
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
     """Import classes, and call their ``preload`` where they have one."""
 
     references: list[str]
+
+
+class Import(msgspec.Struct, frozen=True, tag=True):
+    """Begin to import modules, as far as that can be done.
+
+    The descriptor that comes along is closed when it is. Meanwhile other requests are answered.
+    """
+
+    modules: list[str]
+
+
+class Imported(msgspec.Struct, frozen=True, tag=True):
+    """Ask which modules functions of the program have imported."""
+
+
+class Modules(msgspec.Struct, frozen=True, tag=True):
+    """Names of modules, those first that others need."""
+
+    names: Annotated[list[_ModuleName], msgspec.Meta(max_length=MOST_MODULES)]
 
 
 class OpenLane(msgspec.Struct, frozen=True, tag=True):
@@ -681,10 +714,12 @@ ControlRequest = (
     | MapPinned
     | MapPointer
     | UnmapSlabs
+    | Import
+    | Imported
 )
-ControlReply = Opened | Done | Failure | Fault
+ControlReply = Opened | Modules | Done | Failure | Fault
 
-BRING_DESCRIPTOR: Final = (Open, OpenLane, MapSlab, MapPinned)
+BRING_DESCRIPTOR: Final = (Open, OpenLane, MapSlab, MapPinned, Import)
 """The requests with which exactly one descriptor comes along; none does with others."""
 
 FETCH_DESCRIPTOR: Final = (CreateSlab,)

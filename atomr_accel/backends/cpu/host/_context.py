@@ -78,6 +78,7 @@ class CpuContext:
     """
 
     backend: ClassVar[str] = "cpu"
+    nbytes: int = 0
 
     def __init__(self, index: int, plan: StreamPlan) -> None:
         del plan  # there are no streams to plan
