@@ -15,6 +15,8 @@ import trio
 
 from ..lanes import Port, uninterrupted
 from ..wire import (
+    AskFree,
+    Free,
     Import,
     Imported,
     MapSlab,
@@ -49,7 +51,6 @@ class Prepared:
     Attributes:
         host: the host.
         info: what the device says of itself, once it is opened.
-        context_bytes: what the context takes of the device's memory, where that is known.
         mapped: the sealed slabs it has.
         ports: its lanes by name.
         starting: the lane it is starting. It stays if the host does not survive that.
@@ -58,7 +59,6 @@ class Prepared:
     def __init__(self, host: HostHandle) -> None:
         self.host: Final = host
         self.info: DeviceInfo | None = None
-        self.context_bytes: int = 0
         self.mapped: Final[set[int]] = set()
         self.ports: Final[dict[str, Port]] = {}
         self.starting: str | None = None
@@ -94,6 +94,12 @@ class Prepared:
         if isinstance(reply, Modules):
             core.modules.update(dict.fromkeys(reply.names))
 
+    async def free_memory(self) -> int:
+        """Bytes of the device's memory that are free; 0 where that tells nothing."""
+        reply, _ = await self.host.request(AskFree())
+        assert isinstance(reply, Free)
+        return reply.nbytes
+
     async def open(self, core: DeviceCore) -> DeviceInfo:
         """Open the device."""
         if self.info is None:
@@ -102,7 +108,7 @@ class Prepared:
             request = Open(context, core.index, staging.nbytes, core.plan)
             reply, _ = await self.host.request(request, staging.fd)
             assert isinstance(reply, Opened)
-            self.info, self.context_bytes = reply.info, reply.context_bytes
+            self.info = reply.info
         return self.info
 
     async def map(self, core: DeviceCore) -> int:

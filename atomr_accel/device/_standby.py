@@ -83,7 +83,7 @@ class StandbyStatistics:
             last one was just taken, or has failed and is tried again later.
         kept: how many are wanted.
         ready: how many are ready.
-        nbytes: what their contexts take of the device's memory, as far as the driver tells.
+        nbytes: what they take of the device's memory, as far as the driver tells.
         seconds: how long the last one took to be ready; None before the first.
         used: how many have taken over.
         died: how many have ended before, or could not be had.
@@ -115,6 +115,8 @@ class _Spare:
         scope: all that is done with it.
         begun: when it was started.
         lanes: those of its lanes that are, or were, the device's.
+        left: bytes of the device's memory that it has found; 0 where that is not known.
+        nbytes: what it takes of the device's memory.
         taken: whether it has taken over.
         given_up: whether that is why it has ended.
     """
@@ -127,12 +129,8 @@ class _Spare:
         self.scope = trio.CancelScope()
         self.begun: float | None = trio.current_time()
         self.lanes: set[str] = set()
+        self.left = self.nbytes = 0
         self.taken = self.given_up = False
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes of the device's memory."""
-        return 0 if self.prepared is None else self.prepared.context_bytes
 
 
 Taken = tuple[Prepared, "DeviceCore | None", bool]
@@ -357,6 +355,7 @@ class Standby:
                 await prepared.import_modules(self._core)
             if changed is self._changed and (self._mode == "warm" or spare.companion is not None):
                 if spare.begun is not None:
+                    await self._measure(spare)
                     self._seconds = trio.current_time() - spare.begun
                     spare.begun = None
                 spare.step = "ready"
@@ -376,6 +375,7 @@ class Standby:
         core = self._core
         spare.step = "opening"
         companion = self._companion()
+        spare.left = await self._left()
         try:
             await prepared.open(companion)
         except (HostDied, StickyFault):
@@ -384,13 +384,13 @@ class Standby:
             self._be_warm(f"a second context cannot be had: {error}")
             return
         spare.companion = companion
-        self._account()
+        await self._measure(spare)
         if core.memory.over_limit:
             await core.growth.trim()
         if core.memory.over_limit:
             raise _NoRoomError(
-                f"with its context of {prepared.context_bytes} bytes there would be "
-                f"{core.memory.over_limit} more than the memory_limit"
+                f"its context takes {spare.nbytes} bytes, {core.memory.over_limit} more than the "
+                "memory_limit leaves"
             )
         spare.step = "mapping"
         spare.context = context = Context(companion, prepared)
@@ -459,6 +459,20 @@ class Standby:
                 warnings.warn(told, stacklevel=2)
             except StandbyWarning:  # the program wants errors, and this is a task of its own
                 _log.warning("%s", told)
+
+    async def _left(self) -> int:
+        """Bytes of the device's memory that are free, and those that are the program's."""
+        context = self._core.context
+        with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
+            if context is not None and (free := await context.prepared.free_memory()):
+                return free + self._core.memory.capacity
+        return 0
+
+    async def _measure(self, spare: _Spare) -> None:
+        """Note what a hot one has taken of the device's memory."""
+        if spare.left and (left := await self._left()):
+            spare.nbytes = max(0, spare.left - left)
+        self._account()
 
     def _account(self) -> None:
         """Count what contexts of standbys take against the limit of the device's memory."""

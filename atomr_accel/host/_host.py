@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Final, final
 import msgspec
 
 from ..wire import (
+    AskFree,
     ControlRequest,
     CreateManaged,
     CreateSlab,
     Fault,
+    Free,
     Import,
     Imported,
     MapPinned,
@@ -142,7 +144,7 @@ class Host:
                 self._plan = request.plan
                 self._context = resolve_name(request.backend)(request.index, request.plan)
                 self._context.map_pinned(0, brought[0], request.staging_bytes)
-                return Opened(self._context.info, self._context.nbytes)
+                return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
                     preload = getattr(resolve_name(reference), "preload", None)
@@ -151,6 +153,8 @@ class Host:
             case Import():
                 self._import(request.modules, brought[0])
                 brought.clear()
+            case AskFree():
+                return Free(self._context.free_memory())
             case Imported():
                 return Modules(_imported())
             case OpenLane():

@@ -53,11 +53,12 @@ class HostContext(Protocol):
     """One device as one host holds it."""
 
     info: DeviceInfo
-    nbytes: int
-    """What it takes of the device's memory itself; 0 where nobody can tell."""
 
     def open_lane(self, name: str) -> Any:
         """Make the context current in this thread and return a ``Stream`` for a lane."""
+
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody has; 0 where that tells nothing."""
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps that have both happened."""

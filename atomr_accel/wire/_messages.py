@@ -577,15 +577,19 @@ class StreamPlan(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """The device is there.
-
-    Attributes:
-        info: what it says of itself.
-        context_bytes: what the context takes of its memory; 0 where nobody can tell.
-    """
+    """The device is there."""
 
     info: DeviceInfo
-    context_bytes: int = 0
+
+
+class AskFree(msgspec.Struct, frozen=True, tag=True):
+    """Ask how much memory of the device is free."""
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of the device's memory that are free, whoever has the others."""
+
+    nbytes: int
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
@@ -716,8 +720,9 @@ ControlRequest = (
     | UnmapSlabs
     | Import
     | Imported
+    | AskFree
 )
-ControlReply = Opened | Modules | Done | Failure | Fault
+ControlReply = Opened | Modules | Free | Done | Failure | Fault
 
 BRING_DESCRIPTOR: Final = (Open, OpenLane, MapSlab, MapPinned, Import)
 """The requests with which exactly one descriptor comes along; none does with others."""

@@ -78,7 +78,6 @@ class CpuContext:
     """
 
     backend: ClassVar[str] = "cpu"
-    nbytes: int = 0
 
     def __init__(self, index: int, plan: StreamPlan) -> None:
         del plan  # there are no streams to plan
@@ -103,6 +102,10 @@ class CpuContext:
         del name
         np.seterr(all="ignore")
         return CpuStream(self)
+
+    def free_memory(self) -> int:
+        """Contexts take none."""
+        return 0
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps."""

@@ -276,6 +276,11 @@ class CudaContext:
                 del self._streams[index], self._stream_users[index]
                 check("cuStreamDestroy", driver.cuStreamDestroy(handle))
 
+    def free_memory(self) -> int:
+        """Bytes that are free (``cuMemGetInfo``)."""
+        free: int = check("cuMemGetInfo", driver.cuMemGetInfo())[0]
+        return free
+
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps (``cuEventElapsedTime``)."""
         events = self.events
