@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ..wire import StreamPlan
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
+_NO_BACKOFF: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
 
 @final
@@ -125,7 +126,7 @@ async def open_device(
     isolation: Isolation = "process",
     max_restarts: int = 3,
     restart_period: float = 60.0,
-    backoff: Backoff = _RESTART_BACKOFF,
+    backoff: Backoff | None = None,
     standby: StandbyMode | Literal["auto"] | bool | None = "auto",
     standbys: int = 1,
     warm_up: Callable[[Device], Awaitable[object]] | None = None,
@@ -156,7 +157,8 @@ async def open_device(
             process; a sticky fault is then final.
         max_restarts: failures to recover from within ``restart_period``.
         restart_period: seconds.
-        backoff: how long to wait before a restart; not at all before the first.
+        backoff: how long to wait before a restart; by default not at all before the first, and
+            longer before each that follows, but never where a hot standby is kept.
         standby: keep another host process prepared for the next rebuild. ``"warm"``, or True:
             it has imported what it needs and touches no device. ``"hot"``: it has the device
             open, the sealed buffers mapped, the lanes in use running, and what the ``init`` of
@@ -347,6 +349,9 @@ async def _spawn(
     core.exports = Exports(core)
     core.functions = Functions(core)
     mode = standby_mode(given["standby"], slow_start=backend.slow_start, isolation=isolation)
+    backoff: Backoff | None = given["backoff"]
+    if backoff is None:  # a hot standby has proved good: nothing is gained by waiting
+        backoff = _NO_BACKOFF if mode == "hot" else _RESTART_BACKOFF
     if mode is not None:
         core.standby = Standby(core, mode, operator.index(given["standbys"]), given["warm_up"])
     try:
@@ -358,7 +363,7 @@ async def _spawn(
             supervision=Supervision(
                 decider=_escalate if isolation == "thread" else _decide,
                 intensity=Intensity(restarts=given["max_restarts"], within=given["restart_period"]),
-                backoff=given["backoff"],
+                backoff=backoff,
                 escalation=core.loss,
             ),
         )

@@ -312,11 +312,18 @@ class Functions:
 
     async def repeat(self, whole: Functions, mapped: set[int]) -> None:
         """Make the states of another device's lanes, as far as they need what is mapped here."""
+        for lane, own in list(self._lanes.items()):
+            if own.spec.name not in self._core.ports:
+                del self._lanes[lane]
         for lane, other in list(whole._lanes.items()):
             port = self._core.ports.get(other.spec.name)
-            if port is None or other.init is None or not other.init.lies_in(mapped):
+            if port is None or other.init is None:
                 continue
             own = self._known(lane)
+            if own.init is not other.init:  # it may hold what nobody else does any more
+                own.init = own.source = None
+            if not other.init.lies_in(mapped):
+                continue
             if own.repeat(self._core, port, other):
                 await own.settled.wait()
                 if not own.good and own.made is not None:

@@ -41,7 +41,7 @@ class DeviceSettings(TypedDict, total=False):
     isolation: Isolation
     max_restarts: int
     restart_period: float
-    backoff: Backoff
+    backoff: Backoff | None
     standby: StandbyMode | Literal["auto"] | bool | None
     standbys: int
     warm_up: Callable[[Device], Awaitable[object]] | None
@@ -85,7 +85,7 @@ def check_settings(
     _one_of("isolation", isolation, ("process", "thread"))
     _whole_number("max_restarts", max_restarts, least=0)
     _seconds("restart_period", restart_period)
-    if not isinstance(backoff, Backoff):
+    if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff, not {_said(backoff)}")
     if standby is not None and not isinstance(standby, bool):
         _one_of("standby", standby, ("auto", "hot", "warm"), beside="a bool or None")

@@ -233,6 +233,10 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
         assert np.array_equal(product, 2 * EYE)
         async with rehearsal.batch() as batch:
             batch.fft.fft(await rehearsal.put(np.ones(8, np.complex64)))
+        async with rehearsal.record(a) as program:
+            squared = program.blas.gemm(a, shared["sealed"])
+        await program.replay()
+        assert np.array_equal(await rehearsal.get(squared), 2 * EYE)
         seen.append((rehearsal.statistics().host_pid, device.statistics().host_pid))
         made.append(a)
 
