@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
 from .._errors import AccelError, OutOfMemory, Unsupported
-from ..lanes import HostDied, uninterrupted
+from ..lanes import END_SECONDS, HostDied, uninterrupted
 from ..memory import SLICE, Slab, least_slab
 from ..wire import OFFSET_MASK, CreateSlab, StickyFault, UnmapSlabs, arrived
 from ._failures import SHORTAGES
@@ -149,6 +149,13 @@ class Growth:
             return await self._create_now(context, sizes(), sealed=sealed)
         except OutOfMemory:
             await self._trim(context)
+        if self._core.terminating:
+            # What they had is free only once they have ended, and a standby is back sooner.
+            with suppress(OutOfMemory):
+                return await self._create_now(context, sizes(), sealed=sealed)
+            for host in list(self._core.terminating):
+                with trio.move_on_after(END_SECONDS):
+                    await self._core.reap_host(host)
         try:
             return await self._create_now(context, sizes(), sealed=sealed)
         except OutOfMemory:

@@ -10,6 +10,9 @@ serves the companion (``DeviceCore.companion``), until another context takes the
     starting, loading, importing, ready                                            (warm)
     starting, loading, opening, mapping, lanes, importing, init, warming up, ready  (hot)
 
+Beside the hot ones a warm one is in reserve: it becomes hot when one is taken, and serves itself
+when faults follow each other faster than hosts get hot.
+
 From wherever it is it can be taken, and goes on with what it was doing. When the device uses more
 it leaves ``ready``, and comes back. One that fails is replaced, less and less often.
 """
@@ -50,7 +53,7 @@ _RETRY: Final = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
 """When another is tried after one that could not be had."""
 
 _BREATH_SECONDS: Final = 0.1
-"""After a rebuild the program's ops come first."""
+"""After a rebuild the program's ops come first: for so long none becomes hot."""
 
 _STEP_SECONDS: Final = 5.0
 """Whoever needs a host waits so long for one to finish what it is doing, or starts its own."""
@@ -58,7 +61,7 @@ _STEP_SECONDS: Final = 5.0
 _ROOM_SECONDS: Final = 1.0
 """A standby that has not let go of memory after this long is killed."""
 
-_ORDER: Final = (
+_STEPS: Final = (
     "starting",
     "loading",
     "opening",
@@ -111,7 +114,9 @@ class _Spare:
         prepared: the host, until it is taken.
         companion: the device there, if it is hot.
         context: what serves that.
-        step: where it is, on the way of ``_ORDER``.
+        hot: whether it is to be, as far as there is room.
+        step: where it is, on the way of ``_STEPS``.
+        wake: set when it may have to do more.
         scope: all that is done with it.
         begun: when it was started.
         lanes: those of its lanes that are, or were, the device's.
@@ -125,12 +130,19 @@ class _Spare:
         self.prepared: Prepared | None = None
         self.companion: DeviceCore | None = None
         self.context: Context | None = None
+        self.hot = False
         self.step = "starting"
+        self.wake = trio.Event()
         self.scope = trio.CancelScope()
         self.begun: float | None = trio.current_time()
         self.lanes: set[str] = set()
         self.left = self.nbytes = 0
         self.taken = self.given_up = False
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """How far it is, to be compared with others."""
+        return self.companion is not None, _STEPS.index(self.step)
 
 
 Taken = tuple[Prepared, "DeviceCore | None", bool]
@@ -162,8 +174,8 @@ class Standby:
         self._kept: Final = kept
         self._warm_up: Final = warm_up
         self._spares: list[_Spare] = []
-        self._changed = trio.Event()
         self._became_ready = trio.Event()
+        self._vacant = trio.Event()
         self._warned = False
         self._seconds: float | None = None
         self._used = self._died = 0
@@ -173,25 +185,26 @@ class Standby:
         """Keep as many as are wanted, whenever there is a context."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            for _ in range(self._kept):
+            for _ in range(self._kept + (self._wanted == "hot")):
                 nursery.start_soon(self._keep)
+            nursery.start_soon(self._promote)
 
     # --- for the device -------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """Whether one has nothing more to do."""
-        return any(spare.step == "ready" for spare in self._spares)
+        return self.statistics().ready > 0
 
     @property
     def hosts(self) -> list[HostHandle]:
-        """The hosts."""
-        return [spare.prepared.host for spare in self._spares if spare.prepared is not None]
+        """The hosts, the best one first; also that in reserve."""
+        return [spare.prepared.host for spare in self._best_first() if spare.prepared is not None]
 
-    async def wait_ready(self) -> None:
-        """Wait until as many are ready as are wanted."""
+    async def wait_ready(self, least: int | None = None) -> None:
+        """Wait until ``least`` are ready, or else as many as are wanted."""
         await trio.lowlevel.checkpoint()
-        while self.statistics().ready < self._kept:
+        while self.statistics().ready < (least or self._kept):
             await self._became_ready.wait()
 
     def changed(self) -> None:
@@ -199,17 +212,18 @@ class Standby:
         for spare in self._spares:
             if spare.step == "ready":
                 spare.step = "loading" if spare.companion is None else "mapping"
-        self._changed.set()
-        self._changed = trio.Event()
+            spare.wake.set()
 
     def statistics(self) -> StandbyStatistics:
         """A snapshot."""
-        steps = [spare.step for spare in self._spares]
+        warm = self._mode == "warm"
+        wanted = [spare for spare in self._best_first() if warm or spare.hot]
+        ready = [s for s in wanted if s.step == "ready" and (warm or s.companion is not None)]
         return StandbyStatistics(
             mode=self._mode,
-            state=max(steps, key=_ORDER.index, default="waiting"),
+            state=wanted[0].step if wanted else "waiting",
             kept=self._kept,
-            ready=steps.count("ready"),
+            ready=min(self._kept, len(ready)),
             nbytes=self._core.memory.reserved,
             seconds=self._seconds,
             used=self._used,
@@ -219,7 +233,7 @@ class Standby:
     async def take(self) -> Taken | None:
         """Take over the host that is farthest prepared; None if there is none."""
         ready = False
-        for spare in sorted(self._spares, key=lambda one: -_ORDER.index(one.step)):
+        for spare in self._best_first():
             prepared, context = spare.prepared, spare.context
             if prepared is None:
                 continue
@@ -273,15 +287,36 @@ class Standby:
 
     # --- each of them ---------------------------------------------------------------------
 
+    def _best_first(self) -> list[_Spare]:
+        return sorted(self._spares, key=lambda spare: spare.rank, reverse=True)
+
+    async def _promote(self) -> None:
+        """Have as many become hot as are wanted, those that are farthest."""
+        while True:
+            await self._vacant.wait()
+            self._vacant = trio.Event()
+            await self._core.ready()
+            if self._used:
+                await trio.sleep(_BREATH_SECONDS)
+            if self._mode == "warm":
+                continue
+            wanting = self._kept - sum(spare.hot for spare in self._spares)
+            for spare in [spare for spare in self._best_first() if not spare.hot][
+                : max(0, wanting)
+            ]:
+                spare.hot = True
+            for spare in self._spares:
+                if spare.hot and spare.companion is None:
+                    spare.wake.set()
+
     async def _keep(self) -> None:
         """Keep one."""
         failures = 0
         while True:
             await self._core.ready()
-            if self._used:
-                await trio.sleep(_BREATH_SECONDS)
             spare = _Spare()
             self._spares.append(spare)
+            self._vacant.set()
             try:
                 await self._keep_one(spare)
                 failures = 0
@@ -341,27 +376,27 @@ class Standby:
         prepared = spare.prepared
         assert prepared is not None
         while True:
-            changed = self._changed
+            wake = spare.wake = trio.Event()
             if spare.context is None:
                 spare.step = "loading"
             await prepared.load(self._core)
             await self._learn()
-            if self._mode == "hot" and spare.companion is None:
+            if spare.hot and self._mode == "hot" and spare.companion is None:
                 await self._open(spare, prepared, nursery)
             if spare.context is not None:
                 await self._follow(spare, prepared, spare.context)
             else:
                 spare.step = "importing"
                 await prepared.import_modules(self._core)
-            if changed is self._changed and (self._mode == "warm" or spare.companion is not None):
-                if spare.begun is not None:
+            if not wake.is_set():
+                if spare.begun is not None and (self._wanted == "warm" or spare.context):
                     await self._measure(spare)
                     self._seconds = trio.current_time() - spare.begun
                     spare.begun = None
                 spare.step = "ready"
                 self._became_ready.set()
                 self._became_ready = trio.Event()
-                await changed.wait()
+                await wake.wait()
 
     async def _learn(self) -> None:
         """Ask the running host what the program's functions have imported there."""

@@ -354,7 +354,6 @@ class Port:
                 suspected op; the port does nothing more afterwards.
         """
         self._on_fault = on_fault
-        self._handing_over = False
         self._flusher = turns = LoopFlusher.join(self)
         if self._frames_in.begun:
             self._cut.set()
@@ -387,6 +386,7 @@ class Port:
         Args:
             in_flight: the ops of that device. What is in flight here is younger.
         """
+        self._handing_over = False
         ours = [op for op in self._in_flight.values() if op.port is self]
         if ours and not in_flight:
             shorten_switch_interval()

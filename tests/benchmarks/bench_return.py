@@ -29,7 +29,7 @@ import trio
 
 from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.backends import cuda
-from atomr_accel.testing import poison
+from atomr_accel.testing import poison, standby_ready
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -210,12 +210,6 @@ async def back(device: Device, subject: Subject, kind: Any) -> tuple[float, floa
     return seen - launched, good - seen
 
 
-async def ready(device: Device) -> None:
-    """Wait until one standby at least is ready."""
-    while (found := device.statistics().standby) is None or not found.ready:
-        await trio.sleep(0.01)
-
-
 def opened(mode: str, options: argparse.Namespace, warm_up: Any = None) -> Any:
     """A device that is never lost."""
     return open_device(
@@ -246,7 +240,7 @@ async def measure(mode: str, part: str, options: argparse.Namespace) -> str:
         samples = []
         with trio.move_on_after(options.seconds):
             for _ in range(options.repeats):
-                await ready(device)
+                await standby_ready(device, 1)
                 await trio.sleep(0.05)
                 _, seconds = await back(device, subject, options.fault)
                 samples.append(seconds)
@@ -267,8 +261,7 @@ async def clients(options: argparse.Namespace) -> None:
     """Tasks that ask without pause, faults meanwhile, and what is left of their throughput."""
     async with opened("hot", options) as device:
         subject, nbytes = await llama(device, options.model)
-        while (found := device.statistics().standby) is None or found.ready < options.standbys:
-            await trio.sleep(0.05)
+        await standby_ready(device)
         answers = 0
         longest = 0.0
         over = False
@@ -315,14 +308,13 @@ async def storm(options: argparse.Namespace) -> None:
     """Faults right after each return."""
     async with opened("hot", options) as device:
         subject = await builtin(device)
-        while (found := device.statistics().standby) is None or found.ready < options.standbys:
-            await trio.sleep(0.05)
+        await standby_ready(device)
         seconds = []
         for _ in range(STORM):
             seconds.append((await back(device, subject, options.fault))[1])
             await trio.sleep(CALM_SECONDS)
         after = time.perf_counter()
-        await ready(device)
+        await standby_ready(device, 1)
         standby = device.statistics().standby
         assert standby is not None
         print(

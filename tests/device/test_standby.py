@@ -17,9 +17,10 @@ import trio.testing
 
 from atomr_accel import GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
 from atomr_accel.device import _standby
+from atomr_accel.device._growth import Growth
 from atomr_accel.device._prepared import Prepared
-from atomr_accel.lanes import HostDied
-from atomr_accel.testing import kill_host, poison
+from atomr_accel.lanes import HostDied, start_host
+from atomr_accel.testing import kill_host, poison, standby_ready
 from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ async def test_a_hot_one_has_all_that_the_device_has(
         before, _ = await answer(device, init)
         for _ in range(3):
             await standby_of(device).wait_ready()
-            (host,) = standby_of(device).hosts
+            host = standby_of(device).hosts[0]
             ready = time.monotonic()
             await end(device)
             pid, made = await answer(device, init)
@@ -110,17 +111,20 @@ async def test_what_is_sealed_later_is_there_and_what_is_freed_goes() -> None:
             second = await device.seal(await device.put(np.full(1 << 20, number, np.int32)))
             await standby.wait_ready()
             slabs = {slab.id for slab in device._core.memory.sealed_slabs()}
-            assert standby._spares[0].prepared is not None
-            assert standby._spares[0].prepared.mapped == slabs
+            assert standby._best_first()[0].prepared is not None
+            assert standby._best_first()[0].prepared.mapped == slabs
             await poison(device)
             assert (await device.get(first)).tolist() == [number] * 3
             await device.free(first)
             await device.free(second)
             await device.trim()
-            assert standby._spares[0].prepared is None or not standby._spares[0].prepared.mapped
+            assert (
+                standby._best_first()[0].prepared is None
+                or not standby._best_first()[0].prepared.mapped
+            )
             await standby.wait_ready()
-            assert standby._spares[0].prepared is not None
-            assert not standby._spares[0].prepared.mapped
+            assert standby._best_first()[0].prepared is not None
+            assert not standby._best_first()[0].prepared.mapped
 
 
 @program
@@ -131,7 +135,7 @@ async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
         for _ in range(3):
             await answer(device, init, "mine")
             await standby.wait_ready()
-            spare = standby._spares[0]
+            spare = standby._best_first()[0]
             assert spare.prepared is not None
             assert "run.mine" in spare.prepared.ports
             await device.close_lane("mine")
@@ -245,7 +249,7 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
         shared["sealed"] = await device.put(EYE, sealed=True)
         for _ in range(2):
             await standby_of(device).wait_ready()
-            (host,) = standby_of(device).hosts
+            host = standby_of(device).hosts[0]
             assert seen[-1][0] == host.pid != seen[-1][1] == device.statistics().host_pid
             assert made[-1].is_stale
             with pytest.raises(ValueError, match="runs on another cpu:0"):
@@ -281,7 +285,7 @@ async def test_it_is_taken_while_it_warms_up() -> None:
 
     async with hot(warm_up=warm_up) as device:
         await begun.wait()
-        (host,) = standby_of(device).hosts
+        host = standby_of(device).hosts[0]
         await poison(device)
         await works(device)
         assert device.statistics().host_pid == host.pid
@@ -314,7 +318,7 @@ async def test_as_many_are_kept_as_are_wanted() -> None:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init)
         await standby_of(device).wait_ready()
-        hosts = {host.pid for host in standby_of(device).hosts}
+        hosts = {host.pid for host in standby_of(device).hosts[:2]}
         assert len(hosts) == 2
         seen = set()
         for _ in range(2):
@@ -400,7 +404,7 @@ async def test_a_second_context_that_cannot_be_had_leaves_a_warm_one(
             statistics = device.statistics().standby
             assert statistics is not None
             assert (statistics.mode, statistics.died) == ("warm", 0)
-            (host,) = standby_of(device).hosts
+            host = standby_of(device).hosts[0]
             await poison(device)
             await works(device)
             assert device.statistics().host_pid == host.pid
@@ -441,6 +445,41 @@ async def test_the_program_comes_before_its_standby(monkeypatch: pytest.MonkeyPa
         await works(device)
         await standby_of(device).wait_ready()
         assert standby_of(device).statistics().mode == "hot"  # there is room again
+
+
+@program
+async def test_memory_of_a_host_that_is_ending_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hot standby is back before the driver has freed all that the last host had."""
+    usual = Growth._create_now
+
+    async def create(self: Growth, *args: Any, **kwargs: Any) -> Any:
+        if not last.ended:
+            await trio.lowlevel.checkpoint()
+            refused.append(args)
+            last.kill()
+            raise OutOfMemory("another has it", requested=0)
+        return await usual(self, *args, **kwargs)
+
+    refused: list[Any] = []
+    async with hot() as device:
+        await standby_ready(device)
+        last = await start_host("process")
+        device._core.terminating.append(last)
+        monkeypatch.setattr(Growth, "_create_now", create)
+        await works(device)
+        assert refused
+        assert last not in device._core.terminating
+        assert standby_of(device).statistics().mode == "hot"
+
+
+@program
+async def test_without_a_standby_nobody_waits_for_one() -> None:
+    async with opened(standby=None) as device:
+        assert device.statistics().standby is None
+        with pytest.raises(Unsupported, match="keeps no standby"):
+            await standby_ready(device)
 
 
 # --- what a warm one has imported ---------------------------------------------------------------

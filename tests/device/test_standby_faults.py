@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [cpu_only, pytest.mark.slow]
 
-STATES: Final = (*_standby._ORDER, "waiting", "any")
+STATES: Final = (*_standby._STEPS, "waiting", "any")
 ROUNDS: Final = 6
 OFTEN: Final = 10**6
 
