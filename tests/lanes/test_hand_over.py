@@ -59,10 +59,9 @@ class Lane:
         frames = self._frames.feed(data)
         return [request[0] for frame in frames for request in msgspec.msgpack.decode(frame)]
 
-    async def run(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    async def run(self, scope: trio.CancelScope) -> None:
         """Be who runs it, until another does."""
-        with trio.CancelScope() as scope:
-            task_status.started(scope)
+        with scope:
             await self.port.run(lambda fault, _: self.faults.append(fault))
 
     def hand_over(self, scope: trio.CancelScope) -> None:
@@ -79,7 +78,8 @@ def test_nothing_is_lost(sent: int, cut: int, *, ran: bool, meanwhile: bool) -> 
         lane = Lane()
         answers = bytearray()
         async with trio.open_nursery() as nursery:
-            scope = await nursery.start(lane.run)
+            scope = trio.CancelScope()
+            nursery.start_soon(lane.run, scope)
             if ran:  # or its task has not even begun
                 await trio.testing.wait_all_tasks_blocked()
             ops = [lane.submit() for _ in range(sent)]
@@ -95,7 +95,7 @@ def test_nothing_is_lost(sent: int, cut: int, *, ran: bool, meanwhile: bool) -> 
         assert not lane.before
         assert set(lane.after) == {op.seq for op in ops if not op.answered}
         async with trio.open_nursery() as nursery:
-            await nursery.start(lane.run)
+            nursery.start_soon(lane.run, trio.CancelScope())
             last = lane.submit()
             await trio.testing.wait_all_tasks_blocked()
             assert lane.received() == [op.seq for op in (*ops, last)]
@@ -115,7 +115,8 @@ def test_nothing_is_lost(sent: int, cut: int, *, ran: bool, meanwhile: bool) -> 
 async def test_a_lane_that_ended_meanwhile_ends_at_once() -> None:
     lane = Lane()
     async with trio.open_nursery() as nursery:
-        scope = await nursery.start(lane.run)
+        scope = trio.CancelScope()
+        nursery.start_soon(lane.run, scope)
         await trio.testing.wait_all_tasks_blocked()
         lane.hand_over(scope)
     lane.end.close()
@@ -130,7 +131,8 @@ async def test_a_lane_that_ended_meanwhile_ends_at_once() -> None:
 async def test_a_lane_that_nobody_goes_on_with_is_closed() -> None:
     lane = Lane()
     async with trio.open_nursery() as nursery:
-        scope = await nursery.start(lane.run)
+        scope = trio.CancelScope()
+        nursery.start_soon(lane.run, scope)
         lane.hand_over(scope)
     with pytest.raises(BlockingIOError):
         lane.end.recv(1)
