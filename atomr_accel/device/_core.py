@@ -277,6 +277,7 @@ class DeviceCore:
             if name not in self.lanes:
                 self.add_lane(spec, number)
         left = companion.memory.abandon()
+        companion.finish()
         if idle:  # else they go with the host, because it may still write there
             self.memory.unmapped += left
 
@@ -292,7 +293,14 @@ class DeviceCore:
             while companion.in_flight:
                 fail_some(companion.in_flight, lambda op: HostDied(f"{op.name}: no host"))
             companion.memory.abandon()
-            companion.pinned.close()
+            companion.finish()
+
+    def finish(self) -> None:
+        """A companion is over: whoever still calls it is told."""
+        self.memory.over = "was there for its warm_up, which is over"
+        self._end = DeviceLost(f"{self.name} {self.memory.over}")
+        self._opened.open()
+        self.pinned.close()
 
     def release(self, context: Context) -> None:
         """Close the gate of a companion: its host is another's from now on."""

@@ -231,7 +231,7 @@ class _Lane:
         made = other.made
         if made is None or other.init is None or (made.answered and made.error is not None):
             return
-        if self.init is None:  # nobody has used this lane yet
+        if self.init is None or _same(self.source, other.source):
             self.init, self.source = other.init, other.source
         if self.init is other.init:
             self.number, self.made, self.order = other.number, made, other.order

@@ -29,7 +29,7 @@ import trio
 
 from .._errors import AccelError, StandbyWarning
 from ..actors import Backoff
-from ..lanes import HostDied, start_host, uninterrupted
+from ..lanes import END_SECONDS, HostDied, start_host, uninterrupted
 from ..wire import StickyFault, UnmapSlabs
 from ._context import Context
 from ._device import Device
@@ -281,7 +281,8 @@ class Standby:
         for host in hosts:
             host.kill()
         for host in hosts:
-            await host.wait_ended()
+            with trio.move_on_after(END_SECONDS):
+                await host.wait_ended()
         self._core.memory.reserved = 0
         return True
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
+from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
 from atomr_accel.device import _standby
 from atomr_accel.device._growth import Growth
 from atomr_accel.device._prepared import Prepared
@@ -228,6 +228,7 @@ def _slow(gate: str, log: str, weights: Any) -> Any:
 async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
     seen: list[tuple[int | None, int | None]] = []
     made = []
+    devices = []
 
     async def warm_up(rehearsal: Device) -> None:
         if "sealed" not in shared:
@@ -243,6 +244,7 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
         assert np.array_equal(await rehearsal.get(squared), 2 * EYE)
         seen.append((rehearsal.statistics().host_pid, device.statistics().host_pid))
         made.append(a)
+        devices.append(rehearsal)
 
     shared: dict[str, Any] = {}
     async with hot(warm_up=warm_up) as device:
@@ -256,8 +258,49 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
                 await device.get(made[-1])
             await poison(device)
             await works(device)
+            with pytest.raises(DeviceLost, match="its warm_up, which is over"):
+                await works(devices[-1])
             assert {lane.name for lane in device.statistics().lanes} >= {"memory", "blas", "fft"}
             assert np.array_equal(await device.get(shared["sealed"]), EYE)
+
+
+@program
+async def test_what_warm_up_has_prepared_is_not_mistaken_for_the_programs_own() -> None:
+    """Plans and kernels have numbers in the host, and both of them count."""
+
+    def kernel(value: int) -> Callable[[Any], None]:
+        def run(cells: Any) -> None:
+            cells[:] = value
+
+        return run
+
+    async def use(device: Device, lengths: tuple[int, ...], value: int) -> list[Any]:
+        made = await device.nvrtc.compile(_NOTHING, "nothing", cpu=kernel(value))
+
+        async def again() -> None:
+            cells = await device.zeros(2, np.float32)
+            await made.launch(1, 1, cells)
+            assert (await device.get(cells)).tolist() == [value] * 2
+            for length in lengths:
+                host = np.arange(length) + 1j
+                found = await device.get(await device.fft.fft(await device.put(host)))
+                np.testing.assert_allclose(found, np.fft.fft(host), atol=1e-9)
+
+        await again()
+        return [again]
+
+    async def warm_up(rehearsal: Device) -> None:
+        await use(rehearsal, (5, 6, 7, 8), 1)
+
+    async with hot(warm_up=warm_up) as device:
+        (again,) = await use(device, (8, 5, 9), 2)
+        for _ in range(2):
+            await standby_ready(device)
+            await poison(device)
+            await again()
+
+
+_NOTHING: Final = 'extern "C" __global__ void nothing(float* cells) {}'
 
 
 @program
