@@ -589,6 +589,8 @@ class DeviceCore:
         port.submit(op)
         if self.dropped:
             self._release()
+        if message.lasting and self.standby is not None:
+            self.standby.note(port.name, message)
         return op
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:

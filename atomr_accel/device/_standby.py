@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, final
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef
     from ..lanes import HostHandle
+    from ..wire import Message
     from ._core import DeviceCore
 
 StandbyMode = Literal["hot", "warm"]
@@ -57,6 +59,9 @@ _BREATH_SECONDS: Final = 0.1
 
 _STEP_SECONDS: Final = 5.0
 """Whoever needs a host waits so long for one to finish what it is doing, or starts its own."""
+
+_MOST_NOTED: Final = 512
+"""Plans and kernels of which hot ones have their own, those that were made last."""
 
 _ROOM_SECONDS: Final = 1.0
 """A standby that has not let go of memory after this long is killed."""
@@ -122,6 +127,8 @@ class _Spare:
         lanes: those of its lanes that are, or were, the device's.
         left: bytes of the device's memory that it has found; 0 where that is not known.
         nbytes: what it takes of the device's memory.
+        behind: whether the device has changed since it followed.
+        noted: what it has prepared of what the device has.
         taken: whether it has taken over.
         given_up: whether that is why it has ended.
     """
@@ -137,6 +144,8 @@ class _Spare:
         self.begun: float | None = trio.current_time()
         self.lanes: set[str] = set()
         self.left = self.nbytes = 0
+        self.behind = True
+        self.noted: set[tuple[str, Message]] = set()
         self.taken = self.given_up = False
 
     @property
@@ -174,6 +183,7 @@ class Standby:
         self._kept: Final = kept
         self._warm_up: Final = warm_up
         self._spares: list[_Spare] = []
+        self._noted: OrderedDict[tuple[str, Message], None] = OrderedDict()
         self._became_ready = trio.Event()
         self._vacant = trio.Event()
         self._warned = False
@@ -212,6 +222,19 @@ class Standby:
         for spare in self._spares:
             if spare.step == "ready":
                 spare.step = "loading" if spare.companion is None else "mapping"
+            spare.behind = True
+            spare.wake.set()
+
+    def note(self, lane: str, message: Message) -> None:
+        """The device has prepared something, such as a plan, which a hot one is to have, too."""
+        known = (lane, message) in self._noted
+        self._noted[lane, message] = None
+        if known:
+            self._noted.move_to_end((lane, message))
+            return
+        if len(self._noted) > _MOST_NOTED:
+            self._noted.popitem(last=False)
+        for spare in self._spares:
             spare.wake.set()
 
     def statistics(self) -> StandbyStatistics:
@@ -378,15 +401,20 @@ class Standby:
         assert prepared is not None
         while True:
             wake = spare.wake = trio.Event()
-            if spare.context is None:
-                spare.step = "loading"
-            await prepared.load(self._core)
-            await self._learn()
+            behind, spare.behind = spare.behind, False
+            if behind:
+                if spare.context is None:
+                    spare.step = "loading"
+                await prepared.load(self._core)
+                await self._learn()
             if spare.hot and self._mode == "hot" and spare.companion is None:
                 await self._open(spare, prepared, nursery)
+                behind = True
             if spare.context is not None:
-                await self._follow(spare, prepared, spare.context)
-            else:
+                if behind:
+                    await self._follow(spare, prepared, spare.context)
+                await self._prepare_noted(spare)
+            elif behind:
                 spare.step = "importing"
                 await prepared.import_modules(self._core)
             if not wake.is_set():
@@ -452,6 +480,18 @@ class Standby:
             await self._rehearse(companion, prepared, self._warm_up)
         if companion.context is not context or context.terminating:
             raise HostDied("it failed as it was prepared")
+
+    async def _prepare_noted(self, spare: _Spare) -> None:
+        """Prepare what the device has prepared: plans, kernels."""
+        companion = spare.companion
+        assert companion is not None
+        for lane, message in [one for one in self._noted if one not in spare.noted]:
+            port = companion.ports.get(lane)
+            if port is not None:
+                spare.noted.add((lane, message))
+                with suppress(AccelError, ValueError):  # the program is told when it does the same
+                    await companion.submit(port, f"{lane}: in advance", message).wait()
+        spare.noted.intersection_update(self._noted)
 
     async def _rehearse(
         self,

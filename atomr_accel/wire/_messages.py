@@ -116,6 +116,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     returns: ClassVar[Any] = None
     """The type of its value, which is checked on arrival; None if it is only done."""
 
+    lasting: ClassVar[bool] = False
+    """Whether what it prepares depends on nothing else, so that another host may do it, too."""
+
     bulky: ClassVar[bool] = False
     """Whether it may be large, so that it is not encoded long before it is sent."""
 

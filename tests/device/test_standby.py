@@ -148,6 +148,29 @@ async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
 
 
 @program
+async def test_plans_and_kernels_are_made_there() -> None:
+    async with hot() as device:
+        kernel = await device.nvrtc.compile(_NOTHING, "nothing", cpu=print)
+        await kernel.launch(1, 1, await device.zeros(2, np.float32))
+        await device.fft.fft(await device.put(np.ones(8, np.complex64)))
+        await device.fft.fft(await device.put(np.ones(9, np.complex64)))
+        weight = await device.put(np.ones(4, np.float32), sealed=True)
+        await device.dnn.layer_norm(await device.put(np.ones((2, 4), np.float32)), weight, weight)
+        await standby_ready(device)
+        spare = standby_of(device)._best_first()[0]
+        assert spare.companion is not None
+        done = {name: port.statistics().completed for name, port in spare.companion.ports.items()}
+        assert done["fft"] >= 2
+        assert done["kernels"] >= 1
+        assert sum(done[lane] for lane in done if lane.startswith("dnn")) >= 1
+        for _ in range(2):
+            await poison(device)
+            await works(device)
+            await kernel.launch(1, 1, await device.zeros(2, np.float32))
+            await standby_ready(device)
+
+
+@program
 async def test_a_state_of_what_does_not_survive_is_not_made() -> None:
     """It takes a plain buffer, which is stale after the fault."""
     async with hot() as device:
