@@ -186,7 +186,8 @@ class Device(Data, Libraries[Awaited]):
             init: makes the lane's state, such as a loaded model, before the first call of
                 each generation, and again when another ``init`` is given; partials of the
                 same function with the same arguments count as the same. Pass it sealed refs,
-                which survive rebuilds: ``functools.partial(load_model, weights)``.
+                which survive rebuilds: ``functools.partial(load_model, weights)``. Where all
+                refs it takes are sealed, a hot standby calls it as well, in advance.
 
         Returns:
             What the function returns. Arrays in the device's memory become new refs, other
