@@ -181,7 +181,7 @@ async def open_device(
         memory_limit: bytes of device memory that buffers may take at most, with results,
             workspaces and work areas; by default all there is. Beyond that, ``OutOfMemory`` is
             raised. It is taken in pieces of 2 MiB and more. What the vendors' libraries take for
-            themselves is not counted.
+            themselves is not counted, but all that a hot standby takes is.
         pinned_limit: bytes that arrays of ``device.pinned`` may take together.
         streams: ``"per_actor"`` gives each lane streams of its own, ``"pooled"`` shares
             ``stream_pool`` of them, ``"single"`` runs everything on one.

@@ -116,7 +116,8 @@ class _Spare:
     """One host on standby.
 
     Attributes:
-        prepared: the host, until it is taken.
+        host: the host.
+        prepared: how far that is, until it is taken.
         companion: the device there, if it is hot.
         context: what serves that.
         hot: whether it is to be, as far as there is room.
@@ -134,6 +135,7 @@ class _Spare:
     """
 
     def __init__(self) -> None:
+        self.host: HostHandle | None = None
         self.prepared: Prepared | None = None
         self.companion: DeviceCore | None = None
         self.context: Context | None = None
@@ -227,6 +229,8 @@ class Standby:
 
     def note(self, lane: str, message: Message) -> None:
         """The device has prepared something, such as a plan, which a hot one is to have, too."""
+        if self._wanted == "warm":
+            return
         known = (lane, message) in self._noted
         self._noted[lane, message] = None
         if known:
@@ -255,9 +259,8 @@ class Standby:
 
     async def take(self) -> Taken | None:
         """Take over the host that is farthest prepared; None if there is none."""
-        ready = False
         for spare in self._best_first():
-            prepared, context = spare.prepared, spare.context
+            prepared, ready = spare.prepared, False
             if prepared is None:
                 continue
             with trio.move_on_after(_STEP_SECONDS):  # nothing that is being made is lost
@@ -265,13 +268,14 @@ class Standby:
                     if spare.prepared is not None:  # it has not ended meanwhile
                         ready = spare.step == "ready"
                         spare.prepared, spare.taken = None, True
-                        if context is not None:
-                            context.hand_over()
+                        if spare.context is not None:
+                            spare.context.hand_over()
                         spare.scope.cancel()
             if not spare.taken:
                 continue
             with trio.CancelScope(shield=True):
-                if context is not None and not await context.handed_over():
+                if spare.context is not None and not await spare.context.handed_over():
+                    self._core.discard(prepared, spare.companion)
                     continue
             self._mode = self._wanted
             self._used += 1
@@ -306,7 +310,7 @@ class Standby:
         for host in hosts:
             with trio.move_on_after(END_SECONDS):
                 await host.wait_ended()
-        self._core.memory.reserved = 0
+        self._account()
         return True
 
     # --- each of them ---------------------------------------------------------------------
@@ -325,9 +329,8 @@ class Standby:
             if self._mode == "warm":
                 continue
             wanting = self._kept - sum(spare.hot for spare in self._spares)
-            for spare in [spare for spare in self._best_first() if not spare.hot][
-                : max(0, wanting)
-            ]:
+            others = [spare for spare in self._best_first() if not spare.hot]
+            for spare in others[: max(0, wanting)]:
                 spare.hot = True
             for spare in self._spares:
                 if spare.hot and spare.companion is None:
@@ -341,24 +344,26 @@ class Standby:
             spare = _Spare()
             self._spares.append(spare)
             self._vacant.set()
+            delay = 0.0
             try:
                 await self._keep_one(spare)
                 failures = 0
-                continue
             except _NoRoomError as error:
                 self._be_warm(str(error))
-                continue
             except Exception as error:  # noqa: BLE001 (whatever it is, the device has a host)
-                if spare.given_up:
-                    continue
-                # Nothing is lost: a rebuild that comes before the next try starts its own.
-                failures += 1
-                self._died += 1
-                _log.warning("%s: no standby host: %r; trying again", self._core.name, error)
+                if not spare.given_up:
+                    # Nothing is lost: a rebuild that comes before the next try starts its own.
+                    failures += 1
+                    self._died += 1
+                    delay = _RETRY.delay(failures)
+                    _log.warning("%s: no standby host: %r; trying again", self._core.name, error)
             finally:
                 self._spares.remove(spare)
                 self._account()
-            await trio.sleep(_RETRY.delay(failures))
+            if spare.host is not None and not spare.taken:
+                with trio.move_on_after(END_SECONDS):
+                    await self._core.reap_host(spare.host)
+            await trio.sleep(delay)
 
     @trio.lowlevel.enable_ki_protection
     async def _keep_one(self, spare: _Spare) -> None:
@@ -368,7 +373,8 @@ class Standby:
             HostDied: it ended before.
             Exception: it could not be started, or prepared.
         """
-        prepared = spare.prepared = Prepared(await start_host("process"))
+        spare.host = await start_host("process")
+        prepared = spare.prepared = Prepared(spare.host)
         problem: BaseException | None = None
         try:
             try:
@@ -552,4 +558,8 @@ class Standby:
 
     def _account(self) -> None:
         """Count what contexts of standbys take against the limit of the device's memory."""
-        self._core.memory.reserved = sum(spare.nbytes for spare in self._spares)
+        self._core.memory.reserved = sum(
+            spare.nbytes
+            for spare in self._spares
+            if spare.prepared is not None and not spare.given_up
+        )
