@@ -328,10 +328,10 @@ class Functions:
                 await own.settled.wait()
                 if not own.good and own.made is not None:
                     _log.warning(
-                        "%s: a standby cannot have the state of lane %r: %r",
+                        "%s: a standby cannot have the state of lane %r: %s",
                         self._core.name,
                         lane,
-                        own.made.error,
+                        repr(own.made.error),
                     )
 
     def take_over(self, companion: Functions) -> None:

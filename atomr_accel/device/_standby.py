@@ -277,6 +277,9 @@ class Standby:
                 if spare.context is not None and not await spare.context.handed_over():
                     self._core.discard(prepared, spare.companion)
                     continue
+            if spare.companion is not None:
+                for name in spare.lanes - self._core.lanes.keys():
+                    _end_lane(prepared, spare.companion, name)
             self._mode = self._wanted
             self._used += 1
             return prepared, spare.companion, ready
@@ -356,7 +359,9 @@ class Standby:
                     failures += 1
                     self._died += 1
                     delay = _RETRY.delay(failures)
-                    _log.warning("%s: no standby host: %r; trying again", self._core.name, error)
+                    # As text: a record that is kept would keep all that the error's frames have.
+                    told = repr(error)
+                    _log.warning("%s: no standby host: %s; trying again", self._core.name, told)
             finally:
                 self._spares.remove(spare)
                 self._account()
@@ -509,7 +514,7 @@ class Standby:
         try:
             await warm_up(Device(companion, self._ref))
         except Exception as error:  # noqa: BLE001 (the program's)
-            _log.warning("%s: warm_up of a standby failed: %r", self._core.name, error)
+            _log.warning("%s: warm_up of a standby failed: %s", self._core.name, repr(error))
         for op in list(companion.in_flight.values()):
             with suppress(Exception):
                 await op.wait()
@@ -563,3 +568,13 @@ class Standby:
             for spare in self._spares
             if spare.prepared is not None and not spare.given_up
         )
+
+
+def _end_lane(prepared: Prepared, companion: DeviceCore, name: str) -> None:
+    """End a lane that the device has closed, and that nobody runs here any more."""
+    port = prepared.ports.pop(name, None)
+    if port is not None:
+        port.end()
+        for op in [op for op in companion.in_flight.values() if op.port is port]:
+            port.fail(op, lambda op: HostDied(f"{op.name}: its lane is closed"))
+        port.close()

@@ -148,6 +148,22 @@ async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
 
 
 @program
+async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await answer(device, init, "mine")
+        await standby_ready(device)
+        port = device._core.ports["run.mine"]
+        port.hang_up()  # as closing it does, and at the same time
+        device._core.remove_lane("run.mine")
+        device._functions._lanes.pop("mine")
+        await poison(device)
+        await works(device)
+        assert "run.mine" not in {lane.name for lane in device.statistics().lanes}
+        await answer(device, init, "mine")
+
+
+@program
 async def test_plans_and_kernels_are_made_there() -> None:
     async with hot() as device:
         kernel = await device.nvrtc.compile(_NOTHING, "nothing", cpu=print)
