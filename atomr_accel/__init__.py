@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LibraryMissing,
         OutOfMemory,
         RemoteError,
+        StandbyWarning,
         Unsupported,
     )
     from .device import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         FromAsyncio,
         Requests,
         SharedBuffer,
+        StandbyStatistics,
         System,
         from_asyncio,
         open_device,
@@ -58,6 +60,8 @@ __all__ = [
     "RemoteError",
     "Requests",
     "SharedBuffer",
+    "StandbyStatistics",
+    "StandbyWarning",
     "System",
     "Unsupported",
     "from_asyncio",
@@ -75,6 +79,7 @@ _HOME = {
     "FromAsyncio": "device",
     "Requests": "device",
     "SharedBuffer": "device",
+    "StandbyStatistics": "device",
     "System": "device",
     "from_asyncio": "device",
     "open_device": "device",

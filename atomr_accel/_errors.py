@@ -201,6 +201,10 @@ class CpuFallbackWarning(RuntimeWarning):
     """``open_device`` found no CUDA device and took the CPU."""
 
 
+class StandbyWarning(RuntimeWarning):
+    """A device has no room for a hot standby, and keeps a warm one."""
+
+
 def said_of(thing: object) -> str:
     """What a message says that an argument is, where it is not what it should be.
 

@@ -5,7 +5,7 @@
     gpu-0                  the device; its failure is that it is lost
     ├── context            one life is one generation and one host; ends with a fault
     │   ├── memory, blas   its lanes
-    ├── standby            a second host, warm
+    ├── standby            further hosts, prepared
     └── blas, dnn, ...     the libraries: they carry out what others ask of them
 
 Programs that hold the device call its methods, which go straight to the lanes.
@@ -26,7 +26,6 @@ from ..libraries._table import NAMES
 from ._context import Context
 from ._failures import is_passing
 from ._place import LIBRARY_OF
-from ._standby import Standby
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -44,9 +43,8 @@ class DeviceActor(Actor):
     again, after it was lost.
     """
 
-    def __init__(self, core: DeviceCore, standby: bool) -> None:
+    def __init__(self, core: DeviceCore) -> None:
         self._core = core
-        self._standby = standby
         core.place.add_device(self._cell)
         self._cell.at_end = self._ended
 
@@ -62,9 +60,7 @@ class DeviceActor(Actor):
         context = Part(cell, "context", "Context", partial(_run_context, core))
         core.place.add_context(context)
         await start_part(context)
-        if self._standby:
-            if core.standby is None:
-                core.standby = Standby(core)
+        if core.standby is not None:
             await start_part(Part(cell, "standby", "Standby", core.standby.run))
 
     def _ended(self, failure: BaseException | None) -> None:

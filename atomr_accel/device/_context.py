@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
@@ -18,21 +17,20 @@ from .._errors import AccelError, ContextPoisoned, DeviceLost, DeviceUnavailable
 from ..lanes import (
     Gate,
     HostDied,
-    HostHandle,
-    Port,
     describe_exit,
     fail_some,
     start_host,
     uninterrupted,
 )
-from ..libraries._library import LaneSpec
-from ..wire import MapSlab, Open, Opened, OpenLane, Preload, Probe, StickyFault
+from ..wire import Preload, Probe, StickyFault
 from ._core import Startup
 from ._failures import taken_down
+from ._prepared import Prepared
 
 if TYPE_CHECKING:
     from ..actors._part import Part
-    from ..lanes import Op
+    from ..lanes import HostHandle, Op, Port
+    from ..libraries._library import LaneSpec
     from ..wire import DeviceInfo, Fault
     from ._core import DeviceCore
 
@@ -71,20 +69,26 @@ class _Start:
 @final
 @uninterrupted
 class Context:
-    """Runs one host from its start to its end.
+    """Runs one host from its start to its end, or until another context takes it over.
+
+    Args:
+        core: the device, or a companion that prepares a standby.
+        prepared: its host, if it has one.
 
     Attributes:
-        host: the host.
+        prepared: its host.
     """
 
-    host: HostHandle
+    prepared: Prepared
 
-    def __init__(self, core: DeviceCore) -> None:
+    def __init__(self, core: DeviceCore, prepared: Prepared | None = None) -> None:
         self._core = core
-        self._ports: dict[str, Port] = {}
+        if prepared is not None:
+            self.prepared = prepared
+        self._companion: DeviceCore | None = None
         self._opening = trio.Lock()
         self._starts: dict[str, _Start] = {}
-        self._starting: str | None = None
+        self._handed_over = self._over = False
         self._fault: ContextPoisoned | None = None
         self._dead = trio.Event()
         self._ended = Gate()
@@ -94,7 +98,10 @@ class Context:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Bring the context up, serve, and end with the fault that ended it."""
         self._begun = trio.current_time()
-        self.host = await self._standby() or await start_host(self._core.isolation)
+        if self._core.whole is None:
+            self.prepared = await self._take_standby() or Prepared(
+                await start_host(self._core.isolation)
+            )
         failures: ExceptionGroup[Any] | None = None
         up = False
         try:
@@ -105,8 +112,10 @@ class Context:
                         self._nursery.start_soon(self._core.reap_host, host)
                     self._nursery.start_soon(self._watch_host)
                     self._nursery.start_soon(self._end_when_dead)
+                    for port in self.prepared.ports.values():
+                        self._run_port(port)
                     info = await self._bring_up()
-                    self._core.attach(self, self._ports, info)
+                    self._attach(info)
                     if self._core.op_deadline is not None:
                         self._nursery.start_soon(self._watch, self._core.op_deadline)
                     up = True
@@ -123,45 +132,80 @@ class Context:
                     code = await self.host.close(terminating=True)
                 raise self._conclude(failures, code, up=up)
         finally:
-            # Tearing down a GPU's context takes the kernel a while; the next host need not
-            # wait for that, and touches nothing that this one can still write to.
-            self.host.kill()
-            self._core.terminating.append(self.host)
-            self._core.shut(self)
-            for port in self._ports.values():
-                port.end()
-            # Also what no fault has answered: the program's other tasks get their turns, however
-            # much it is. No later context begins before that, so no op of it waits for these.
-            while self._core.in_flight:
-                fail_some(self._core.in_flight, self._not_finished)
-                await trio.lowlevel.cancel_shielded_checkpoint()
-            self._core.forget(self)
+            if self._handed_over and failures is None:
+                self._core.release(self)
+            else:
+                self._handed_over = False
+                await self._end()
+            self._over = True
             self._ended.open()
 
-    async def _standby(self) -> HostHandle | None:
-        """The host that is kept warm, if there is one and it answers."""
+    async def _end(self) -> None:
+        """Leave nothing of the host."""
+        # Tearing down a GPU's context takes the kernel a while; the next host need not
+        # wait for that, and touches nothing that this one can still write to.
+        self.host.kill()
+        self._core.terminating.append(self.host)
+        self._core.shut(self)
+        for port in self.prepared.ports.values():
+            port.end()
+            port.close()
+        # Also what no fault has answered: the program's other tasks get their turns, however
+        # much it is. No later context begins before that, so no op of it waits for these.
+        while self._core.in_flight:
+            fail_some(self._core.in_flight, self._not_finished)
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        self._core.forget(self)
+
+    async def _take_standby(self) -> Prepared | None:
+        """The host that is farthest prepared, if there is one and it answers."""
         standby = self._core.standby
-        if standby is None:
-            return None
-        was_warm = standby.warm
-        host = standby.take()
-        if host is None:
-            return None
-        good = False
-        try:
-            if was_warm:  # it has nothing to do, so it answers at once
-                with trio.move_on_after(_PROMPT_SECONDS):
-                    await host.request(Preload([]))
-                    good = True
-            else:
-                good = host.alive
-        except (AccelError, OSError):
-            pass  # the reason why it is not taken
-        finally:
-            if not good:
-                host.kill()
-                self._core.terminating.append(host)
-        return host if good else None
+        while standby is not None and (taken := await standby.take()) is not None:
+            prepared, companion, ready = taken
+            good = False
+            try:
+                if ready:  # it has nothing to do, so it answers at once
+                    with trio.move_on_after(_PROMPT_SECONDS):
+                        await prepared.host.request(Preload([]))
+                        good = True
+                else:
+                    good = prepared.host.alive
+            except (AccelError, OSError):
+                pass  # the reason why it is not taken
+            finally:
+                if not good:
+                    self._core.discard(prepared, companion)
+            if good:
+                if companion is not None:
+                    self._core.take_over(companion, prepared)
+                self._companion = companion
+                return prepared
+        return None
+
+    def _attach(self, info: DeviceInfo) -> None:
+        """The host has proved good."""
+        core = self._core
+        if self._companion is not None:
+            core.host_calls.take_over(self._companion.host_calls)
+            self._companion = None
+        core.attach(self, self.prepared.ports, info)
+
+    def hand_over(self) -> None:
+        """End as soon as this is cancelled, but for the host, with all it is doing."""
+        if not self.terminating and not self._over:
+            self._handed_over = True
+            for port in self.prepared.ports.values():
+                port.hand_over()
+
+    async def handed_over(self) -> bool:
+        """Wait until this has ended; whether its host is another's then."""
+        await self._ended.wait()
+        return self._handed_over
+
+    @property
+    def host(self) -> HostHandle:
+        """The host."""
+        return self.prepared.host
 
     async def _watch_host(self) -> None:
         """The context ends with its host, and the host with its context."""
@@ -170,7 +214,7 @@ class Context:
             self.report_dead()
         except trio.Cancelled:
             # Nobody needs its answers any more. If it was ending, its exit code is to tell why.
-            if not self.terminating:
+            if not self.terminating and not self._handed_over:
                 self.host.kill()
             raise
 
@@ -184,7 +228,7 @@ class Context:
                 # Nothing that happens to devices: show all of it.
                 return failures if len(errors) > 1 else error
         first = errors[0]
-        name, starting = self._core.name, self._starting
+        name, starting = self._core.name, self.prepared.starting
         where = f"starting lane {starting!r}" if starting is not None else "opening the context"
         if isinstance(first, (HostDied, StickyFault)) and starting is not None:
             crashed = isinstance(first, HostDied) and code != -signal.SIGKILL
@@ -233,7 +277,7 @@ class Context:
             # host may have been stopped, too. That is not the op's time.
             running += min(trio.current_time() - begun, 2 * interval)
             core = self._core
-            for name, port in self._ports.items():
+            for name, port in self.prepared.ports.items():
                 op = port.overdue(running, deadline)
                 if op is None or not core.lanes[name][0].hangs:
                     continue
@@ -253,25 +297,17 @@ class Context:
     # --- bringing up -------------------------------------------------------------------
 
     async def _bring_up(self) -> DeviceInfo:
-        core = self._core
+        core, prepared = self._core, self.prepared
         begun = self._begun
-        context = core.backend_description.context
-        staging = core.staging.reserve()
-        request = Open(context, core.index, staging.nbytes, core.plan)
-        reply, _ = await self.host.request(request, staging.fd)
-        assert isinstance(reply, Opened)
+        info = await prepared.open(core)
         opened = trio.current_time()
-        sealed = core.memory.sealed_slabs()
-        for slab in sealed:
-            await self.host.request(MapSlab(slab.id, slab.nbytes, sealed=True), slab.fd)
+        mapped = await prepared.map(core)
         remapped = trio.current_time()
-        memory = core.memory_lane
-        await self._start_lane(memory)
-        for spec, _ in list(core.lanes.values()):
-            if spec.name != MEMORY_LANE:
-                await self._start_again(spec)
+        if MEMORY_LANE not in prepared.ports:
+            await self._start_lane(core.memory_lane)
+        await self.start_lanes(core)
         pattern = os.urandom(256)
-        probe = core.submit(self._ports[MEMORY_LANE], "probe", Probe(pattern))
+        probe = core.submit(prepared.ports[MEMORY_LANE], "probe", Probe(pattern))
         if await probe.wait() != pattern:
             raise DeviceUnavailable(f"{core.name} does not give back what is written to it")
         up = trio.current_time()
@@ -279,10 +315,20 @@ class Context:
             total=up - begun,
             open=opened - begun,
             remap=remapped - opened,
-            remapped_bytes=sum(slab.nbytes for slab in sealed),
+            remapped_bytes=mapped,
             lanes=up - remapped,
         )
-        return reply.info
+        return info
+
+    async def start_lanes(self, core: DeviceCore) -> None:
+        """Start the lanes that a device has in use, and end those that it has closed."""
+        ports = self.prepared.ports
+        for spec, number in list(core.lanes.values()):
+            async with self._opening:
+                if spec.name in ports and ports[spec.name].index != number:
+                    self._core.remove_lane(spec.name)
+                if spec.name in core.lanes and spec.name not in ports:
+                    await self._start_again(spec)
 
     async def open_lane(self, spec: LaneSpec) -> Port | None:
         """Start a lane; None if the context ended meanwhile, or somebody else's start failed.
@@ -304,7 +350,7 @@ class Context:
             raise start.error
         if self.terminating:
             await self.wait_ended()
-            if self._starting == spec.name and self._fault is not None:
+            if self.prepared.starting == spec.name and self._fault is not None:
                 raise taken_down(f"starting lane {spec.name!r}", self._fault)
         return self._core.ports.get(spec.name)
 
@@ -317,7 +363,8 @@ class Context:
     async def _open_lane(self, spec: LaneSpec, start: _Start) -> None:
         try:
             async with self._opening:
-                await self._start_lane(spec)
+                if spec.name not in self.prepared.ports:
+                    await self._start_lane(spec)
         except (trio.Cancelled, HostDied):
             self.report_dead()
             raise
@@ -327,7 +374,7 @@ class Context:
             self._poison(fault.status, fault.status_name, str(fault), where)
             self.report_dead()
         except Exception as error:  # noqa: BLE001 (raised where the lane was asked for)
-            self._starting = None
+            self.prepared.starting = None
             start.error = error
         finally:
             self._starts.pop(spec.name)
@@ -341,35 +388,19 @@ class Context:
             raise
         except Exception as error:  # noqa: BLE001 (whoever uses the lane next gets it)
             _log.warning("%s: lane %r does not start: %r", self._core.name, spec.name, error)
-            self._starting = None
+            self.prepared.starting = None
             self._core.drop_lane(spec.name)
 
     async def _start_lane(self, spec: LaneSpec) -> None:
         core = self._core
-        executor = spec.executor_on(core.backend_description)
-        index = core.lane_number(spec.name)
-        ours, theirs = socket.socketpair()
-        # Left as it is where the host does not survive this: then it is what tells why.
-        self._starting = spec.name if spec.name != MEMORY_LANE else None
-        try:
-            await self.host.request(
-                OpenLane(spec.name, index, executor, spec.max_streams, core.thread_of(spec)),
-                theirs.fileno(),
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._starting = None
+        vital = spec.name == MEMORY_LANE
+        self._run_port(await self.prepared.start_lane(core, spec, vital=vital))
         core.crashes.pop(spec.name, None)
-        ours.setblocking(False)
-        core.add_lane(spec, index)
-        port = self._ports[spec.name] = Port(
-            spec.name, index, ours, core.in_flight, prompt=core.prompt
-        )
-        part = core.place.of_lane(port)
-        self._nursery.start_soon(self._run_lane, port, part, name=f"{core.name} lane {spec.name}")
+
+    def _run_port(self, port: Port) -> None:
+        part = self._core.place.of_lane(port)
+        name = f"{self._core.name} lane {port.name}"
+        self._nursery.start_soon(self._run_lane, port, part, name=name)
 
     async def _run_lane(self, port: Port, part: Part | None) -> None:
         try:
@@ -377,14 +408,12 @@ class Context:
         finally:
             if part is not None:
                 part.end()
-        if self._ports.get(port.name) is port:  # or the lane was closed
+        if self.prepared.ports.get(port.name) is port:  # or the lane was closed
             self.report_dead()
 
     def remove_lane(self, name: str) -> None:
         """End a lane that is not used any more."""
-        port = self._ports.pop(name, None)
-        if port is not None:
-            port.hang_up()
+        self.prepared.remove_lane(name)
 
     def _on_fault(self, fault: Fault, op: str) -> None:
         self._poison(fault.status, fault.status_name, fault.message, op)

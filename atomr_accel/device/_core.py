@@ -22,7 +22,7 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import ContextPoisoned, DeviceLost, Unsupported
 from ..actors._deciders import leaves
-from ..lanes import STAGING_BYTES, Gate, Op, PinnedPool, Port, fail_some, uninterrupted
+from ..lanes import STAGING_BYTES, Gate, HostDied, Op, PinnedPool, Port, fail_some, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ..memory import Block, Epoch
     from ..wire import DeviceInfo, Message
     from ._context import Context
+    from ._prepared import Prepared
+    from ._run import HostCalls
     from ._standby import Standby
     from .data._pinned import Pinned
     from .data._transfer import Transfer
@@ -56,6 +58,10 @@ Shape = int | tuple[int, ...]
 
 _MOST_RELEASED: Final = 4
 """How much the host is told to let go of with one op."""
+
+
+_RANGE: Final = 1 << 40
+"""Sequence numbers of a device and of what stands for it lie so far apart."""
 
 
 _MOST_CRASHES: Final = 2
@@ -82,6 +88,26 @@ class Startup:
 
 
 @final
+class _Common:
+    """What a device and its companions have in common."""
+
+    def __init__(self, name: str) -> None:
+        self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
+        self.copiers: Final = ThreadPoolExecutor(COPIERS, f"{name} copier")
+        self.quarantined: Final[list[tuple[HostHandle, Callable[[], None]]]] = []
+        self.terminating: Final[list[HostHandle]] = []
+        self.gone: Final[weakref.WeakSet[HostHandle]] = weakref.WeakSet()
+        self.modules: Final[dict[str, None]] = {}
+        self.lane_numbers: Final = itertools.count()
+        self._last_range = 0
+
+    def next_range(self, sequence: int) -> int:
+        """Where numbers begin that are far from all others; ``sequence`` is in use, too."""
+        self._last_range = max(self._last_range, sequence) + _RANGE
+        return self._last_range
+
+
+@final
 @uninterrupted
 class DeviceCore:
     """One device of one program.
@@ -105,6 +131,9 @@ class DeviceCore:
         scratch: the workspaces that libraries keep.
         standby: keeps a host warm for the next rebuild, if there is one.
         terminating: hosts that were killed and may not have ended yet; see ``reap_host``.
+        host_calls: functions of the program that run in its host.
+        modules: what they have imported there, for the next host.
+        whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
         over_how: why the device is closed, if it is and was not lost.
     """
@@ -112,6 +141,7 @@ class DeviceCore:
     driver: Final = Awaited
     pinned: Pinned
     exports: Exports
+    host_calls: HostCalls
 
     def __init__(
         self,
@@ -123,30 +153,36 @@ class DeviceCore:
         plan: StreamPlan | None = None,
         prompt: bool = True,
         memory_limit: int | None = None,
+        whole: DeviceCore | None = None,
     ) -> None:
+        self.whole: Final = whole
         self.index: Final = index
         self.name: Final = f"{backend.name}:{index}"
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
         self.prompt: Final = prompt
-        self.memory: Final = MemoryMap(self.name, memory_limit)
+        self._common: Final[_Common] = _Common(self.name) if whole is None else whole._common
+        self.staging: Final = self._common.staging
+        self.copiers: Final = self._common.copiers
+        self.quarantined: Final = self._common.quarantined
+        self.terminating: Final = self._common.terminating
+        self.modules: Final = self._common.modules
+        # Ops of both may read the same buffer at the same time, by the numbers they have.
+        self._sequence: int = 0 if whole is None else self._common.next_range(whole._sequence)
+        self.memory: Final[MemoryMap] = (
+            MemoryMap(self.name, memory_limit) if whole is None else whole.memory.companion()
+        )
         self.memory.owner = self
-        self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
-        self.copiers: Final = ThreadPoolExecutor(COPIERS, f"{self.name} copier")
         self.transfers: Final[set[Transfer]] = set()
-        self.quarantined: list[tuple[HostHandle, Callable[[], None]]] = []
         self.ports: Mapping[str, Port] = {}
         self.in_flight: Final[dict[int, Op]] = {}
         self.dropped: Final[deque[tuple[Epoch | None, Release]]] = deque()
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
         self.crashes: Final[Counter[str]] = Counter()
-        self._lane_numbers: Final = itertools.count()
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
         self.standby: Standby | None = None
-        self.terminating: list[HostHandle] = []
-        self._gone: weakref.WeakSet[HostHandle] = weakref.WeakSet()
         self.place: Final = Place(self)
         self.over_how: str = "it was stopped"
         self.faults: int = 0
@@ -155,7 +191,6 @@ class DeviceCore:
         self._backend = backend
         self._thread = get_ident()
         self._thread_name = current_thread().name
-        self._sequence = 0
         self._context: Context | None = None
         self._failing: Context | None = None
         self._opened = Gate()
@@ -230,6 +265,51 @@ class DeviceCore:
         self.ports = ports
         self.info = info
         self._opened.open()
+
+    def companion(self) -> DeviceCore:
+        """The device on another host, which has the same sealed memory and else none of it."""
+        return DeviceCore(self._backend, self.index, self.isolation, plan=self.plan, whole=self)
+
+    def take_over(self, companion: DeviceCore, prepared: Prepared) -> None:
+        """Go on with the host of a companion, which submits nothing any more."""
+        self._sequence = max(self._sequence, companion._sequence)
+        idle = not companion.in_flight
+        for name, port in prepared.ports.items():
+            port.move_to(self.in_flight)
+            spec, number = companion.lanes[name]
+            if name not in self.lanes:
+                self.add_lane(spec, number)
+        left = companion.memory.abandon()
+        companion.finish()
+        if idle:  # else they go with the host, because it may still write there
+            self.memory.unmapped += left
+
+    def discard(self, prepared: Prepared, companion: DeviceCore | None = None) -> None:
+        """End a host that nobody uses, and leave nothing of it."""
+        prepared.host.kill()
+        if prepared.host not in self.terminating:
+            self.terminating.append(prepared.host)
+        for port in prepared.ports.values():
+            port.end()
+            port.close()
+        if companion is not None:
+            while companion.in_flight:
+                fail_some(companion.in_flight, lambda op: HostDied(f"{op.name}: no host"))
+            companion.memory.abandon()
+            companion.finish()
+
+    def finish(self) -> None:
+        """A companion is over: whoever still calls it is told."""
+        self.memory.over = "was there for its warm_up, which is over"
+        self._end = DeviceLost(f"{self.name} {self.memory.over}")
+        self._opened.open()
+        self.pinned.close()
+
+    def release(self, context: Context) -> None:
+        """Close the gate of a companion: its host is another's from now on."""
+        if self._context is context:
+            self._context, self.ports = None, {}
+            self._opened = Gate()
 
     def detach(self, fault: ContextPoisoned) -> None:
         """Close the gate: the context has failed.
@@ -373,15 +453,15 @@ class DeviceCore:
     def _reaped(self, host: HostHandle) -> None:
         if host in self.terminating:
             self.terminating.remove(host)
-        self._gone.add(host)
+        self._common.gone.add(host)
         over = [callback for dead, callback in self.quarantined if dead is host]
-        self.quarantined = [entry for entry in self.quarantined if entry[0] is not host]
+        self.quarantined[:] = [entry for entry in self.quarantined if entry[0] is not host]
         for callback in over:
             callback()
 
     def quarantine(self, host: HostHandle, callback: Callable[[], None]) -> None:
         """Call back once ``host`` has ended, which may be moving data until then."""
-        if host in self._gone:
+        if host in self._common.gone:
             callback()
         else:
             self.quarantined.append((host, callback))
@@ -431,23 +511,29 @@ class DeviceCore:
     def lane_number(self, name: str) -> int:
         """The number of a lane in dependencies, as long as it is in use; never another lane's."""
         known = self.lanes.get(name)
-        return next(self._lane_numbers) if known is None else known[1]
+        if known is None and self.whole is not None:
+            known = self.whole.lanes.get(name)
+        return next(self._common.lane_numbers) if known is None else known[1]
 
     def add_lane(self, spec: LaneSpec, number: int) -> None:
         """Note that a lane is in use."""
         if spec.name not in self.lanes:
             self.lanes[spec.name] = (spec, number)
-            if self.standby is not None:
-                self.standby.changed()
+            self.changed()
 
     def drop_lane(self, name: str) -> None:
         """A rebuild does without the lane; its next user starts it, or gets the reason."""
-        if self.lanes.pop(name, None) is not None and self.standby is not None:
+        if self.lanes.pop(name, None) is not None:
+            self.changed()
+
+    def changed(self) -> None:
+        """A standby may have to do something."""
+        if self.standby is not None:
             self.standby.changed()
 
     def remove_lane(self, name: str) -> None:
         """A lane has answered all that was asked of it, and is not used any more: end it."""
-        self.lanes.pop(name, None)
+        self.drop_lane(name)
         if self._context is not None:
             self._context.remove_lane(name)
 
@@ -512,6 +598,8 @@ class DeviceCore:
         port.submit(op)
         if self.dropped:
             self._release()
+        if message.lasting and self.standby is not None:
+            self.standby.note(port.name, message)
         return op
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:

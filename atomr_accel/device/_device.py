@@ -13,7 +13,6 @@ from ..memory import GpuRef, ref_error
 from ._event import Event
 from ._requests import Requests
 from ._retry import T, Ts, retry
-from ._run import HostCalls
 from .batches._batch import Batch
 from .batches._record import Recording
 from .data._methods import MemoryMethods
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from ._core import DeviceCore, Startup
     from ._open import System
     from ._run import OnDevice
+    from ._standby import StandbyStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class DeviceStatistics:
         pinned: the pool of page-locked arrays.
         lanes: the open lanes.
         startup: how long the present context took to come up.
-        standby: whether a warm host is ready for the next rebuild.
+        standby: the hosts that are kept for the next rebuild; None if there are none.
         supervisor: the device's children, restarts of its context, and the window these are
             counted in.
     """
@@ -64,7 +64,7 @@ class DeviceStatistics:
     pinned: PinnedStatistics
     lanes: tuple[LaneStatistics, ...]
     startup: Startup | None
-    standby: bool
+    standby: StandbyStatistics | None
     supervisor: SupervisorStatistics
 
 
@@ -95,7 +95,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
     def __init__(self, core: DeviceCore, ref: ActorRef) -> None:
         self._core = self._device = core
         self._ref = ref
-        self._host_calls = HostCalls(core)
+        self._host_calls = core.host_calls
         self._add_libraries(core)
         self.requests: Final = Requests(core, self)
 
@@ -221,7 +221,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
             init: makes the lane's state, such as a loaded model, before the first call of
                 each generation, and again when another ``init`` is given; partials of the
                 same function with the same arguments count as the same. Pass it sealed refs,
-                which survive rebuilds: ``functools.partial(load_model, weights)``.
+                which survive rebuilds: ``functools.partial(load_model, weights)``. Where all
+                refs it takes are sealed, a hot standby calls it as well, in advance.
 
         Returns:
             What the function returns. Arrays in the device's memory become new refs, other
@@ -368,6 +369,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
             pinned=core.pinned.statistics(),
             lanes=tuple(port.statistics() for port in core.ports.values()),
             startup=core.startup,
-            standby=core.standby is not None and core.standby.warm,
+            standby=None if core.standby is None else core.standby.statistics(),
             supervisor=core.place.supervisor.statistics(),
         )

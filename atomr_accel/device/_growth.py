@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
 from .._errors import AccelError, OutOfMemory, Unsupported
-from ..lanes import HostDied, uninterrupted
+from ..lanes import END_SECONDS, HostDied, uninterrupted
 from ..memory import SLICE, Slab, least_slab
 from ..wire import OFFSET_MASK, CreateSlab, StickyFault, UnmapSlabs, arrived
 from ._failures import SHORTAGES
+from ._prepared import MOST_UNMAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from ..memory import Block
     from ._context import Context
     from ._core import DeviceCore
-
-_MOST_UNMAPPED: Final = 1024
-"""Slabs that one control message names."""
 
 
 @final
@@ -118,8 +116,8 @@ class Growth:
 
     async def _unmap(self, context: Context, slabs: list[int]) -> None:
         # They are off the map: the host must hear of it, whoever is cancelled.
-        for start in range(0, len(slabs), _MOST_UNMAPPED):
-            some = slabs[start : start + _MOST_UNMAPPED]
+        for start in range(0, len(slabs), MOST_UNMAPPED):
+            some = slabs[start : start + MOST_UNMAPPED]
             await context.host.request(UnmapSlabs(some), required=True)
 
     async def _reclaim(self) -> None:
@@ -135,6 +133,8 @@ class Growth:
         trimmed = self._core.memory.trim()
         if trimmed:
             await self._unmap(context, trimmed)
+            if self._core.standby is not None:
+                await self._core.standby.unmap(trimmed)
         await self._core.exports.sweep()
 
     async def _create(
@@ -143,11 +143,27 @@ class Growth:
         """A new slab of the first of ``sizes`` there is room for; None in another context."""
         if sealed and self._core.info is not None and not self._core.info.exports_memory:
             raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
+        if sealed and self._core.whole is not None:
+            raise Unsupported("what warm_up makes goes with it, so it cannot seal anything")
         try:
             return await self._create_now(context, sizes(), sealed=sealed)
         except OutOfMemory:
             await self._trim(context)
+        if self._core.terminating:
+            # What they had is free only once they have ended, and a standby is back sooner.
+            with suppress(OutOfMemory):
+                return await self._create_now(context, sizes(), sealed=sealed)
+            for host in list(self._core.terminating):
+                with trio.move_on_after(END_SECONDS):
+                    await self._core.reap_host(host)
+        try:
             return await self._create_now(context, sizes(), sealed=sealed)
+        except OutOfMemory:
+            # The program comes before what only stands by for it.
+            standby = self._core.standby
+            if standby is None or not await standby.make_room():
+                raise
+        return await self._create_now(context, sizes(), sealed=sealed)
 
     async def _create_now(self, context: Context, sizes: list[int], *, sealed: bool) -> Slab | None:
         refusal: Exception | None = None

@@ -6,7 +6,7 @@ import inspect
 import operator
 import warnings
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, final
 
 import trio
 
@@ -30,12 +30,21 @@ from ._actors import DeviceActor
 from ._core import DeviceCore
 from ._device import Device
 from ._failures import is_passing
-from ._settings import Completion, DeviceSettings, StreamStrategy, check_settings, stream_plan
+from ._run import Functions
+from ._settings import (
+    Completion,
+    DeviceSettings,
+    StreamStrategy,
+    check_settings,
+    standby_mode,
+    stream_plan,
+)
+from ._standby import Standby, StandbyMode
 from .data._pinned import Pinned
 from .interop._exports import Exports
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from ..backends import Backend
     from ..backends._registry import BackendName
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
     from ..wire import StreamPlan
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
+_NO_BACKOFF: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
 
 @final
@@ -117,8 +127,10 @@ async def open_device(
     isolation: Isolation = "process",
     max_restarts: int = 3,
     restart_period: float = 60.0,
-    backoff: Backoff = _RESTART_BACKOFF,
-    standby: bool | None = None,
+    backoff: Backoff | None = None,
+    standby: StandbyMode | Literal["auto"] | bool | None = "auto",
+    standbys: int = 1,
+    warm_up: Callable[[Device], Awaitable[object]] | None = None,
     op_deadline: float | None = None,
     memory_limit: int | None = None,
     pinned_limit: int = 1 << 30,
@@ -147,10 +159,22 @@ async def open_device(
             process; a sticky fault is then final.
         max_restarts: failures to recover from within ``restart_period``.
         restart_period: seconds.
-        backoff: how long to wait before a restart; not at all before the first.
-        standby: keep a second, warm host process, which makes rebuilds about twice as
-            fast and costs some 100 MB of memory but nothing on the device. By default
-            where a host is slow to start: on CUDA, under ``isolation="process"``.
+        backoff: how long to wait before a restart; by default not at all before the first, and
+            longer before each that follows, but never where a hot standby is kept.
+        standby: keep another host process prepared for the next rebuild. ``"warm"``, or True:
+            it has imported what it needs and touches no device. ``"hot"``: it has the device
+            open, the sealed buffers mapped, the lanes in use running, and what the ``init`` of
+            each lane of ``device.run`` makes, so that a fault costs little more than an op. That
+            takes a second context's memory on the device, which ``memory_limit`` counts; where
+            there is no room for it, or the program needs that, a warm one is kept, with a
+            ``StandbyWarning``. None, or False: none. By default a warm one where a host is slow
+            to start: on CUDA, under ``isolation="process"``, which every standby needs.
+        standbys: how many of them.
+        warm_up: an async function that is called with a device as ``open_device`` gives it,
+            which runs on a hot standby: it uses what the program uses, with its sealed buffers,
+            so that libraries have loaded and planned what they need. It is called for each
+            standby, and again when the device uses more; what it makes is freed when it returns.
+            It cannot seal anything. If it raises, that is logged.
         op_deadline: seconds after which an op at the head of its lane counts as hung: its
             host is killed, the op and what was in flight with it fail with
             ``KernelHung``, and the device recovers as from any fault. Nothing else ends a
@@ -159,7 +183,7 @@ async def open_device(
         memory_limit: bytes of device memory that buffers may take at most, with results,
             workspaces and work areas; by default all there is. Beyond that, ``OutOfMemory`` is
             raised. It is taken in pieces of 2 MiB and more. What the vendors' libraries take for
-            themselves is not counted.
+            themselves is not counted, but all that a hot standby takes is.
         pinned_limit: bytes that arrays of ``device.pinned`` may take together.
         streams: ``"shared"`` has ops of all libraries on the same four streams, so that one
             that comes after another follows it in its stream; ``"per_actor"`` gives each lane
@@ -206,6 +230,8 @@ async def open_device(
         "restart_period": restart_period,
         "backoff": backoff,
         "standby": standby,
+        "standbys": standbys,
+        "warm_up": warm_up,
         "op_deadline": op_deadline,
         "memory_limit": memory_limit,
         "pinned_limit": pinned_limit,
@@ -278,6 +304,8 @@ async def _open_in(
         restart_period=given["restart_period"],
         backoff=given["backoff"],
         standby=given["standby"],
+        standbys=given["standbys"],
+        warm_up=given["warm_up"],
         op_deadline=given["op_deadline"],
         memory_limit=given["memory_limit"],
         pinned_limit=given["pinned_limit"],
@@ -331,18 +359,23 @@ async def _spawn(
     )
     core.pinned = Pinned(core, given["pinned_limit"])
     core.exports = Exports(core)
-    standby = backend.slow_start if given["standby"] is None else given["standby"]
+    core.functions = Functions(core)
+    mode = standby_mode(given["standby"], slow_start=backend.slow_start, isolation=isolation)
+    backoff: Backoff | None = given["backoff"]
+    if backoff is None:  # a hot standby has proved good: nothing is gained by waiting
+        backoff = _NO_BACKOFF if mode == "hot" else _RESTART_BACKOFF
+    if mode is not None:
+        core.standby = Standby(core, mode, operator.index(given["standbys"]), given["warm_up"])
     try:
         ref = await system.spawn(
             DeviceActor,
             core,
-            standby and isolation == "process",
             name=f"gpu-{core.index}" if name is None else name,
             supervisor=supervisor,
             supervision=Supervision(
                 decider=_escalate if isolation == "thread" else _decide,
                 intensity=Intensity(restarts=given["max_restarts"], within=given["restart_period"]),
-                backoff=given["backoff"],
+                backoff=backoff,
                 escalation=core.loss,
             ),
         )

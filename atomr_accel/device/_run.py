@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import math
 import pickle
 from contextlib import suppress
@@ -16,7 +17,7 @@ import numpy as np
 import trio
 
 from .._dtypes import DTYPES
-from .._errors import GpuRefStale, said_of
+from .._errors import AccelError, GpuRefStale, said_of
 from ..libraries._arguments import require_readable
 from ..libraries._library import LaneSpec
 from ..libraries._request import Request
@@ -32,7 +33,7 @@ from ..libraries.run.wire._messages import (
 )
 from ..libraries.run.wire._pickling import TakesLong, TooMuch, dumps, loads
 from ..memory import Block, GpuRef, block_at
-from ..wire import CloseLane
+from ..wire import SLAB_SHIFT, CloseLane
 from .data._bulk import Bulk
 from .data._transfer import in_thread
 
@@ -52,6 +53,9 @@ _EXECUTORS: Final = {
 MOST: Final = 64 << 20
 """Bytes that a function and its arguments may take."""
 
+_MOST_CALLED: Final = 1024
+"""Functions of which it is noted that they were called."""
+
 _PICKLERS: Final = 4
 """Threads that pickle and unpickle at once, for one device."""
 
@@ -62,6 +66,8 @@ _RESULTS: Final = LaneSpec("results", _EXECUTORS, blocks=True)
 """Fetches what calls have left, also while their own lanes are busy with others."""
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes)
+
+_log = logging.getLogger("atomr_accel.device")
 
 _T = TypeVar("_T")
 
@@ -100,6 +106,10 @@ class _Packed:
             return None
         self.refs.append(thing)
         return len(self.refs) - 1
+
+    def lies_in(self, slabs: set[int]) -> bool:
+        """Whether all its buffers are in some slabs."""
+        return all(ref._block.address >> SLAB_SHIFT in slabs for ref in self.refs)
 
     def kept(self) -> _Packed:
         """This, for a later time: without memory that others may change."""
@@ -145,6 +155,8 @@ class _Lane:
         number: the state's number.
         epoch: the epoch in which it was made.
         made: the op that made it.
+        good: whether it was made, by what makes it now.
+        settled: set when that is answered.
         order: stands for the state among buffers, so that calls come after what makes it.
         users: calls that are not over.
         idle: set when there are none, while somebody waits for that.
@@ -156,9 +168,11 @@ class _Lane:
         self.init: _Packed | None = None
         self.source: object = None
         self.number = 0
+        self.good = False
         self.epoch: Epoch | None = None
         self.made: Op | None = None
         self.order: Block
+        self.settled: trio.Event
         self.users = 0
         self.idle: trio.Event | None = None
         self.closing: trio.Event | None = None
@@ -197,7 +211,45 @@ class _Lane:
         self.made = core.submit(port, name, message, reads, [*writes, self.order])
         self.init, self.source = init, source
         self.number, self.epoch = message.state, core.memory.epoch
+        self.follow(core)
         return self.number, [*reads, self.order], writes
+
+    def follow(self, core: DeviceCore) -> None:
+        """Note whether what is to make the state does."""
+        made = self.made
+        assert made is not None
+        self.good = False
+        self.settled = settled = trio.Event()
+
+        def answered() -> None:
+            if made is self.made and made.error is None:
+                self.good = True
+                core.changed()
+            settled.set()
+
+        made.when_answered(answered)
+
+    def repeat(self, core: DeviceCore, port: Port, other: _Lane) -> bool:
+        """Make the state that a lane has, if that was good and can be done here."""
+        if other.init is None or not other.good or other.init is self.init:
+            return False
+        try:
+            self.initialize(core, port, other.init, other.source)
+        except (AccelError, TypeError, ValueError):
+            return False  # it takes what does not outlive a host
+        return True
+
+    def take_over(self, core: DeviceCore, other: _Lane) -> None:
+        """Have the state that another host has made, which is the device's own now."""
+        made = other.made
+        if made is None or other.init is None or (made.answered and made.error is not None):
+            return
+        if self.init is None or _same(self.source, other.source):
+            self.init, self.source = other.init, other.source
+        if self.init is other.init:
+            self.number, self.made, self.order = other.number, made, other.order
+            self.epoch = core.memory.epoch
+            self.follow(core)
 
 
 @final
@@ -208,6 +260,12 @@ class HostCalls:
         self._core = core
         self._lanes: dict[str, _Lane] = {}
         self._threads = trio.CapacityLimiter(_PICKLERS)
+        self._called: set[tuple[str, str | None]] = set()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there are any in the host."""
+        return bool(self._lanes)
 
     async def run(
         self,
@@ -263,6 +321,38 @@ class HostCalls:
         await op.wait()
         await port.wait_ended()
 
+    # --- of a standby -------------------------------------------------------------------------
+
+    async def repeat(self, whole: HostCalls, mapped: set[int]) -> None:
+        """Make the states of another device's lanes, as far as they need what is mapped here."""
+        for lane, own in list(self._lanes.items()):
+            if own.spec.name not in self._core.ports:
+                del self._lanes[lane]
+        for lane, other in list(whole._lanes.items()):
+            port = self._core.ports.get(other.spec.name)
+            if port is None or other.init is None:
+                continue
+            own = self._known(lane)
+            if own.init is not other.init:  # it may hold what nobody else does any more
+                own.init = own.source = None
+            if not other.init.lies_in(mapped):
+                continue
+            if own.repeat(self._core, port, other):
+                await own.settled.wait()
+                if not own.good and own.made is not None:
+                    _log.warning(
+                        "%s: a standby cannot have the state of lane %r: %s",
+                        self._core.name,
+                        lane,
+                        repr(own.made.error),
+                    )
+
+    def take_over(self, companion: HostCalls) -> None:
+        """Go on with the states that were made in a host that is the device's own now."""
+        for lane, other in companion._lanes.items():
+            if other.spec.name in self._core.lanes:
+                self._known(lane).take_over(self._core, other)
+
     def _known(self, lane: str) -> _Lane:
         known = self._lanes.get(lane)
         if known is None:
@@ -306,6 +396,7 @@ class HostCalls:
         op = core.submit(port, name, Call(ticket, state, packed.data, buffers), reads, writes)
         try:
             data, arrays, sizes = await op.wait()
+            self._note(known, function)
         except BaseException:
             for supply in supplies:
                 supply.withdraw()
@@ -368,6 +459,14 @@ class HostCalls:
 
         await Bulk(core, data, submit, upload=False).run()
         return data
+
+    def _note(self, known: _Lane, function: object) -> None:
+        """What a function has imported when it was first called, a standby may need, too."""
+        called = known.spec.name, getattr(function, "__qualname__", None)
+        new = self._core.standby is not None and called not in self._called
+        if new and len(self._called) < _MOST_CALLED:
+            self._called.add(called)
+            self._core.changed()
 
     def _check(self, epoch: Epoch, name: str) -> None:
         if self._core.memory.epoch is not epoch:

@@ -23,8 +23,12 @@ from ..wire import StreamPlan
 from ._context import MEMORY_LANE
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ..backends._registry import BackendName
     from ..lanes import Isolation
+    from ._device import Device
+    from ._standby import StandbyMode
 
 StreamStrategy = Literal["shared", "per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]
@@ -37,8 +41,10 @@ class DeviceSettings(TypedDict, total=False):
     isolation: Isolation
     max_restarts: int
     restart_period: float
-    backoff: Backoff
-    standby: bool | None
+    backoff: Backoff | None
+    standby: StandbyMode | Literal["auto"] | bool | None
+    standbys: int
+    warm_up: Callable[[Device], Awaitable[object]] | None
     op_deadline: float | None
     memory_limit: int | None
     pinned_limit: int
@@ -62,6 +68,8 @@ def check_settings(
     restart_period: object,
     backoff: object,
     standby: object,
+    standbys: object,
+    warm_up: object,
     op_deadline: object,
     memory_limit: object,
     pinned_limit: object,
@@ -79,10 +87,18 @@ def check_settings(
     _one_of("isolation", isolation, ("process", "thread"))
     _whole_number("max_restarts", max_restarts, least=0)
     _seconds("restart_period", restart_period)
-    if not isinstance(backoff, Backoff):
+    if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff, not {_said(backoff)}")
     if standby is not None and not isinstance(standby, bool):
-        raise TypeError(f"standby must be True, False or None, not {_said(standby)}")
+        _one_of("standby", standby, ("auto", "hot", "warm"), beside="a bool or None")
+        if standby != "auto" and isolation != "process":
+            raise ValueError(f"a {standby} standby is a process, so it needs isolation='process'")
+    _whole_number("standbys", standbys)
+    if warm_up is not None:
+        if not callable(warm_up):
+            raise TypeError(f"warm_up must be an async function of a device, not {_said(warm_up)}")
+        if standby != "hot":
+            raise ValueError("warm_up is for a hot standby: it needs standby='hot'")
     if op_deadline is not None:
         _seconds("op_deadline", op_deadline)
         if isolation != "process":
@@ -162,9 +178,23 @@ def _seconds(name: str, value: object) -> None:
         raise ValueError(f"{name} must be positive and finite, not {value}")
 
 
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+def standby_mode(standby: Any, *, slow_start: bool, isolation: str) -> StandbyMode | None:
+    """How far hosts are prepared for rebuilds; None if none is."""
+    if isolation != "process" or standby is None or standby is False:
+        return None
+    if standby == "auto":
+        return "warm" if slow_start else None
+    mode: StandbyMode = "hot" if standby == "hot" else "warm"
+    return mode
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...], beside: str = "") -> None:
     *others, last = map(repr, choices)
-    wanted = f"{', '.join(others)} or {last}"
+    wanted = (
+        f"{', '.join(others)} or {last}"
+        if not beside
+        else f"{', '.join(map(repr, choices))}, {beside}"
+    )
     if not isinstance(value, str):
         raise TypeError(f"{name} must be {wanted}, not {_said(value)}")
     if value not in choices:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import io
+import logging
 import os
 import signal
 import socket
@@ -21,13 +23,18 @@ import msgspec
 
 from .._errors import AccelError, Unsupported
 from ..wire import (
+    AskFree,
     ControlRequest,
     CreateManaged,
     CreateSlab,
     Fault,
+    Free,
+    Import,
+    Imported,
     MapPinned,
     MapPointer,
     MapSlab,
+    Modules,
     Open,
     Opened,
     OpenLane,
@@ -38,13 +45,15 @@ from ..wire import (
     encoder,
 )
 from ..wire._channel import ProtocolError, close_all, receive, send
-from ..wire._messages import BRING_DESCRIPTOR, Done, pack_exception
+from ..wire._messages import BRING_DESCRIPTOR, MODULE_NAME, MOST_MODULES, Done, pack_exception
 from ..wire._threads import start
 from ._lane import Lane, StreamSlot
 from ._launcher import Launcher
 
 if TYPE_CHECKING:
     from ._protocol import HostContext
+
+_log = logging.getLogger("atomr_accel.hosts")
 
 _SWITCH_SECONDS: Final = 50e-6
 
@@ -145,6 +154,13 @@ class Host:
                     preload = getattr(_named("an executor", reference), "preload", None)
                     if preload is not None:
                         preload()
+            case Import():
+                self._import(request.modules, brought[0])
+                brought.clear()
+            case AskFree():
+                return Free(self._context.free_memory())
+            case Imported():
+                return Modules(_imported())
             case OpenLane():
                 sock = socket.socket(fileno=brought[0])
                 brought.clear()
@@ -167,6 +183,19 @@ class Host:
                 for slab in request.ids:
                     self._context.unmap_slab(slab)
         return Done()
+
+    @staticmethod
+    def _import(modules: list[str], done: int) -> None:
+        """Import modules in a thread, and close ``done`` then."""
+
+        def run() -> None:
+            try:
+                for name in modules:
+                    _import(name)
+            finally:
+                os.close(done)
+
+        start(threading.Thread(target=run, name="imports", daemon=True))
 
     def _open_lane(self, request: OpenLane, sock: socket.socket) -> None:
         done = threading.Event()
@@ -251,6 +280,26 @@ def _named(what: str, reference: str) -> Any:
             f"{error}; reinstall or update the package that names it"
         ) from error
     return found
+
+
+def _import(name: str) -> None:
+    """Import a module that the program's functions are going to import, if that can be done."""
+    if name not in sys.modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 (a module may do anything)
+            _log.debug("%s cannot be imported in advance: %r", name, error)
+
+
+def _imported() -> list[str]:
+    """The modules of this process that another one can import, in the order they came."""
+    names = []
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        known = spec is not None and spec.loader is not None and spec.name == name
+        if known and name != "__main__" and len(name) <= MODULE_NAME:
+            names.append(name)
+    return names[-MOST_MODULES:]
 
 
 def _buffer_lines() -> None:

@@ -67,6 +67,9 @@ class HostContext(Protocol):
                 of its own.
         """
 
+    def free_memory(self) -> int:
+        """Bytes of the device's memory that nobody has; 0 where that tells nothing."""
+
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps that have both happened."""
 

@@ -4,10 +4,11 @@ from ._interrupts import uninterrupted
 from ._loop_flusher import Gate
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
 from ._port import LaneStatistics, Op, Port, fail_some
-from ._spawn import HostDied, HostHandle, Isolation, describe_exit, start_host
+from ._spawn import END_SECONDS, HostDied, HostHandle, Isolation, describe_exit, start_host
 
 __all__ = [
     "CHUNK",
+    "END_SECONDS",
     "STAGING_BYTES",
     "Bytes",
     "Gate",

@@ -257,6 +257,7 @@ class Port:
         self._oldest: Op | None = None
         self._oldest_since = 0.0
         self._ended = False
+        self._handing_over = False
         self._over = trio.Event()
         self._decode = msgspec.msgpack.Decoder(Reply).decode
 
@@ -372,6 +373,8 @@ class Port:
         self._on_fault = on_fault
         if self._prompt:
             self._flusher = LoopFlusher.join(self)
+        if self._frames_in.begun:
+            self._cut.set()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
@@ -385,10 +388,39 @@ class Port:
                     self._polled = False
                 nursery.cancel_scope.cancel()
         finally:
-            self._ended = True
             if self._flusher is not None:
                 self._flusher.leave(self)
-            self._over.set()
+            if self._handing_over:
+                self._flusher, self._sends_soon = None, False
+            else:
+                self.close()
+
+    def hand_over(self) -> None:
+        """The task that runs this is about to be cancelled, and another goes on with it."""
+        self._handing_over = True
+
+    def move_to(self, in_flight: dict[int, Op]) -> None:
+        """Be a lane of another device, to which its ops in flight go, too.
+
+        Args:
+            in_flight: the ops of that device. What is in flight here is younger.
+        """
+        self._handing_over = False
+        ours = [op for op in self._in_flight.values() if op.port is self]
+        if ours and not in_flight:
+            shorten_switch_interval()
+        for op in ours:
+            in_flight[op.seq] = op
+            del self._in_flight[op.seq]
+        if ours and not self._in_flight:
+            restore_switch_interval()
+        self._in_flight = in_flight
+
+    def close(self) -> None:
+        """Nobody runs it any more: end the lane."""
+        self._ended = True
+        self._over.set()
+        if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
 

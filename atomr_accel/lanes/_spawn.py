@@ -34,6 +34,7 @@ from ._spawner import spawner
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import AsyncIterator
 
 _log = logging.getLogger("atomr_accel.hosts")
 
@@ -234,6 +235,12 @@ class HostHandle:
                     else trio.lowlevel.wait_writable
                 )
                 await wait(self._control)
+
+    @contextlib.asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """While nobody asks it for anything: who does is waited for, and others wait."""
+        async with self._lock:
+            yield
 
     @property
     def alive(self) -> bool:

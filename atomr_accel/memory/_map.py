@@ -11,13 +11,16 @@ import math
 import os
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from ..wire import SLAB_SHIFT
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._ref import Block, Epoch, block_at
 from ._scope import note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SLAB_BYTES: Final = 64 << 20
 """Least size of a slab that requests share."""
@@ -117,6 +120,8 @@ class MemoryMap:
         owner: the device, for the layer that knows devices.
         number: grows with every device that is opened, and so tells those of one name apart.
         over: once the device does not come back, what became of it.
+        reserved: bytes of the limit that are not for slabs.
+        sealed_changed: called when there is a sealed slab more, or less.
     """
 
     owner: object
@@ -138,7 +143,22 @@ class MemoryMap:
         self._sealed = Allocator()
         self._dedicated: dict[int, object] = {}  # slabs that are one buffer, with what they need
         self._stale: list[Allocator] = []
-        self._next_slab = 1
+        self._slab_ids = itertools.count(1)
+        self._whole: MemoryMap | None = None
+        self.reserved: int = 0
+        self.sealed_changed: Callable[[], None] = _nothing
+
+    def companion(self) -> MemoryMap:
+        """A map for another host of the same device: all it has in common is sealed memory."""
+        limit = self.limit
+        if limit is not None:
+            limit = max(0, limit - self.capacity - self.reserved)
+        companion = MemoryMap(self.device, limit)
+        companion.epoch = Epoch(self.generation)
+        companion.sealed_epoch = self.sealed_epoch
+        companion._slab_ids = self._slab_ids
+        companion._whole = self
+        return companion
 
     @property
     def generation(self) -> int:
@@ -251,6 +271,13 @@ class MemoryMap:
         """Bytes of all slabs together."""
         return sum(slab.nbytes for slab in self._slabs.values())
 
+    @property
+    def over_limit(self) -> int:
+        """Bytes that slabs and what is reserved have beyond the limit; 0 if they have not."""
+        if self.limit is None:
+            return 0
+        return max(0, self.capacity + self.reserved - self.limit)
+
     def growth(self, nbytes: int) -> int:
         """How large a slab to make for a request that found no room.
 
@@ -270,13 +297,12 @@ class MemoryMap:
 
     def affordable(self, sizes: list[int]) -> list[int]:
         """Those of ``sizes`` that the limit allows, largest first."""
-        room = math.inf if self.limit is None else self.limit - self.capacity
+        room = math.inf if self.limit is None else self.limit - self.capacity - self.reserved
         return sorted({size for size in sizes if size <= room}, reverse=True)
 
     def new_slab_id(self) -> int:
         """A number no slab of this device has had."""
-        self._next_slab += 1
-        return self._next_slab - 1
+        return next(self._slab_ids)
 
     def add_slab(self, slab: Slab) -> None:
         """Take a slab into use; the map owns its descriptor from now on."""
@@ -284,6 +310,8 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         pool.add_slab(slab.id, slab.nbytes)
+        if slab.sealed:
+            self.sealed_changed()
 
     def add_dedicated(self, slab: Slab, owner: object = None, nbytes: int | None = None) -> Block:
         """Take a slab into use that is one buffer, and is given up with it.
@@ -301,6 +329,8 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         self._dedicated[slab.id] = owner
+        if slab.sealed:
+            self.sealed_changed()
         block = block_at(self, address, slab.nbytes)
         block.sealed = slab.sealed
         if nbytes is not None:
@@ -311,9 +341,20 @@ class MemoryMap:
             note(self, block)
         return block
 
+    def abandon(self) -> list[int]:
+        """Give up all of a companion's own slabs; what its host must unmap."""
+        slabs = list(self._slabs)
+        for slab in slabs:
+            self._close(slab)
+        self._plain, self._sealed = Allocator(), Allocator()
+        self._stale.clear()
+        self.epoch = Epoch(self.generation)
+        return slabs
+
     def sealed_slabs(self) -> list[Slab]:
         """The slabs a new host must map, oldest first."""
-        return [slab for slab in self._slabs.values() if slab.sealed]
+        slabs = (self if self._whole is None else self._whole)._slabs
+        return [slab for slab in slabs.values() if slab.sealed]
 
     def is_own(self, block: Block) -> bool:
         """Whether a block is all of its slab, which goes with it."""
@@ -321,7 +362,7 @@ class MemoryMap:
 
     def has_slab(self, slab: int) -> bool:
         """Whether a slab has not been given up."""
-        return slab in self._slabs
+        return slab in self._slabs or (self._whole is not None and slab in self._whole._slabs)
 
     def slab_of(self, block: Block) -> Slab:
         """The slab a block lies in."""
@@ -379,9 +420,15 @@ class MemoryMap:
     def _close(self, slab: int) -> None:
         del self._pool_of[slab]
         self._dedicated.pop(slab, None)
-        fd = self._slabs.pop(slab).fd
-        if fd >= 0:
-            os.close(fd)
+        given_up = self._slabs.pop(slab)
+        if given_up.fd >= 0:
+            os.close(given_up.fd)
+        if given_up.sealed:
+            self.sealed_changed()
+
+
+def _nothing() -> None:
+    """Nobody follows what is sealed."""
 
 
 def least_slab(nbytes: int) -> int:

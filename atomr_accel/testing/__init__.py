@@ -6,10 +6,20 @@ fault = await poison(device)                     # a sticky fault, a real one on
 await poison(device, "misaligned_address")       # others by name, see ``FAULTS``
 await kill_host(device)                          # as the OOM killer would
 await hang(device)                               # an op that never ends
+await standby_ready(device)                      # so that the next fault costs little
 """
 
 from ._delays import lane_delays
-from ._faults import FAULTS, FaultName, hang, kill_host, poison
+from ._faults import FAULTS, FaultName, hang, kill_host, poison, standby_ready
 from ._module_device import ModuleDevice
 
-__all__ = ["FAULTS", "FaultName", "ModuleDevice", "hang", "kill_host", "lane_delays", "poison"]
+__all__ = [
+    "FAULTS",
+    "FaultName",
+    "ModuleDevice",
+    "hang",
+    "kill_host",
+    "lane_delays",
+    "poison",
+    "standby_ready",
+]

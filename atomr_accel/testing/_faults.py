@@ -106,6 +106,22 @@ async def hang(device: Device) -> None:
     await kernel.launch(1, 1, 1)
 
 
+async def standby_ready(device: Device, least: int | None = None) -> None:
+    """Wait until the device's standby hosts are ready.
+
+    Args:
+        device: an open device, with a standby.
+        least: how many of them; by default, as many as it keeps.
+
+    Raises:
+        Unsupported: it keeps none.
+    """
+    standby = device._core.standby
+    if standby is None:
+        raise Unsupported("the device keeps no standby: open it with standby='hot' or 'warm'")
+    await standby.wait_ready(least)
+
+
 async def kill_host(device: Device) -> None:
     """Kill the device's host process (SIGKILL) and wait until that has been noticed.
 

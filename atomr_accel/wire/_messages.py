@@ -14,7 +14,7 @@ import builtins
 import contextlib
 import operator
 import traceback
-from typing import TYPE_CHECKING, Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, final
 
 import cloudpickle
 import msgspec
@@ -38,6 +38,14 @@ _TEXT: Final = 1 << 18
 
 _PICKLED: Final = 1 << 20
 """Bytes of a pickled error."""
+
+MOST_MODULES: Final = 1 << 14
+"""Modules that a host names: large frameworks have some thousands."""
+
+MODULE_NAME: Final = 256
+"""Characters of a module's name."""
+
+_ModuleName = Annotated[str, msgspec.Meta(max_length=MODULE_NAME)]
 
 
 class ProtocolViolation(Exception):
@@ -107,6 +115,9 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     returns: ClassVar[Any] = None
     """The type of its value, which is checked on arrival; None if it is only done."""
+
+    lasting: ClassVar[bool] = False
+    """Whether what it prepares depends on nothing else, so that another host may do it, too."""
 
     bulky: ClassVar[bool] = False
     """Whether it may be large, so that it is not encoded long before it is sent."""
@@ -575,10 +586,39 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     info: DeviceInfo
 
 
+class AskFree(msgspec.Struct, frozen=True, tag=True):
+    """Ask how much memory of the device is free."""
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of the device's memory that are free, whoever has the others."""
+
+    nbytes: int
+
+
 class Preload(msgspec.Struct, frozen=True, tag=True):
     """Import classes, and call their ``preload`` where they have one."""
 
     references: list[str]
+
+
+class Import(msgspec.Struct, frozen=True, tag=True):
+    """Begin to import modules, as far as that can be done.
+
+    The descriptor that comes along is closed when it is. Meanwhile other requests are answered.
+    """
+
+    modules: list[str]
+
+
+class Imported(msgspec.Struct, frozen=True, tag=True):
+    """Ask which modules functions of the program have imported."""
+
+
+class Modules(msgspec.Struct, frozen=True, tag=True):
+    """Names of modules, those first that others need."""
+
+    names: Annotated[list[_ModuleName], msgspec.Meta(max_length=MOST_MODULES)]
 
 
 class OpenLane(msgspec.Struct, frozen=True, tag=True):
@@ -684,10 +724,13 @@ ControlRequest = (
     | MapPinned
     | MapPointer
     | UnmapSlabs
+    | Import
+    | Imported
+    | AskFree
 )
-ControlReply = Opened | Done | Failure | Fault
+ControlReply = Opened | Modules | Free | Done | Failure | Fault
 
-BRING_DESCRIPTOR: Final = (Open, OpenLane, MapSlab, MapPinned)
+BRING_DESCRIPTOR: Final = (Open, OpenLane, MapSlab, MapPinned, Import)
 """The requests with which exactly one descriptor comes along; none does with others."""
 
 FETCH_DESCRIPTOR: Final = (CreateSlab,)

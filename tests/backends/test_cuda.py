@@ -68,6 +68,14 @@ def test_a_fault_ends_the_context(gpu: FakeGpu) -> None:
     assert gpu.alive == {}
 
 
+def test_free_memory_is_what_the_driver_says(gpu: FakeGpu) -> None:
+    context = CudaContext(0, StreamPlan())
+    assert context.free_memory() == MEMORY
+    gpu.change(cuMemGetInfo=lambda: (0, 5, MEMORY))
+    assert context.free_memory() == 5
+    context.close()
+
+
 def test_sealed_memory_is_mapped_a_second_time_to_be_written(gpu: FakeGpu) -> None:
     context = CudaContext(0, StreamPlan())
     fd = context.create_slab(5, GRANULARITY, sealed=True)

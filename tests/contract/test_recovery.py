@@ -298,9 +298,8 @@ async def test_a_standby_that_dies_is_no_loss() -> None:
         standby = device._core.standby
         assert standby is not None
         for _ in range(2):
-            await standby.wait_warm()
-            assert standby._host is not None
-            standby._host.kill()
+            await standby.wait_ready()
+            standby.hosts[0].kill()
             await poison(device)
             await works(device)
 

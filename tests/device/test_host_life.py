@@ -227,9 +227,8 @@ async def test_a_stopped_standby_is_not_taken() -> None:
         await works(device)
         standby = device._core.standby
         assert standby is not None
-        await standby.wait_warm()
-        assert standby._host is not None
-        stop(standby._host)
+        await standby.wait_ready()
+        stop(standby.hosts[0])
         await kill_host(device)
         await works(device)
 
@@ -240,9 +239,8 @@ async def test_a_standby_that_is_stopped_as_it_loads_holds_nobody_up() -> None:
     async with opened(standby=True) as device:
         standby = device._core.standby
         assert standby is not None
-        await standby.wait_warm()
-        assert standby._host is not None
-        stop(standby._host)
+        await standby.wait_ready()
+        stop(standby.hosts[0])
         await works(device)  # it is to load what that uses, too
 
 
@@ -300,10 +298,10 @@ async def test_a_standby_that_cannot_start_is_tried_again(
     monkeypatch.setattr(_standby, "start_host", sometimes)
     async with opened(standby=True, max_restarts=1) as device:
         assert device._core.standby is not None
-        await device._core.standby.wait_warm()
+        await device._core.standby.wait_ready()
         await poison(device)
         await works(device)
-    assert caplog.text.count("no warm host") == 3
+    assert caplog.text.count("no standby host") == 3
 
 
 @pytest.mark.usefixtures("retried")
@@ -312,12 +310,11 @@ async def test_a_standby_that_ends_is_replaced() -> None:
     async with opened(standby=True) as device:
         standby = device._core.standby
         assert standby is not None
-        await standby.wait_warm()
-        assert standby._host is not None
-        standby._host.kill()
-        while standby.warm:
+        await standby.wait_ready()
+        standby.hosts[0].kill()
+        while standby.ready:
             await trio.lowlevel.checkpoint()
-        await standby.wait_warm()
+        await standby.wait_ready()
         await poison(device)
         await works(device)
 

@@ -131,8 +131,10 @@ async def test_the_standby_takes_over() -> None:
         standby = device._core.standby
         assert standby is not None
         for generation in (2, 3):
-            await standby.wait_warm()
-            assert device.statistics().standby
+            await standby.wait_ready()
+            found = device.statistics().standby
+            assert found is not None
+            assert (found.mode, found.state, found.ready) == ("warm", "ready", 1)
             await poison(device)
             await device.zeros(3)
             assert device.generation == generation

@@ -29,6 +29,10 @@ NUMBERS = ("index", "max_restarts", "memory_limit", "pinned_limit", "stream_pool
 SECONDS = ("restart_period", "op_deadline")
 
 
+async def an_index() -> int:
+    return 0
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -61,7 +65,13 @@ SECONDS = ("restart_period", "op_deadline")
         ({"isolation": True}, TypeError, "isolation must be 'process' or 'thread', not True"),
         ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),
         ({"backoff": 1.0}, TypeError, "backoff must be a Backoff, not 1.0"),
-        ({"standby": "yes"}, TypeError, "standby must be True, False or None, not 'yes'"),
+        ({"standby": "yes"}, ValueError, "standby must be 'auto', 'hot', 'warm', a bool or None"),
+        ({"standby": 1}, TypeError, "a bool or None, not 1, of type int"),
+        ({"standby": "hot", "isolation": "thread"}, ValueError, "so it needs isolation='process'"),
+        ({"standbys": 0}, ValueError, "standbys must be positive, not 0"),
+        ({"standbys": True}, TypeError, "standbys must be a whole number, not True"),
+        ({"warm_up": 1, "standby": "hot"}, TypeError, "must be an async function of a device"),
+        ({"warm_up": an_index}, ValueError, "it needs standby='hot'"),
         (
             {"streams": "many"},
             ValueError,
@@ -93,15 +103,13 @@ async def test_what_makes_sense_is_not() -> None:
         {"index": np.int32(1), "max_restarts": 0, "restart_period": 5, "op_deadline": 0.25},
         {"memory_limit": np.int64(1 << 30), "pinned_limit": 1, "stream_pool": np.uint8(2)},
         {"restart_period": np.float32(1), "standby": False, "backoff": Backoff()},
+        {"standby": "hot", "standbys": np.int8(2), "warm_up": an_index},
+        {"standby": "warm"},
         {"priorities": {"memory": -1, "run.mine": np.int8(2), "dnn-plans": 0}},
     ):
         with pytest.raises(DeviceUnavailable, match="no backend 'no such backend'"):
             async with open_device(backend="no such backend", **settings):
                 pytest.fail("opened")
-
-
-async def an_index() -> int:
-    return 0
 
 
 @program

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
+    from atomr_accel.device._standby import StandbyMode
     from atomr_accel.lanes import Isolation
 
 SIDE: Final = 16
@@ -306,12 +307,23 @@ def check_marks(report: Report, marks: str, acknowledged: set[int]) -> None:
 
 
 async def soak_processes(
-    report: Report, turns: LoopFlusher, most: Most, tasks: int, seed: int, backend: str, marks: str
+    report: Report,
+    turns: LoopFlusher,
+    most: Most,
+    tasks: int,
+    seed: int,
+    backend: str,
+    marks: str,
+    standby: StandbyMode = "warm",
 ) -> None:
     """Kill hosts while tasks go on."""
     chance = random.Random(seed)
     async with open_device(
-        0, backend=backend, standby=True, max_restarts=10**9, backoff=Backoff(initial=0.0, base=0.0)
+        0,
+        backend=backend,
+        standby=standby,
+        max_restarts=10**9,
+        backoff=Backoff(initial=0.0, base=0.0),
     ) as device:
         load = Load(device, report, seed, marks, 0)
         await load.prepare()
@@ -386,13 +398,15 @@ async def soak(
     isolation: Isolation = "process",
     seconds: float = math.inf,
     turns: int = 200,
+    standby: StandbyMode = "warm",
 ) -> Report:
     """Do all of it once, and see what is left afterwards."""
     report = Report()
     begun = time.monotonic()
     before = held()
     with tempfile.TemporaryDirectory() as folder:
-        body = soak_processes if isolation == "process" else soak_threads
+        hosts = partial(soak_processes, standby=standby)
+        body = hosts if isolation == "process" else soak_threads
         with LoopFlusher() as watch:
             most = Most(kills, begun + seconds, turns)
             await body(report, watch, most, tasks, seed, backend, str(Path(folder) / "marks"))
@@ -417,6 +431,7 @@ def main() -> None:
     parser.add_argument("--isolation", choices=["process", "thread"], default="process")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--turns", type=int, default=200, help="of the loop, between kills")
+    parser.add_argument("--standby", choices=["hot", "warm"], default="warm")
     words = parser.parse_args()
     logging.disable(logging.CRITICAL)  # a line for each restart
     report = trio.run(
@@ -429,6 +444,7 @@ def main() -> None:
             isolation=words.isolation,
             seconds=words.seconds,
             turns=words.turns,
+            standby=words.standby,
         )
     )
     print(report)

@@ -6,7 +6,7 @@ plan belongs to a stream.
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +64,8 @@ class Plan:
     """A plan as the program knows it.
 
     Attributes:
-        number: its name in the host.
+        number: its name in the host: that of the transform, whoever has asked for the plan. A
+            host may have some from when it was a standby.
         epoch: the generation whose host has told ``work``.
         work: bytes of work area it needs.
     """
@@ -109,7 +110,6 @@ class PlanCache:
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._told: WeakKeyDictionary[Home, set[int]] = WeakKeyDictionary()
         self.workspaces: Final = Workspaces(LANE.max_streams, SMALL)
-        self._numbers = itertools.count(1)
         self._hits = self._misses = self._evictions = 0
         self._limit = DEFAULT_LIMIT
 
@@ -149,7 +149,11 @@ class PlanCache:
         return Found(plan.number, work, partial(self._miss, spec, plan, collector, epoch, answer))
 
     def _plan(self, spec: bytes) -> Plan:
-        return self._plans.get(spec) or Plan(next(self._numbers))
+        known = self._plans.get(spec)
+        if known is None:
+            digest = hashlib.blake2b(spec, digest_size=8).digest()
+            known = Plan(int.from_bytes(digest, "little") >> 1)
+        return known
 
     def _prepare(self, spec: bytes, _driver: Driver) -> Submission[int]:
         plan = self._plan(spec)

@@ -44,6 +44,9 @@ KERNELS: Final = LaneSpec(
     max_streams=4,
 )
 
+_numbers: Final = itertools.count(1)
+"""Of kernels, in all hosts: one may have some from when it was a standby."""
+
 _MAX_BLOCK: Final = 1024
 _MAX_BLOCKS: Final = (_MAX_BLOCK, _MAX_BLOCK, 64)
 _MAX_GRID: Final = (2**31 - 1, 65535, 65535)
@@ -88,7 +91,6 @@ class Nvrtc(Facade[D]):
 
     def __init__(self, device: Home) -> None:
         self._device = device
-        self._numbers = itertools.count(1)
         self._compiled = self._found = 0
 
     @op
@@ -155,7 +157,7 @@ class Nvrtc(Facade[D]):
             self._found += found
             return Kernel(
                 self._device,
-                next(self._numbers),
+                next(_numbers),
                 name,
                 parameters,
                 image=function if in_python else image,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
+from atomr_accel.libraries.fft._cache import PlanCache
 from atomr_accel.libraries.fft.wire import _plan
 from atomr_accel.libraries.fft.wire._plan import (
     Fft,
@@ -141,3 +142,13 @@ def test_sizes_beyond_32_bits() -> None:
 
 def test_nothing_to_do() -> None:
     assert plan(spec_of("fft", (0, 4), (1,))).steps == ()
+
+
+def test_a_plan_has_the_number_of_its_transform() -> None:
+    """So a host that two devices have had takes none for another."""
+    one, other = (PlanCache(cast("Any", None)) for _ in range(2))
+    specs = [bytes([number]) * 9 for number in range(50)]
+    numbers = [one._plan(spec).number for spec in specs]
+    assert numbers == [other._plan(spec).number for spec in reversed(specs)][::-1]
+    assert len(set(numbers)) == len(specs)
+    assert all(0 <= number < 1 << 63 for number in numbers)

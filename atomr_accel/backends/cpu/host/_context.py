@@ -105,6 +105,10 @@ class CpuContext:
         np.seterr(all="ignore")
         return CpuStream(self)
 
+    def free_memory(self) -> int:
+        """Contexts take none."""
+        return 0
+
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps."""
         return (self.events[end] - self.events[start]) * 1e3

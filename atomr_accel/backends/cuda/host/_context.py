@@ -290,6 +290,11 @@ class CudaContext:
                 del self._streams[key]
                 check("cuStreamDestroy", driver.cuStreamDestroy(handle))
 
+    def free_memory(self) -> int:
+        """Bytes that are free (``cuMemGetInfo``)."""
+        free: int = check("cuMemGetInfo", driver.cuMemGetInfo())[0]
+        return free
+
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps (``cuEventElapsedTime``)."""
         events = self.events

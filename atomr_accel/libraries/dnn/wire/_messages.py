@@ -24,6 +24,7 @@ class PrepareGraph(Message, frozen=True):
     returns: ClassVar[Any] = tuple[int, str]
 
     prepares: ClassVar[bool] = True
+    lasting: ClassVar[bool] = True
 
     graph: bytes
     tuned: bool

@@ -71,6 +71,7 @@ class Prepare(Message, frozen=True):
     returns: ClassVar[Any] = int
 
     prepares: ClassVar[bool] = True
+    lasting: ClassVar[bool] = True
 
     number: int
     spec: bytes

@@ -32,6 +32,8 @@ class Load(Message, frozen=True):
     prepares: ClassVar[bool] = True
     """Done once, when a program is recorded, not in its replays."""
 
+    lasting: ClassVar[bool] = True
+
     kernel: int
     image: bytes
     name: str

@@ -1,0 +1,362 @@
+"""How soon a device is back: from the moment a fault is seen to the next answer that is right.
+
+Measured for the built-in libraries (put, gemm, layer_norm, fft, get) and for a model on a lane of
+``device.run``: a Llama of transformers on random weights where torch and transformers are
+installed, otherwise one that takes as long to load. With a hot standby and with a warm one. The
+program imports none of what the model needs; that is the host's.
+
+    python tests/benchmarks/bench_return.py                       # the table
+    python tests/benchmarks/bench_return.py --modes hot --parts builtin --repeats 5
+    python tests/benchmarks/bench_return.py --clients --storm     # nothing but these
+
+``--clients`` is 32 tasks that ask the model without pause, with six faults 1.5 s apart, and what
+is left of their throughput. ``--storm`` is ten faults, each 50 ms after the return from the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import sys
+import time
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import trio
+
+from atomr_accel import CpuFallbackWarning, open_device
+from atomr_accel.backends import cuda
+from atomr_accel.testing import poison, standby_ready
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atomr_accel import Device
+
+ON_CUDA: Final = cuda.why_absent() is None
+WITH_LLAMA: Final = ON_CUDA and all(
+    importlib.util.find_spec(name) is not None for name in ("torch", "transformers")
+)
+
+SIZES: Final[dict[str, dict[str, int]]] = {
+    "tiny": {"hidden": 64, "inner": 128, "layers": 2, "heads": 4, "pairs": 2, "words": 512},
+    "small": {"hidden": 1024, "inner": 2816, "layers": 8, "heads": 16, "pairs": 8, "words": 32000},
+    "large": {"hidden": 2048, "inner": 5632, "layers": 16, "heads": 32, "pairs": 8, "words": 32000},
+}
+"""``large`` is 147 buffers of 1.6 GiB."""
+
+SIDE: Final = 256
+CLIENTS: Final = 32
+FAULTS: Final = 6
+APART_SECONDS: Final = 1.5
+QUIET_SECONDS: Final = 6.0
+STORM: Final = 10
+CALM_SECONDS: Final = 0.05
+
+
+# --- what answers ---------------------------------------------------------------------------
+
+
+class Subject(NamedTuple):
+    """Something that a device is asked.
+
+    Attributes:
+        name: for the table.
+        ask: raises where the answer is wrong.
+    """
+
+    name: str
+    ask: Callable[[Device], Awaitable[None]]
+
+
+async def builtin(device: Device) -> Subject:
+    """The built-in libraries, on sealed weights."""
+    rng = np.random.default_rng(0)
+    host = rng.standard_normal((SIDE, SIDE), np.float32)
+    matrix = rng.standard_normal((SIDE, SIDE), np.float32)
+    weights = await device.put(matrix, sealed=True)
+    scale = await device.put(np.ones(SIDE, np.float32), sealed=True)
+    shift = await device.put(np.zeros(SIDE, np.float32), sealed=True)
+
+    async def answer(device: Device) -> np.ndarray[Any, Any]:
+        x = await device.put(host)
+        y = await device.dnn.layer_norm(await device.blas.gemm(x, weights), scale, shift)
+        return await device.get(await device.fft.rfft(y))
+
+    product = host.astype(np.float64) @ matrix
+    product -= product.mean(axis=1, keepdims=True)
+    expected = np.fft.rfft(product / np.sqrt(product.var(axis=1, keepdims=True) + 1e-5))
+
+    async def ask(device: Device) -> None:
+        assert np.abs(await answer(device) - expected).max() < 0.1
+
+    await ask(device)
+    return Subject("built-in", ask)
+
+
+def shapes(size: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The weights of a Llama by the names that transformers gives them."""
+    hidden, inner, words = size["hidden"], size["inner"], size["words"]
+    narrow = hidden // size["heads"] * size["pairs"]
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (words, hidden)}
+    for layer in range(size["layers"]):
+        of = f"model.layers.{layer}."
+        for name, shape in {
+            "self_attn.q_proj": (hidden, hidden),
+            "self_attn.k_proj": (narrow, hidden),
+            "self_attn.v_proj": (narrow, hidden),
+            "self_attn.o_proj": (hidden, hidden),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }.items():
+            found[f"{of}{name}.weight"] = shape
+    return {**found, "model.norm.weight": (hidden,), "lm_head.weight": (words, hidden)}
+
+
+def load_llama(size: dict[str, int], weights: dict[str, Any]) -> Any:
+    """In the host: a Llama on weights that are on the device already."""
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=size["hidden"],
+        intermediate_size=size["inner"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        num_key_value_heads=size["pairs"],
+        vocab_size=size["words"],
+        tie_word_embeddings=False,
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    state = {name: torch.as_tensor(array, device="cuda") for name, array in weights.items()}
+    model.load_state_dict(state, assign=True)
+    # Not among the weights, so it is still nowhere.
+    rotary = model.model.rotary_emb
+    model.model.rotary_emb = type(rotary)(config=config).to("cuda")
+    model.eval().requires_grad_(False)
+    ask_llama(model, np.ones(16, np.int64))  # what is loaded at the first call is loaded here
+    return model
+
+
+def ask_llama(model: Any, tokens: np.ndarray[Any, Any]) -> Any:
+    """In the host: what the model says of the word that follows."""
+    import torch
+
+    with torch.no_grad():
+        found = model(torch.as_tensor(tokens, device="cuda")[None], use_cache=False)
+        return found.logits[0, -1].float().cpu().numpy()
+
+
+def load_stand_in(size: dict[str, int], weights: dict[str, Any]) -> Any:
+    """In the host: what takes as long as a model does, and imports something."""
+    import time
+
+    import scipy.optimize
+
+    time.sleep(0.5)
+    assert scipy.optimize.__name__
+    assert len(weights) == 9 * size["layers"] + 3
+    return weights
+
+
+def ask_stand_in(model: Any, tokens: np.ndarray[Any, Any]) -> Any:
+    """In the host: something that depends on the weights."""
+    return model["model.embed_tokens.weight"][tokens].sum(axis=0).astype(np.float32)
+
+
+async def llama(device: Device, name: str) -> tuple[Subject, int]:
+    """A model on a lane of ``device.run``, and its bytes."""
+    size = SIZES[name]
+    rng = np.random.default_rng(0)
+    weights, nbytes = {}, 0
+    for key, shape in shapes(size).items():
+        if len(shape) == 1:
+            host = np.ones(shape, np.float16)
+        else:
+            host = (rng.standard_normal(shape, np.float32) * 0.02).astype(np.float16)
+        weights[key] = await device.put(host, sealed=True)
+        nbytes += host.nbytes
+    load, forward = (load_llama, ask_llama) if WITH_LLAMA else (load_stand_in, ask_stand_in)
+    init = partial(load, size, weights)
+    tokens = rng.integers(size["words"], size=64)
+    expected = await device.run(forward, tokens, lane="model", init=init)
+
+    async def ask(device: Device) -> None:
+        found = await device.run(forward, tokens, lane="model", init=init)
+        assert np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()
+
+    return Subject("Llama" if WITH_LLAMA else "stand-in", ask), nbytes
+
+
+# --- measuring ------------------------------------------------------------------------------
+
+
+async def back(device: Device, subject: Subject, kind: Any) -> tuple[float, float]:
+    """Seconds until a fault is seen, and from then to the next answer."""
+    async with trio.open_nursery() as nursery, device.watch_generation() as changes:
+        launched = time.perf_counter()
+        nursery.start_soon(poison, device, kind)
+        await anext(aiter(changes))
+        seen = time.perf_counter()
+        await subject.ask(device)
+        good = time.perf_counter()
+    return seen - launched, good - seen
+
+
+def opened(mode: str, options: argparse.Namespace, warm_up: Any = None) -> Any:
+    """A device that is never lost."""
+    return open_device(
+        0, standby=mode, standbys=options.standbys, warm_up=warm_up, max_restarts=10**6
+    )
+
+
+async def measure(mode: str, part: str, options: argparse.Namespace) -> str:
+    """A line of the table."""
+    subject: Subject | None = None
+
+    async def warm_up(device: Device) -> None:
+        if subject is not None and part == "builtin":
+            await subject.ask(device)
+
+    async with opened(mode, options, warm_up if mode == "hot" else None) as device:
+        if part == "builtin":
+            subject = await builtin(device)
+        else:
+            subject, _ = await llama(device, options.model)
+        alone = []
+        for _ in range(10):
+            begun = time.perf_counter()
+            await subject.ask(device)
+            alone.append(time.perf_counter() - begun)
+        if mode == "hot":
+            device._core.changed()  # warm_up has something to ask now
+        samples = []
+        with trio.move_on_after(options.seconds):
+            for _ in range(options.repeats):
+                await standby_ready(device, 1)
+                await trio.sleep(0.05)
+                _, seconds = await back(device, subject, options.fault)
+                samples.append(seconds)
+        standby = device.statistics().standby
+        assert standby is not None
+        if not samples:
+            return f"{mode:5} {subject.name:9} nothing in {options.seconds} s: {standby}"
+        samples.sort()
+        return (
+            f"{mode:5} {subject.name:9} {len(samples):3} {statistics.median(samples) * 1e3:9.1f} "
+            f"{samples[0] * 1e3:9.1f} {samples[-1] * 1e3:9.1f} "
+            f"{statistics.median(alone) * 1e3:9.2f} {standby.seconds or 0:9.2f} "
+            f"{standby.nbytes / 2**20:9.0f} {standby.mode} {standby.died}"
+        )
+
+
+async def clients(options: argparse.Namespace) -> None:
+    """Tasks that ask without pause, faults meanwhile, and what is left of their throughput."""
+    async with opened("hot", options) as device:
+        subject, nbytes = await llama(device, options.model)
+        await standby_ready(device)
+        answers = 0
+        longest = 0.0
+        over = False
+
+        async def client() -> None:
+            nonlocal answers, longest
+            while not over:
+                begun = time.perf_counter()
+                await device.retry(subject.ask, device, attempts=100)
+                answers += 1
+                longest = max(longest, time.perf_counter() - begun)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(CLIENTS):
+                nursery.start_soon(client)
+            await trio.sleep(1.0)
+            answers, longest, begun = 0, 0.0, time.perf_counter()
+            await trio.sleep(QUIET_SECONDS)
+            usual = answers / (time.perf_counter() - begun)
+            print(
+                f"{CLIENTS} clients of a {subject.name} of {nbytes / 2**30:.2f} GiB, "
+                f"{options.standbys} hot standbys: {usual:.0f}/s, longest wait {longest:.3f} s"
+            )
+            answers, longest, begun = 0, 0.0, time.perf_counter()
+            unseen = 0.0
+            for _ in range(FAULTS):
+                begun_fault = time.perf_counter()
+                seen, seconds = await back(device, subject, options.fault)
+                unseen += seen
+                print(f"    seen after {seen:.3f} s, good {seconds:.3f} s after that")
+                rest = APART_SECONDS - (time.perf_counter() - begun_fault)
+                await trio.sleep(max(0.0, rest))
+            elapsed = time.perf_counter() - begun
+            rate = answers / (elapsed - unseen)
+            print(
+                f"    {FAULTS} faults in {elapsed:.1f} s: {answers} right, none wrong or lost, "
+                f"{rate:.0f}/s outside the time until a fault is seen = {rate / usual:.0%} of the "
+                f"usual, longest wait {longest:.3f} s"
+            )
+            over = True
+
+
+async def storm(options: argparse.Namespace) -> None:
+    """Faults right after each return."""
+    async with opened("hot", options) as device:
+        subject = await builtin(device)
+        await standby_ready(device)
+        seconds = []
+        for _ in range(STORM):
+            seconds.append((await back(device, subject, options.fault))[1])
+            await trio.sleep(CALM_SECONDS)
+        after = time.perf_counter()
+        await standby_ready(device, 1)
+        standby = device.statistics().standby
+        assert standby is not None
+        print(
+            f"storm of {STORM} faults: back after {', '.join(f'{s:.3f}' for s in seconds)} s; "
+            f"a {standby.mode} standby is ready {time.perf_counter() - after:.2f} s after the last"
+        )
+
+
+async def main(options: argparse.Namespace) -> None:
+    """Measure what was asked for."""
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    print(
+        f"backend {'cuda' if ON_CUDA else 'cpu'}, Python {sys.version.split()[0]}, {options.fault}"
+    )
+    if not options.clients and not options.storm:
+        print(
+            "mode  subject     n    median     least      most     alone   ready s  bytes MiB "
+            "kept died   (ms from seen to good)"
+        )
+        for part in options.parts.split(","):
+            for mode in options.modes.split(","):
+                print(await measure(mode, part, options), flush=True)
+    if options.clients:
+        await clients(options)
+    if options.storm:
+        await storm(options)
+
+
+def parsed() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--parts", default="builtin,llama")
+    parser.add_argument("--modes", default="hot,warm")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=33.0, help="of faults for each line")
+    parser.add_argument("--standbys", type=int, default=4 if ON_CUDA else 1)
+    parser.add_argument("--fault", default="assert")
+    parser.add_argument("--model", choices=SIZES, default="small" if ON_CUDA else "tiny")
+    parser.add_argument("--clients", action="store_true")
+    parser.add_argument("--storm", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    trio.run(main, parsed())

@@ -1,0 +1,655 @@
+"""Hosts on standby: what they have prepared, when they are taken, and what is left of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
+from atomr_accel.device import _standby
+from atomr_accel.device._growth import Growth
+from atomr_accel.device._prepared import Prepared
+from atomr_accel.lanes import HostDied, start_host
+from atomr_accel.testing import kill_host, poison, standby_ready
+from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atomr_accel import Device
+    from atomr_accel.device._core import DeviceCore
+    from atomr_accel.device._standby import Standby
+
+pytestmark = cpu_only
+
+EYE: Final = np.eye(3)
+OFTEN: Final = 10**6
+hot: Final = functools.partial(opened, standby="hot", max_restarts=OFTEN)
+
+ends = pytest.mark.parametrize("end", [poison, kill_host])
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for anything but a host."""
+    monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
+    monkeypatch.setattr(_standby, "_BREATH_SECONDS", 0.0)
+
+
+def standby_of(device: Device) -> Standby:
+    standby = device._core.standby
+    assert standby is not None
+    return standby
+
+
+async def works(device: Device) -> None:
+    a = await device.put(EYE)
+    assert np.array_equal(await device.get(await device.blas.gemm(a, a)), EYE)
+
+
+def load(weights: Any) -> tuple[Any, int, float]:
+    return weights, os.getpid(), time.monotonic()
+
+
+def apply(model: tuple[Any, int, float], x: Any) -> tuple[Any, int, float]:
+    weights, pid, made = model
+    return weights @ x, pid, made
+
+
+async def answer(device: Device, init: Callable[[], Any], lane: str = "run") -> tuple[int, float]:
+    """An answer of the model is right; the process that gives it, and since when it can."""
+    product, pid, made = await device.run(apply, np.ones(3), init=init, lane=lane)
+    assert np.array_equal(product, np.ones(3))
+    return pid, made
+
+
+# --- what a hot one has prepared ----------------------------------------------------------------
+
+
+@ends
+@program
+async def test_a_hot_one_has_all_that_the_device_has(
+    end: Callable[[Device], Awaitable[object]],
+) -> None:
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await works(device)
+        before, _ = await answer(device, init)
+        for _ in range(3):
+            await standby_of(device).wait_ready()
+            host = standby_of(device).hosts[0]
+            ready = time.monotonic()
+            await end(device)
+            pid, made = await answer(device, init)
+            assert pid == host.pid != before
+            assert made < ready  # not again
+            startup = device.statistics().startup
+            assert startup is not None
+            assert startup.remapped_bytes == 0
+            assert {lane.name for lane in device.statistics().lanes} >= {"memory", "blas", "run"}
+            await works(device)
+            before = pid
+
+
+@program
+async def test_what_is_sealed_later_is_there_and_what_is_freed_goes() -> None:
+    async with hot() as device:
+        standby = standby_of(device)
+        await standby.wait_ready()
+        for number in range(4):
+            first = await device.put(np.full(3, number), sealed=True)
+            second = await device.seal(await device.put(np.full(1 << 20, number, np.int32)))
+            await standby.wait_ready()
+            slabs = {slab.id for slab in device._core.memory.sealed_slabs()}
+            assert standby._best_first()[0].prepared is not None
+            assert standby._best_first()[0].prepared.mapped == slabs
+            await poison(device)
+            assert (await device.get(first)).tolist() == [number] * 3
+            await device.free(first)
+            await device.free(second)
+            await device.trim()
+            assert (
+                standby._best_first()[0].prepared is None
+                or not standby._best_first()[0].prepared.mapped
+            )
+            await standby.wait_ready()
+            assert standby._best_first()[0].prepared is not None
+            assert not standby._best_first()[0].prepared.mapped
+
+
+@program
+async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
+    async with hot() as device:
+        standby = standby_of(device)
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        for _ in range(3):
+            await answer(device, init, "mine")
+            await standby.wait_ready()
+            spare = standby._best_first()[0]
+            assert spare.prepared is not None
+            assert "run.mine" in spare.prepared.ports
+            await device.close_lane("mine")
+            await standby.wait_ready()
+            assert "run.mine" not in spare.prepared.ports
+            await answer(device, init, "mine")
+            await standby.wait_ready()
+            await poison(device)
+            await answer(device, init, "mine")
+
+
+@program
+async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await answer(device, init, "mine")
+        await standby_ready(device)
+        port = device._core.ports["run.mine"]
+        port.hang_up()  # as closing it does, and at the same time
+        device._core.remove_lane("run.mine")
+        device._functions._lanes.pop("mine")
+        await poison(device)
+        await works(device)
+        assert "run.mine" not in {lane.name for lane in device.statistics().lanes}
+        await answer(device, init, "mine")
+
+
+@program
+async def test_plans_and_kernels_are_made_there() -> None:
+    async with hot() as device:
+        kernel = await device.nvrtc.compile(_NOTHING, "nothing", cpu=print)
+        await kernel.launch(1, 1, await device.zeros(2, np.float32))
+        await device.fft.fft(await device.put(np.ones(8, np.complex64)))
+        await device.fft.fft(await device.put(np.ones(9, np.complex64)))
+        weight = await device.put(np.ones(4, np.float32), sealed=True)
+        await device.dnn.layer_norm(await device.put(np.ones((2, 4), np.float32)), weight, weight)
+        await standby_ready(device)
+        spare = standby_of(device)._best_first()[0]
+        assert spare.companion is not None
+        done = {name: port.statistics().completed for name, port in spare.companion.ports.items()}
+        assert done["fft"] >= 2
+        assert done["kernels"] >= 1
+        assert sum(done[lane] for lane in done if lane.startswith("dnn")) >= 1
+        for _ in range(2):
+            await poison(device)
+            await works(device)
+            await kernel.launch(1, 1, await device.zeros(2, np.float32))
+            await standby_ready(device)
+
+
+@program
+async def test_a_state_of_what_does_not_survive_is_not_made() -> None:
+    """It takes a plain buffer, which is stale after the fault."""
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE))
+        await answer(device, init)
+        await standby_of(device).wait_ready()
+        await poison(device)
+        with pytest.raises(GpuRefStale):
+            await answer(device, init)
+        await works(device)
+
+
+@program
+async def test_a_state_that_cannot_be_made_there_is_made_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A port that only one process can have, say."""
+    there = tmp_path / "there"
+    async with hot() as device:
+        init = functools.partial(_once, str(there), await device.put(EYE, sealed=True))
+        await answer(device, init)
+        await standby_of(device).wait_ready()
+        assert "cannot have the state of lane 'run'" in caplog.text
+        there.unlink()
+        await poison(device)
+        await answer(device, init)
+
+
+def _once(path: str, weights: Any) -> Any:
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    return load(weights)
+
+
+@program
+async def test_it_is_taken_while_it_makes_a_state(tmp_path: Path) -> None:
+    """And goes on with that: the state is made once."""
+    gate, log = tmp_path / "gate", tmp_path / "log"
+    os.mkfifo(gate)
+    fd = os.open(gate, os.O_RDWR)
+    try:
+        async with hot() as device:
+            weights = await device.put(EYE, sealed=True)
+            init = functools.partial(_slow, str(gate), str(log), weights)
+            os.write(fd, b".")
+            before, _ = await answer(device, init)
+            while device.statistics().standby.state != "init":  # type: ignore[union-attr]
+                await trio.lowlevel.checkpoint()
+            await kill_host(device)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer, device, init)
+                await works(device)  # other lanes need not wait for it
+                os.write(fd, b".")
+            pid, _ = await answer(device, init)
+            assert pid != before
+            while len(log.read_text().split()) < 3:  # that of the next standby has begun
+                await trio.lowlevel.checkpoint()
+            assert log.read_text().split()[:2] == [str(before), str(pid)]
+            os.write(fd, b"..")
+    finally:
+        os.close(fd)
+
+
+def _slow(gate: str, log: str, weights: Any) -> Any:
+    with Path(log).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    fd = os.open(gate, os.O_RDONLY)
+    try:
+        os.read(fd, 1)
+    finally:
+        os.close(fd)
+    return load(weights)
+
+
+# --- warming up -----------------------------------------------------------------------------
+
+
+@program
+async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
+    seen: list[tuple[int | None, int | None]] = []
+    made = []
+    devices = []
+
+    async def warm_up(rehearsal: Device) -> None:
+        if "sealed" not in shared:
+            return
+        a = await rehearsal.put(2 * EYE)
+        product = await rehearsal.get(await rehearsal.blas.gemm(a, shared["sealed"]))
+        assert np.array_equal(product, 2 * EYE)
+        async with rehearsal.batch() as batch:
+            batch.fft.fft(await rehearsal.put(np.ones(8, np.complex64)))
+        async with rehearsal.record(a) as program:
+            squared = program.blas.gemm(a, shared["sealed"])
+        await program.replay()
+        assert np.array_equal(await rehearsal.get(squared), 2 * EYE)
+        seen.append((rehearsal.statistics().host_pid, device.statistics().host_pid))
+        made.append(a)
+        devices.append(rehearsal)
+
+    shared: dict[str, Any] = {}
+    async with hot(warm_up=warm_up) as device:
+        shared["sealed"] = await device.put(EYE, sealed=True)
+        for _ in range(2):
+            await standby_of(device).wait_ready()
+            host = standby_of(device).hosts[0]
+            assert seen[-1][0] == host.pid != seen[-1][1] == device.statistics().host_pid
+            assert made[-1].is_stale
+            with pytest.raises(ValueError, match="runs on another cpu:0"):
+                await device.get(made[-1])
+            await poison(device)
+            await works(device)
+            with pytest.raises(DeviceLost, match="its warm_up, which is over"):
+                await works(devices[-1])
+            assert {lane.name for lane in device.statistics().lanes} >= {"memory", "blas", "fft"}
+            assert np.array_equal(await device.get(shared["sealed"]), EYE)
+
+
+@program
+async def test_what_warm_up_has_prepared_is_not_mistaken_for_the_programs_own() -> None:
+    """Plans and kernels have numbers in the host, and both of them count."""
+
+    def kernel(value: int) -> Callable[[Any], None]:
+        def run(cells: Any) -> None:
+            cells[:] = value
+
+        return run
+
+    async def use(device: Device, lengths: tuple[int, ...], value: int) -> list[Any]:
+        made = await device.nvrtc.compile(_NOTHING, "nothing", cpu=kernel(value))
+
+        async def again() -> None:
+            cells = await device.zeros(2, np.float32)
+            await made.launch(1, 1, cells)
+            assert (await device.get(cells)).tolist() == [value] * 2
+            for length in lengths:
+                host = np.arange(length) + 1j
+                found = await device.get(await device.fft.fft(await device.put(host)))
+                np.testing.assert_allclose(found, np.fft.fft(host), atol=1e-9)
+
+        await again()
+        return [again]
+
+    async def warm_up(rehearsal: Device) -> None:
+        await use(rehearsal, (5, 6, 7, 8), 1)
+
+    async with hot(warm_up=warm_up) as device:
+        (again,) = await use(device, (8, 5, 9), 2)
+        for _ in range(2):
+            await standby_ready(device)
+            await poison(device)
+            await again()
+
+
+_NOTHING: Final = 'extern "C" __global__ void nothing(float* cells) {}'
+
+
+@program
+async def test_a_warm_up_that_fails_is_told_and_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    async def warm_up(rehearsal: Device) -> None:
+        with pytest.raises(Unsupported, match="cannot seal anything"):
+            await rehearsal.put(EYE, sealed=True)
+        raise ZeroDivisionError("once more")
+
+    async with hot(warm_up=warm_up) as device:
+        await standby_of(device).wait_ready()
+        assert "ZeroDivisionError('once more')" in caplog.text
+        await poison(device)
+        await works(device)
+
+
+@program
+async def test_it_is_taken_while_it_warms_up() -> None:
+    begun = trio.Event()
+
+    async def warm_up(rehearsal: Device) -> None:
+        await rehearsal.put(np.ones(1 << 20))
+        begun.set()
+        await trio.sleep_forever()
+
+    async with hot(warm_up=warm_up) as device:
+        await begun.wait()
+        host = standby_of(device).hosts[0]
+        await poison(device)
+        await works(device)
+        assert device.statistics().host_pid == host.pid
+
+
+@program
+async def test_a_fault_while_it_warms_up_is_the_standbys_own() -> None:
+    faults: list[Callable[[Device], Awaitable[object]]] = [poison, kill_host]
+
+    async def warm_up(rehearsal: Device) -> None:
+        if faults:
+            await faults.pop()(rehearsal)
+
+    async with hot(warm_up=warm_up, max_restarts=0) as device:
+        await standby_of(device).wait_ready()
+        assert device.generation == 1
+        assert device.statistics().faults == 0
+        statistics = device.statistics().standby
+        assert statistics is not None
+        assert statistics.died == 2
+        await works(device)
+
+
+# --- how many, and what of them is told -----------------------------------------------------------
+
+
+@program
+async def test_as_many_are_kept_as_are_wanted() -> None:
+    async with hot(standbys=2) as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await answer(device, init)
+        await standby_of(device).wait_ready()
+        hosts = {host.pid for host in standby_of(device).hosts[:2]}
+        assert len(hosts) == 2
+        seen = set()
+        for _ in range(2):
+            await poison(device)
+            seen.add((await answer(device, init))[0])
+        assert seen == hosts
+        statistics = device.statistics().standby
+        assert statistics is not None
+        assert (statistics.mode, statistics.kept, statistics.used) == ("hot", 2, 2)
+        await standby_of(device).wait_ready()
+
+
+@program
+async def test_one_that_dies_is_replaced_and_is_no_fault() -> None:
+    async with hot(max_restarts=0) as device:
+        standby = standby_of(device)
+        for number in range(3):
+            await standby.wait_ready()
+            standby.hosts[0].kill()
+            while standby.ready:
+                await trio.lowlevel.checkpoint()
+            await standby.wait_ready()
+            assert standby.statistics().died == number + 1
+        assert device.generation == 1
+        await works(device)
+
+
+@program
+async def test_a_storm_of_faults_ends_with_a_hot_one() -> None:
+    async with hot() as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        for _ in range(10):
+            await poison(device)
+            await answer(device, init)
+        await standby_of(device).wait_ready()
+        statistics = device.statistics().standby
+        assert statistics is not None
+        assert (statistics.mode, statistics.state) == ("hot", "ready")
+        assert device.generation == 11
+
+
+# --- no room ---------------------------------------------------------------------------------
+
+
+def costs(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Contexts take some of the device's memory."""
+    usual = Prepared.open
+
+    async def open_(self: Prepared, core: DeviceCore) -> Any:
+        info = await usual(self, core)
+        hosts[self.host] = core
+        return info
+
+    async def free_memory(self: Prepared) -> int:
+        core = hosts[self.host]
+        await trio.lowlevel.checkpoint()
+        open_now = sum(host.alive for host in hosts)
+        return (1 << 30) - open_now * nbytes - core.memory.capacity
+
+    hosts: dict[Any, DeviceCore] = {}
+    monkeypatch.setattr(Prepared, "open", open_)
+    monkeypatch.setattr(Prepared, "free_memory", free_memory)
+
+
+@program
+async def test_a_second_context_that_cannot_be_had_leaves_a_warm_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = Prepared.open
+
+    async def exclusive(self: Prepared, core: DeviceCore) -> Any:
+        if core.whole is not None:
+            await trio.lowlevel.checkpoint()
+            raise OutOfMemory("all but one are prohibited", requested=0)
+        return await usual(self, core)
+
+    monkeypatch.setattr(Prepared, "open", exclusive)
+    async with hot(max_restarts=3) as device:
+        with pytest.warns(StandbyWarning, match="a second context cannot be had: all but"):
+            await standby_of(device).wait_ready()
+        for _ in range(3):  # it is told once
+            await standby_of(device).wait_ready()
+            statistics = device.statistics().standby
+            assert statistics is not None
+            assert (statistics.mode, statistics.died) == ("warm", 0)
+            host = standby_of(device).hosts[0]
+            await poison(device)
+            await works(device)
+            assert device.statistics().host_pid == host.pid
+
+
+@program
+async def test_a_limit_without_room_for_a_second_context_leaves_a_warm_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs(monkeypatch, 64 << 20)
+    async with hot(memory_limit=32 << 20) as device:
+        with pytest.warns(StandbyWarning, match="takes 67108864 bytes, 33554432 more than"):
+            await standby_of(device).wait_ready()
+        assert standby_of(device).statistics().mode == "warm"
+        assert standby_of(device).statistics().nbytes == 0
+        await poison(device)
+        await works(device)
+
+
+@program
+async def test_the_program_comes_before_its_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs(monkeypatch, 16 << 20)
+    async with hot(memory_limit=32 << 20) as device:
+        await standby_of(device).wait_ready()
+        assert standby_of(device).statistics().nbytes == 16 << 20
+        small = await device.zeros(8 << 20, np.uint8)
+        assert standby_of(device).statistics().mode == "hot"
+        with pytest.warns(StandbyWarning, match="the program needs its memory"):
+            large = await device.zeros(18 << 20, np.uint8)
+        assert (await device.get(large)).sum() == 0
+        await standby_of(device).wait_ready()
+        assert standby_of(device).statistics().mode == "warm"
+        assert standby_of(device).statistics().died == 0
+        with pytest.raises(OutOfMemory, match="its memory_limit is"):
+            await device.zeros(18 << 20, np.uint8)
+        del small, large
+        await poison(device)
+        await works(device)
+        await standby_of(device).wait_ready()
+        assert standby_of(device).statistics().mode == "hot"  # there is room again
+
+
+@program
+async def test_memory_of_a_host_that_is_ending_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hot standby is back before the driver has freed all that the last host had."""
+    usual = Growth._create_now
+
+    async def create(self: Growth, *args: Any, **kwargs: Any) -> Any:
+        if not last.ended:
+            await trio.lowlevel.checkpoint()
+            refused.append(args)
+            last.kill()
+            raise OutOfMemory("another has it", requested=0)
+        return await usual(self, *args, **kwargs)
+
+    refused: list[Any] = []
+    async with hot() as device:
+        await standby_ready(device)
+        last = await start_host("process")
+        device._core.terminating.append(last)
+        monkeypatch.setattr(Growth, "_create_now", create)
+        await works(device)
+        assert refused
+        assert last not in device._core.terminating
+        assert standby_of(device).statistics().mode == "hot"
+
+
+@program
+async def test_without_a_standby_nobody_waits_for_one() -> None:
+    async with opened(standby=None) as device:
+        assert device.statistics().standby is None
+        with pytest.raises(Unsupported, match="keeps no standby"):
+            await standby_ready(device)
+
+
+# --- what a warm one has imported ---------------------------------------------------------------
+
+
+def _import_rare() -> bool:
+    import wave
+
+    return wave.__name__ in sys.modules
+
+
+def _has(name: str) -> bool:
+    return name in sys.modules
+
+
+@program
+async def test_a_warm_one_has_imported_what_functions_have() -> None:
+    async with opened(standby="warm", max_restarts=OFTEN) as device:
+        assert not await device.run(_has, "wave")
+        assert await device.run(_import_rare)
+        await standby_of(device).wait_ready()
+        for _ in range(2):
+            await poison(device)
+            assert await device.run(_has, "wave")
+            await standby_of(device).wait_ready()
+
+
+@program
+async def test_what_cannot_be_imported_there_is_no_loss(tmp_path: Path) -> None:
+    """A module that is not there any more, or ends its process's life with an exception."""
+    (tmp_path / "only_once.py").write_text("x = 1\n")
+    async with opened(standby="warm", max_restarts=OFTEN) as device:
+        await device.run(_import_from, str(tmp_path), "only_once")
+        (tmp_path / "only_once.py").unlink()
+        await standby_of(device).wait_ready()
+        await poison(device)
+        await works(device)
+
+
+def _import_from(path: str, name: str) -> None:
+    import importlib
+
+    sys.path.insert(0, path)
+    importlib.import_module(name)
+
+
+# --- nothing is left ---------------------------------------------------------------------------
+
+
+@program
+async def test_nothing_is_left_of_them() -> None:
+    before = descriptors()
+    pids = []
+    for kept in (1, 3):
+        async with hot(standbys=kept) as device:
+            init = functools.partial(load, await device.put(EYE, sealed=True))
+            await answer(device, init)
+            await standby_of(device).wait_ready()
+            pids += [host.pid for host in standby_of(device).hosts]
+            await poison(device)
+            await answer(device, init)
+            pids.append(device.statistics().host_pid)
+    assert descriptors() == before
+    for pid in pids:
+        assert pid is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@program
+async def test_warnings_as_errors_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs(monkeypatch, 64 << 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StandbyWarning)
+        async with hot(memory_limit=32 << 20) as device:
+            await standby_of(device).wait_ready()
+            await works(device)
+
+
+@program
+async def test_a_host_that_cannot_say_what_it_imported_ends_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def learn(self: Prepared, core: DeviceCore) -> None:
+        await trio.lowlevel.checkpoint()
+        raise HostDied("it has ended")
+
+    monkeypatch.setattr(Prepared, "learn", learn)
+    async with opened(standby="warm", max_restarts=OFTEN) as device:
+        await device.run(_has, "wave")
+        await standby_of(device).wait_ready()

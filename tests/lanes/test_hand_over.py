@@ -1,0 +1,151 @@
+"""A lane goes on under another task, as a lane of another device."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Final
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel.lanes import Op, Port
+from atomr_accel.lanes._loop_flusher import _of_run
+from atomr_accel.wire import Fault, Frames, Message, append_frame
+
+from ..harness import program
+
+
+class Note(Message, frozen=True):
+    """A message for these tests."""
+
+    number: int
+
+
+FAR: Final = 1 << 40
+
+
+class Lane:
+    """A port of a companion, what becomes its device, and the host's end."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        self.before: dict[int, Op] = {}
+        self.after: dict[int, Op] = {}
+        self.port = Port("lane", 0, ours, self.before)
+        self.end = theirs
+        self.faults: list[Fault] = []
+        self._frames = Frames()
+        self._seq = FAR
+
+    def submit(self) -> Op:
+        self._seq += 1
+        op = Op(self.port, self._seq, f"op{self._seq}", Note(self._seq), (), ())
+        self.port.submit(op)
+        return op
+
+    def received(self) -> list[int]:
+        """The numbers of the ops that have come since."""
+        try:
+            data = self.end.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        assert data, "the lane was closed"
+        frames = self._frames.feed(data)
+        return [request[0] for frame in frames for request in msgspec.msgpack.decode(frame)]
+
+    async def run(self, scope: trio.CancelScope) -> None:
+        """Be who runs it, until another does."""
+        with scope:
+            await self.port.run(lambda fault, _: self.faults.append(fault))
+
+    def hand_over(self, scope: trio.CancelScope) -> None:
+        self.port.hand_over()
+        scope.cancel()
+
+
+@given(sent=st.integers(0, 3), cut=st.integers(0, 12), ran=st.booleans(), meanwhile=st.booleans())
+@settings(max_examples=60)
+def test_nothing_is_lost(sent: int, cut: int, *, ran: bool, meanwhile: bool) -> None:
+    """Wherever answers are: in the lane, on the socket, cut in the middle of one."""
+
+    async def main() -> None:
+        lane = Lane()
+        answers = bytearray()
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            nursery.start_soon(lane.run, scope)
+            if ran:  # or its task has not even begun
+                await trio.testing.wait_all_tasks_blocked()
+            ops = [lane.submit() for _ in range(sent)]
+            await trio.testing.wait_all_tasks_blocked() if ran else None
+            for op in ops:
+                append_frame(answers, [op.seq])
+            begun = lane.end.send(answers[:cut])
+            if meanwhile:
+                await trio.testing.wait_all_tasks_blocked()
+            lane.hand_over(scope)
+            await trio.testing.wait_all_tasks_blocked()
+        lane.port.move_to(lane.after)
+        assert not lane.before
+        assert set(lane.after) == {op.seq for op in ops if not op.answered}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lane.run, trio.CancelScope())
+            last = lane.submit()
+            await trio.testing.wait_all_tasks_blocked()
+            assert lane.received() == [op.seq for op in (*ops, last)]
+            append_frame(answers, [last.seq])
+            lane.end.send(answers[begun:])
+            for op in (*ops, last):
+                await op.wait()
+            assert not lane.after
+            lane.end.close()
+        assert not lane.faults
+        assert _of_run.get() is None
+
+    trio.run(in_time, main)
+
+
+@program
+async def test_a_lane_that_ended_meanwhile_ends_at_once() -> None:
+    lane = Lane()
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+        nursery.start_soon(lane.run, scope)
+        await trio.testing.wait_all_tasks_blocked()
+        lane.hand_over(scope)
+    lane.end.close()
+    lane.port.move_to(lane.after)
+    with trio.fail_after(5):
+        await lane.port.run(_never)
+    with trio.fail_after(5):
+        await lane.port.wait_ended()
+
+
+@program
+async def test_a_lane_that_nobody_goes_on_with_is_closed() -> None:
+    lane = Lane()
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+        nursery.start_soon(lane.run, scope)
+        lane.hand_over(scope)
+    with pytest.raises(BlockingIOError):
+        lane.end.recv(1)
+    lane.port.close()
+    lane.port.close()
+    assert lane.end.recv(1) == b""
+    lane.end.close()
+
+
+async def in_time(function: Any) -> None:
+    with trio.fail_after(2):
+        await function()
+
+
+def _never(fault: Any, suspect: str) -> None:
+    raise AssertionError(fault, suspect)
