@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device
+    from atomr_accel.device._standby import StandbyMode
 
 ON_CUDA: Final = cuda.why_absent() is None
 WITH_LLAMA: Final = ON_CUDA and all(
@@ -122,7 +123,7 @@ def shapes(size: dict[str, int]) -> dict[str, tuple[int, ...]]:
 def load_llama(size: dict[str, int], weights: dict[str, Any]) -> Any:
     """In the host: a Llama on weights that are on the device already."""
     import torch
-    import transformers
+    import transformers  # type: ignore[import-not-found]
 
     config = transformers.LlamaConfig(
         hidden_size=size["hidden"],
@@ -210,14 +211,14 @@ async def back(device: Device, subject: Subject, kind: Any) -> tuple[float, floa
     return seen - launched, good - seen
 
 
-def opened(mode: str, options: argparse.Namespace, warm_up: Any = None) -> Any:
+def opened(mode: StandbyMode, options: argparse.Namespace, warm_up: Any = None) -> Any:
     """A device that is never lost."""
     return open_device(
         0, standby=mode, standbys=options.standbys, warm_up=warm_up, max_restarts=10**6
     )
 
 
-async def measure(mode: str, part: str, options: argparse.Namespace) -> str:
+async def measure(mode: StandbyMode, part: str, options: argparse.Namespace) -> str:
     """A line of the table."""
     subject: Subject | None = None
 

@@ -26,7 +26,7 @@ from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from atomr_accel import Device
+    from atomr_accel import Device, GpuRef
     from atomr_accel.device._core import DeviceCore
     from atomr_accel.device._standby import Standby
 
@@ -50,6 +50,12 @@ def standby_of(device: Device) -> Standby:
     standby = device._core.standby
     assert standby is not None
     return standby
+
+
+def mapped_by(standby: Standby) -> set[int]:
+    """The slabs that the best one has."""
+    prepared = standby._best_first()[0].prepared
+    return set() if prepared is None else prepared.mapped
 
 
 async def works(device: Device) -> None:
@@ -111,20 +117,15 @@ async def test_what_is_sealed_later_is_there_and_what_is_freed_goes() -> None:
             second = await device.seal(await device.put(np.full(1 << 20, number, np.int32)))
             await standby.wait_ready()
             slabs = {slab.id for slab in device._core.memory.sealed_slabs()}
-            assert standby._best_first()[0].prepared is not None
-            assert standby._best_first()[0].prepared.mapped == slabs
+            assert mapped_by(standby) == slabs
             await poison(device)
             assert (await device.get(first)).tolist() == [number] * 3
             await device.free(first)
             await device.free(second)
             await device.trim()
-            assert (
-                standby._best_first()[0].prepared is None
-                or not standby._best_first()[0].prepared.mapped
-            )
+            assert standby._best_first()[0].prepared is None or not mapped_by(standby)
             await standby.wait_ready()
-            assert standby._best_first()[0].prepared is not None
-            assert not standby._best_first()[0].prepared.mapped
+            assert not mapped_by(standby)
 
 
 @program
@@ -266,8 +267,8 @@ def _slow(gate: str, log: str, weights: Any) -> Any:
 @program
 async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
     seen: list[tuple[int | None, int | None]] = []
-    made = []
-    devices = []
+    made: list[GpuRef] = []
+    devices: list[Device] = []
 
     async def warm_up(rehearsal: Device) -> None:
         if "sealed" not in shared:
@@ -458,7 +459,8 @@ def costs(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
         core = hosts[self.host]
         await trio.lowlevel.checkpoint()
         open_now = sum(host.alive for host in hosts)
-        return (1 << 30) - open_now * nbytes - core.memory.capacity
+        free: int = (1 << 30) - open_now * nbytes - core.memory.capacity
+        return free
 
     hosts: dict[Any, DeviceCore] = {}
     monkeypatch.setattr(Prepared, "open", open_)
