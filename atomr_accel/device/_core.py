@@ -598,7 +598,7 @@ class DeviceCore:
         port.submit(op)
         if self.dropped:
             self._release()
-        if message.lasting and self.standby is not None:
+        if message.lasting and self.standby is not None and not isinstance(message, type):
             self.standby.note(port.name, message)
         return op
 

@@ -30,7 +30,7 @@ from ._actors import DeviceActor
 from ._core import DeviceCore
 from ._device import Device
 from ._failures import is_passing
-from ._run import Functions
+from ._run import HostCalls
 from ._settings import (
     Completion,
     DeviceSettings,
@@ -359,7 +359,7 @@ async def _spawn(
     )
     core.pinned = Pinned(core, given["pinned_limit"])
     core.exports = Exports(core)
-    core.functions = Functions(core)
+    core.host_calls = HostCalls(core)
     mode = standby_mode(given["standby"], slow_start=backend.slow_start, isolation=isolation)
     backoff: Backoff | None = given["backoff"]
     if backoff is None:  # a hot standby has proved good: nothing is gained by waiting

@@ -359,7 +359,7 @@ class _Tracer:
     def _finish(self, request: Request[Any]) -> Trace:
         submission = request.prepare(self)
         message = submission.message
-        if message is None or message.bulky or message.returns is not None:
+        if message is None or message.returns is not None or message.bulky or message.lasting:
             raise Untraceable
         if submission.sent or submission.done or submission.finish:
             raise Untraceable

@@ -157,7 +157,7 @@ async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
         port = device._core.ports["run.mine"]
         port.hang_up()  # as closing it does, and at the same time
         device._core.remove_lane("run.mine")
-        device._functions._lanes.pop("mine")
+        device._host_calls._lanes.pop("mine")
         await poison(device)
         await works(device)
         assert "run.mine" not in {lane.name for lane in device.statistics().lanes}
