@@ -51,6 +51,8 @@ from ._lane import Lane, StreamSlot
 from ._launcher import Launcher
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ._protocol import HostContext
 
 _log = logging.getLogger("atomr_accel.hosts")
@@ -191,7 +193,8 @@ class Host:
         def run() -> None:
             try:
                 for name in modules:
-                    _import(name)
+                    with IMPORTS.importing():
+                        _import(name)
             finally:
                 os.close(done)
 
@@ -280,6 +283,52 @@ def _named(what: str, reference: str) -> Any:
             f"{error}; reinstall or update the package that names it"
         ) from error
     return found
+
+
+@final
+class Imports:
+    """Functions of the program do not run while something is imported for them in advance.
+
+    Both would import the same modules, from two ends: where those import each other, Python
+    gives one of the two threads what is imported in part only, or raises.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._waiting = 0
+        self._importing = False
+
+    @contextlib.contextmanager
+    def importing(self) -> Iterator[None]:
+        """One module is imported, when no function runs or waits to run."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._running or self._waiting))
+            self._importing = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._importing = False
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A function of the program runs, as soon as no module is being imported."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait_for(lambda: not self._importing)
+            self._waiting -= 1
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+
+IMPORTS: Final = Imports()
 
 
 def _import(name: str) -> None:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....host._host import IMPORTS
 from ..wire._messages import Call, Fetch, Forget, Initialize, Keep, Left, Supply
 from ..wire._pickling import Bytes, dumps, loads
 
@@ -146,13 +147,14 @@ class Runner:
         return packed.data, kept, [part.nbytes for part in results]
 
     def _run(self, message: Initialize | Call, parts: list[Bytes], first: tuple[Any, ...]) -> Any:
-        self.begin()
-        try:
-            buffers = [self.array_of(buffer) for buffer in message.buffers]
-            function, args = loads(message.data, parts, buffers.__getitem__)
-            return self._apply(function, (*first, *args))
-        finally:
-            self.end()
+        with IMPORTS.running():
+            self.begin()
+            try:
+                buffers = [self.array_of(buffer) for buffer in message.buffers]
+                function, args = loads(message.data, parts, buffers.__getitem__)
+                return self._apply(function, (*first, *args))
+            finally:
+                self.end()
 
     def _apply(self, function: Any, args: tuple[Any, ...]) -> Any:
         """Call a function; what it has printed is out, and a child of its own ends with it."""
