@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
-from atomr_accel.device import _standby
+from atomr_accel.device import _context, _standby
 from atomr_accel.device._growth import Growth
 from atomr_accel.device._prepared import Prepared
 from atomr_accel.lanes import HostDied, start_host
@@ -37,6 +37,12 @@ OFTEN: Final = 10**6
 hot: Final = functools.partial(opened, standby="hot", max_restarts=OFTEN)
 
 ends = pytest.mark.parametrize("end", [poison, kill_host])
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby may take its time to answer where the tests share their cores with others."""
+    monkeypatch.setattr(_context, "_PROMPT_SECONDS", 20.0)
 
 
 @pytest.fixture(autouse=True)
