@@ -2,8 +2,9 @@
 
 from ._interrupts import uninterrupted
 from ._loop_flusher import Gate
+from ._op import Op
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
-from ._port import LaneStatistics, Op, Port, fail_some
+from ._port import LaneStatistics, Port, fail_some
 from ._spawn import END_SECONDS, HostDied, HostHandle, Isolation, describe_exit, start_host
 
 __all__ = [

@@ -20,7 +20,8 @@ import trio
 from ._interrupts import uninterrupted
 
 if TYPE_CHECKING:
-    from ._port import Op, Port
+    from ._op import Op
+    from ._port import Port
 
 _MOST_WOKEN: Final = 64
 """Tasks that go on in a turn because of answers: a millisecond, if each takes some ten us."""

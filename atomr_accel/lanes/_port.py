@@ -26,7 +26,6 @@ from ..wire import (
     Failure,
     Fault,
     Frames,
-    Message,
     MultiFrame,
     ProtocolViolation,
     Reply,
@@ -36,12 +35,12 @@ from ..wire import (
 )
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
+from ._op import Op
 from ._switch_interval import restore_switch_interval, shorten_switch_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from ..memory import Block
 
 _RECEIVE: Final = 1 << 18
 _RECEIVING: Final = int(socket.MSG_DONTWAIT)
@@ -49,7 +48,7 @@ _SENDING: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_HIGH: Final = 1 << 18
 """Encode no more than about this many bytes ahead: what is not encoded can be withdrawn."""
 
-_MOST_BUNCHED: Final = 64
+_MOST_IN_FRAME: Final = 64
 """Ops of a frame: a lane begins when it has all of it."""
 
 FRAME_SECONDS: Final = 300.0
@@ -65,125 +64,6 @@ _WINDOW: Final = 1024
 """Ops a host may have at a time; the rest wait here, where they can be withdrawn."""
 
 
-@final
-@uninterrupted
-class Op(msgspec.Struct, eq=False, weakref=True):
-    """One request on its way: submitted, sent, answered.
-
-    Attributes:
-        port: the lane that executes it.
-        seq: its place in the device's program order.
-        name: what to call it, such as ``"blas.gemm"``.
-        message: what the lane executes; the type of that, where it is encoded already.
-        reads: the blocks it reads, until it is answered.
-        writes: the blocks it writes, likewise.
-        payload: the message, if it is encoded.
-        dependencies: ``(lane, seq)`` of the ops in flight it must come after.
-        sent: whether it was handed to the socket; until then it can be withdrawn.
-        answered: whether it is over, one way or the other.
-        task: what waits for it, if a task does.
-        value: what the lane answered, if that is more than that it is done.
-        on_answer: called once it is over.
-    """
-
-    port: Port
-    seq: int
-    name: str
-    message: Message | type[Message]
-    reads: Iterable[Block]
-    writes: Iterable[Block]
-    payload: msgspec.Raw | None = None
-    dependencies: tuple[tuple[int, int], ...] = ()
-    sent: bool = False
-    answered: bool = False
-    task: trio.lowlevel.Task | None = None
-    value: Any = None
-    on_answer: Callable[[], None] | None = None
-    _error: Exception | None = None
-    _make_error: Callable[[Op], Exception] | None = None
-
-    async def wait(self) -> Any:
-        """The op's result; a cancelled caller withdraws it if it is not on its way yet.
-
-        Who waits takes the error, and the op keeps one like it: or the two would hold each other,
-        and all that the error's frames refer to, until garbage is collected.
-        """
-        if self.answered:
-            await trio.lowlevel.checkpoint()
-        else:
-            self.task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abort)
-        if self._error is None and self._make_error is None:
-            return self.value
-        error = self.take_error()
-        assert error is not None
-        try:
-            raise error
-        finally:
-            del error
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether it is over, without an error."""
-        return self.answered and self._error is None and self._make_error is None
-
-    @property
-    def error(self) -> Exception | None:
-        """What the op failed with, once it is answered.
-
-        Made when somebody asks for it: a fault that takes thousands of ops down makes their
-        errors as fast as their tasks come to see them.
-        """
-        if self._make_error is not None:
-            self._error, self._make_error = self._make_error(self), None
-        return self._error
-
-    def take_error(self) -> Exception | None:
-        """The error, for who raises it: see ``wait``."""
-        error = self.error
-        if error is not None:
-            self._error = _like(error)
-        return error
-
-    def result(self) -> Any:
-        """The result of an op that is answered; raises if that is an error."""
-        if self._error is None and self._make_error is None:
-            return self.value
-        error = self.error
-        assert error is not None
-        try:
-            raise error
-        finally:
-            del error
-
-    def wake(self) -> None:
-        """Let the caller go on, if it still waits."""
-        if self.task is not None:
-            self.port.expect_more()
-            trio.lowlevel.reschedule(self.task)
-            self.task = None
-
-    def when_answered(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once the op is over, however; now, if it is already."""
-        if self.answered:
-            callback()
-        else:
-            self.on_answer = callback
-
-    def withdraw(self) -> None:
-        """Let the host do nothing for it, if it is not on its way there yet."""
-        if not self.sent and not self.message.required:
-            self.message, self.payload = WITHDRAWN, None
-
-    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        # The caller leaves now, whatever becomes of the op. If the host has it, it keeps
-        # its buffers until it is answered, so nobody reuses memory under a running kernel.
-        # If not, it still goes there, as an empty op: others may be ordered after it.
-        self.task = None
-        self.withdraw()
-        return trio.lowlevel.Abort.SUCCEEDED
-
-
 @dataclass(frozen=True, slots=True)
 class LaneStatistics:
     """What a lane has done and has to do.
@@ -196,7 +76,7 @@ class LaneStatistics:
         in_flight: ops not answered yet, queued ones included.
         queued: those of them not handed to the host yet, for want of a free place in its
             window or in the socket.
-        frames_sent: bunches sent; submitted / frames_sent tells how well ops coalesce.
+        frames_sent: frames sent; submitted / frames_sent tells how well ops coalesce.
     """
 
     name: str
@@ -513,22 +393,22 @@ class Port:
         buffer, outbox = self._buffer, self._outbox
         room = self._room()
         while outbox and room > 0 and len(buffer) < _SEND_HIGH:
-            bunch = MultiFrame(buffer)
-            most = min(room, _MOST_BUNCHED)
+            frame = MultiFrame(buffer)
+            most = min(room, _MOST_IN_FRAME)
             if len(outbox) > 1:
-                self._take_small(bunch, most)
-            while outbox and bunch.count < most and len(buffer) < _SEND_HIGH:
+                self._take_small(frame, most)
+            while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
                 op = outbox.popleft()
                 op.sent = True
                 try:
-                    bunch.append((op.seq, op.dependencies, op.payload or op.message))
+                    frame.append((op.seq, op.dependencies, op.payload or op.message))
                 except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
                     # Its place is kept: others may be ordered after it.
                     too_wide = isinstance(error, OverflowError)
                     op._error = too_large(op.name) if too_wide else error
-                    bunch.append((op.seq, op.dependencies, WITHDRAWN))
-            bunch.close()
-            room -= bunch.count
+                    frame.append((op.seq, op.dependencies, WITHDRAWN))
+            frame.close()
+            room -= frame.count
         if not buffer:
             return
         try:
@@ -542,14 +422,14 @@ class Port:
         self._frames += 1
         del buffer[:sent]
 
-    def _take_small(self, bunch: MultiFrame, most: int) -> None:
+    def _take_small(self, frame: MultiFrame, most: int) -> None:
         """Encode the ops at the head of the queue at once, unless one needs a closer look."""
         ops = list(islice(self._outbox, most))
         payloads: list[object] = [(op.seq, op.dependencies, op.payload or op.message) for op in ops]
         if any(op.message.bulky for op in ops):
             return
         with contextlib.suppress(Exception):  # then one by one, to find out which
-            bunch.extend(payloads)
+            frame.extend(payloads)
             for op in ops:
                 op.sent = True
                 self._outbox.popleft()
@@ -687,18 +567,6 @@ def _with(before: int | set[int], seq: int) -> int | set[int]:
         return {before, seq}
     before.add(seq)
     return before
-
-
-def _like(error: Exception) -> Exception:
-    """An error that is the same but for the frames it has come through."""
-    try:
-        like = type(error).__new__(type(error), *error.args)
-        like.args = error.args
-        vars(like).update(vars(error))
-    except Exception:  # noqa: BLE001 (made by the program's own code, which may do anything)
-        return error
-    like.__cause__ = error.__cause__
-    return like
 
 
 def _value_of(op: Op, reply: Value) -> Any:

@@ -31,7 +31,7 @@ PAYLOAD_BYTES: Final = 32 << 20
 """Largest request, and largest reply."""
 
 FRAME_BYTES: Final = PAYLOAD_BYTES + (1 << 20)
-"""Largest frame: a bunch may hold some small requests before a large one."""
+"""Largest frame: it may hold some small requests before a large one."""
 
 _TEXT: Final = 1 << 18
 """Characters of an error's message, and of its traceback."""
@@ -314,13 +314,13 @@ class MultiFrame:
         buffer += b"\0" * (HEADER + _COUNT)
 
     def append(self, payload: object) -> None:
-        """Encode ``payload``; if that fails the bunch is as it was."""
+        """Encode ``payload``; if that fails the frame is as it was."""
         buffer = self._buffer
         _append(buffer, payload, len(buffer))
         self.count += 1
 
     def extend(self, payloads: list[object]) -> None:
-        """Encode several small ones, in less time; if that fails the bunch is as it was."""
+        """Encode several small ones, in less time; if that fails the frame is as it was."""
         buffer = self._buffer
         end = len(buffer)
         try:

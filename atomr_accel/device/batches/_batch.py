@@ -1,6 +1,6 @@
 """Batches: GPU work as a nursery.
 
-Calls inside the block return refs at once. Ops go to the host in bunches while the block
+Calls inside the block return refs at once. Ops go to the host in frames while the block
 still runs; leaving it waits for all of them, and an error raises there.
 """
 
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_BUNCHED: Final = 32
-"""Ops after which a bunch goes to the host, so that it works while the block still runs.
+_LARGEST_FRAME: Final = 32
+"""Ops after which a frame goes to the host, so that it works while the block still runs.
 
-The first bunches are smaller, each twice the last: the device begins with the block.
+The first frames are smaller, each twice the last: the device begins with the block.
 """
 
 
@@ -122,7 +122,7 @@ class Batch(Collector):
         self._fetched: list[tuple[Bytes, _Moving]] = []
         self._entered = False
         self._unsent = 0
-        self._bunch = 1
+        self._frame = 1
         self._ports_unsent: set[Port] = set()
         self._open = False
         self._filling = False
@@ -368,13 +368,13 @@ class Batch(Collector):
         self._ops.append(self._core.submit(port, name, message, reads, writes, payload))
         self._unsent += 1
         self._ports_unsent.add(port)
-        if self._unsent == self._bunch:
+        if self._unsent == self._frame:
             self._send()
 
     def _send(self) -> None:
-        """Send the bunch; the next one is larger."""
+        """Send what there is; the next frame is larger."""
         self._unsent = 0
-        self._bunch = min(2 * self._bunch, _MOST_BUNCHED)
+        self._frame = min(2 * self._frame, _LARGEST_FRAME)
         for port in self._ports_unsent:
             port.send()
         self._ports_unsent.clear()

@@ -1,0 +1,149 @@
+"""One request on its way to a lane, and what becomes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import msgspec
+import trio
+
+from ..wire import WITHDRAWN
+from ._interrupts import uninterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..memory import Block
+    from ..wire import Message
+    from ._port import Port
+
+
+@final
+@uninterrupted
+class Op(msgspec.Struct, eq=False, weakref=True):
+    """One request on its way: submitted, sent, answered.
+
+    Attributes:
+        port: the lane that executes it.
+        seq: its place in the device's program order.
+        name: what to call it, such as ``"blas.gemm"``.
+        message: what the lane executes; the type of that, where it is encoded already.
+        reads: the blocks it reads, until it is answered.
+        writes: the blocks it writes, likewise.
+        payload: the message, if it is encoded.
+        dependencies: ``(lane, seq)`` of the ops in flight it must come after.
+        sent: whether it was handed to the socket; until then it can be withdrawn.
+        answered: whether it is over, one way or the other.
+        task: what waits for it, if a task does.
+        value: what the lane answered, if that is more than that it is done.
+        on_answer: called once it is over.
+    """
+
+    port: Port
+    seq: int
+    name: str
+    message: Message | type[Message]
+    reads: Iterable[Block]
+    writes: Iterable[Block]
+    payload: msgspec.Raw | None = None
+    dependencies: tuple[tuple[int, int], ...] = ()
+    sent: bool = False
+    answered: bool = False
+    task: trio.lowlevel.Task | None = None
+    value: Any = None
+    on_answer: Callable[[], None] | None = None
+    _error: Exception | None = None
+    _make_error: Callable[[Op], Exception] | None = None
+
+    async def wait(self) -> Any:
+        """The op's result; a cancelled caller withdraws it if it is not on its way yet.
+
+        Who waits takes the error, and the op keeps one like it: or the two would hold each other,
+        and all that the error's frames refer to, until garbage is collected.
+        """
+        if self.answered:
+            await trio.lowlevel.checkpoint()
+        else:
+            self.task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        if self._error is None and self._make_error is None:
+            return self.value
+        error = self.take_error()
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is over, without an error."""
+        return self.answered and self._error is None and self._make_error is None
+
+    @property
+    def error(self) -> Exception | None:
+        """What the op failed with, once it is answered.
+
+        Made when somebody asks for it: a fault that takes thousands of ops down makes their
+        errors as fast as their tasks come to see them.
+        """
+        if self._make_error is not None:
+            self._error, self._make_error = self._make_error(self), None
+        return self._error
+
+    def take_error(self) -> Exception | None:
+        """The error, for who raises it: see ``wait``."""
+        error = self.error
+        if error is not None:
+            self._error = _like(error)
+        return error
+
+    def result(self) -> Any:
+        """The result of an op that is answered; raises if that is an error."""
+        if self._error is None and self._make_error is None:
+            return self.value
+        error = self.error
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error
+
+    def wake(self) -> None:
+        """Let the caller go on, if it still waits."""
+        if self.task is not None:
+            self.port.expect_more()
+            trio.lowlevel.reschedule(self.task)
+            self.task = None
+
+    def when_answered(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once the op is over, however; now, if it is already."""
+        if self.answered:
+            callback()
+        else:
+            self.on_answer = callback
+
+    def withdraw(self) -> None:
+        """Let the host do nothing for it, if it is not on its way there yet."""
+        if not self.sent and not self.message.required:
+            self.message, self.payload = WITHDRAWN, None
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        # The caller leaves now, whatever becomes of the op. If the host has it, it keeps
+        # its buffers until it is answered, so nobody reuses memory under a running kernel.
+        # If not, it still goes there, as an empty op: others may be ordered after it.
+        self.task = None
+        self.withdraw()
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+def _like(error: Exception) -> Exception:
+    """An error that is the same but for the frames it has come through."""
+    try:
+        like = type(error).__new__(type(error), *error.args)
+        like.args = error.args
+        vars(like).update(vars(error))
+    except Exception:  # noqa: BLE001 (made by the program's own code, which may do anything)
+        return error
+    like.__cause__ = error.__cause__
+    return like
