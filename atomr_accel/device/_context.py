@@ -24,7 +24,7 @@ from ..lanes import (
 )
 from ..wire import Preload, Probe, StickyFault
 from ._core import Startup
-from ._failures import taken_down
+from ._failures import short_of, taken_down
 from ._prepared import Prepared
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ class Context:
             self.report_dead()
         except Exception as error:  # noqa: BLE001 (raised where the lane was asked for)
             self.prepared.starting = None
-            start.error = error
+            start.error = short_of(error, f"lane {spec.name!r} of {self._core.name}")
         finally:
             self._starts.pop(spec.name)
             start.done.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from .._errors import AccelError, ContextPoisoned
+from .._errors import AccelError, ContextPoisoned, OutOfMemory
 
 SHORTAGES: Final = frozenset(
     {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
@@ -21,6 +21,15 @@ def is_passing(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in SHORTAGES
     return isinstance(error, (AccelError, MemoryError))
+
+
+def short_of(error: Exception, what: str) -> Exception:
+    """``OutOfMemory`` for what could not be started for want of something; else the error."""
+    if not isinstance(error, OSError) or error.errno not in SHORTAGES:
+        return error
+    short = OutOfMemory(f"{what} cannot be started: {error}", requested=0)
+    short.__cause__ = error
+    return short
 
 
 def told(error: BaseException) -> str:

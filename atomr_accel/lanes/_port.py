@@ -554,6 +554,7 @@ class Port:
             if block.retired:
                 block.settle()
         op.reads = op.writes = ()
+        op.message, op.payload = WITHDRAWN, None  # it may hold what it was about
         op.answered = True
         if op.on_answer is not None:
             op.on_answer()

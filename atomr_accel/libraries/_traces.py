@@ -42,10 +42,11 @@ _MOST_BYTES: Final = 1 << 12
 """Messages that are larger are not traced: to copy them takes longer than to make them."""
 
 _MOST_ARGUMENTS: Final = 64
+_LONGEST_TEXT: Final = 64
 _MOST_TRIES: Final = 4
 """What cannot be traced now may be able to later, when what it needs is there."""
 
-_PLAIN: Final = frozenset({int, bool, str, type(None), type})
+_PLAIN: Final = frozenset({int, bool, type(None), type})
 _SEALED: Final = object()
 _SHARED: Final = object()
 
@@ -92,6 +93,10 @@ class _Numbers:
     def __init__(self) -> None:
         self.places: dict[tuple[int, int], int] = {}
         self.salt = 0
+
+    def marker(self, at: int, offset: int) -> bytes:
+        """What a hole is in an encoded message."""
+        return b"\xcf" + self.number(at, offset).to_bytes(8, "big")
 
     def number(self, at: int, offset: int) -> int:
         """The number of a hole."""
@@ -203,6 +208,9 @@ def signature(
                 continue
         elif kind is tuple:
             if not all(map(_is_int, value)):
+                return None
+        elif kind is str:
+            if len(value) > _LONGEST_TEXT:
                 return None
         elif kind not in _PLAIN and not isinstance(value, np.dtype):
             return None
@@ -398,15 +406,18 @@ class _Tracer:
         numbers = self._numbers
         numbers.salt = 0x5_1DE5_ACC0
         one = encoder.encode(message)
+        markers = {hole: numbers.marker(*hole) for hole in numbers.places}
         numbers.salt = 0xA_E21A_533F
         other = encoder.encode(message)
         if len(one) != len(other) or len(one) > _MOST_BYTES:
             raise Untraceable
         found: dict[int, tuple[int, int]] = {}
-        for hole in numbers.places:
-            marker = b"\xcf" + numbers.number(*hole).to_bytes(8, "big")
+        for hole, before in markers.items():
+            marker = numbers.marker(*hole)
             start = other.find(marker)
             while start >= 0:
+                if not one.startswith(before, start):
+                    raise Untraceable
                 found[start + 1] = hole
                 start = other.find(marker, start + len(marker))
         pieces: list[tuple[bytes, bytes]] = []

@@ -460,3 +460,30 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
         assert all(hasattr(batch, name) for name in dir(batch))
     async with device.record() as program:
         assert shown(program) == {*libraries, *making, "call", "dot", "loop", "replay", "when"}
+
+
+@pytest.mark.parametrize("count", [1, 15, 100])
+@program
+async def test_what_nobody_holds_any_more_is_free_within_a_batch(count: int) -> None:
+    """Also where there is no room for all of it, as if each product were awaited."""
+    async with opened(memory_limit=8 << 20) as device:
+        x = await device.put(np.eye(256))
+        async with device.batch() as batch:
+            y = x
+            for _ in range(count):  # half a MiB each
+                y = batch.blas.gemm(y, x)
+            host = batch.get(y)
+        np.testing.assert_array_equal(host, np.eye(256))
+        np.testing.assert_array_equal(await device.get(y), host)
+
+
+@on_shared
+async def test_calls_after_a_batch_say_that_it_was_left(device: Device) -> None:
+    x = await device.zeros((2, 2))
+    batch = device.batch()
+    with pytest.raises(RuntimeError, match="which is not entered"):
+        batch.blas.gemm(x, x)
+    async with batch:
+        pass
+    with pytest.raises(RuntimeError, match="which was left"):
+        batch.blas.gemm(x, x)

@@ -6,8 +6,10 @@ still runs; leaving it waits for all of them, and an error raises there.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import weakref
 from collections import deque
 from typing import (
     TYPE_CHECKING,
@@ -26,7 +28,7 @@ import numpy as np
 import trio
 
 from ..._dtypes import as_dtype
-from ..._errors import ContextPoisoned, DeviceLost
+from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
 from ...lanes import Port, uninterrupted
 from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
@@ -116,9 +118,10 @@ class Batch(Collector):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._ops: deque[Op] = deque()
-        self._made: list[Block] = []
-        self._promised: dict[Block, int] = {}
-        self._later: list[Callable[[], Awaitable[None]]] = []
+        self._made: list[weakref.ref[Block]] = []
+        self._promised: weakref.WeakKeyDictionary[Block, int] = weakref.WeakKeyDictionary()
+        self._later: deque[Callable[[], Awaitable[None]]] = deque()
+        self._late = False  # whether anything is promised or put off
         self._fetched: list[tuple[Bytes, _Moving]] = []
         self._entered = False
         self._unsent = 0
@@ -167,10 +170,10 @@ class Batch(Collector):
             return ref
 
         async def transfer() -> None:
-            await self._provide()
+            await self._provide((ref._block,))
             await self._owner._upload(host, ref)
 
-        self._later.append(transfer)
+        self._put_off(transfer)
         return ref
 
     def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
@@ -196,10 +199,10 @@ class Batch(Collector):
             return host
 
         async def transfer() -> None:
-            await self._provide()
+            await self._provide((ref._block,))
             await self._owner.get(ref, out=host)
 
-        self._later.append(transfer)
+        self._put_off(transfer)
         return host
 
     @overload
@@ -258,15 +261,20 @@ class Batch(Collector):
         later: Later[Any] = Later()
 
         async def call() -> None:
-            await self._provide()
+            await self._provide(tuple(self._promised))
             later._value = (await self._owner.run(function, *args, lane=lane, init=init),)
 
-        self._later.append(call)
+        self._put_off(call)
         return later
+
+    def _put_off(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Have something done when the block is left."""
+        self._late = True
+        self._later.append(step)
 
     def _piece(self, nbytes: int) -> Piece | None:
         """Staging memory for a small array that can be moved now."""
-        if nbytes > SMALL or self._later or self._promised:
+        if nbytes > SMALL or self._late:
             return None
         self._check()
         return self._core.staging.try_acquire(nbytes)
@@ -299,7 +307,7 @@ class Batch(Collector):
         kwargs: dict[str, Any],
     ) -> T:
         """Carry out a call at once; its result gets its content later."""
-        if facade.traced and self._open and not (self._later or self._promised):
+        if facade.traced and self._open and not self._late:
             found = facade._traces.find(make, facade, self, args, kwargs)
             if found is not None:
                 trace, refs = found
@@ -323,14 +331,15 @@ class Batch(Collector):
         if not self._open or memory.epoch is not self._epoch:
             self._check()
         nbytes = math.prod(shape) * dtype.itemsize
-        block = memory.allocate(nbytes) if not self._later else None
+        block = None if self._late else memory.allocate(nbytes)
         if block is None:
             if self._filling:
                 raise Pending((shape, dtype))
             self._core.growth.require_possible(nbytes)
             block = memory.promise()
             self._promised[block] = nbytes
-        self._made.append(block)
+            self._late = True
+        self._made.append(weakref.ref(block))
         return GpuRef(block, shape, dtype, nbytes)
 
     def submit(
@@ -344,15 +353,15 @@ class Batch(Collector):
         """Submit an op now, or at the end if it needs what takes a wait."""
         if not self._open or self.memory.epoch is not self._epoch:
             self._check()
-        if self._later or self._promised or isinstance(port, LaneSpec):
+        if self._late or isinstance(port, LaneSpec):
 
             async def submit_later() -> None:
-                await self._provide()
+                await self._provide((*reads, *writes))
                 lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
                 self._check_epoch()
                 self._ops.append(self._core.submit(lane, name, message, reads, writes))
 
-            self._later.append(submit_later)
+            self._put_off(submit_later)
         else:
             self._add_op(port, name, message, reads, writes)
 
@@ -381,7 +390,8 @@ class Batch(Collector):
 
     def _check(self) -> None:
         if not self._open:
-            raise RuntimeError("calls belong inside the batch's block, which is not entered")
+            how = "was left" if self._entered else "is not entered"
+            raise RuntimeError(f"calls belong inside the batch's block, which {how}")
         self._check_epoch()
 
     def _check_epoch(self) -> None:
@@ -396,12 +406,29 @@ class Batch(Collector):
                 op=fault.op,
             ) from fault
 
-    async def _provide(self) -> None:
-        for block, nbytes in list(self._promised.items()):
+    async def _provide(self, blocks: Iterable[Block]) -> None:
+        """Have memory for those of these blocks that have none yet."""
+        for block in dict.fromkeys(block.base for block in blocks):
+            nbytes = self._promised.get(block)
+            if nbytes is None:
+                continue
             while not self.memory.provide(block, nbytes):
-                await self._core.growth.grow(nbytes)
+                try:
+                    await self._core.growth.grow(nbytes)
+                except OutOfMemory:
+                    if not await self._another_is_done():
+                        raise
                 self._check_epoch()
             del self._promised[block]
+
+    async def _another_is_done(self) -> bool:
+        """Wait for the oldest op that is under way, which may free memory; False without one."""
+        for op in self._ops:
+            if not op.answered:
+                with contextlib.suppress(Exception):  # which is raised when its turn comes
+                    await op.wait()
+                return True
+        return False
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -428,9 +455,11 @@ class Batch(Collector):
     async def _finish(self) -> None:
         errors: list[Exception] = []
         try:
-            for step in self._later:
+            while self._later:
+                step = self._later.popleft()
                 await step()
-            await self._provide()
+                del step  # with what it holds, so that its memory serves what comes after it
+            await self._provide(tuple(self._promised))
         except (ContextPoisoned, DeviceLost):
             raise
         except Exception as error:  # noqa: BLE001 - what comes after it is not begun
@@ -490,9 +519,12 @@ class Batch(Collector):
         for _, (piece, op, host) in self._fetched:
             after(self._core, host, op, piece.release)
         self._fetched.clear()
-        for number, block in enumerate(self._made, 1):
-            if block.epoch is self.memory.epoch:  # those of another one are refused anyway
+        for number, made in enumerate(self._made, 1):
+            block = made()
+            # What nobody holds is free, and those of another generation are refused anyway.
+            if block is not None and block.epoch is self.memory.epoch:
                 self.memory.free(block)
+            del block
             if number % _SLICE == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from ...._dtypes import DTYPES
 from ..._arguments import require_readable, require_writable
 from ..._op import D
-from ..graph._run import DnnPart, GraphCall, Output, picker
+from ..._traces import picker
+from ..graph._run import DnnPart, GraphCall, Output
 from ..wire._messages import TuneGraph
 from ..wire._sequence_messages import (
     Append,

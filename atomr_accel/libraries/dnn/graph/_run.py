@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from ...._dtypes import DTYPES
@@ -13,6 +12,7 @@ from ..._arguments import require_no_alias, require_readable, require_writable
 from ..._library import LaneSpec
 from ..._op import D, Facade
 from ..._request import Request, Submission
+from ..._traces import picker
 from ..._workspaces import Workspaces
 from ...wire._recent import Recent
 from ..wire._graph import Graph, encode
@@ -211,13 +211,6 @@ class FillCall(CachedCall):
     ) -> None:
         super().__init__([(-1, name) for name in reads], [Output(-1, shape)], [dtype], alignment=1)
         self.byte: Final = byte
-
-
-def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the items at these positions."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    return lambda items: tuple([items[at] for at in positions])
 
 
 @final

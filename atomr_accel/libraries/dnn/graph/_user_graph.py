@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 from ..._arguments import require_no_race, require_readable
 from ..._op import D, Facade, op
+from ..._origin import require_made_on
 from ..._request import Request, Submission
 from ...wire._options import flag, real
 from ..wire._element_types import FLOATS, INTEGERS, fitting
@@ -509,4 +510,7 @@ class Graphs(DnnPart[D]):
             GpuRefStale: of an older generation, or freed.
             OutOfMemory: no room for a result.
         """
+        home = getattr(plan, "_device", None)
+        if home is None or home.memory is not self._device.memory:
+            require_made_on(plan, self._device)
         return plan._run_by(self, given)

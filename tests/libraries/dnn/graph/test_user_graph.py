@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from atomr_accel import open_device
+
 from .... import seeds
 from ...conformance import MARKS
 
@@ -126,3 +128,14 @@ async def test_what_a_graph_does_not_take(device: Device) -> None:
         with pytest.raises(error, match=message):
             await plan(**given)
     await plan(x=ref)
+
+
+async def test_a_plan_of_another_device(device: Device) -> None:
+    async with open_device(0, backend=device.backend) as other:
+        graph = other.dnn.graph()
+        plan = await graph.build(graph.relu(graph.tensor((2,), "float32", name="x")))
+        x = await device.put(np.ones(2, np.float32))
+        with pytest.raises(TypeError, match="was not made by a library of"):
+            await device.dnn.run(plan, x=x)
+        with pytest.raises(TypeError, match="was not made by a library of"):
+            await device.dnn.run(graph, x=x)  # type: ignore[arg-type]

@@ -1,0 +1,199 @@
+"""Calls that are alike are made once and filled in from then on: nobody can tell."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel import GpuRefSealed, GpuRefStale
+from atomr_accel.libraries import _traces
+from atomr_accel.libraries._traces import Trace, signature
+from atomr_accel.testing import poison
+
+from ..harness import on_shared, opened, program, used_by
+
+if TYPE_CHECKING:
+    from atomr_accel import Device, GpuRef
+
+SIDE = 4
+
+
+def traces(facade: Any) -> list[Trace]:
+    """What a facade has traced."""
+    return [each for each in facade._traces._known.values() if isinstance(each, Trace)]
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two calls with these arguments are alike."""
+    return repr(one) == repr(other) and type(one) is type(other)
+
+
+@on_shared
+async def test_the_second_call_of_a_kind_is_traced(device: Device) -> None:
+    before = len(traces(device.blas))
+    a = await device.put(np.arange(12, dtype=np.float32).reshape(3, 4))
+    b = await device.put(np.arange(28, dtype=np.float32).reshape(4, 7))
+    exact = np.arange(12.0).reshape(3, 4) @ np.arange(28.0).reshape(4, 7)
+    for count in (0, 1, 1):
+        np.testing.assert_array_equal(await device.get(await device.blas.gemm(a, b)), exact)
+        assert len(traces(device.blas)) - before == count
+
+
+values = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.booleans(),
+    st.none(),
+    st.sampled_from([0.0, -0.0, 1.0, float("inf"), float("nan"), "1", "nan", np.float32, int]),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    st.sampled_from([np.dtype("float32"), np.dtype("float64")]),
+)
+
+
+@settings(max_examples=200)
+@given(one=st.lists(values, max_size=3), other=st.lists(values, max_size=3))
+@on_shared
+async def test_a_signature_tells_all_that_differs(
+    device: Device, one: list[Any], other: list[Any]
+) -> None:
+    keys = [signature((), device._core.memory, tuple(given), {}) for given in (one, other)]
+    assert all(key is not None for key in keys)
+    alike = len(one) == len(other) and all(map(same, one, other))
+    first, second = (key and key[0] for key in keys)
+    assert (first == second) == alike
+
+
+@on_shared
+async def test_what_has_no_signature(device: Device) -> None:
+    memory = device._core.memory
+    whole = await device.zeros((SIDE, SIDE))
+    freed = await device.zeros((SIDE, SIDE))
+    await device.free(freed)
+    for given_ in (whole[1:], freed, [whole], np.float32(1), (True,), (1.0,), object(), "x" * 1000):
+        assert signature((), memory, (given_,), {}) is None
+    plain = signature((), memory, (whole, whole), {"c": whole})
+    apart = signature((), memory, (whole, await device.zeros((SIDE, SIDE))), {"c": whole})
+    named = signature((), memory, (whole, whole), {"d": whole})
+    assert plain is not None
+    assert apart is not None
+    assert named is not None
+    assert len({plain[0], apart[0], named[0]}) == 3
+
+
+KINDS = ("plain", "plain", "plain", "view", "sealed", "same", "out", "in place", "freed", "list")
+
+
+@settings(max_examples=30)
+@given(calls=st.lists(st.sampled_from(KINDS), min_size=3, max_size=20), batch=st.booleans())
+@on_shared
+async def test_the_nth_call_is_as_the_first(device: Device, calls: list[str], batch: bool) -> None:
+    """In whatever order calls come that look alike, and some that do not."""
+    error: type[Exception] | None
+    x, y = (np.arange(SIDE * SIDE, dtype=np.float64).reshape(SIDE, SIDE) % n for n in (7, 5))
+    tall = np.concatenate([x, y])
+    a, b, both = await device.put(x), await device.put(y), await device.put(tall)
+    sealed = await device.put(y, sealed=True)
+    for kind in calls:
+        out: GpuRef | None = None
+        left: Any = a
+        right: Any = b
+        exact, error = x @ y, None
+        if kind == "view":
+            right = both[SIDE:]
+        elif kind == "sealed":
+            right, out, error = sealed, sealed, GpuRefSealed
+        elif kind == "same":
+            right, exact = a, x @ x
+        elif kind == "out":
+            out = await device.zeros((SIDE, SIDE))
+        elif kind == "in place":
+            out, error = b, ValueError
+        elif kind == "freed":
+            right, error = await device.put(y), GpuRefStale
+            await device.free(right)
+        elif kind == "list":
+            left, error = [a], TypeError
+
+        async def call(left: Any = left, right: Any = right, out: Any = out) -> GpuRef:
+            if not batch:
+                return await device.blas.gemm(left, right, out=out)
+            async with device.batch() as collected:
+                return collected.blas.gemm(left, right, out=out)
+
+        if error is None:
+            np.testing.assert_array_equal(await device.get(await call()), exact)
+        else:
+            with pytest.raises(error):
+                await call()
+
+
+@on_shared
+async def test_scalars_with_a_sign(device: Device) -> None:
+    x = await device.put(np.ones((SIDE, SIDE)))
+    for _ in range(3):
+        for alpha in (0.0, -0.0):
+            y = await device.get(await device.blas.gemm(x, x, alpha=alpha))
+            assert np.signbit(y).all() == np.signbit(alpha)
+
+
+@program
+async def test_settings_that_change_between_calls() -> None:
+    async with opened() as device:
+        x = await device.put(np.array([-1, 2], np.float32))
+        for _ in range(3):
+            await device.dnn.relu(x)
+        hits = device.dnn.statistics().hits
+        await device.dnn.relu(x)
+        assert device.dnn.statistics().hits == hits + 1  # also what is filled in counts
+        device.dnn.clear_plans()
+        misses = device.dnn.statistics().misses
+        await device.dnn.relu(x)
+        assert device.dnn.statistics().misses == misses + 1
+
+
+@program
+async def test_traces_are_of_a_generation() -> None:
+    async with opened() as device:
+        x = await device.put(np.eye(SIDE), sealed=True)
+        for _ in range(2):
+            for _ in range(3):
+                y = await device.blas.gemm(x, x)
+            assert [each.epoch for each in traces(device.blas)] == [device._core.memory.epoch]
+            np.testing.assert_array_equal(await device.get(y), np.eye(SIDE))
+            await poison(device)
+            with pytest.raises(GpuRefStale):
+                await device.blas.gemm(y, y)
+
+
+@program
+async def test_there_are_only_so_many_and_none_holds_a_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_traces, "_SIGNATURES", 8)
+    async with opened() as device:
+        before = used_by(device)
+        gc.disable()
+        try:
+            for size in range(1, 20):
+                x = await device.zeros((size, size))
+                for _ in range(3):
+                    await device.blas.gemm(x, x)
+            async with device.batch() as batch:
+                for _ in range(3):
+                    batch.blas.gemm(x, x)
+            del x, batch
+            assert len(device.blas._traces._known) == 8
+            assert used_by(device) == before
+        finally:
+            gc.enable()
+
+
+@on_shared
+async def test_draws_differ_however_often_they_are_asked_for(device: Device) -> None:
+    generator = device.rng.default_rng(seed=1)
+    draws = [await device.get(await generator.normal(size=(SIDE,))) for _ in range(4)]
+    assert len({draw.tobytes() for draw in draws}) == 4
