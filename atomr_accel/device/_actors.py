@@ -52,7 +52,7 @@ class DeviceActor(Actor):
         """Bring up the first context of this life."""
         core, cell = self._core, self._cell
         if cell.restarts:
-            core.renew()
+            core.lifecycle.renew()
         # First, so that they are there when the context is: it lets all go on who wait.
         for name in NAMES:
             core.place.libraries[name] = await self.spawn(LibraryActor, core, name, name=name)
@@ -65,10 +65,10 @@ class DeviceActor(Actor):
 
     def _ended(self, failure: BaseException | None) -> None:
         # Nothing is awaited at an actor's end, so a task sees to it that nothing is left.
-        self._core.end(failure)
+        self._core.lifecycle.end(failure)
         nursery = self.system._root._nursery
         assert nursery is not None
-        nursery.start_soon(self._core.settle, name=f"{self._core.name} (settling)")
+        nursery.start_soon(self._core.lifecycle.settle, name=f"{self._core.name} (settling)")
 
 
 async def _run_context(core: DeviceCore, *, task_status: trio.TaskStatus[None]) -> None:

@@ -108,8 +108,8 @@ class Context:
             try:
                 # A group, also for programs that have told trio to raise single errors bare.
                 async with trio.open_nursery(strict_exception_groups=True) as self._nursery:
-                    for host in self._core.terminating:
-                        self._nursery.start_soon(self._core.reap_host, host)
+                    for host in self._core.reaper.terminating:
+                        self._nursery.start_soon(self._core.reaper.reap, host)
                     self._nursery.start_soon(self._watch_host)
                     self._nursery.start_soon(self._end_when_dead)
                     for port in self.prepared.ports.values():
@@ -133,7 +133,7 @@ class Context:
                 raise self._conclude(failures, code, up=up)
         finally:
             if self._handed_over and failures is None:
-                self._core.release(self)
+                self._core.lifecycle.release(self)
             else:
                 self._handed_over = False
                 await self._end()
@@ -145,8 +145,8 @@ class Context:
         # Tearing down a GPU's context takes the kernel a while; the next host need not
         # wait for that, and touches nothing that this one can still write to.
         self.host.kill()
-        self._core.terminating.append(self.host)
-        self._core.shut(self)
+        self._core.reaper.terminating.append(self.host)
+        self._core.lifecycle.shut(self)
         for port in self.prepared.ports.values():
             port.end()
             port.close()
@@ -155,7 +155,7 @@ class Context:
         while self._core.in_flight:
             fail_some(self._core.in_flight, self._not_finished)
             await trio.lowlevel.cancel_shielded_checkpoint()
-        self._core.forget(self)
+        self._core.lifecycle.forget(self)
 
     async def _take_standby(self) -> Prepared | None:
         """The host that is farthest prepared, if there is one and it answers."""
@@ -174,7 +174,7 @@ class Context:
                 pass  # the reason why it is not taken
             finally:
                 if not good:
-                    self._core.discard(prepared, companion)
+                    self._core.lifecycle.discard(prepared, companion)
             if good:
                 if companion is not None:
                     self._core.take_over(companion, prepared)
@@ -188,7 +188,7 @@ class Context:
         if self._companion is not None:
             core.host_calls.take_over(self._companion.host_calls)
             self._companion = None
-        core.attach(self, self.prepared.ports, info)
+        core.lifecycle.attach(self, self.prepared.ports, info)
 
     def hand_over(self) -> None:
         """End as soon as this is cancelled, but for the host, with all it is doing."""
@@ -263,7 +263,7 @@ class Context:
                 status_name=status_name,
                 op=op,
             )
-            self._core.detach(self._fault)
+            self._core.lifecycle.detach(self._fault)
         return self._fault
 
     async def _watch(self, deadline: float) -> None:
@@ -291,7 +291,7 @@ class Context:
                     op=op.name,
                 )
                 self.host.kill()
-                core.detach(self._fault)
+                core.lifecycle.detach(self._fault)
                 raise self._fault
 
     # --- bringing up -------------------------------------------------------------------
@@ -444,7 +444,8 @@ class Context:
                 op=op.name,
             )
         return DeviceLost(
-            f"{op.name} did not finish: {self._core.name} is closed: {self._core.over_how}"
+            f"{op.name} did not finish: {self._core.name} is closed: "
+            f"{self._core.lifecycle.over_how}"
         )
 
     async def wait_ended(self) -> None:

@@ -100,7 +100,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
         self.requests: Final = Requests(core, self)
 
     def __repr__(self) -> str:
-        return f"<Device {self._core.name}, {self._core.state}, generation {self.generation}>"
+        state = self._core.lifecycle.state
+        return f"<Device {self.name}, {state}, generation {self.generation}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -138,7 +139,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
     @property
     def closed(self) -> bool:
         """Whether it is gone for good: its block was left, or the device was lost."""
-        return self._core.state == "lost"
+        return self._core.lifecycle.state == "lost"
 
     # --- as an actor -------------------------------------------------------------------------
 
@@ -347,18 +348,18 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     @asynccontextmanager
     async def _watch(self) -> AsyncIterator[AsyncIterator[int]]:
-        with self._core.watch() as changes:
+        with self._core.lifecycle.watch() as changes:
             yield changes
 
     def statistics(self) -> DeviceStatistics:
         """A snapshot of the device, its memory and its lanes."""
-        core = self._core
+        core, lifecycle = self._core, self._core.lifecycle
         assert core.place.supervisor is not None  # set before the device is handed out
         return DeviceStatistics(
-            state=core.state,
+            state=lifecycle.state,
             generation=self.generation,
-            faults=core.faults,
-            last_fault=str(core.last_fault) if core.last_fault else None,
+            faults=lifecycle.faults,
+            last_fault=str(lifecycle.last_fault) if lifecycle.last_fault else None,
             host_pid=core.host_pid,
             in_flight=len(core.in_flight),
             memory=core.memory.statistics(),

@@ -149,13 +149,13 @@ class Growth:
             return await self._create_now(context, sizes(), sealed=sealed)
         except OutOfMemory:
             await self._trim(context)
-        if self._core.terminating:
+        if self._core.reaper.terminating:
             # What they had is free only once they have ended, and a standby is back sooner.
             with suppress(OutOfMemory):
                 return await self._create_now(context, sizes(), sealed=sealed)
-            for host in list(self._core.terminating):
+            for host in list(self._core.reaper.terminating):
                 with trio.move_on_after(END_SECONDS):
-                    await self._core.reap_host(host)
+                    await self._core.reaper.reap(host)
         try:
             return await self._create_now(context, sizes(), sealed=sealed)
         except OutOfMemory:

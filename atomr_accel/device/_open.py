@@ -249,18 +249,18 @@ async def open_device(
         async with opened(System, "device", alone) as system:
             device = await _open_in(system, index, None, None, settings, stacklevel=4)
             core = device._core
-            core.over_how = "its 'async with' block was left"
+            core.lifecycle.over_how = "its 'async with' block was left"
             try:
                 yield device
-                await core.verdict()
+                await core.lifecycle.verdict()
             except BaseException as error:
                 # If the block was told of the loss, the loss is all that went wrong: the system
                 # raises it.
-                if not core.tells_of_the_loss(error):
+                if not core.lifecycle.tells_of_the_loss(error):
                     raise
     except BaseExceptionGroup as group:
         # The block was told of the fault before it was decided that it was one too many.
-        if core is None or not core.tells_of_the_loss(group):
+        if core is None or not core.lifecycle.tells_of_the_loss(group):
             raise
         loss = next((one for one in leaves(group) if isinstance(one, DeviceLost)), None)
         if loss is None:
@@ -376,12 +376,12 @@ async def _spawn(
                 decider=_escalate if isolation == "thread" else _decide,
                 intensity=Intensity(restarts=given["max_restarts"], within=given["restart_period"]),
                 backoff=backoff,
-                escalation=core.loss,
+                escalation=core.lifecycle.loss,
             ),
         )
     finally:
         if core.place.cell is None:  # it has not begun, so it has no end either
-            core.close()
+            core.lifecycle.close()
     return Device(core, ref)
 
 

@@ -104,7 +104,7 @@ class Place:
 
     def _seen(self, own: Condition, depth: int) -> Condition:
         """A condition as it is with regard to the context, which all of the device needs."""
-        waits = own.state is ChildState.RUNNING and self._core.state == "rebuilding"
+        waits = own.state is ChildState.RUNNING and self._core.lifecycle.state == "rebuilding"
         return own._replace(
             state=ChildState.WAITING if waits else own.state,
             depth=depth,

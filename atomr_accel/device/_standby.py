@@ -275,7 +275,7 @@ class Standby:
                 continue
             with trio.CancelScope(shield=True):
                 if spare.context is not None and not await spare.context.handed_over():
-                    self._core.discard(prepared, spare.companion)
+                    self._core.lifecycle.discard(prepared, spare.companion)
                     continue
             if spare.companion is not None:
                 for name in spare.lanes - self._core.lanes.keys():
@@ -367,7 +367,7 @@ class Standby:
                 self._account()
             if spare.host is not None and not spare.taken:
                 with trio.move_on_after(END_SECONDS):
-                    await self._core.reap_host(spare.host)
+                    await self._core.reaper.reap(spare.host)
             await trio.sleep(delay)
 
     @trio.lowlevel.enable_ki_protection
@@ -400,7 +400,7 @@ class Standby:
             problem = None
             if not spare.taken:
                 spare.prepared = None
-                self._core.discard(prepared, spare.companion)
+                self._core.lifecycle.discard(prepared, spare.companion)
 
     async def _watch(self, host: HostHandle) -> None:
         await host.wait_ended()

@@ -313,8 +313,8 @@ async def test_what_was_half_sealed_waits_for_its_host_to_end(
         finally:
             may_end.set()
         await poison(device)
-        while core.terminating:
+        while core.reaper.terminating:
             await trio.testing.wait_all_tasks_blocked(0.001)
         gc.collect()
         assert device.statistics().memory.used == 0
-        assert not core.quarantined
+        assert not core.reaper.quarantined

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, DeviceLost
-from atomr_accel.device import _context, _core, _failures
+from atomr_accel.device import _context, _failures, _lifecycle
 from atomr_accel.memory import Block, MemoryMap
 
 from ..harness import cpu_only, opened, program, used_by
@@ -82,7 +82,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(name)
         return of(name, fault)
 
-    for module in (_core, _context):
+    for module in (_lifecycle, _context):
         monkeypatch.setattr(module, "taken_down", taken_down)
     return made
 

@@ -556,11 +556,11 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
     async with hot() as device:
         await standby_ready(device)
         last = await start_host("process")
-        device._core.terminating.append(last)
+        device._core.reaper.terminating.append(last)
         monkeypatch.setattr(Growth, "_create_now", create)
         await works(device)
         assert refused
-        assert last not in device._core.terminating
+        assert last not in device._core.reaper.terminating
         assert standby_of(device).statistics().mode == "hot"
 
 

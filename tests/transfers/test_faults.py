@@ -71,7 +71,7 @@ def nothing_is_held(device: Device) -> bool:
     """Whether all staging and page-locked memory has been given back."""
     core = device._core
     held = core.staging._pool.in_use or device.pinned.statistics().used
-    return not (held or core.transfers or core.quarantined or core.terminating)
+    return not (held or core.transfers or core.reaper.quarantined or core.reaper.terminating)
 
 
 @pytest.mark.parametrize(

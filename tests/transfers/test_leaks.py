@@ -118,7 +118,8 @@ class Census:
     @classmethod
     async def of(cls, device: Device) -> Census:
         await settled(device)
-        while device._core.terminating or device._core.quarantined:  # until those hosts have ended
+        reaper = device._core.reaper
+        while reaper.terminating or reaper.quarantined:  # until those hosts have ended
             await trio.lowlevel.checkpoint()
         await device.trim()
         # Where other tests run beside this one, theirs would count, too.

@@ -40,7 +40,7 @@ def noise(nbytes: int, seed: int = 0) -> Array:
 def nothing_is_held(device: Device) -> bool:
     """Whether all staging and page-locked memory has been given back."""
     core = device._core
-    return core.staging._pool.in_use == 0 and not core.transfers and not core.quarantined
+    return core.staging._pool.in_use == 0 and not core.transfers and not core.reaper.quarantined
 
 
 # --- ordinary arrays --------------------------------------------------------------------

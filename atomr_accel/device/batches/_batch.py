@@ -396,7 +396,7 @@ class Batch(Collector):
 
     def _check_epoch(self) -> None:
         if self.memory.epoch is not self._epoch:
-            fault = self._core.last_fault
+            fault = self._core.lifecycle.last_fault
             assert fault is not None
             raise ContextPoisoned(
                 f"the batch did not finish: {fault}",

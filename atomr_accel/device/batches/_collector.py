@@ -9,8 +9,9 @@ from ...libraries._library import Home
 from ...libraries._op import Collected
 from ...libraries._origin import require_made_on
 from ...libraries._request import Driver, Preparing, Request
-from ...libraries._table import NAMES, Libraries
+from ...libraries._table import NAMES
 from ...libraries.nvrtc._facade import launching
+from .._proxy import Proxy
 from ..data._arrays import Arrays, copying
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...actors import ActorRef
-    from ...backends import Capabilities
     from ...lanes import Port
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
@@ -29,20 +28,18 @@ if TYPE_CHECKING:
     from ...libraries.dnn.rnn._facade import Rnn
     from ...libraries.nvrtc._facade import Argument, Dim, Kernel
     from ...libraries.rng._generator import Generator
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import Block, GpuRef
     from ...wire import Message
-    from .._core import DeviceCore
     from .._device import Device
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _FOR_FACADES: Final = {*dir(Home), *dir(Driver), *("collect", "ref", "take", "traced")}
-_HIDDEN: Final = {name for name in _FOR_FACADES if not name.startswith("_")} - {"perform"}
-"""What facades and requests ask for, and programs do not."""
+"""What facades and requests ask for, and programs do not; ``perform`` is for both."""
 
 
-class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
+class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     """The device as facades see it while ops are collected rather than awaited.
 
     It has every library of the device as an attribute, whose methods return their results at
@@ -50,11 +47,11 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
     """
 
     driver: Final = Collected
+    _hidden = frozenset(name for name in _FOR_FACADES if not name.startswith("_")) - {"perform"}
 
     def __init__(self, device: Device) -> None:
+        super().__init__(device._core)
         self._owner = device
-        self._core: DeviceCore = device._core
-        self.memory: MemoryMap = self._core.memory
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
         self.scratch: dict[Workspaces, WorkspaceSet] = {}
@@ -66,9 +63,6 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
             if name not in NAMES:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
             return getattr(self._owner, name)._on(self)  # after the end, to say what is wrong
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__()} - _HIDDEN)
 
     def _drop_libraries(self) -> None:
         """Break the cycle: what is kept for a program goes with it, not with the next garbage."""
@@ -99,18 +93,12 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
             TypeError: it is nothing that a library of this device has made.
             Unsupported: its calls have to be awaited, as those of a ``PagedKVCache``.
         """
-        require_made_on(made, self._core)
-        shared: Facade[Collected] = made._on(self)
+        shared: Facade[Collected] = self._use(made)
         return shared
 
     @property
     def _device(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
         return self
-
-    @property
-    def memory_lane(self) -> LaneSpec:
-        """The lane that fills and copies."""
-        return self._core.memory_lane
 
     def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
         """Copy a buffer on the device; arguments and errors are those of ``device.copy``.
@@ -123,25 +111,6 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
     def home(self) -> Collector:
         """What executes the requests it collects."""
         return self
-
-    @property
-    def backend(self) -> str:
-        """The backend's name."""
-        return self._core.backend
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """How devices of its backend differ from others."""
-        return self._core.capabilities
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether results must not depend on what else is in flight, nor on time."""
-        return self._core.deterministic
-
-    def library_ref(self, library: str) -> ActorRef:
-        """The actor of a library."""
-        return self._core.library_ref(library)
 
     def collect(
         self,
@@ -209,10 +178,6 @@ class Collector(Preparing, Arrays[Collected], Libraries[Collected]):
     ) -> None:
         """Take an op into the program."""
         raise NotImplementedError
-
-    def keep(self, lane: str, name: str, release: Message) -> Block:
-        """What stands for something that the host keeps for a handle of the program."""
-        return self._core.keep(lane, name, release)
 
     def launch(
         self, kernel: Kernel[Any], grid: Dim, block: Dim, *args: Argument, shared: int = 0

@@ -219,7 +219,7 @@ class Bulk:
             self._fail(error)
         if isinstance(error, (ContextPoisoned, HostDied, DeviceLost)):
             # A host that is being killed may still be moving data.
-            self._core.quarantine(chunk.host, chunk.piece.release)
+            self._core.reaper.quarantine(chunk.host, chunk.piece.release)
         elif self._stopped:
             chunk.piece.release()
         elif self._upload:

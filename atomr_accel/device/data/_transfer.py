@@ -307,7 +307,7 @@ def after(
 
     def answered() -> None:
         if isinstance(op.error, _ENDED):
-            core.quarantine(host, callback)
+            core.reaper.quarantine(host, callback)
             return
         callback()
         if op.error is not None and expected is not None:
@@ -352,7 +352,7 @@ def _observed(core: DeviceCore, name: str, nbytes: int) -> Iterator[Transfer]:
         yield transfer
     except (GpuRefStale, Rebuilt):
         # It was in flight all the time, if perhaps none of its pieces was.
-        fault = core.last_fault
+        fault = core.lifecycle.last_fault
         if transfer.done and fault is not None and core.memory.generation > generation:
             raise taken_down(name, fault) from fault
         raise
@@ -483,7 +483,7 @@ def _unfilled(
     if protected is not None:
         after(core, context.host, protected, release)
     elif unprotected.error is None or isinstance(unprotected.error, _ENDED):
-        core.quarantine(context.host, release)
+        core.reaper.quarantine(context.host, release)
     else:
         release()
 

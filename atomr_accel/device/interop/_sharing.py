@@ -193,7 +193,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
     hold = Hold(block)
     fd = core.growth.another(slab.fd, slab.nbytes)
     try:
-        for terminating in list(core.terminating):  # which may still write there
+        for terminating in list(core.reaper.terminating):  # which may still write there
             await terminating.close()
         while True:
             context, number = await mapped(core, fd, slab.nbytes, sealed=True)

@@ -1,0 +1,250 @@
+"""A device's life: contexts come and go, generations pass, and some day it is over."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from .._errors import ContextPoisoned, DeviceLost
+from ..actors._deciders import leaves
+from ..lanes import Gate, HostDied, fail_some, uninterrupted
+from ._failures import is_passing, taken_down, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ..lanes import Op, Port
+    from ..memory import Epoch
+    from ..wire import DeviceInfo
+    from ._context import Context
+    from ._core import DeviceCore
+    from ._prepared import Prepared
+
+
+@final
+@uninterrupted
+class Lifecycle:
+    """Says which context takes the ops of a device, and answers whoever waits for it or its end.
+
+    A context attaches itself when its host is good, and is detached the moment it is not.
+
+    Attributes:
+        faults: how many there were.
+        last_fault: the last of them.
+        over_how: why the device is closed, if it is and was not lost.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core: Final = core
+        self.faults: int = 0
+        self.last_fault: ContextPoisoned | None = None
+        self.over_how: str = "it was stopped"
+        self._failing: Context | None = None
+        self._opened = Gate()
+        self._end: DeviceLost | None = None
+        self._served: Epoch | None = None
+        self._watchers: Final[set[trio.MemorySendChannel[int]]] = set()
+
+    @property
+    def state(self) -> str:
+        """``"ready"``, ``"rebuilding"`` or ``"lost"``."""
+        if self._end is not None:
+            return "lost"
+        return "rebuilding" if self._core.serving is None else "ready"
+
+    # --- contexts come and go ------------------------------------------------------------
+
+    def attach(self, context: Context, ports: Mapping[str, Port], info: DeviceInfo) -> None:
+        """Open the gate: ``context`` has proved good."""
+        core = self._core
+        core.serving = context
+        self._served = core.memory.epoch
+        core.ports = ports
+        core.info = info
+        self._opened.open()
+
+    async def opened(self) -> None:
+        """Wait until the gate is opened, if no context is attached.
+
+        Raises:
+            DeviceLost: it will not be.
+        """
+        if self._end is not None:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise DeviceLost(str(self._end)) from self._end.__cause__
+        await self._opened.wait()
+
+    def release(self, context: Context) -> None:
+        """Close the gate of a companion: its host is another's from now on."""
+        core = self._core
+        if core.serving is context:
+            core.serving, core.ports = None, {}
+            self._opened = Gate()
+
+    def detach(self, fault: ContextPoisoned) -> None:
+        """Close the gate: the context has failed.
+
+        The generation moves first, so nothing that runs from here on can take a buffer of
+        the dead context for a good one. Then everything in flight gets its answer, which may
+        take some turns of the loop; its ports take no other answers any more.
+        """
+        context = self._core.serving
+        if context is None:
+            return
+        self.faults += 1
+        self.last_fault = fault
+        self._next_generation()
+        self.shut(context)
+        self._answer_some(context, lambda op: taken_down(op.name, fault))
+
+    def shut(self, context: Context) -> None:
+        """Nothing is submitted to a context any more that is ending, with or without a fault."""
+        core = self._core
+        if core.serving is context:
+            self._failing, core.serving = context, None
+            for port in core.ports.values():
+                port.end()
+            core.ports = {}
+            if self._end is None:
+                self._opened = Gate()
+
+    def _answer_some(self, context: Context, make_error: Callable[[Op], Exception]) -> None:
+        if self._failing is context and self._core.in_flight:
+            fail_some(self._core.in_flight, make_error)
+            again = partial(self._answer_some, context, make_error)
+            trio.lowlevel.current_trio_token().run_sync_soon(again)
+
+    def forget(self, context: Context) -> None:
+        """A context is over, and everything that was in flight is answered."""
+        if self._failing is context:
+            self._failing = None
+
+    async def verdict(self) -> None:
+        """Wait until it is decided what becomes of the device, if its context is failing."""
+        context, serving = self._failing, self._core.serving
+        if context is None and serving is not None and serving.terminating:
+            context = serving
+        if context is not None:
+            await context.wait_ended()
+
+    def discard(self, prepared: Prepared, companion: DeviceCore | None = None) -> None:
+        """End a host that nobody uses, and leave nothing of it."""
+        terminating = self._core.reaper.terminating
+        prepared.host.kill()
+        if prepared.host not in terminating:
+            terminating.append(prepared.host)
+        for port in prepared.ports.values():
+            port.end()
+            port.close()
+        if companion is not None:
+            while companion.in_flight:
+                fail_some(companion.in_flight, lambda op: HostDied(f"{op.name}: no host"))
+            companion.memory.abandon()
+            companion.lifecycle.finish()
+
+    # --- generations pass ----------------------------------------------------------------
+
+    def _next_generation(self) -> None:
+        generation = self._core.memory.bump()
+        for watcher in self._watchers:
+            with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
+                watcher.send_nowait(generation)
+
+    def renew(self) -> None:
+        """The device was stopped to be started again: what its context had is gone."""
+        if self._served is self._core.memory.epoch:
+            self._next_generation()
+
+    @contextmanager
+    def watch(self) -> Iterator[trio.MemoryReceiveChannel[int]]:
+        """A channel of the generations from now on."""
+        send, receive = trio.open_memory_channel[int](math.inf)
+        self._watchers.add(send)
+        if self._end is not None:
+            send.close()
+        try:
+            with send, receive:
+                yield receive
+        finally:
+            self._watchers.discard(send)
+
+    # --- it is over ----------------------------------------------------------------------
+
+    def loss(self, _name: str, cause: BaseException) -> BaseException:
+        """The error for a device that is lost on account of a failure of its context.
+
+        Whether it is, somebody above decides: see ``end``.
+        """
+        if isinstance(cause, DeviceLost):
+            return cause
+        isolation, name = self._core.isolation, self._core.name
+        if isolation == "thread" and isinstance(cause, ContextPoisoned):
+            why = (
+                'a sticky fault poisons the whole process, so under isolation="thread" '
+                'it is final; isolation="process" survives it'
+            )
+        elif isolation == "process" and is_passing(cause):
+            why = "its context failed more often than its restart intensity allows"
+        else:
+            why = "its context ended by what another one would not mend"
+        error = DeviceLost(f"{name} is lost: {why}; the last failure: {told(cause)}")
+        error.__cause__ = cause
+        return error
+
+    def end(self, failure: BaseException | None) -> None:
+        """The device is over, by a failure or without one: answer whoever waits, free memory."""
+        if self._end is None and failure is not None:
+            end = next((one for one in leaves(failure) if isinstance(one, DeviceLost)), failure)
+            if not isinstance(end, DeviceLost):
+                end = DeviceLost(f"{self._core.name} is lost; the last failure: {told(failure)}")
+                end.__cause__ = failure
+            self._end = end
+            self._core.memory.over = "is lost"
+        self.close()
+
+    def close(self) -> None:
+        """Nobody uses the device any more: let go whoever still waits, free memory."""
+        core, memory = self._core, self._core.memory
+        if self._end is None:
+            memory.over = f"is closed: {self.over_how}"
+            self._end = DeviceLost(f"{core.name} {memory.over}")
+        self._opened.open()
+        for watcher in list(self._watchers):
+            watcher.close()
+        if self._served is memory.epoch:  # or a fault has made its refs stale
+            memory.bump()
+        memory.close()
+        core.staging.close()
+        core.copiers.shutdown(wait=False)
+        core.pinned.close()
+
+    def finish(self) -> None:
+        """A companion is over: whoever still calls it is told."""
+        memory = self._core.memory
+        memory.over = "was there for its warm_up, which is over"
+        self._end = DeviceLost(f"{self._core.name} {memory.over}")
+        self._opened.open()
+        self._core.pinned.close()
+
+    async def settle(self) -> None:
+        """Wait, as long as that makes sense, until nothing is left of a device that is over."""
+        with trio.CancelScope(shield=True):
+            await self._core.reaper.reap_all()
+            await self._core.exports.close()
+
+    def tells_of_the_loss(self, error: BaseException) -> bool:
+        """Whether all it says is that this device is lost, with what that has cancelled."""
+        said = [one for one in leaves(error) if not isinstance(one, trio.Cancelled)]
+        lost = self._core.memory.over == "is lost"
+        return bool(said) and lost and all(map(self._is_the_loss, said))
+
+    def _is_the_loss(self, error: BaseException) -> bool:
+        """Whether an error is that of the lost device, or of an op that its last fault ended."""
+        fault = self._end.__cause__ if self._end is not None else None
+        if isinstance(error, ContextPoisoned):
+            return fault is not None and str(fault) in (str(error), str(error.__cause__))
+        return isinstance(error, DeviceLost) and str(error) == str(self._end)

@@ -1,0 +1,71 @@
+"""What passes for a device to facades whose ops are not awaited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from ..libraries._op import D
+from ..libraries._origin import require_made_on
+from ..libraries._table import Libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from ..actors import ActorRef
+    from ..backends import Capabilities
+    from ..libraries._library import LaneSpec
+    from ..libraries._op import Facade
+    from ..memory import Block, MemoryMap
+    from ..wire import Message
+    from ._core import DeviceCore
+
+
+class Proxy(Libraries[D]):
+    """Has the libraries of a device, with another driver, and hands on what the device says."""
+
+    _hidden: ClassVar[Set[str]]
+    """What facades ask for, and programs do not."""
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core: Final = core
+        self.memory: Final[MemoryMap] = core.memory
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - self._hidden)
+
+    def _use(self: Any, made: Facade[Any]) -> Any:
+        """The same as ``made``, driven by this.
+
+        Raises:
+            TypeError: it is nothing that a library of this device has made.
+        """
+        require_made_on(made, self._core)
+        return made._on(self)
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self._core.backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """How devices of its backend differ from others."""
+        return self._core.capabilities
+
+    @property
+    def memory_lane(self) -> LaneSpec:
+        """The lane that fills and copies."""
+        return self._core.memory_lane
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether results must not depend on what else is in flight, nor on time."""
+        return self._core.deterministic
+
+    def library_ref(self, library: str) -> ActorRef:
+        """The actor of a library."""
+        return self._core.library_ref(library)
+
+    def keep(self, lane: str, name: str, release: Message) -> Block:
+        """What stands for something that the host keeps for a handle of the program."""
+        return self._core.keep(lane, name, release)

@@ -1,0 +1,67 @@
+"""Hosts that were killed, until they have ended."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from ..lanes import uninterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..lanes import HostHandle
+
+
+@final
+@uninterrupted
+class Reaper:
+    """Waits for the ends of hosts that were killed, and does what had to wait for them.
+
+    A device and its companions have one together.
+
+    Attributes:
+        terminating: hosts that were killed and may not have ended yet.
+        quarantined: what may be done once a host has ended, which may still be moving data
+            when its ops are answered.
+    """
+
+    def __init__(self) -> None:
+        self.terminating: Final[list[HostHandle]] = []
+        self.quarantined: Final[list[tuple[HostHandle, Callable[[], None]]]] = []
+        self._gone: Final[weakref.WeakSet[HostHandle]] = weakref.WeakSet()
+
+    async def reap(self, host: HostHandle) -> None:
+        """Wait until a host that was killed has ended; then nothing touches its memory."""
+        await host.wait_ended()
+        self._reaped(host)
+
+    async def reap_all(self) -> None:
+        """Wait until the hosts that were killed have ended, as long as that makes sense."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for host in self.terminating:
+                    nursery.start_soon(host.close)
+        for host in list(self.terminating):
+            if host.ended:
+                self._reaped(host)
+            else:
+                host.abandon()
+
+    def _reaped(self, host: HostHandle) -> None:
+        if host in self.terminating:
+            self.terminating.remove(host)
+        self._gone.add(host)
+        over = [callback for dead, callback in self.quarantined if dead is host]
+        self.quarantined[:] = [entry for entry in self.quarantined if entry[0] is not host]
+        for callback in over:
+            callback()
+
+    def quarantine(self, host: HostHandle, callback: Callable[[], None]) -> None:
+        """Call back once ``host`` has ended, which may be moving data until then."""
+        if host in self._gone:
+            callback()
+        else:
+            self.quarantined.append((host, callback))
