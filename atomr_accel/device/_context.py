@@ -277,22 +277,27 @@ class Context:
             # host may have been stopped, too. That is not the op's time.
             running += min(trio.current_time() - begun, 2 * interval)
             core = self._core
-            for name, port in self.prepared.ports.items():
-                op = port.overdue(running, deadline)
-                if op is None or not core.lanes[name][0].hangs:
-                    continue
-                generation = core.memory.generation
-                self._fault = KernelHung(
-                    f"generation {generation} of {core.name} is gone: {op.name} had not finished "
-                    f"after {deadline} s, the device's op_deadline",
-                    generation=generation,
-                    status=_LAUNCH_TIMEOUT,
-                    status_name="CUDA_ERROR_LAUNCH_TIMEOUT",
-                    op=op.name,
-                )
-                self.host.kill()
-                core.lifecycle.detach(self._fault)
-                raise self._fault
+            overdue = [
+                (op.seq, op.name)
+                for name, port in self.prepared.ports.items()
+                if (op := port.overdue(running, deadline)) and core.lanes[name][0].hangs
+            ]
+            if not overdue:
+                continue
+            # Lanes share streams, so others may only be waiting behind the oldest of them.
+            _, op_name = min(overdue)
+            generation = core.memory.generation
+            self._fault = KernelHung(
+                f"generation {generation} of {core.name} is gone: {op_name} had not finished "
+                f"after {deadline} s, the device's op_deadline",
+                generation=generation,
+                status=_LAUNCH_TIMEOUT,
+                status_name="CUDA_ERROR_LAUNCH_TIMEOUT",
+                op=op_name,
+            )
+            self.host.kill()
+            core.lifecycle.detach(self._fault)
+            raise self._fault
 
     # --- bringing up -------------------------------------------------------------------
 
