@@ -100,10 +100,11 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
             device: Any = facade._device  # of such facades it is what carries requests out
             if facade.traced:
                 found = facade._traces.find(make, facade, device, args, kwargs)
-                sent = found and send(device, *found)
-                if sent:
-                    await sent[1].wait()
-                    return sent[0]  # type: ignore[no-any-return]
+                sent = send(device, *found) if found is not None else None
+                if sent is not None:
+                    made, submitted = sent
+                    await submitted.wait()
+                    return made  # type: ignore[no-any-return]
             result: T = await perform(device, make(facade, *args, **kwargs))
             return result
 
