@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, final
 
 import msgspec
+import numpy as np
 
 from .._dtypes import as_dtype
 from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
 from ._views import Key, reshaped, selected
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import DTypeLike
 
     from ._map import MemoryMap
