@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [cpu_only, pytest.mark.slow]
 
 STATES: Final = (*_standby._STEPS, "waiting", "any")
-ROUNDS: Final = 6
+ROUNDS: Final = 3
 OFTEN: Final = 10**6
 
 

@@ -35,7 +35,7 @@ def late(request: pytest.FixtureRequest) -> Iterator[Delayed]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(ops=programs(100))
 def test_ops_behave_as_if_run_one_after_the_other(
     late: Delayed, ops: list[tuple[str, int]]

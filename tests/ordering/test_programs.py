@@ -34,7 +34,7 @@ def delayed_process() -> Iterator[Delayed]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(ops=programs())
 def test_ops_behave_as_if_run_one_after_the_other(
     delayed: Delayed, ops: list[tuple[str, int]]
