@@ -70,7 +70,7 @@ class Host:
 
     Args:
         control: a connected stream socket; closed at the end.
-        spin: whether idle lanes may poll for a moment before they sleep (see ``Lane``).
+        spin: whether idle lanes may poll for a moment before they sleep (see ``Launcher``).
     """
 
     def __init__(self, control: socket.socket, *, spin: bool) -> None:

@@ -287,12 +287,12 @@ class Port:
         """
         self._handing_over = False
         ours = [op for op in self._in_flight.values() if op.port is self]
-        if ours and not in_flight:
+        if ours and not in_flight and self._prompt:
             shorten_switch_interval()
         for op in ours:
             in_flight[op.seq] = op
             del self._in_flight[op.seq]
-        if ours and not self._in_flight:
+        if ours and not self._in_flight and self._prompt:
             restore_switch_interval()
         self._in_flight = in_flight
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from typing import Any, Final
 
 import msgspec
@@ -31,13 +32,13 @@ FAR: Final = 1 << 40
 class Lane:
     """A port of a companion, what becomes its device, and the host's end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, prompt: bool = True) -> None:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
         self.before: dict[int, Op] = {}
         self.after: dict[int, Op] = {}
-        self.port = Port("lane", 0, ours, self.before)
+        self.port = Port("lane", 0, ours, self.before, prompt=prompt)
         self.end = theirs
         self.faults: list[Fault] = []
         self._frames = Frames()
@@ -140,6 +141,21 @@ async def test_a_lane_that_nobody_goes_on_with_is_closed() -> None:
     lane.port.close()
     assert lane.end.recv(1) == b""
     lane.end.close()
+
+
+@program
+async def test_ops_that_move_leave_the_switch_interval_alone_where_nobody_hurries() -> None:
+    usual = sys.getswitchinterval()
+    one, other = Lane(prompt=False), Lane(prompt=False)
+    op, stays = one.submit(), other.submit()
+    one.before[stays.seq + 1] = stays  # so that something is in flight before and after
+    after: dict[int, Op] = {}
+    one.port.move_to(after)
+    assert list(after.values()) == [op]
+    assert sys.getswitchinterval() == usual
+    for lane in (one, other):
+        lane.port.close()
+        lane.end.close()
 
 
 async def in_time(function: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, GpuRefStale
+from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
 from atomr_accel.libraries import _traces
 from atomr_accel.libraries._traces import Trace, signature
 from atomr_accel.testing import poison
@@ -167,6 +167,23 @@ async def test_traces_are_of_a_generation() -> None:
             await poison(device)
             with pytest.raises(GpuRefStale):
                 await device.blas.gemm(y, y)
+
+
+@program
+async def test_a_batch_of_another_generation_takes_no_calls_that_are_traced() -> None:
+    """Its lanes are gone, whatever the buffers are good for."""
+    async with opened() as device:
+        one = await device.zeros((SIDE, SIDE))
+        await device.blas.gemm(one, one)  # the lane is open
+        with pytest.raises(ContextPoisoned, match="the batch did not finish"):
+            async with device.batch() as batch:
+                await poison(device)
+                x, out = await device.put(np.eye(SIDE)), await device.zeros((SIDE, SIDE))
+                for _ in range(2):
+                    async with device.batch() as later:
+                        for _ in range(3):
+                            later.blas.gemm(x, x, out=out)
+                batch.blas.gemm(x, x, out=out)
 
 
 @program

@@ -307,7 +307,8 @@ class Batch(Collector):
         kwargs: dict[str, Any],
     ) -> T:
         """Carry out a call at once; its result gets its content later."""
-        if facade.traced and self._open and not self._late:
+        now = self._open and self.memory.epoch is self._epoch and not self._late
+        if now and facade.traced:
             found = facade._traces.find(make, facade, self, args, kwargs)
             if found is not None:
                 trace, refs = found
