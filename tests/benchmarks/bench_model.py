@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import importlib.util
 import statistics
 import sys
@@ -333,8 +334,10 @@ async def main() -> None:
     warnings.simplefilter("ignore", CpuFallbackWarning)
     async with open_device(0) as device:
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+        if importlib.util.find_spec("torch") is not None:
+            importlib.import_module("torch")
         gc.collect()
-        gc.freeze()
+        gc.freeze()  # else all pay for what importing has left
         await model(device, wanted.layers, wanted.batch, wanted.tokens)
         await alone(device, wanted.large)
 
