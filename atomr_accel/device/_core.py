@@ -24,7 +24,7 @@ from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
 from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
-from ..wire import StreamPlan
+from ..wire import Message, StreamPlan
 from ._growth import Growth
 from ._lifecycle import Lifecycle
 from ._place import Place
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef
     from ..backends import Backend, Capabilities
-    from ..lanes import Isolation
+    from ..lanes import Isolation, Template
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch
-    from ..wire import DeviceInfo, Message
+    from ..wire import DeviceInfo
     from ._context import Context
     from ._prepared import Prepared
     from ._run import HostCalls
@@ -352,7 +352,7 @@ class DeviceCore:
         self,
         port: Port,
         name: str,
-        message: Message | type[Message],
+        message: Message | Template,
         reads: Iterable[Any] = (),
         writes: Iterable[Any] = (),
         payload: Raw | None = None,
@@ -365,7 +365,7 @@ class DeviceCore:
         port.submit(op)
         if self.dropped:
             self._release()
-        if message.lasting and self.standby is not None and not isinstance(message, type):
+        if message.lasting and self.standby is not None and isinstance(message, Message):
             self.standby.note(port.name, message)
         return op
 

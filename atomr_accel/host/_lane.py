@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..wire import (
+    CallByTemplate,
+    CallWithTemplate,
     CloseLane,
     Elapsed,
     Failure,
@@ -37,12 +39,14 @@ from ..wire import (
     encoder,
 )
 from ..wire._messages import Withdrawn, pack_exception
+from ._templates import Templates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from ._launcher import Launcher
     from ._protocol import Executor, Fusion, HostContext, Stream
+    from ._templates import Template
 
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
@@ -110,6 +114,8 @@ class StreamSlot:
     """
 
     __slots__ = (
+        "_calls",
+        "_prepare",
         "executor",
         "fusions",
         "handlers",
@@ -141,11 +147,33 @@ class StreamSlot:
             RecordEvent: lambda message: stream.timestamp(message.event),
             ForgetEvent: lambda message: context.forget_event(message.event),
             Elapsed: lambda message: context.elapsed(message.start, message.end),
+            CallWithTemplate: self._execute,
+            CallByTemplate: self._execute,
             **executor.handlers,
         }
+        self._prepare = getattr(executor, "preparers", {})
+        self._calls: dict[int, tuple[Template, Callable[[Sequence[int]], Any]]] = {}
         self.unmarked: list[tuple[int, Any]] = []
         self.steps: deque[tuple[int, Any]] = deque()
         self.in_flight: deque[Group] = deque()
+
+    def _execute(self, request: CallWithTemplate | CallByTemplate) -> Any:
+        """A call by a template."""
+        assert self.lane is not None
+        template = self.lane.templates.find(request)
+        known = self._calls.get(request.number)
+        if known is None or known[0] is not template:
+            known = self._calls[request.number] = template, self._prepared(template)
+        return known[1](request.addresses)
+
+    def _prepared(self, template: Template) -> Callable[[Sequence[int]], Any]:
+        """What executes a message, given addresses."""
+        prepare = self._prepare.get(template.kind)
+        call: Callable[[Sequence[int]], Any] | None = prepare and prepare(template)
+        if call is not None:
+            return call
+        handler = self.handlers[template.kind]
+        return lambda addresses: handler(template.filled(addresses))
 
 
 @final
@@ -166,6 +194,7 @@ class Lane:
     Attributes:
         sock: the lane's socket.
         slots: its slots, in the order in which they were made.
+        templates: those that have come.
     """
 
     def __init__(
@@ -219,6 +248,7 @@ class Lane:
         self._decode = msgspec.msgpack.Decoder(list[request]).decode
         decode_message: Callable[[Any], Message] = msgspec.msgpack.Decoder(union).decode
         self._decode_message = decode_message
+        self.templates: Templates = Templates(decode_message)
 
     def close(self) -> None:
         """Release everything. A context that has failed may answer anything to that."""
@@ -291,7 +321,15 @@ class Lane:
         if seq <= self._accepted:
             raise ProtocolViolation(f"op {seq} came after op {self._accepted}")
         self._accepted = seq
-        fusion = None if dependencies else self._slot.fusions.get(type(message))
+        fusions = self._slot.fusions
+        if isinstance(message, CallWithTemplate):
+            self._keep_template(message)
+        if fusions and not dependencies and isinstance(message, (CallByTemplate, CallWithTemplate)):
+            template = self.templates.find(message)
+            if template.kind in fusions:
+                message = template.filled(message.addresses)
+        kind = type(message)
+        fusion = None if dependencies else fusions.get(kind)
         if fusion is not None:
             key = fusion.key(message)
             if key is not None:
@@ -302,7 +340,7 @@ class Lane:
                 return
         if self._together:
             self._launch_together()
-        if self._aside and type(message) is RecordEvent:
+        if self._aside and kind is RecordEvent:
             # Its point comes after those too, although they are launched later.
             dependencies = (*dependencies, *((self.index, before) for before in self._aside))
             request = seq, dependencies, message
@@ -313,6 +351,17 @@ class Lane:
         self._seen = seq
         if self._watchers:
             self._notify()
+
+    def _keep_template(self, request: CallWithTemplate) -> None:
+        """Keep the template of a call for those that are alike."""
+        former = self.templates.add(request)
+        if former is not None:
+            for seq, (_, dependencies, message) in self._aside.items():
+                if (
+                    isinstance(message, (CallWithTemplate, CallByTemplate))
+                    and message.number == request.number
+                ):
+                    self._aside[seq] = seq, dependencies, former.filled(message.addresses)
 
     def _ready(self, dependencies: tuple[tuple[int, int], ...]) -> bool:
         for index, seq in dependencies:

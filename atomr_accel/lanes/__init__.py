@@ -2,7 +2,7 @@
 
 from ._interrupts import uninterrupted
 from ._loop_flusher import Gate
-from ._op import Op
+from ._op import Op, Template
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
 from ._port import LaneStatistics, Port, fail_some
 from ._spawn import END_SECONDS, HostDied, HostHandle, Isolation, describe_exit, start_host
@@ -22,6 +22,7 @@ __all__ = [
     "PinnedPool",
     "PinnedStatistics",
     "Port",
+    "Template",
     "describe_exit",
     "fail_some",
     "start_host",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import msgspec
 import trio
@@ -19,6 +19,28 @@ if TYPE_CHECKING:
 
 
 @final
+class Template(msgspec.Struct, frozen=True, eq=False):
+    """A message with places for addresses, which a lane's host keeps once it was sent.
+
+    Attributes:
+        number: what the host knows it by, until another takes its place.
+        head: the beginning of the request that brings it; the addresses follow.
+        cut: where these begin in the request that names it.
+    """
+
+    number: int
+    head: bytes
+    cut: int
+
+    # What is prepared is none of what these tell of messages.
+    returns: ClassVar[None] = None
+    required: ClassVar[bool] = False
+    lasting: ClassVar[bool] = False
+    bulky: ClassVar[bool] = False
+    pickles: ClassVar[bool] = False
+
+
+@final
 @uninterrupted
 class Op(msgspec.Struct, eq=False, weakref=True):
     """One request on its way: submitted, sent, answered.
@@ -27,10 +49,10 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         port: the lane that executes it.
         seq: its place in the device's program order.
         name: what to call it, such as ``"blas.gemm"``.
-        message: what the lane executes; the type of that, where it is encoded already.
+        message: what the lane executes.
         reads: the blocks it reads, until it is answered.
         writes: the blocks it writes, likewise.
-        payload: the message, if it is encoded.
+        payload: the request that names the message, where that is a template.
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
         answered: whether it is over, one way or the other.
@@ -42,7 +64,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     port: Port
     seq: int
     name: str
-    message: Message | type[Message]
+    message: Message | Template
     reads: Iterable[Block]
     writes: Iterable[Block]
     payload: msgspec.Raw | None = None

@@ -35,7 +35,7 @@ from ..wire import (
 )
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
-from ._op import Op
+from ._op import Op, Template
 from ._switch_interval import restore_switch_interval, shorten_switch_interval
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Port:
         self._sock = sock
         self._in_flight = in_flight
         self._outbox: deque[Op] = deque()
+        self._prepared: dict[int, Template] = {}
         self._buffer = bytearray()
         self._flusher: LoopFlusher | None = None
         self._sends_soon = False
@@ -401,7 +402,7 @@ class Port:
                 op = outbox.popleft()
                 op.sent = True
                 try:
-                    frame.append((op.seq, op.dependencies, op.payload or op.message))
+                    frame.append((op.seq, op.dependencies, self._request(op)))
                 except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
                     # Its place is kept: others may be ordered after it.
                     too_wide = isinstance(error, OverflowError)
@@ -425,14 +426,28 @@ class Port:
     def _take_small(self, frame: MultiFrame, most: int) -> None:
         """Encode the ops at the head of the queue at once, unless one needs a closer look."""
         ops = list(islice(self._outbox, most))
-        payloads: list[object] = [(op.seq, op.dependencies, op.payload or op.message) for op in ops]
+        payloads: list[object] = [(op.seq, op.dependencies, self._request(op)) for op in ops]
         if any(op.message.bulky for op in ops):
             return
-        with contextlib.suppress(Exception):  # then one by one, to find out which
+        try:
             frame.extend(payloads)
-            for op in ops:
-                op.sent = True
-                self._outbox.popleft()
+        except Exception:  # noqa: BLE001 (then one by one, to find out which)
+            self._prepared.clear()  # templates among these were not sent
+            return
+        for op in ops:
+            op.sent = True
+            self._outbox.popleft()
+
+    def _request(self, op: Op) -> object:
+        """What is sent for an op; a template goes along where the host does not have it."""
+        payload, template = op.payload, op.message
+        if payload is None or type(template) is not Template:
+            return template
+        prepared = self._prepared
+        if prepared.get(template.number) is template:
+            return payload
+        prepared[template.number] = template
+        return msgspec.Raw(template.head + memoryview(payload)[template.cut :])
 
     def _receive(self) -> None:
         """Take what has come and hand it out; never blocks."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef
     from ..backends import Backend, Capabilities
+    from ..lanes import Template
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import Message
     from ._op import Driving
@@ -155,7 +156,7 @@ class Submitter(Home, Protocol):
         self,
         port: Any,
         name: str,
-        message: Message | type[Message],
+        message: Message | Template,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
         payload: Raw | None = None,
@@ -165,8 +166,8 @@ class Submitter(Home, Protocol):
         Args:
             port: its lane.
             name: what to call it.
-            message: what the lane executes; the type of that, where there is a ``payload``.
+            message: what the lane executes.
             reads: what it reads.
             writes: what it writes.
-            payload: the message, encoded.
+            payload: the request, encoded, where the message is a template.
         """

@@ -279,7 +279,7 @@ def send(device: Submitter, trace: Trace, refs: list[GpuRef]) -> tuple[Any, Subm
         payload, reads, writes, result = trace.call(device.first_try, refs)
     except Pending:
         return None
-    return result, device.submit(port, trace.name, trace.kind, reads, writes, payload)
+    return result, device.submit(port, trace.name, trace.template, reads, writes, payload)
 
 
 async def result(submission: Submission[T], op: Submitted) -> T:

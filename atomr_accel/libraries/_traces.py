@@ -14,6 +14,7 @@ keep to this.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import struct
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 import numpy as np
 
+from ..lanes import Template
 from ..memory import Block, GpuRef, block_at
-from ..wire import encoder
+from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, CallWithTemplate, encoder
 from .wire._recent import Recent
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ _MOST_ARGUMENTS: Final = 64
 _LONGEST_TEXT: Final = 64
 _MOST_TRIES: Final = 4
 """What cannot be traced now may be able to later, when what it needs is there."""
+
+_numbers: Final = itertools.count()
+"""Of traces, for hosts to know their messages by."""
 
 _PLAIN: Final = frozenset({int, bool, type(None), type})
 _SEALED: Final = object()
@@ -114,8 +119,8 @@ class Trace(msgspec.Struct, frozen=True):
         epoch: the generation in which it was made; plans and kernels may be gone after it.
         lane: the lane that executes them.
         name: what to call them.
-        kind: the type of their message.
-        pack: makes the encoded message of its parts.
+        template: their message, with places for addresses.
+        pack: makes the request that names it, of its parts.
         parts: the parts that stay, and between them those where addresses go.
         holes: takes the blocks whose addresses go there out of all blocks.
         offsets: how far behind these addresses; None where all are right there.
@@ -130,7 +135,7 @@ class Trace(msgspec.Struct, frozen=True):
     epoch: Epoch
     lane: str
     name: str
-    kind: type[Message]
+    template: Template
     pack: Callable[..., bytes]
     parts: tuple[bytes | None, ...]
     holes: Callable[[Sequence[Block]], tuple[Block, ...]]
@@ -152,7 +157,7 @@ class Trace(msgspec.Struct, frozen=True):
         return True
 
     def call(self, driver: Driver, refs: list[GpuRef]) -> Filled:
-        """A call on these buffers: its message, encoded, what it reads and writes, its result.
+        """A call on these buffers: its request, encoded, what it reads and writes, its result.
 
         Raises:
             Pending: something it needs takes a wait.
@@ -367,14 +372,19 @@ class _Tracer:
     def _finish(self, request: Request[Any]) -> Trace:
         submission = request.prepare(self)
         message = submission.message
-        if message is None or message.returns is not None or message.bulky or message.lasting:
+        if message is None or message.returns is not None or message.required:
+            raise Untraceable
+        if message.bulky or message.lasting or message.everywhere or message.pickles:
             raise Untraceable
         if submission.sent or submission.done or submission.finish:
             raise Untraceable
         refs, count = self._refs, len(self._refs)
         if count > _MOST_ARGUMENTS:
             raise Untraceable
-        pack, parts, holes = self._template(message)
+        encoded, holes = self._template(message)
+        number = next(_numbers) % MOST_TEMPLATES
+        named = encoder.encode(CallByTemplate(number, ()))[:-1]
+        head = encoder.encode(CallWithTemplate(number, msgspec.Raw(encoded), ()))[:-1]
         at_of = {at: at for at in range(count)}
         at_of |= {_MOST_ARGUMENTS + at: count + at for at in range(len(self._obtained))}
         places = {ref._block: at for at, ref in reversed([*enumerate(refs)])}
@@ -383,9 +393,8 @@ class _Tracer:
             self.memory.epoch,
             request.lane.name,
             request.name,
-            type(message),
-            pack,
-            parts,
+            Template(number, head, len(named)),
+            *_request(named, len(holes)),
             picker([at_of[at] for at, _ in holes]),
             tuple([offset for _, offset in holes]) if any(offset for _, offset in holes) else None,
             tuple(self._outputs),
@@ -396,10 +405,8 @@ class _Tracer:
             self._result(submission.result),
         )
 
-    def _template(
-        self, message: Message
-    ) -> tuple[Callable[..., bytes], tuple[bytes | None, ...], list[tuple[int, int]]]:
-        """What makes the encoded message, its parts, and what its holes stand for.
+    def _template(self, message: Message) -> tuple[bytes, list[tuple[int, int]]]:
+        """The message, encoded with places instead of addresses, and what stands at each.
 
         Encoded twice with other numbers in its holes, it differs there and nowhere else.
         """
@@ -408,7 +415,7 @@ class _Tracer:
         one = encoder.encode(message)
         markers = {hole: numbers.marker(*hole) for hole in numbers.places}
         numbers.salt = 0xA_E21A_533F
-        other = encoder.encode(message)
+        other = bytearray(encoder.encode(message))
         if len(one) != len(other) or len(one) > _MOST_BYTES:
             raise Untraceable
         found: dict[int, tuple[int, int]] = {}
@@ -420,20 +427,15 @@ class _Tracer:
                     raise Untraceable
                 found[start + 1] = hole
                 start = other.find(marker, start + len(marker))
-        pieces: list[tuple[bytes, bytes]] = []
-        parts: list[bytes | None] = []
-        layout, end = ">", 0
-        for start in sorted(found):
-            pieces.append((one[end:start], other[end:start]))
-            parts += (one[end:start], None)
-            layout += f"{start - end}sQ"
-            end = start + 8
-        pieces.append((one[end:], other[end:]))
-        parts.append(one[end:])
-        layout += f"{len(one) - end}s"
-        if any(piece != same for piece, same in pieces):
+        places = sorted(found)
+        template = bytearray(one)
+        for at, start in enumerate(places):
+            template[start : start + 8] = other[start : start + 8] = _place(at)
+        if template != other or any(template.count(_place(at)) > 1 for at in range(len(places))):
             raise Untraceable
-        return struct.Struct(layout).pack, tuple(parts), [found[start] for start in sorted(found)]
+        if _count_places(msgspec.msgpack.decode(template)) != len(places):
+            raise Untraceable
+        return bytes(template), [found[start] for start in places]
 
     def _result(self, result: Any) -> Callable[[Sequence[GpuRef]], Any]:
         """What makes the result of a call's refs."""
@@ -456,6 +458,29 @@ class _Tracer:
                 shape, dtype, nbytes = result.shape, result.dtype, result.nbytes
                 return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes)
         raise Untraceable
+
+
+def _place(at: int) -> bytes:
+    """What stands for an address."""
+    return (PLACE | at).to_bytes(8, "big")
+
+
+def _count_places(value: object) -> int:
+    """How many numbers are read as places, also those that are none."""
+    if isinstance(value, (list, tuple)):
+        return sum(map(_count_places, value))
+    if isinstance(value, dict):
+        return _count_places([*value, *value.values()])
+    return isinstance(value, int) and value >= PLACE
+
+
+def _request(named: bytes, count: int) -> tuple[Callable[..., bytes], tuple[bytes | None, ...]]:
+    """What makes a request of its parts, and those: its beginning, then so many addresses."""
+    begin = named + encoder.encode([None] * count)[: -count or None]
+    parts: list[bytes | None] = [begin + b"\xcf" if count else begin]
+    layout = f">{len(parts[0] or b'')}s" + "Q1s" * (count - 1) + "Q" * bool(count)
+    parts += [None, b"\xcf"] * count
+    return struct.Struct(layout).pack, tuple(parts[: 2 * count or 1])
 
 
 def _nothing(_refs: Sequence[GpuRef]) -> None:

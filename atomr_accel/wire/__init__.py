@@ -15,10 +15,14 @@ from ._address import (
 )
 from ._messages import (
     FETCH_DESCRIPTOR,
+    MOST_TEMPLATES,
+    PLACE,
     WITHDRAWN,
     Advise,
     AskFree,
     Attach,
+    CallByTemplate,
+    CallWithTemplate,
     CloseLane,
     ControlReply,
     ControlRequest,
@@ -65,12 +69,16 @@ from ._messages import (
 
 __all__ = [
     "FETCH_DESCRIPTOR",
+    "MOST_TEMPLATES",
     "OFFSET_MASK",
+    "PLACE",
     "SLAB_SHIFT",
     "WITHDRAWN",
     "Advise",
     "AskFree",
     "Attach",
+    "CallByTemplate",
+    "CallWithTemplate",
     "CloseLane",
     "ControlReply",
     "ControlRequest",

@@ -133,6 +133,43 @@ class Withdrawn(Message, frozen=True):
 WITHDRAWN: Final = Withdrawn()
 
 
+PLACE: Final = 1 << 62
+"""What stands for an address in a template, together with the address's number."""
+
+MOST_TEMPLATES: Final = 1 << 12
+"""How many templates of messages a lane keeps."""
+
+
+_Address = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class CallWithTemplate(Message, frozen=True):
+    """A call, and its message as a template for others, which differ in addresses alone.
+
+    Attributes:
+        number: what ``CallByTemplate`` names the template by, below ``MOST_TEMPLATES``; it replaces
+            what had that.
+        message: encoded, with ``PLACE | i`` for the i-th address.
+        addresses: those of this call.
+    """
+
+    number: int
+    message: msgspec.Raw
+    addresses: tuple[_Address, ...]
+
+
+class CallByTemplate(Message, frozen=True):
+    """A call by a message that came with an earlier one.
+
+    Attributes:
+        number: which.
+        addresses: those of this call.
+    """
+
+    number: int
+    addresses: tuple[_Address, ...]
+
+
 class RecordEvent(Message, frozen=True):
     """Note the time when all ops before it on its lane are done; any lane takes it."""
 

@@ -375,6 +375,7 @@ class FakeCudaBlas:
         )
         self._executor = executor
         self.handlers = {kind: self._checked(run) for kind, run in executor.handlers.items()}
+        self.preparers = executor.preparers
         self.fusions = executor.fusions
 
     def _checked(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -296,6 +296,7 @@ class FakeCudaBlasLt:
             SimpleNamespace(handle=0, pointer=0),  # type: ignore[arg-type]
         )
         self.handlers = self._executor.handlers
+        self.preparers = self._executor.preparers
 
     def close(self) -> None:
         """Destroy the handle."""

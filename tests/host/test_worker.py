@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
-from atomr_accel.wire import Failure, Fault, Message
+from atomr_accel.wire import (
+    PLACE,
+    CallByTemplate,
+    CallWithTemplate,
+    Failure,
+    Fault,
+    Message,
+    encoder,
+)
 from atomr_accel.wire._messages import Withdrawn
 
 from ..fakes.lanes import SECONDS, Break, Drop, Fail, FakeDevice, Lanes, Odd, Work
@@ -31,6 +39,7 @@ class Op:
     lane: int
     message: Message
     after: frozenset[int]
+    template: int | None
 
     @property
     def works(self) -> bool:
@@ -58,8 +67,28 @@ def programs(draw: st.DrawFn) -> list[Op]:
                 message = Withdrawn()
         earlier = st.integers(max(1, seq - 12), max(1, seq - 1))
         after = draw(st.frozensets(earlier, max_size=min(3, seq - 1)))
-        ops.append(Op(draw(st.integers(0, lanes - 1)), message, after))
+        # Few, so that they are replaced while others wait that came by them.
+        template = draw(st.none() | st.integers(0, 2)) if isinstance(message, Work) else None
+        ops.append(Op(draw(st.integers(0, lanes - 1)), message, after, template))
     return ops
+
+
+class Templates:
+    """The templates that a lane's host has, as its port knows them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, bytes] = {}
+
+    def request(self, op: Op) -> Message:
+        """What is sent for an op."""
+        number, work = op.template, op.message
+        if number is None or not isinstance(work, Work):
+            return work
+        encoded = encoder.encode(Work(PLACE, work.value, work.key))
+        if self._known.get(number) == encoded:
+            return CallByTemplate(number, (work.op,))
+        self._known[number] = encoded
+        return CallWithTemplate(number, msgspec.Raw(encoded), (work.op,))
 
 
 def work_before(ops: list[Op]) -> dict[int, set[int]]:
@@ -127,12 +156,17 @@ def test_ops_keep_their_order_and_are_answered_once(
         for collector in collectors:
             collector.start()
         queue = list(enumerate(ops, 1))
+        templates = [Templates() for _ in range(3)]
         while queue:  # as ports do: each lane's ops in order, in bunches of any size
             bunches = bunches[1:] + bunches[:1]
             bunch, queue = queue[: bunches[0]], queue[bunches[0] :]
             for lane in {op.lane for _, op in bunch}:
                 requests = [
-                    (seq, [(ops[earlier - 1].lane, earlier) for earlier in op.after], op.message)
+                    (
+                        seq,
+                        [(ops[earlier - 1].lane, earlier) for earlier in op.after],
+                        templates[lane].request(op),
+                    )
                     for seq, op in bunch
                     if op.lane == lane
                 ]

@@ -16,10 +16,21 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.lanes import Gate, Op, Port, _port, fail_some
+from atomr_accel.lanes import Gate, Op, Port, Template, _port, fail_some
 from atomr_accel.lanes._loop_flusher import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
-from atomr_accel.wire import Fault, Frames, Message, Protect, Value, append_frame, encoder
+from atomr_accel.wire import (
+    PLACE,
+    CallByTemplate,
+    CallWithTemplate,
+    Fault,
+    Frames,
+    Message,
+    Protect,
+    Value,
+    append_frame,
+    encoder,
+)
 from atomr_accel.wire._messages import pack_exception
 
 from ..harness import program
@@ -71,14 +82,16 @@ class Host:
     def submit(
         self,
         lane: int,
-        message: Message | None = None,
+        message: Message | Template | None = None,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
+        payload: msgspec.Raw | None = None,
     ) -> Op:
         """Submit an op with the next sequence number."""
         self._seq += 1
         port = self.ports[lane]
-        op = Op(port, self._seq, f"op{self._seq}", message or Note(self._seq), reads, writes)
+        name = f"op{self._seq}"
+        op = Op(port, self._seq, name, message or Note(self._seq), reads, writes, payload)
         port.submit(op)
         return op
 
@@ -337,6 +350,39 @@ async def test_what_cannot_be_told_fails_alone_and_keeps_its_place() -> None:
         await after.wait()
         with pytest.raises(TypeError, match="object"):
             await odd.wait()
+
+
+@program
+async def test_a_template_goes_along_once_and_never_with_what_was_not_sent() -> None:
+    encoded = encoder.encode(Note(PLACE))
+    head = encoder.encode(CallWithTemplate(3, msgspec.Raw(encoded), ()))[:-1]
+    named = encoder.encode(CallByTemplate(3, ()))[:-1]
+    template, like = [Template(3, head, len(named)) for _ in range(2)]
+    brings, names = ["CallWithTemplate", 3, ["Note", PLACE]], ["CallByTemplate", 3]
+
+    async with running() as host:
+
+        def call(template: Template, address: int) -> Op:
+            payload = msgspec.Raw(named + encoder.encode([address]))
+            return host.submit(0, template, payload=payload)
+
+        ops = [call(template, at) for at in range(3)]  # the first goes at once, the others together
+        expected = [[*brings, [0]], [*brings, [1]], [*names, [2]]]
+        # A frame that cannot be encoded is sent op by op: what it would have brought is not there.
+        ops += [host.submit(0, Note(object())), call(like, 3), call(like, 4), call(template, 5)]
+        expected += [["Withdrawn"], [*brings, [3]], [*names, [4]], [*brings, [5]]]
+        # Neither is what was withdrawn.
+        ops += [call(like, 6), call(like, 7)]
+        ops[-2].withdraw()
+        expected += [["Withdrawn"], [*brings, [7]]]
+        for op, message in zip(ops, expected, strict=True):
+            assert await host.received(0) == (op.seq, [], message)
+        await host.reply(0, [op.seq for op in ops])
+        for op in ops:
+            if op is not ops[3]:
+                await op.wait()
+        with pytest.raises(TypeError, match="object"):
+            await ops[3].wait()
 
 
 @program

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-    from ...lanes import Bytes, HostHandle, Op, Piece
+    from ...lanes import Bytes, HostHandle, Op, Piece, Template
     from ...libraries._op import Facade
     from ...libraries._request import Request
     from ...memory import Block
@@ -320,7 +320,7 @@ class Batch(Collector):
                     except Pending:  # there is no room for results
                         pass
                     else:
-                        self._add_op(port, trace.name, trace.kind, reads, writes, payload)
+                        self._add_op(port, trace.name, trace.template, reads, writes, payload)
                         return result  # type: ignore[no-any-return]
                     finally:
                         self._filling = False
@@ -370,7 +370,7 @@ class Batch(Collector):
         self,
         port: Port,
         name: str,
-        message: Message | type[Message],
+        message: Message | Template,
         reads: Iterable[Block],
         writes: Iterable[Block],
         payload: Raw | None = None,

@@ -7,15 +7,18 @@ import itertools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import LibraryError, Unsupported
+from atomr_accel.host._templates import Template
 from atomr_accel.libraries.nvrtc._signature import read_signature
 from atomr_accel.libraries.nvrtc.host import _compiler
 from atomr_accel.libraries.nvrtc.wire._messages import Array, Launch, Load, Scalar, Unload
+from atomr_accel.wire import PLACE
 
 from ...fakes.driver import FakeDriver, installed
 from ...harness import on_shared
@@ -378,22 +381,42 @@ def launches() -> Iterator[Launches]:
         yield driver
 
 
-def test_each_launch_has_its_own_arguments(launches: Launches) -> None:
+@pytest.mark.parametrize("by_template", [False, True])
+def test_each_launch_has_its_own_arguments(launches: Launches, by_template: bool) -> None:
     """Others in number, in kind and in value than those of the launch before."""
     from atomr_accel.libraries.nvrtc.host import _cuda
 
-    context: Any = SimpleNamespace(pointer=lambda address: address + 1)
+    context: Any = SimpleNamespace(
+        pointer=lambda address: address + 1,
+        pointers=lambda addresses: [address + 1 for address in addresses],
+    )
     stream: Any = SimpleNamespace(handle=0)
     kernels = _cuda.CudaKernels(context, stream)
     do: Any = kernels.handlers
     do[Load](Load(1, b"one", "k"))
+    decode = msgspec.msgpack.Decoder(Launch).decode
 
     def launch(*arguments: int | bytes, shared: int = 0) -> bytes:
-        made = tuple(
-            Array(each, (1,), "float32") if isinstance(each, int) else Scalar(each, "int32")
-            for each in arguments
-        )
-        do[Launch](Launch(1, (1, 1, 1), (1, 1, 1), shared, made))
+        addresses = [each for each in arguments if isinstance(each, int)]
+
+        def message(addresses: list[int]) -> Launch:
+            left = iter(addresses)
+            made = tuple(
+                Array(next(left), (1,), "float32")
+                if isinstance(each, int)
+                else Scalar(each, "int32")
+                for each in arguments
+            )
+            return Launch(1, (1, 1, 1), (1, 1, 1), shared, made)
+
+        if by_template:
+            places = [PLACE | at for at in range(len(addresses))]
+            template = Template(msgspec.msgpack.encode(message(places)), decode)
+            call = kernels.preparers[Launch](template)
+            assert call is not None
+            call(addresses)
+        else:
+            do[Launch](message(addresses))
         return launches.launched[-1]
 
     def pointer(value: int) -> bytes:

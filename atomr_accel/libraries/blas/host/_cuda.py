@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 
 from ...._dtypes import DTYPES
+from ....wire import PLACE
 from ...host._numbers import CUDA_TYPES, number_cell
 from ...wire._recent import Recent
 from ..wire._messages import Gemm, GemmEx, GemmList, ProductOptions
@@ -24,9 +25,10 @@ from ._fused import FusedGemm
 from ._prototypes import COMPUTE_TYPES, COMPUTES, GEMM_DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....host._templates import Template
 
 _LAUNCH_BOUND: Final = 1 << 26
 _SHALLOW: Final = 512
@@ -77,6 +79,7 @@ class CudaBlas:
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._handle: Final = Handle(context, stream)
+        self._context: Final = context
         self._pointer: Final = context.pointer
         self._products: Recent[tuple[Any, ...], _Product] = Recent(_MOST_PRODUCTS)
         self._fused: Final = FusedGemm(
@@ -90,6 +93,7 @@ class CudaBlas:
             **CudaRoutines(self._handle).handlers,
             **CudaFactorizations(self._handle).handlers,
         }
+        self.preparers: Final = {Gemm: self._prepare_gemm}
 
     @staticmethod
     def preload() -> None:
@@ -102,15 +106,19 @@ class CudaBlas:
         self._handle.close()
 
     def _gemm(self, message: Gemm) -> None:
+        m, n = message.m, message.n
+        if m and n and message.k:
+            self._run(self._product(message), message)
+        elif m and n:
+            c = self._pointer(message.c)
+            self._handle.scale(c, m * n, 1, message.dtype, message.beta)
+
+    def _product(self, message: Gemm) -> _Product:
+        """A product of matrices that are not empty."""
         key = _GEMM_KEY(message)
         product = self._products.get(key)
         if product is None:
             m, n, k, dtype = message.m, message.n, message.k, message.dtype
-            if not m or not n:
-                return
-            if not k:
-                self._handle.scale(self._pointer(message.c), m * n, 1, dtype, message.beta)
-                return
             handles = [self._handle.value]
             if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
                 handles.insert(0, self._handle.small)  # the other one where that does not do
@@ -121,7 +129,28 @@ class CudaBlas:
                 "cublasGemmEx_64", (m, n, k), options, _COMPUTED[dtype], steps, end, handles
             )
             self._products.keep(key, product)
-        self._run(product, message)
+        return product
+
+    def _prepare_gemm(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+        """What runs products that differ in addresses."""
+        message: Any = template.message
+        given = message.a, message.b, message.c
+        if not message.m or not message.n or not message.k or min(given) < PLACE:
+            return None
+        product = self._product(message)
+        a, b, c = (value ^ PLACE for value in given)
+        all_pointers, alpha, beta = self._context.pointers, message.alpha, message.beta
+
+        def run(addresses: Sequence[int]) -> None:
+            pointers = all_pointers(addresses)
+            product.a.value = pointers[a]
+            product.b.value = pointers[b]
+            product.c.value = pointers[c]
+            product.alpha.value = alpha
+            product.beta.value = beta
+            self._call(product)
+
+        return run
 
     def _gemm_strided(self, message: GemmEx) -> None:
         (m, n, k), batch, options = message.sizes, message.batch, message.options
@@ -185,6 +214,9 @@ class CudaBlas:
         product.c.value = pointer(message.c)
         product.alpha.value = message.alpha
         product.beta.value = message.beta
+        self._call(product)
+
+    def _call(self, product: _Product) -> None:
         status = 0
         for call in product.calls:
             status = call()

@@ -19,6 +19,7 @@ import msgspec
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
+from ....wire import PLACE
 from ...host._device_code import CudaSource
 from ...host._numbers import CUDA_TYPES, number_cell
 from ...host._vendor import VendorLibrary, array, undone_on_error
@@ -36,10 +37,11 @@ from ._prototypes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import ExitStack
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....host._templates import Template
     from ...host._cuda_kernels import Kernels
 
 _MOST_PLANS: Final = 512
@@ -143,6 +145,7 @@ class CudaBlasLt:
             Matmul: self._matmul,
             Tune: self._tune,
         }
+        self.preparers: Final = {Matmul: self._prepare_matmul}
 
     @staticmethod
     def preload() -> None:
@@ -174,6 +177,48 @@ class CudaBlasLt:
         status = self._launch(plan, message, algorithm)
         if status:
             raise self._error("cublasLtMatmul", status)
+
+    def _prepare_matmul(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+        """What runs products that differ in addresses."""
+        message: Any = template.message
+        spec, plan = message.spec, self._plan(message.spec)
+        if plan.empty or message.zeros or message.packed_a or not message.algorithm:
+            return None
+        cells, plans = plan.cells, self._plans
+        c = message.c or (message.d if plan.c_may_be_d else 0)
+        fields = message.a, message.b, c, message.d, message.workspace
+        given = [*zip(cells[: len(fields)], fields, strict=True)]
+        attributes = [(each, getattr(message, each.field)) for each in plan.places]
+        if any(0 < value < PLACE for _, value in (*given, *attributes)):
+            return None
+        moving = [(cell, value ^ PLACE) for cell, value in given if value]
+        absent = [cell for cell, value in given if not value]
+        places = [(each, value ^ PLACE) for each, value in attributes if value]
+        key = message.algorithm, message.workspace_bytes
+        call = plan.calls.get(key) or plan.calls.keep(key, self._prepare_call(plan, *key))
+        all_pointers, alpha, beta = self._context.pointers, message.alpha, message.beta
+
+        def run(addresses: Sequence[int]) -> None:
+            if plans.get(spec) is not plan:  # it had to make room for others
+                filled: Any = template.filled(addresses)
+                self._matmul(filled)
+                return
+            pointers = all_pointers(addresses)
+            for place, at in places:
+                pointer = pointers[at] + place.offset
+                if pointer != place.known:
+                    self._place(place, pointer)
+            for cell, at in moving:
+                cell.value = pointers[at]
+            for cell in absent:
+                cell.value = None
+            cells.alpha.value = alpha
+            cells.beta.value = beta
+            status = call()
+            if status:
+                raise self._error("cublasLtMatmul", status)
+
+        return run
 
     def _tune(self, message: Tune) -> int:
         product = message.product

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary, finalize
 
 from ....backends.cuda.host._driver import check, driver
+from ....wire import PLACE
 from ...host._cuda_kernels import preload_compiler
 from ...host._disk_cache import DiskCache
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
@@ -23,9 +24,10 @@ from ._timing import milliseconds
 from .fallback._fallback import Own, computes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....host._templates import Template
     from ._plans import Plan
 
 _STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
@@ -100,6 +102,7 @@ class CudaDnn:
             **CudaRoutines(self._descriptors, context.pointer).handlers,
             **self._rnn.handlers,
         }
+        self.preparers: Final = {RunGraph: self._prepare_run}
 
     @staticmethod
     def preload() -> None:
@@ -128,6 +131,29 @@ class CudaDnn:
             run = plan.runs[self] = PlanRun(plan, self._handle, self._own)
         workspace = self._workspace(plan, message) if plan.workspace else 0
         run(self._pointers(message.addresses), message.scalars, workspace)
+
+    def _prepare_run(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+        """What runs a graph on buffers that differ in addresses."""
+        message: Any = template.message
+        if any(value < PLACE for value in message.addresses) or 0 < message.workspace < PLACE:
+            return None
+        graph, tuned, scalars = message.graph, message.tuned, message.scalars
+        places = [value ^ PLACE for value in message.addresses]
+        workspace_at = message.workspace ^ PLACE
+
+        def execute(addresses: Sequence[int]) -> None:
+            plan, _ = self._store.find(graph, self._handle, tuned=tuned)
+            run = plan.runs.get(self)
+            if run is None:
+                run = plan.runs[self] = PlanRun(plan, self._handle, self._own)
+            pointers = self._pointers(addresses)
+            workspace = 0
+            if plan.workspace:
+                enough = message.workspace_bytes >= plan.workspace
+                workspace = pointers[workspace_at] if enough else self._scratch_of(plan.workspace)
+            run([pointers[place] for place in places], scalars, workspace)
+
+        return execute
 
     def _tune(self, message: TuneGraph) -> tuple[int, str]:
         run = message.run

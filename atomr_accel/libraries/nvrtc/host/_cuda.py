@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ....backends.cuda.host._driver import check, driver, failure
+from ....wire import PLACE
 from ...host._vendor import undone_on_error
 from ..wire._messages import Array, Compile, Launch, Load, Unload
 from ._compiler import Compiled, find_cubin, load_nvrtc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ....host._templates import Template
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
@@ -108,6 +112,7 @@ class CudaKernels:
         self._stream: Final = stream
         self._kernels: dict[int, _Kernel] = {}
         self.handlers: Final = {Load: self._load, Unload: self._unload, Launch: self._launch}
+        self.preparers: Final = {Launch: self._prepare_launch}
 
     def on(self, stream: CudaStream) -> CudaKernels:
         """The same kernels, on a further stream of the lane."""
@@ -138,16 +143,43 @@ class CudaKernels:
             check("cuModuleUnload", driver.cuModuleUnload(loaded.module))
 
     def _launch(self, message: Launch) -> None:
-        kernel, pointer = self._kernels[message.kernel], self._context.pointer
+        pointer = self._context.pointer
         values: list[Any] = []
-        sizes: list[int] = []
         for argument in message.arguments:
             if isinstance(argument, Array):
                 values.append(pointer(argument.address))
-                sizes.append(_ARRAY)
             else:
                 values.append(argument.data)
-                sizes.append(len(argument.data))
+        self._start(message, values, _sizes(message))
+
+    def _prepare_launch(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+        """What launches on buffers that differ in addresses."""
+        message: Any = template.message
+        sizes = _sizes(message)
+        fixed: list[Any] = []
+        places: list[tuple[int, int]] = []
+        for at, argument in enumerate(message.arguments):
+            if isinstance(argument, Array):
+                if argument.address < PLACE:
+                    return None
+                places.append((at, argument.address ^ PLACE))
+                fixed.append(0)
+            else:
+                fixed.append(argument.data)
+        all_pointers = self._context.pointers
+
+        def launch(addresses: Sequence[int]) -> None:
+            pointers = all_pointers(addresses)
+            values = [*fixed]
+            for at, place in places:
+                values[at] = pointers[place]
+            self._start(message, values, sizes)
+
+        return launch
+
+    def _start(self, message: Launch, values: list[Any], sizes: list[int]) -> None:
+        """Launch with these arguments, pointers and bytes of so many bytes each."""
+        kernel = self._kernels[message.kernel]
         layout = kernel.layout
         if layout is None or layout.sizes != sizes:
             layout = kernel.layout = _Layout(sizes)
@@ -170,3 +202,11 @@ class CudaKernels:
         )
         if status:
             raise failure("cuLaunchKernel", status)
+
+
+def _sizes(message: Launch) -> list[int]:
+    """How many bytes each argument takes."""
+    return [
+        _ARRAY if isinstance(argument, Array) else len(argument.data)
+        for argument in message.arguments
+    ]

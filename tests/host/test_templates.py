@@ -1,0 +1,127 @@
+"""Templates of messages: filled in they are the messages they were made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atomr_accel.host._templates import Template, Templates, place_of
+from atomr_accel.wire import (
+    MOST_TEMPLATES,
+    PLACE,
+    CallByTemplate,
+    CallWithTemplate,
+    Message,
+    ProtocolViolation,
+    encoder,
+)
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a message."""
+
+    address: int
+    size: int
+
+
+class Whole(Message, frozen=True):
+    """A message with addresses anywhere."""
+
+    first: int
+    text: str
+    some: tuple[int, ...]
+    parts: list[Part]
+    by_name: dict[str, int]
+    data: bytes
+
+
+decode = msgspec.msgpack.Decoder(Whole).decode
+numbers = st.integers(0, 2**62 - 1)
+wholes = st.builds(
+    Whole,
+    numbers,
+    st.text(max_size=5),
+    st.lists(numbers, max_size=4).map(tuple),
+    st.lists(st.builds(Part, numbers, numbers), max_size=3),
+    st.dictionaries(st.text(max_size=3), numbers, max_size=2),
+    st.binary(max_size=20),
+)
+
+
+def with_places(message: Whole, chosen: list[bool]) -> tuple[Whole, tuple[int, ...]]:
+    """A message with places for those of its numbers that are chosen, and these."""
+    addresses: list[int] = []
+
+    def number(value: int) -> int:
+        if not chosen or not chosen[len(addresses) % len(chosen)]:
+            return value
+        addresses.append(value)
+        return PLACE | (len(addresses) - 1)
+
+    made = Whole(
+        number(message.first),
+        message.text,
+        tuple([number(each) for each in message.some]),
+        [Part(number(each.address), each.size) for each in message.parts],
+        {name: number(value) for name, value in message.by_name.items()},
+        message.data,
+    )
+    return made, tuple(addresses)
+
+
+@given(message=wholes, chosen=st.lists(st.booleans(), max_size=3))
+def test_filled_in_it_is_the_message(message: Whole, chosen: list[bool]) -> None:
+    made, addresses = with_places(message, chosen)
+    template = Template(encoder.encode(made), decode)
+    assert template.kind is Whole
+    assert template.count == len(addresses)
+    assert template.filled(addresses) == message
+    assert place_of(message.first) is None
+    if addresses:
+        assert template.filled([0] * len(addresses)) != message or not any(addresses)
+
+
+def whole(first: int, *some: int, data: bytes = b"") -> bytes:
+    return encoder.encode(Whole(first, "", some, [], {}, data))
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"\xc1",
+        encoder.encode(["Other"]),
+        whole(PLACE, PLACE),
+        whole(PLACE | 1),
+        whole(PLACE | 1, PLACE),
+        whole(PLACE, data=b"\xcf" + PLACE.to_bytes(8, "big")),
+    ],
+)
+def test_what_no_program_sends_is_refused(encoded: bytes) -> None:
+    with pytest.raises(ProtocolViolation, match="a template"):
+        Template(encoded, decode)
+
+
+def test_calls_name_what_is_there() -> None:
+    templates = Templates(decode)
+
+    def bring(number: int, encoded: bytes, *addresses: int) -> Any:
+        request = CallWithTemplate(number, msgspec.Raw(encoded), addresses)
+        return templates.add(request), templates.find(request)
+
+    former, one = bring(7, whole(PLACE, 5), 9)
+    assert former is None
+    assert one.filled((9,)) == Whole(9, "", (5,), [], {}, b"")
+    assert templates.find(CallByTemplate(7, (1,))) is one
+    former, other = bring(7, whole(PLACE, PLACE | 1), 1, 2)
+    assert former is one
+    assert templates.find(CallByTemplate(7, (1, 2))) is other
+    for number, addresses in ((7, (1,)), (8, (1, 2)), (-1, ())):
+        with pytest.raises(ProtocolViolation, match="no template"):
+            templates.find(CallByTemplate(number, addresses))
+    for number in (-1, MOST_TEMPLATES):
+        with pytest.raises(ProtocolViolation, match="has the number"):
+            bring(number, whole(0))
