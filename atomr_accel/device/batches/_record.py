@@ -105,8 +105,9 @@ class Recording(Collector):
     """Collects ops inside ``async with device.record() as program:``, to be replayed.
 
     Recording executes nothing: the refs that calls return have content once the program
-    was replayed, and are refused with a ``RuntimeError`` before. ``replay`` may use other buffers in the place of those it was recorded
-    with. A program owns the buffers it has made; they stay valid for as long as it does.
+    was replayed, and are refused with a ``RuntimeError`` before. ``replay`` may use other
+    buffers in the place of those it was recorded with. A program owns the buffers it has
+    made; they stay valid for as long as it does.
 
     After a rebuild a program makes itself anew, with the same refs for its results, if
     the buffers it reads are sealed or replaced; otherwise ``replay`` raises
