@@ -294,9 +294,9 @@ async def test_what_a_recorded_call_refuses_it_names(device: Device) -> None:
         elsewhere = await another.zeros(4, np.float32)
         for wrong, error in ((freed, GpuRefStale), (elsewhere, ValueError), (3, TypeError)):
             with pytest.raises(error, match=r"argument 0 \('.*'\)"):
-                recorded.launch(kernel, 1, 4, wrong, 1.0)  # type: ignore[arg-type]
+                recorded.launch(kernel, 1, 4, wrong, 1.0)
             with pytest.raises(error, match=r"^x "):
-                recorded.dnn.relu(wrong)
+                recorded.dnn.relu(wrong)  # type: ignore[arg-type]
             with pytest.raises(error, match=r"^flag "), recorded.when(wrong):  # type: ignore[arg-type]
                 pass
     with pytest.raises(GpuRefStale, match="input 1 of record was freed"):
