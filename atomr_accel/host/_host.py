@@ -43,8 +43,14 @@ from ..wire import (
     encoder,
 )
 from ..wire._channel import ProtocolError, close_all, receive, send
-from ..wire._lookup import find_class
-from ..wire._messages import BRING_DESCRIPTOR, MODULE_NAME, MOST_MODULES, Done, pack_exception
+from ..wire._messages import (
+    BRING_DESCRIPTOR,
+    MODULE_NAME,
+    MOST_MODULES,
+    Done,
+    find_class,
+    pack_exception,
+)
 from ..wire._threads import start
 from ._lane import Lane, StreamSlot
 from ._launcher import Launcher

@@ -35,7 +35,7 @@ from ...wire._interop import (
     device_type,
     lend,
 )
-from ...wire._lookup import find_class
+from ...wire._messages import find_class
 from .._context import MEMORY_LANE
 from ..data._transfer import as_host_array, in_worker
 
