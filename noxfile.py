@@ -94,6 +94,18 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def full(session: nox.Session) -> None:
+    """Run the tests that are slow in full: every step, line and example; ``full -k ctrl_c``.
+
+    Some of these the session ``tests`` takes by a sample: every fourth line, fewer examples.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
+    pytest = ("-m", "pytest", "-m", "slow and not headers", "-n", "auto", "--dist", "worksteal")
+    env = {"ATOMR_TEST_BACKEND": "cpu", "ATOMR_TEST_FULL": "1"}
+    _python(session, *pytest, *session.posargs, env=env)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Run the same tests in one process; fail if their branch coverage is below the floor.
 

@@ -7,6 +7,7 @@
     ├── ContextPoisoned          a fault, or the death of its host, took a context down
     │   └── KernelHung           an op outlived its deadline and its host was killed
     ├── GpuRefStale              the buffer is of an older generation, or was freed
+    ├── EventStale               the event's point is of an older generation (also a RuntimeError)
     ├── GpuRefSealed             a write to a sealed buffer (also a ValueError)
     ├── OutOfMemory              no device memory left for a request
     ├── LibraryError             a vendor library refused a call
@@ -104,6 +105,10 @@ class GpuRefStale(AccelError):
 
     Sealed buffers survive their generation and raise this only once freed.
     """
+
+
+class EventStale(AccelError, RuntimeError):
+    """The point that an event marks is gone: its generation ended. Record it again."""
 
 
 class GpuRefSealed(AccelError, ValueError):

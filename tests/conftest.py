@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from importlib.metadata import entry_points
@@ -64,6 +65,12 @@ def pytest_report_header() -> str:
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """What is chosen while a module is imported follows from the module's name."""
     seeds.begin(collector.nodeid)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: collections of garbage, of which tests make many, pass it over."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -56,6 +56,9 @@ ON_CUDA: Final = BACKEND == "cuda"
 SECONDS: Final = 120 if ON_CUDA else 30
 """Nothing here takes nearly as long: what does hangs."""
 
+FULL: Final = "ATOMR_TEST_FULL" in os.environ
+"""Whether what is long by nature is done in full, as in the session ``full``."""
+
 AT_ONCE: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
 cpu_only: Final = pytest.mark.skipif(ON_CUDA, reason="of the CPU backend")
@@ -68,6 +71,14 @@ SECOND: Final = int(os.environ.get("ATOMR_TEST_SECOND", "0"))
 def opened(index: int = 0, **options: Any) -> AbstractAsyncContextManager[Device]:
     """Open the device under test; restarts wait for nothing."""
     return open_device(index, **{"backend": BACKEND, "backoff": AT_ONCE, **options})
+
+
+def sized(quick: T, full: T) -> T:
+    """How much of something that is long by nature: some of it, or in the session ``full`` all.
+
+    A test that asks is marked ``slow``, or that session would leave it out.
+    """
+    return full if FULL else quick
 
 
 def program(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:

@@ -232,6 +232,16 @@ async def test_a_host_loads_its_own_half_only() -> None:
     assert {name for name in ours if part_of(name) in programs or "_facade" in name} == set()
 
 
+@program
+async def test_a_host_loads_scipy_for_what_needs_it_only() -> None:
+    """That takes as long as all else that it imports."""
+    async with open_device(0, backend="cpu", isolation="process") as device:
+        x = await device.put(np.ones(3, np.float32))
+        for op, needs in ((device.dnn.relu, False), (device.dnn.gelu, True)):
+            await op(x)
+            assert await device.run(eval, "'scipy' in __import__('sys').modules") == needs
+
+
 def run(program: str) -> str:
     """What a program prints in a process of its own."""
     command = [sys.executable, "-c", program]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
+from .._errors import EventStale
 from ..lanes import uninterrupted
 from ..wire import Elapsed, ForgetEvent, RecordEvent
 from ._context import MEMORY_LANE
@@ -91,14 +92,20 @@ class Event:
             Milliseconds.
 
         Raises:
-            RuntimeError: one of them is not recorded, or its generation is over.
+            RuntimeError: one of them is not recorded.
+            EventStale: the generation in which one was recorded is over.
+            ContextPoisoned: the device failed before one of them.
         """
-        await self.wait()
-        await end.wait()
-        both = [event._kept for event in (self, end) if event._kept is not None]
-        if any(kept.epoch is not self._core.memory.epoch for kept in both):
-            raise RuntimeError("an event does not outlive its generation; record it again")
-        port = self._core.ports[MEMORY_LANE]
+        port = None
+        while port is None:
+            await self.wait()
+            await end.wait()
+            both = [event._kept for event in (self, end) if event._kept is not None]
+            if any(kept.epoch is not self._core.memory.epoch for kept in both):
+                raise EventStale("an event does not outlive its generation; record it again")
+            port = self._core.ports.get(MEMORY_LANE)
+            if port is None:  # the device has failed, and the next generation has not begun
+                await self._core.ready()
         message = Elapsed(self._number, end._number)
         op = self._core.submit(port, "event.elapsed", message, both)
         milliseconds: float = await op.wait()

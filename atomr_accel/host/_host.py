@@ -16,12 +16,10 @@ import signal
 import socket
 import sys
 import threading
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import msgspec
 
-from .._errors import AccelError, Unsupported
 from ..wire import (
     AskFree,
     ControlRequest,
@@ -45,7 +43,14 @@ from ..wire import (
     encoder,
 )
 from ..wire._channel import ProtocolError, close_all, receive, send
-from ..wire._messages import BRING_DESCRIPTOR, MODULE_NAME, MOST_MODULES, Done, pack_exception
+from ..wire._messages import (
+    BRING_DESCRIPTOR,
+    MODULE_NAME,
+    MOST_MODULES,
+    Done,
+    find_class,
+    pack_exception,
+)
 from ..wire._threads import start
 from ._lane import Lane, StreamSlot
 from ._launcher import Launcher
@@ -147,13 +152,13 @@ class Host:
         match request:
             case Open():
                 self._plan = request.plan
-                context = _named("the backend's context", request.backend)
+                context = find_class("the backend's context", request.backend)
                 self._context = context(request.index, request.plan)
                 self._context.map_pinned(0, brought[0], request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
-                    preload = getattr(_named("an executor", reference), "preload", None)
+                    preload = getattr(find_class("an executor", reference), "preload", None)
                     if preload is not None:
                         preload()
             case Import():
@@ -212,7 +217,7 @@ class Host:
             if slots and hasattr(slots[0].executor, "on"):
                 executor = slots[0].executor.on(stream)
             else:
-                kind = _named(f"the executor of lane {request.name}", request.executor)
+                kind = find_class(f"the executor of lane {request.name}", request.executor)
                 executor = kind(self._context, stream)
             fuse = not self._plan.deterministic
             shared = number if shares else None
@@ -263,26 +268,6 @@ class Host:
         done.wait()
         if failed:
             raise failed[0]
-
-
-def _named(what: str, reference: str) -> Any:
-    """The class that a backend or a library names as ``module:class``.
-
-    Raises:
-        Unsupported: it is not there.
-    """
-    try:
-        found = resolve_name(reference)
-        if not callable(found):
-            raise TypeError(f"it is a {type(found).__name__}, not a class")
-    except (AccelError, OSError, MemoryError):
-        raise  # says itself what is missing, or may be had the next time
-    except Exception as error:
-        raise Unsupported(
-            f"{what}, {reference!r}, cannot be loaded in the host: {type(error).__name__}: "
-            f"{error}; reinstall or update the package that names it"
-        ) from error
-    return found
 
 
 @final

@@ -48,6 +48,11 @@ def require_made_on(made: object, device: Home) -> None:
             "make, and programs call, are generators, kernels, plans and the like"
         )
     facade: Facade = made  # type: ignore[type-arg, assignment]
+    if hasattr(made, "_share_libraries"):
+        raise TypeError(
+            f"{made!r} is what has libraries, not what one of them has made; those are generators, "
+            "kernels, plans and the like"
+        )
     if home.memory is not device.memory:
         raise TypeError(
             f"{made!r} was not made by a library of {device.memory.device}, but by one of "

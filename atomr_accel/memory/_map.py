@@ -183,6 +183,10 @@ class MemoryMap:
         """Whether blocks of ``epoch`` may be used."""
         return epoch is self.epoch or epoch is self.sealed_epoch
 
+    def awaits(self, epoch: Epoch) -> bool:
+        """Whether blocks of ``epoch`` may be used once they have content."""
+        return epoch.lacking != "" and epoch.generation == self.generation and self.over is None
+
     def allocate(self, nbytes: int, *, sealed: bool = False) -> Block | None:
         """A block for ``nbytes``, or None when no slab has the room.
 

@@ -25,12 +25,18 @@ class Epoch:
     A block is usable while its epoch is the device's present one, or its epoch of
     sealed memory. Identity of one object answers three questions at once: is it this
     device, is it this generation, is it not freed.
+
+    Attributes:
+        generation: its number.
+        lacking: of an epoch that never is the present one, for blocks that have memory but no
+            content yet: what has to come first.
     """
 
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "lacking")
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, generation: int, lacking: str = "") -> None:
         self.generation: Final = generation
+        self.lacking: Final = lacking
 
 
 class Block(msgspec.Struct, eq=False, weakref=True):
@@ -259,7 +265,9 @@ class GpuRef(msgspec.Struct, eq=False, weakref=True):
     def is_stale(self) -> bool:
         """Whether the content is gone: a rebuild came between, or it was freed."""
         block = self._block
-        return block.epoch is None or not block.memory.current(block.epoch)
+        return block.epoch is None or not (
+            block.memory.current(block.epoch) or block.memory.awaits(block.epoch)
+        )
 
     def __getitem__(self, key: Key) -> GpuRef:
         """A view of a part, as NumPy's basic indexing gives it.
@@ -384,6 +392,8 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
         )
     if block.epoch is None:
         return GpuRefStale(f"{name} was freed: {ref!r}")
+    if memory.awaits(block.epoch):
+        return RuntimeError(f"{name} has no content yet: {block.epoch.lacking}")
     if memory.over is not None:
         why = f"{name} is gone: {memory.device} {memory.over}"
         return DeviceLost(why) if block.sealed else GpuRefStale(why)

@@ -53,6 +53,7 @@ from atomr_accel.actors._supervision import (
     Wake,
 )
 
+from ..harness import sized
 from .supervisions import (
     FAULTS,
     NAMES,
@@ -66,7 +67,7 @@ from .supervisions import (
 )
 
 QUICK = settings(
-    max_examples=500,
+    max_examples=sized(150, 500),
     stateful_step_count=12,
     deadline=None,
     derandomize=True,
@@ -558,7 +559,8 @@ class Runtime:
         return ChildSpec(spec.name, run, spec.restart, spec.grace, spec.significant)
 
 
-@settings(QUICK, max_examples=200)
+@pytest.mark.slow
+@settings(QUICK, max_examples=sized(80, 200))
 @given(supervision=SUPERVISIONS, first=st.lists(specs(), min_size=1, max_size=4), steps=STEPS)
 def test_the_runtime_does_what_the_machine_decides(
     supervision: Supervision, first: list[ChildSpec], steps: list[tuple[str, Any, Any, Script]]

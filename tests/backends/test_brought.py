@@ -15,6 +15,7 @@ import pytest
 from atomr_accel import AccelError, DeviceUnavailable, Unsupported, open_device
 from atomr_accel.backends import Backend, Capabilities
 from atomr_accel.backends._registry import BUILT_IN, GROUP, find_backend
+from atomr_accel.device.interop._exports import _View
 from atomr_accel.libraries._library import LaneSpec
 
 from ..harness import ROOT
@@ -128,11 +129,19 @@ async def test_what_a_backend_names_and_is_not_there_is_said(
         with pytest.raises(AccelError, match=rf"{kind}.*'{reference}', cannot be loaded.*{why}"):
             async with open_device(0, backend="abacus", isolation=isolation):
                 raise AssertionError("opened")
-    brings(executors={"blas": reference})
+    brings(executors={**abacus.BACKEND.executors, "blas": reference})
     async with open_device(0, backend="abacus", isolation=isolation) as device:
         ref = await device.put(np.eye(2))
         with pytest.raises(Unsupported, match=rf"blas.*'{reference}', cannot be loaded.*{why}"):
             await device.blas.gemm(ref, ref)
+        async with device.record() as program:
+            program.blas.gemm(ref, ref)
+        said = rf"recorded call, '{reference}', cannot be loaded in the host.*{why}.*reinstall"
+        with pytest.raises(Unsupported, match=said):
+            await program.replay()
+    said = rf"context, '{reference}', cannot be loaded in this program.*{why}.*reinstall"
+    with pytest.raises(Unsupported, match=said):
+        _View(reference, 0).synchronize()
 
 
 def test_an_executor_is_found_by_backend_and_library() -> None:

@@ -245,6 +245,12 @@ async def test_buffers_that_cannot_be(device: Device) -> None:
         await device.full(2, "text")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cannot live in device memory"):
         await device.full(2, None)  # type: ignore[arg-type]
+    for nothing in (None, "text", object(), [1, None]):
+        kind = type(nothing).__name__
+        with pytest.raises(
+            TypeError, match=f"array must be an array of numbers.*not {kind}: dtype"
+        ):
+            await device.put(nothing)
 
 
 @pytest.mark.parametrize("shape", [True, np.True_, (2, False), 2.0, (2, 3.0), "3", None])

@@ -25,6 +25,7 @@ from atomr_accel.lanes import HostHandle, _spawn, start_host
 from atomr_accel.libraries._library import LaneSpec
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import OpenLane
+from tests import seeds
 from tests.harness import (
     AT_ONCE,
     cpu_only,
@@ -32,6 +33,7 @@ from tests.harness import (
     no_descriptors,
     opened,
     program,
+    sized,
 )
 
 if TYPE_CHECKING:
@@ -562,10 +564,10 @@ async def _cancelled_at(step: int, *, fault: bool, **options: Any) -> bool:
     ("isolation", "standby", "fault", "stride"),
     [
         ("thread", False, False, 1),
-        pytest.param("process", False, False, 3, marks=pytest.mark.slow),
-        pytest.param("process", True, False, 4, marks=pytest.mark.slow),
-        pytest.param("process", False, True, 17, marks=pytest.mark.slow),
-        pytest.param("process", True, True, 23, marks=pytest.mark.slow),
+        pytest.param("process", False, False, sized(8, 3), marks=pytest.mark.slow),
+        pytest.param("process", True, False, sized(10, 4), marks=pytest.mark.slow),
+        pytest.param("process", False, True, sized(40, 17), marks=pytest.mark.slow),
+        pytest.param("process", True, True, sized(55, 23), marks=pytest.mark.slow),
     ],
 )
 @program
@@ -575,7 +577,7 @@ async def test_cancelled_anywhere_it_leaves_nothing(
     async with opened(isolation=isolation):  # the thread that starts hosts stays
         pass
     before, threads = descriptors(), threading.active_count()
-    step = 1
+    step = 1 + seeds.draw() % stride
     while await _cancelled_at(step, fault=fault, isolation=isolation, standby=standby):
         assert descriptors() <= before, step
         assert threading.active_count() <= threads, step

@@ -15,7 +15,6 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -24,6 +23,7 @@ from atomr_accel.backends import _registry, cpu
 from atomr_accel.backends.cpu.host import _context
 from atomr_accel.host import _host
 from atomr_accel.host._protocol import Fusion
+from atomr_accel.wire._messages import find_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -222,15 +222,15 @@ DESCRIPTION: Final = replace(
 def backend() -> Iterator[World]:
     """Have the backend of this module, named ``BACKEND``; it needs thread isolation."""
 
-    def load_queued(reference: str) -> Any:
-        loaded: Any = resolve_name(reference)
+    def load_queued(what: str, reference: str) -> Any:
+        loaded: Any = find_class(what, reference)
         if loaded is Context:
             return loaded
         return lambda context, stream: Executor(loaded(context, stream), stream)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(_registry.BUILT_IN, BACKEND, f"{__name__}:DESCRIPTION")
-        patch.setattr(_host, "resolve_name", load_queued)
+        patch.setattr(_host, "find_class", load_queued)
         WORLD.append(World())
         try:
             yield WORLD[0]

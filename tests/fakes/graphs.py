@@ -11,7 +11,6 @@ import struct
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from atomr_accel.host import _host
 from atomr_accel.libraries.programs.host import _steps
+from atomr_accel.wire._messages import find_class
 
 from .driver import FakeDriver, installed
 
@@ -282,16 +282,16 @@ def graphs(driver_version: int = 13000) -> Iterator[Driver]:
         )
         return _cuda.CudaPrograms(cuda, stream)
 
-    def load_program(reference: str) -> Any:
-        return programs if reference == PROGRAMS else resolve_name(reference)
+    def load_program(what: str, reference: str) -> Any:
+        return programs if reference == PROGRAMS else find_class(what, reference)
 
-    def load_step(reference: str) -> Any:
+    def load_step(what: str, reference: str) -> Any:
         return lambda context, stream: Executor(
-            fake, stream, resolve_name(reference)(context.cpu, stream)
+            fake, stream, find_class(what, reference)(context.cpu, stream)
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_host, "resolve_name", load_program)
-        patch.setattr(_steps, "resolve_name", load_step)
+        patch.setattr(_host, "find_class", load_program)
+        patch.setattr(_steps, "find_class", load_step)
         with installed(fake):
             yield fake

@@ -21,7 +21,7 @@ from atomr_accel.libraries.blaslt.wire._layout import Layout
 from atomr_accel.libraries.host._numbers import Scalars
 from atomr_accel.libraries.wire._recent import Recent
 
-from ..harness import on_shared
+from ..harness import on_shared, sized
 from .conformance import dtype_of
 
 if TYPE_CHECKING:
@@ -111,8 +111,9 @@ ONE = st.tuples(
 PLAIN = {"flag": False, "dtype": None, "norm": None, "place": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
-@settings(max_examples=25)
+@settings(max_examples=sized(8, 25))
 @given(calls=st.lists(ONE, min_size=2, max_size=4))
 @example(calls=[("int8", 0, 0, 0, PLAIN), ("int8", 1, 0, 0, PLAIN), ("int8", 0, 1, 0, PLAIN)])
 @example(calls=[("float32", 0, 0, 4, PLAIN), ("float32", 0, 0, 4.0, PLAIN)])

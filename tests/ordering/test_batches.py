@@ -140,6 +140,16 @@ async def test_generators_and_plan_caches_in_a_batch(device: Device) -> None:
         assert repr(made).startswith("<Generator")
         with pytest.raises(TypeError, match="was not made by a library"):
             batch.using(np.random.default_rng(7))  # type: ignore[call-overload]
+        takers: list[Any] = [batch, device.requests]
+        for taker in takers:
+            for wrong in (device, batch):
+                with pytest.raises(TypeError, match="has libraries, not what one of them has made"):
+                    taker.using(wrong)
+            for library in (device.blas, batch.blas, device.requests.blas):
+                with pytest.raises(TypeError, match="blas is a library itself"):
+                    taker.using(library)
+        with pytest.raises(TypeError, match=r"launch takes a kernel.*not <Generator"):
+            batch.launch(mine, 1, 1)  # type: ignore[arg-type]
     device.fft.plan_limit = limit
     expected = device.rng.default_rng(7)
     first = await device.get(await expected.normal(size=8))

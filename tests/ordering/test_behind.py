@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atomr_accel.lanes import Op
 
 from ..fakes import behind
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened, program, sized
 from .programs import KINDS, Array, Run
 from .running import Delayed, compiled, programs
 
@@ -35,7 +35,7 @@ def late(request: pytest.FixtureRequest) -> Iterator[Delayed]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=sized(10, 25))
 @given(ops=programs(100))
 def test_ops_behave_as_if_run_one_after_the_other(
     late: Delayed, ops: list[tuple[str, int]]

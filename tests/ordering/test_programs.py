@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atomr_accel.lanes import Op
 from atomr_accel.testing import lane_delays
 
-from ..harness import opened, program
+from ..harness import opened, program, sized
 from .programs import KINDS, Run
 from .running import Delayed, compiled, programs
 
@@ -34,7 +34,7 @@ def delayed_process() -> Iterator[Delayed]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=sized(40, 100))
 @given(ops=programs())
 def test_ops_behave_as_if_run_one_after_the_other(
     delayed: Delayed, ops: list[tuple[str, int]]
@@ -43,7 +43,7 @@ def test_ops_behave_as_if_run_one_after_the_other(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=sized(15, 40))
 @given(ops=programs())
 def test_so_they_do_in_another_process(
     delayed_process: Delayed, ops: list[tuple[str, int]]
@@ -52,7 +52,7 @@ def test_so_they_do_in_another_process(
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@settings(max_examples=sized(6, 15))
 @given(ops=st.integers(1, 2).flatmap(lambda faults: programs(60, faults)))
 def test_so_they_do_when_contexts_fail(
     delayed_process: Delayed, ops: list[tuple[str, int]]

@@ -205,6 +205,105 @@ async def test_recording_beside_other_lanes(streams: str) -> None:
         assert [(await device.get(ref))[0] for ref in inputs] == [5] * 10
 
 
+@on_shared
+async def test_results_have_no_content_before_a_replay(device: Device) -> None:
+    x = await device.put(np.eye(2, dtype=np.float32))
+    async with device.record(x) as recorded:
+        y = recorded.blas.gemm(x, x)
+        scratch = recorded.empty(4, np.float32)
+    none = r"has no content yet.*await the recording's replay\(\) first"
+    assert not y.is_stale
+    for call in (
+        lambda: device.get(y),
+        lambda: device.get(y[1:]),
+        lambda: device.blas.gemm(x, y),
+        lambda: device.seal(y),
+        lambda: device.copy(y, x),
+        lambda: recorded.replay(y),
+    ):
+        with pytest.raises(RuntimeError, match=none):
+            await call()
+    async with device.batch() as batch:
+        with pytest.raises(RuntimeError, match="b " + none):
+            batch.blas.gemm(x, y)
+    await device.get(scratch)  # nothing in the program writes it
+    await recorded.replay()
+    assert np.array_equal(await device.get(y), np.eye(2))
+    await recorded.replay(y)
+    await device.free(y)
+    with pytest.raises(GpuRefStale, match="was freed"):
+        await device.get(y)
+
+
+@on_shared
+async def test_a_program_may_read_what_another_makes_before_that_was_replayed(
+    device: Device,
+) -> None:
+    a, b = [await device.put(np.full((2, 2), value, np.float32)) for value in (2, 3)]
+    flag = await device.put(np.ones(1, np.int32))
+    async with device.record(a) as inner:
+        made = inner.blas.gemm(a, a)
+        go = inner.copy(flag)
+    async with device.record(b) as reader:
+        product = reader.blas.gemm(made, b)
+    async with device.record(a) as outer:
+        outer.call(inner, a)
+        with outer.when(go):
+            summed = outer.blas.gemm(made, a)
+        outer.call(reader, made)
+    with pytest.raises(RuntimeError, match="has no content yet"):
+        await reader.replay()
+    await outer.replay(b)
+    found = [(await device.get(ref))[0, 0] for ref in (made, summed, product)]
+    assert found == [18, 108, 648]
+    await inner.replay()
+    await reader.replay()
+    assert [(await device.get(ref))[0, 0] for ref in (made, product)] == [8, 48]
+
+
+@on_shared
+async def test_a_replay_that_was_withdrawn_or_failed_gives_no_content(device: Device) -> None:
+    good, bad = await adder(device), await device.nvrtc.compile(ADD, "add", cpu=Unreadable())
+    x, cells = await device.put(np.eye(2, dtype=np.float32)), await device.zeros(4, np.float32)
+    for kernel in (good, bad):
+        async with device.record(x) as recorded:
+            y = recorded.blas.gemm(x, x)
+            shared = TOO_MUCH_SHARED if ON_CUDA and kernel is bad else 0
+            recorded.launch(kernel, 1, 4, cells, 1.0, shared=shared)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await recorded.replay()
+        with pytest.raises(RuntimeError, match="has no content yet"):
+            await device.get(y)
+        if kernel is good:
+            await recorded.replay()
+            await device.get(y)
+            continue
+        with pytest.raises(REFUSED):
+            await recorded.replay()
+        with pytest.raises(RuntimeError, match="has no content yet"):
+            await device.get(y)
+
+
+@on_shared
+async def test_what_a_recorded_call_refuses_it_names(device: Device) -> None:
+    kernel = await adder(device)
+    x, freed = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
+    await device.free(freed)
+    async with opened() as another, device.record(x) as recorded:
+        elsewhere = await another.zeros(4, np.float32)
+        for wrong, error in ((freed, GpuRefStale), (elsewhere, ValueError), (3, TypeError)):
+            with pytest.raises(error, match=r"argument 0 \('.*'\)"):
+                recorded.launch(kernel, 1, 4, wrong, 1.0)
+            with pytest.raises(error, match=r"^x "):
+                recorded.dnn.relu(wrong)  # type: ignore[arg-type]
+            with pytest.raises(error, match=r"^flag "), recorded.when(wrong):  # type: ignore[arg-type]
+                pass
+    with pytest.raises(GpuRefStale, match="input 1 of record was freed"):
+        async with device.record(x, freed):
+            pass
+
+
 # --- errors --------------------------------------------------------------------------------
 
 

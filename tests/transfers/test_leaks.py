@@ -1,6 +1,6 @@
 """Cycles and deaths by the thousand: everything ends where it began.
 
-The full numbers take minutes, so they run where ``ATOMR_TEST_FULL`` is set, on either backend.
+The full numbers take minutes, so they run in the session ``full``, on either backend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import trio
 from atomr_accel.device.data._transfer import in_worker
 from atomr_accel.testing import kill_host
 
-from ..harness import ON_CUDA, SECONDS, descriptors, opened, program, same_bits, settled
+from ..harness import FULL, ON_CUDA, SECONDS, descriptors, opened, program, same_bits, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
 
-FULL: Final = [
+IN_FULL: Final = [
     pytest.mark.slow,
-    pytest.mark.skipif("ATOMR_TEST_FULL" not in os.environ, reason="set ATOMR_TEST_FULL=1"),
+    pytest.mark.skipif(not FULL, reason="of the session full"),
 ]
 
 MIB: Final = 1 << 20
@@ -146,7 +146,7 @@ async def cycle(device: Device, times: int) -> None:
             await device.free(ref)
 
 
-@pytest.mark.parametrize("times", [400, pytest.param(10_000, marks=FULL)])
+@pytest.mark.parametrize("times", [400, pytest.param(10_000, marks=IN_FULL)])
 @program
 async def test_cycles_of_put_get_and_free_leave_nothing(isolation: Isolation, times: int) -> None:
     async with opened(isolation=isolation) as device:
@@ -156,7 +156,7 @@ async def test_cycles_of_put_get_and_free_leave_nothing(isolation: Isolation, ti
         (await Census.of(device)).assert_kept(before, times)
 
 
-@pytest.mark.parametrize("times", [8, pytest.param(200, marks=FULL)])
+@pytest.mark.parametrize("times", [8, pytest.param(200, marks=IN_FULL)])
 def test_deaths_of_hosts_leave_nothing(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is logged is kept by pytest, with each fault and its traceback.
     monkeypatch.setattr(logging.getLogger("atomr_accel.actors"), "disabled", True)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.wire._channel import (
@@ -25,7 +25,7 @@ from atomr_accel.wire._channel import (
     receive,
     send,
 )
-from tests.harness import descriptors, no_descriptors
+from tests.harness import descriptors, no_descriptors, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,8 @@ def head(nbytes: int, fds: int) -> bytes:
     return struct.pack("<II", nbytes, fds)
 
 
+@pytest.mark.slow
+@settings(max_examples=sized(30, 100))
 @given(
     messages=st.lists(st.tuples(st.binary(max_size=300_000), st.integers(0, 3)), max_size=4),
     room=st.sampled_from([2304, 8192, 200_000]),

@@ -10,7 +10,7 @@ from ...libraries._op import Collected
 from ...libraries._origin import require_made_on
 from ...libraries._request import Driver, Preparing, Request
 from ...libraries._table import NAMES
-from ...libraries.nvrtc._facade import launching
+from ...libraries.nvrtc._facade import Kernel, launching
 from .._proxy import Proxy
 from ..data._arrays import Arrays, copying
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...libraries._workspaces import Workspaces, WorkspaceSet
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
-    from ...libraries.nvrtc._facade import Argument, Dim, Kernel
+    from ...libraries.nvrtc._facade import Argument, Dim
     from ...libraries.rng._generator import Generator
     from ...memory import Block, GpuRef
     from ...wire import Message
@@ -184,4 +184,6 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     ) -> None:
         """``kernel.launch`` as part of this program; arguments and errors are those there."""
         require_made_on(kernel, self._core)
+        if not isinstance(kernel, Kernel):
+            raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {kernel!r}")
         self.collect(launching, kernel, (grid, block, *args), {"shared": shared})

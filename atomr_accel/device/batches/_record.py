@@ -24,7 +24,7 @@ from ...libraries.programs.wire._messages import (
     Section,
     Step,
 )
-from ...memory import Block, GpuRef, LateAddress, part_of, sealed_error
+from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error
 from ...wire import encode
 from ._collector import Collector
 
@@ -80,13 +80,34 @@ class _Choice:
 
 
 @final
+class _Life:
+    """A program in one generation.
+
+    Attributes:
+        awaited: the epoch of its results until they have content.
+        replays: how many were begun and have not failed.
+    """
+
+    __slots__ = ("awaited", "replays")
+
+    def __init__(self, generation: int) -> None:
+        self.awaited: Final = Epoch(
+            generation,
+            "it is a result of a recording, which executes nothing; await the recording's "
+            "replay() first",
+        )
+        self.replays = 0
+
+
+@final
 @uninterrupted
 class Recording(Collector):
     """Collects ops inside ``async with device.record() as program:``, to be replayed.
 
     Recording executes nothing: the refs that calls return have content once the program
-    was replayed. ``replay`` may use other buffers in the place of those it was recorded
-    with. A program owns the buffers it has made; they stay valid for as long as it does.
+    was replayed, and are refused with a ``RuntimeError`` before. ``replay`` may use other
+    buffers in the place of those it was recorded with. A program owns the buffers it has
+    made; they stay valid for as long as it does.
 
     After a rebuild a program makes itself anew, with the same refs for its results, if
     the buffers it reads are sealed or replaced; otherwise ``replay`` raises
@@ -111,6 +132,7 @@ class Recording(Collector):
         self._particular = False  # whether anything was checked that depends on where it begins
         self._made: dict[Block, int] = {}
         self._provided = 0
+        self._life = _Life(0)
         self._written: set[Block] = set()
         self._sent: tuple[Any, ...] | None = None
         self._recorded: Op | None = None
@@ -126,7 +148,9 @@ class Recording(Collector):
         await self._core.ready()
         self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self._core.lanes.items()}
         self._open = self._entered = True
-        for ref in self._inputs:
+        for at, ref in enumerate(self._inputs):
+            if not self._takes(ref):
+                raise ref_error(ref, self.memory, f"input {at} of record")
             self.take(ref)
         return self
 
@@ -177,10 +201,13 @@ class Recording(Collector):
         return super().perform(request)
 
     def take(self, argument: Any) -> Any:
-        """A ref as the program knows it: a placeholder, whose address is looked up late."""
+        """A ref as the program knows it: a placeholder, whose address is looked up late.
+
+        What the program cannot use it leaves as it is: the call refuses that, by its name there.
+        """
         if isinstance(argument, (list, tuple)):
             return type(argument)(self.take(item) for item in argument)
-        if not isinstance(argument, GpuRef) or argument._block in self._made:
+        if not self._takes(argument) or argument._block in self._made:
             return argument
         placeholder = self._placeholders.get(argument)
         if placeholder is None:
@@ -190,12 +217,21 @@ class Recording(Collector):
             self._placeholders[argument] = placeholder
         return placeholder
 
+    def _takes(self, ref: object) -> bool:
+        """Whether a program can be recorded with a buffer: perhaps one that another one makes."""
+        if not isinstance(ref, GpuRef):
+            return False
+        block, memory = ref._block, self.memory
+        epoch = block.epoch
+        if epoch is None or block.memory is not memory:
+            return False
+        return memory.current(epoch) or memory.awaits(epoch)
+
     def _view(self, argument: GpuRef) -> GpuRef | None:
         """The placeholder of a view of something that is taken: the same part of its placeholder.
 
         So what replaces an input on replay also replaces its views.
         """
-        require_readable(argument, self.memory, "argument")
         for stand_in in self._stand_ins.get(argument._block.base, ()):
             start = _start(argument, self._bound[stand_in])
             if start is not None:
@@ -205,7 +241,9 @@ class Recording(Collector):
 
     def _stand_in(self, argument: GpuRef) -> GpuRef:
         block, stand_in = argument._block, self.memory.promise()
-        stand_in.sealed, stand_in.epoch = block.sealed, block.epoch
+        stand_in.sealed = block.sealed
+        if block.epoch is not None and self.memory.current(block.epoch):
+            stand_in.epoch = block.epoch  # else it has content when this program is replayed
         # A placeholder begins as far from where whole buffers may begin as what it stands for
         # does, so that calls find the same alignment.
         pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
@@ -303,8 +341,8 @@ class Recording(Collector):
     def _choose(self, kind: Kind, flag: GpuRef) -> Iterator[None]:
         self._check_open()
         check = require_readable if kind == "when" else require_writable
-        check(flag, self.memory, "flag")
         flag = self.take(flag)
+        check(flag, self.memory, "flag")
         if flag.dtype.kind not in "biu":
             raise TypeError(f"a flag must be a bool or an integer, not {flag.dtype.name}")
         if flag.size != 1:
@@ -398,6 +436,7 @@ class Recording(Collector):
             TypeError: a buffer of another dtype.
             GpuRefStale: a buffer whose generation is over.
             GpuRefSealed: a sealed buffer in the place of one that is written.
+            RuntimeError: a buffer that another recording makes, which was not replayed.
             Unsupported: a flag decides on a part of it, which the driver cannot do.
         """
         self._check_entered()
@@ -416,13 +455,15 @@ class Recording(Collector):
             ):
                 break
         # From here on nothing is awaited until both ops are submitted.
+        called = {block for part in self._called for block in part._made}
         reads: list[Block] = []
         writes: list[Block] = []
         addresses: list[Any] = []
         for stand_in, ref in bound.items():
-            written = stand_in in self._written
-            check = require_writable if written else require_readable
-            block = check(ref, self.memory, "a buffer of the program")
+            written, block = stand_in in self._written, ref._block
+            if block not in called:  # what a part makes has content when it comes there
+                check = require_writable if written else require_readable
+                check(ref, self.memory, "a buffer of the program")
             (writes if written else reads).append(block)
             addresses.append(block.address)
         for part in parts:
@@ -439,14 +480,17 @@ class Recording(Collector):
             self._sent = binding
         record_op = self._recorded
         assert record_op is not None
+        replay = self._core.submit(port, "program.replay", Replay(self._number), reads, writes)
+        lives = [part._begin_replay() for part in parts]
         try:
-            await self._core.submit(
-                port, "program.replay", Replay(self._number), reads, writes
-            ).wait()
-        except (ContextPoisoned, DeviceLost):
-            raise
-        except Exception as error:
-            if record_op.error is None:
+            await replay.wait()
+        except BaseException as error:
+            if isinstance(error, Exception) or not replay.sent:  # else it is carried out
+                for part, life in zip(parts, lives, strict=True):
+                    part._replay_failed(life)
+            if record_op.error is None or not isinstance(error, Exception):
+                raise
+            if isinstance(error, (ContextPoisoned, DeviceLost)):
                 raise
             # There was nothing to replay; the reason is why.
             if self._recorded is record_op:
@@ -473,7 +517,8 @@ class Recording(Collector):
                 raise ValueError(
                     f"{recorded!r} is a view of {self._bound[stand_in]!r}; replace that"
                 )
-            require_readable(ref, self.memory, "a buffer of the program")
+            if not self._takes(ref):
+                raise ref_error(ref, self.memory, "a buffer of the program")
             if ref.shape != recorded.shape:
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
             if ref.dtype != recorded.dtype:
@@ -533,15 +578,37 @@ class Recording(Collector):
 
     def _unprepared(self) -> Block | None:
         """A buffer of the program that has no memory in the present generation."""
-        epoch = self.memory.epoch
+        there = (self.memory.epoch, self._life.awaited)
         return next(
-            (b for b in self._made if b.size == 0 or b.epoch is not epoch or b.sealed), None
+            (b for b in self._made if b.size == 0 or b.epoch not in there or b.sealed), None
         )
+
+    def _begin_replay(self) -> _Life:
+        """What the program writes has content, for whatever comes after the replay."""
+        life = self._life
+        life.replays += 1
+        if life.replays == 1:
+            self._move(life.awaited, self.memory.epoch)
+        return life
+
+    def _replay_failed(self, life: _Life) -> None:
+        """It has none, unless another replay has written it."""
+        life.replays -= 1
+        if not life.replays and life is self._life:
+            self._move(self.memory.epoch, life.awaited)
+
+    def _move(self, before: Epoch, after: Epoch) -> None:
+        """What the program writes goes from one epoch to another."""
+        for block in self._made:
+            if block.epoch is before and block in self._written and not block.sealed:
+                block.epoch = after
 
     async def _prepared(self) -> None:
         """Have memory for the program's buffers in the present generation."""
         while True:
             await self._core.ready()
+            if self._life.awaited.generation != self.memory.generation:
+                self._life = _Life(self.memory.generation)
             block = self._unprepared()
             if block is None:
                 return
@@ -550,7 +617,9 @@ class Recording(Collector):
                 raise sealed_error(ref, "a result of the program")
             if block.size:  # of a generation that is over
                 block.retire()
-            block.epoch, block.generation = self.memory.epoch, self.memory.generation
+            results = block in self._written and not self._life.replays
+            block.epoch = self._life.awaited if results else self.memory.epoch
+            block.generation = self.memory.generation
             block.address = LateAddress(block)
             if self.memory.provide(block, self._made[block]):
                 self._provided += 1

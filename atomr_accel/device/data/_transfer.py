@@ -98,7 +98,15 @@ def as_host_array(array: Any) -> np.ndarray[Any, Any]:
     host = np.asarray(array)
     if host.dtype.byteorder not in "=|" and not host.dtype.isnative:
         host = host.astype(host.dtype.newbyteorder("="))
-    dtype = as_dtype(host.dtype)
+    try:
+        dtype = as_dtype(host.dtype)
+    except TypeError as error:
+        if isinstance(array, np.ndarray):
+            raise
+        raise TypeError(
+            f"array must be an array of numbers, or what numpy.asarray makes one of, such as a "
+            f"list of them, not {said_of(array)}: {error}"
+        ) from None
     return np.asarray(host, dtype=dtype, order="C")
 
 

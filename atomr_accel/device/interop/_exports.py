@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import deque
 from contextlib import suppress
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import numpy as np
@@ -36,6 +35,7 @@ from ...wire._interop import (
     device_type,
     lend,
 )
+from ...wire._messages import find_class
 from .._context import MEMORY_LANE
 from ..data._transfer import as_host_array, in_worker
 
@@ -140,7 +140,8 @@ class _View:
 
     def _current(self) -> HostContext:
         if self._host is None:
-            self._host = resolve_name(self._context)(self._index, StreamPlan())
+            kind = find_class("the backend's context", self._context, "this program")
+            self._host = kind(self._index, StreamPlan())
         self._host.make_current()
         return self._host
 

@@ -115,6 +115,7 @@ class Graph(Facade[D], Operations):
         self._strided: set[str] = set()
         self._scalars: dict[int, str | float] = {}
         self._outputs: list[tuple[str, Symbol]] = []
+        self._built: set[str] = set()  # names of outputs that build has made
 
     def tensor(
         self,
@@ -334,12 +335,14 @@ class Graph(Facade[D], Operations):
         known = {symbol.id: name for name, symbol in self._outputs}
         if others := [name for id_, name in known.items() if id_ not in wanted]:
             raise ValueError(
-                f"build is given {len(wanted)} outputs, but the graph has others: "
+                f"build is given {len(wanted)} outputs, but the graph has others, by "
+                f"{'an earlier build' if self._built.intersection(others) else 'output'}: "
                 f"{', '.join(others)}; give these, too, or none"
             )
         for node in nodes:
             if node.symbol.id not in known:
                 self.output(node)
+                self._built.add(self._outputs[-1][0])
         self._outputs.sort(key=lambda output: wanted.index(output[1].id))
 
     def _operand(self, op: str, name: str, value: Any, dtype: str, ndim: int) -> Any:

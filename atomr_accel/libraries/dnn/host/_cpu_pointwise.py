@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy import special
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +21,24 @@ _FURTHEST: Final = 64.0
 
 _FURTHEST_GATE: Final = 2048.0
 """Beyond, the sigmoid is 0 or 1, in every type."""
+
+
+def special(name: str) -> Callable[..., Any]:
+    """A function of ``scipy.special``, imported when it is first called.
+
+    That takes as long as all else that a host imports, and rebuilds wait for it.
+    """
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        from scipy import special
+
+        return getattr(special, name)(*args, **kwargs)
+
+    return function
+
+
+expit: Final = special("expit")
+_erfc: Final = special("erfc")
 
 
 def _relu(x: Array, negative_slope: Any, lower_clip: Any, upper_clip: Any) -> Any:
@@ -59,19 +76,19 @@ def _gate(x: Array, swish_beta: float) -> Array:
 
 
 def _swish(x: Array, swish_beta: float) -> Any:
-    s = special.expit(_gate(x, swish_beta))
+    s = expit(_gate(x, swish_beta))
     return np.where(s == 0, 0, x) * s
 
 
 def _swish_slope(x: Array, swish_beta: float) -> Any:
     gate = _gate(x, swish_beta)
-    s = special.expit(gate)
+    s = expit(gate)
     return s + gate * s * (1 - s)
 
 
 def _normal(x: Array) -> Any:
     """The normal distribution function; 1 + erf would lose its digits below zero."""
-    return 0.5 * special.erfc(x / -math.sqrt(2))
+    return 0.5 * _erfc(x / -math.sqrt(2))
 
 
 def _gelu(x: Array) -> Any:
@@ -106,7 +123,7 @@ def _elu_slope(x: Array) -> Any:
 
 
 def _sigmoid_slope(x: Array) -> Any:
-    s = special.expit(x)
+    s = expit(x)
     return s * (1 - s)
 
 
@@ -123,7 +140,7 @@ _UNARY: Final[dict[str, Callable[..., Any]]] = {
     "ceil": np.ceil,
     "cos": np.cos,
     "elu": _elu,
-    "erf": special.erf,
+    "erf": special("erf"),
     "exp": np.exp,
     "floor": np.floor,
     "gelu": _gelu,
@@ -135,7 +152,7 @@ _UNARY: Final[dict[str, Callable[..., Any]]] = {
     "reciprocal": lambda x: 1 / x,
     "relu": _relu,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sigmoid": special.expit,
+    "sigmoid": expit,
     "sin": np.sin,
     "softplus": _softplus,
     "sqrt": np.sqrt,
@@ -148,7 +165,7 @@ _SLOPES: Final[dict[str, Callable[..., Any]]] = {
     "gelu_backward": _gelu_slope,
     "gelu_approx_tanh_backward": _gelu_tanh_slope,
     "sigmoid_backward": _sigmoid_slope,
-    "softplus_backward": special.expit,
+    "softplus_backward": expit,
     "swish_backward": _swish_slope,
     "tanh_backward": _tanh_slope,
 }

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
-from scipy.special import expit
 
 from ...._dtypes import DTYPES
 from ..wire._routine_messages import RnnBackward, RnnForward, RnnPack, RnnSizes
+from ._cpu_pointwise import expit
 from ._philox import kept
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy import special
 
 from ...._dtypes import DTYPES
 from ..wire._routine_messages import Normalize, Pool, Softmax
+from ._cpu_pointwise import special
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ..wire._graph import Tensor
 
 Array = np.ndarray[Any, Any]
+
+_softmax: Final = special("softmax")
+_log_softmax: Final = special("log_softmax")
 
 
 def wide(array: Array) -> Array:
@@ -90,7 +93,7 @@ class CpuRoutines:
         dtype, context = DTYPES[message.dtype], self._context
         if not message.dx:
             x = wide(context.array(message.x, message.shape, dtype))
-            function = special.log_softmax if message.log else special.softmax
+            function = _log_softmax if message.log else _softmax
             y = function(x, axis=1) if x.size else x
             context.array(message.y, message.shape, dtype)[...] = y.astype(dtype)
             return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 from functools import reduce
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import msgspec
 
+from ....wire._messages import find_class
 from ..wire._messages import Section
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class Steps:
     def _executor(self, reference: str) -> tuple[Executor, Callable[[bytes], Any]]:
         found = self._executors.get(reference)
         if found is None:
-            executor: Executor = resolve_name(reference)(self._context, self._stream)
+            kind = find_class("the executor of a recorded call", reference)
+            executor: Executor = kind(self._context, self._stream)
             union = reduce(operator.or_, executor.handlers)
             found = executor, msgspec.msgpack.Decoder(union).decode
             self._executors[reference] = found

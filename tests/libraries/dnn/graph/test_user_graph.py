@@ -73,7 +73,7 @@ async def test_outputs_come_in_the_order_in_which_build_is_given_them(device: De
     x = graph.tensor((2,), "float32", name="x")
     left, right = graph.relu(x), graph.neg(x)
     graph.output(left, name="left", dtype="float16")
-    with pytest.raises(ValueError, match="the graph has others: left"):
+    with pytest.raises(ValueError, match="the graph has others, by output: left"):
         await graph.build(right)
     for nodes, error, message in (
         ((left, left), ValueError, "every output can be given once"),
@@ -86,6 +86,9 @@ async def test_outputs_come_in_the_order_in_which_build_is_given_them(device: De
     assert (await graph.build()).outputs == ("left",)  # what was refused has changed nothing
     plan = await graph.build(right, left)
     assert plan.outputs == ("output1", "left")
+    with pytest.raises(ValueError, match="others, by an earlier build: output1; give these, too"):
+        await graph.build(left)
+    assert (await graph.build(left, right)).outputs == ("left", "output1")
     made = await plan(x=await device.put(np.array([-1, 2], np.float32)))
     found = [await device.get(ref) for ref in made]
     assert [array.tolist() for array in found] == [[1, -2], [0, 2]]
