@@ -95,7 +95,7 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
     Where that takes long to find out, they are said to.
     """
     first, second = one._block, other._block
-    if first.base is not second.base:
+    if first.base is not second.base or not (one.nbytes and other.nbytes):
         return False
     (low, high), (other_low, other_high) = _span(one), _span(other)
     if low >= other_high or other_low >= high:
