@@ -101,3 +101,29 @@ async def test_a_product_into_what_it_reads_is_refused(device: Device) -> None:
         await device.blas.gemm(x, x, out=(await device.zeros(8, np.float32)).broadcast_to((8, 8)))
     # Its columns are apart from those.
     await device.blas.gemm(x[:4, :4], x[:4, :4], out=x[:4, 4:])
+
+
+@on_shared
+async def test_fused_products_take_them_as_they_are_too(device: Device) -> None:
+    rng = np.random.default_rng(1)
+    host = rng.integers(-3, 4, (12, 20)).astype(np.float32)
+    x = await device.put(host)
+    a, b = x[:, :8].T, x[:, 9:20]
+    bias = await device.put(rng.integers(-3, 4, 11).astype(np.float32))
+    request = device.requests.blaslt.matmul(a, b, bias=bias, epilogue="relu_bias")
+    await device.blaslt.matmul(x, x, trans_b=True)
+    made = await device.blaslt.matmul(a, b, bias=bias, epilogue="relu_bias")
+    expected = np.maximum(host[:, :8].T @ host[:, 9:] + await device.get(bias), 0)
+    assert same_bits(await device.get(made), expected)
+    submission = request.prepare(device._core.first_try)
+    assert not submission.before
+    around = await device.zeros((8, 16), np.float32)
+    out = around[:, 3:14]
+    assert await device.blaslt.matmul(a, b, out=out) is out
+    assert same_bits(await device.get(out), host[:, :8].T @ host[:, 9:])
+    assert not (await device.get(around))[:, :3].any()
+    # Heads of attention: two leading dimensions, which one stride does not lead through.
+    heads = (await device.put(rng.integers(-3, 4, (2, 3, 4, 8)).astype(np.float32))).swapaxes(1, 2)
+    scores = await device.blas.matmul(heads, heads.mT)
+    q = await device.get(heads)
+    assert same_bits(await device.get(scores), q @ q.swapaxes(-1, -2))
