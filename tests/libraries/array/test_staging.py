@@ -290,3 +290,35 @@ async def test_copies_from_another_device(device: Device) -> None:
         await device.copy(x.T, target[:, ::2])
         assert same_bits((await device.get(target))[:, ::2], host.T)
         del x
+
+
+@on_shared
+async def test_what_libraries_have_made_takes_views_too(device: Device) -> None:
+    rng = np.random.default_rng(5)
+    host = rng.uniform(-1, 1, (8, 6)).astype(np.float32)
+    x = await device.put(host)
+    graph = device.dnn.graph()
+    a, b = graph.tensor((8, 3), "float32", name="a"), graph.tensor((8, 3), "float32", name="b")
+    plan = await graph.build(graph.node("add", a=a, b=b))
+    made = await plan(a=x[:, ::2], b=x[:, 1::2])
+    assert same_bits(await device.get(made), host[:, ::2] + host[:, 1::2])
+    async with device.batch() as batch:
+        made = batch.dnn.run(plan, a=x[:, ::2], b=x[:, :3])
+    assert same_bits(await device.get(made), host[:, ::2] + host[:, :3])
+    # Heads of one matrix, as models split them.
+    cache = await device.dnn.kv_cache(4, 16, 2, 8, dtype="float16")
+    both = rng.uniform(-1, 1, (1, 5, 3, 2, 8)).astype(np.float16)
+    qkv = await device.put(both)
+    sequence = cache.new()
+    await cache.append([sequence], qkv[:, :, 1], qkv[:, :, 2])
+    got = await cache.attend(qkv[:, -1:, 0], [sequence])
+    assert cache.length(sequence) == 5
+    apart = await device.dnn.kv_cache(4, 16, 2, 8, dtype="float16")
+    other = apart.new()
+    await apart.append([other], *[await device.put(both[:, :, each].copy()) for each in (1, 2)])
+    expected = await apart.attend(await device.put(both[:, -1:, 0].copy()), [other])
+    assert same_bits(await device.get(got), await device.get(expected))
+    first, second = (device.rng.default_rng(9) for _ in range(2))
+    picked = await first.choice(x[:, 0], 5)
+    same = await second.choice(await device.copy(x[:, 0]), 5)
+    assert same_bits(await device.get(picked), await device.get(same))
