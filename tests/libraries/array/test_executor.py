@@ -13,7 +13,7 @@ from atomr_accel.libraries.array.wire._messages import CopyStrided
 
 from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
-from .test_kernels import bytes_of, laid_out, message_of, names
+from .layouts import bytes_of, laid_out, message_of, names
 
 if TYPE_CHECKING:
     from ...fakes.driver import FakeDriver
