@@ -36,7 +36,10 @@ def test_copies_go_to_where_addresses_lead(
     from atomr_accel.libraries.array.host import _cuda
 
     monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
-    context: Any = SimpleNamespace(pointer=lambda address: address + BASE)
+    context: Any = SimpleNamespace(
+        pointer=lambda address: address + BASE,
+        pointers=lambda addresses: [address + BASE for address in addresses],
+    )
     stream: Any = SimpleNamespace(handle=0)
     executor = _cuda.CudaArray(context, stream)
     rng = np.random.default_rng(seeds.draw())
