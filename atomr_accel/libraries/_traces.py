@@ -196,7 +196,7 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if type(block) is not Block:
+            if type(block) is not Block or value._strides is not None:
                 return None
             if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
                 return None

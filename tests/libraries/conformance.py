@@ -200,7 +200,11 @@ _TRACED = frozenset({"blas", "blaslt", "dnn"})
 
 
 def conform(
-    operations: Sequence[Operation], *, take: int = 1, of: str | None = None
+    operations: Sequence[Operation],
+    *,
+    take: int = 1,
+    of: str | None = None,
+    put: Callable[[Device, Array, Sample], Awaitable[GpuRef]] | None = None,
 ) -> Callable[..., Any]:
     """A test for each row and dtype; each runs the cases of its row on one device.
 
@@ -208,6 +212,7 @@ def conform(
         operations: the rows.
         take: every how many-th case to run, from a random one on.
         of: what is tested, where it is not the library itself.
+        put: makes the inputs' buffers; by default ``device.put``.
     """
     parameters = [
         pytest.param(operation, dtype, id=f"{operation.name}-{dtype}")
@@ -219,13 +224,18 @@ def conform(
     async def test(operation: Operation, dtype: str, device: Device) -> None:
         first = seeds.draw() % min(take, len(operation.cases))
         for case in operation.cases[first::take]:
-            await check(device, operation, dtype, case, of or operation.library)
+            await check(device, operation, dtype, case, of or operation.library, put)
 
     return test
 
 
 async def check(
-    device: Device, operation: Operation, dtype: str, case: Mapping[str, Any], of: str
+    device: Device,
+    operation: Operation,
+    dtype: str,
+    case: Mapping[str, Any],
+    of: str,
+    put: Callable[[Device, Array, Sample], Awaitable[GpuRef]] | None = None,
 ) -> None:
     """Run one case and compare it with its reference."""
     seed = seeds.draw()
@@ -236,7 +246,8 @@ async def check(
     try:
         references = _as_tuple(operation.expect(*map(wide, arrays), **case))
         expected = [each if isinstance(each, Near) else Near(each) for each in references]
-        refs = [await device.put(array) for array in arrays]
+        put = put or _put
+        refs = [await put(device, array, sample) for array in arrays]
         # The second call goes by a template, where that is of the executor's making.
         traced = of != operation.library or (on_cuda() and operation.library in _TRACED)
         again = traced and not operation.writes
@@ -277,6 +288,43 @@ async def _compare_all(
             compare(got, reference, dtype_of(reference.dtype or dtype), operation.factor)
         except AssertionError as error:
             raise AssertionError(f"result {position}: {error}") from error
+
+
+async def _put(device: Device, array: Array, _sample: Sample) -> GpuRef:
+    return await device.put(array)
+
+
+async def put_strided(device: Device, array: Array, sample: Sample) -> GpuRef:
+    """A buffer whose elements have gaps between them, any order of axes, and any direction."""
+    rng = sample.rng
+    order = tuple(map(int, rng.permutation(array.ndim)))
+    steps = [int(rng.choice([-3, -2, -1, 1, 2])) for _ in order]
+    if steps:
+        steps[int(rng.integers(len(steps)))] = 2
+    return await _put_apart(device, array, order, steps)
+
+
+async def put_matrices(device: Device, array: Array, sample: Sample) -> GpuRef:
+    """A buffer of matrices of which either the rows or the columns have no gaps."""
+    rng = sample.rng
+    order = [*map(int, rng.permutation(max(0, array.ndim - 2)))]
+    order += [*map(int, rng.permutation(range(len(order), array.ndim)))]
+    steps = [int(rng.integers(1, 4)) for _ in order]
+    if steps:
+        steps[-1] = 1
+    return await _put_apart(device, array, tuple(order), steps)
+
+
+async def _put_apart(
+    device: Device, array: Array, order: tuple[int, ...], steps: list[int]
+) -> GpuRef:
+    """A buffer with its axes in another order, and so many elements from one to the next."""
+    shape = tuple(abs(step) * array.shape[axis] for axis, step in zip(order, steps, strict=True))
+    key: Any = (0, *(slice(None, None, step) for step in steps), ...)
+    around = np.full((1, *shape), _POISON, np.uint8).astype(array.dtype)
+    back = tuple(map(int, np.argsort(order)))
+    around[key].transpose(back)[...] = array
+    return (await device.put(around))[key].transpose(back)
 
 
 async def poison(device: Device, sizes: Sequence[int]) -> None:

@@ -12,7 +12,13 @@ import numpy as np
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...lanes import uninterrupted
-from ...libraries._arguments import BLOCK_ALIGNMENT, alignment, require_readable, require_writable
+from ...libraries._arguments import (
+    BLOCK_ALIGNMENT,
+    alignment,
+    require_readable,
+    require_writable,
+    same_place,
+)
 from ...libraries._library import LaneSpec
 from ...libraries.nvrtc._facade import KERNELS
 from ...libraries.programs.wire._messages import (
@@ -24,7 +30,7 @@ from ...libraries.programs.wire._messages import (
     Section,
     Step,
 )
-from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error
+from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error, span
 from ...wire import encode
 from ._collector import Collector
 
@@ -393,7 +399,7 @@ class Recording(Collector):
         writes = [block for part in (program, *program._called) for block in part._made]
         for stand_in, ref in arguments.items():
             if stand_in in program._written:
-                writes.append(require_writable(ref, self.memory, "a buffer"))
+                writes.append(require_writable(ref, self.memory, "a buffer", strided=True))
         self._particular = self._particular or program._particular
         self._called.update(dict.fromkeys((program, *program._called)))
         self._add(_Call(program, arguments), writes)
@@ -460,10 +466,10 @@ class Recording(Collector):
         writes: list[Block] = []
         addresses: list[Any] = []
         for stand_in, ref in bound.items():
-            written, block = stand_in in self._written, ref._block
+            written, block = stand_in in self._written, ref._place
             if block not in called:  # what a part makes has content when it comes there
                 check = require_writable if written else require_readable
-                check(ref, self.memory, "a buffer of the program")
+                check(ref, self.memory, "a buffer of the program", strided=True)
             (writes if written else reads).append(block)
             addresses.append(block.address)
         for part in parts:
@@ -521,6 +527,8 @@ class Recording(Collector):
                 raise ref_error(ref, self.memory, "a buffer of the program")
             if ref.shape != recorded.shape:
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
+            if ref._strides != recorded._strides:
+                raise ValueError(f"{ref!r} has not the strides of {recorded!r}, which it replaces")
             if ref.dtype != recorded.dtype:
                 raise TypeError(f"{ref!r} has not the dtype of {recorded!r}, which it replaces")
             begins = min(_ALIGNMENT, alignment(recorded))
@@ -552,7 +560,7 @@ class Recording(Collector):
     def _encode(self, bound: Mapping[Block, GpuRef]) -> tuple[tuple[Step, ...], tuple[Node, ...]]:
         """What prepares the program and what is replayed, on the buffers of now."""
         for stand_in, ref in bound.items():
-            stand_in.address = ref._block.address + -self._pads[stand_in]
+            stand_in.address = ref._place.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
             part.address = whole.address + start
         prepare = [_step(op) for op in self._prepare]
@@ -630,7 +638,12 @@ class Recording(Collector):
 def _start(part: GpuRef, whole: GpuRef) -> int | None:
     """Where in ``whole`` the memory of ``part`` begins, in bytes; None if it is not inside."""
     start = part._block.offset - whole._block.offset
-    if part._block.base is not whole._block.base or not 0 <= start <= whole.nbytes - part.nbytes:
+    if part._block.base is not whole._block.base:
+        return None
+    if whole._strides is not None:  # between its elements there is what is not its own
+        return start if same_place(part, whole) else None
+    low, high = span(part.shape, part.strides, part.dtype.itemsize)
+    if not 0 <= start + low <= start + high <= whole.nbytes:
         return None
     return start
 

@@ -1,0 +1,187 @@
+"""Views that an op does not take as they are: it works on contiguous copies of them.
+
+Most ops take contiguous buffers only, as their vendors do. Where one is given another view, its
+request is made again on scratch memory in the place of that. What the view holds is copied there
+right before the op, and back right after it if the op has written it. All of that is submitted
+together, so no op of another task comes in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import msgspec
+
+from ..memory import GpuRef, NotContiguous
+from ._arguments import overlap, require_readable, require_writable
+from ._request import Preparing, Request, Submission
+from .array._copy import copying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from ..memory import Block, MemoryMap
+    from ._library import Home
+    from ._request import Driver, Keeper
+
+T = TypeVar("T")
+
+
+def has_views(*values: Any) -> bool:
+    """Whether among arguments are views that are not contiguous."""
+    found: list[GpuRef] = []
+
+    def note(ref: GpuRef, _name: str) -> GpuRef:
+        found.append(ref)
+        return ref
+
+    replaced(values, "", note)
+    return bool(found)
+
+
+def on_copies(
+    make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Request[T]:
+    """The request that a call makes, on copies in the place of views that are not contiguous."""
+
+    def prepare(driver: Driver) -> Submission[T]:
+        staging = _Staging(driver)
+        given, named = staging.put(args), staging.put(kwargs)
+        return staging.around(make(facade, *given, **named).prepare(staging))
+
+    # Some calls look at their buffers at once: for that, any of these shapes will do.
+    given, named = replaced(args, "", _seen_contiguous), replaced(kwargs, "", _seen_contiguous)
+    request = make(facade, *given, **named)
+    return Request(request.lane, request.name, prepare)
+
+
+def on_any_views(
+    make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Request[T]:
+    """The request that a call makes, which is carried out later, on any views."""
+    views = has_views(args, kwargs)
+    try:
+        request = make(facade, *args, **kwargs)
+    except NotContiguous:
+        if not views:
+            raise
+        return on_copies(make, facade, args, kwargs)
+    if not views:
+        return request
+    plain = request.prepare
+
+    def prepare(driver: Driver) -> Submission[T]:
+        try:
+            return plain(driver)
+        except NotContiguous:
+            pass
+        return on_copies(make, facade, args, kwargs).prepare(driver)
+
+    return Request(request.lane, request.name, prepare)
+
+
+def replaced(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
+    """Arguments with something else in the place of views that are not contiguous."""
+    if type(value) is GpuRef:
+        return value if value._strides is None else by(value, name)
+    if type(value) in (list, tuple):
+        items: Any = (replaced(item, f"{name}[{at}]", by) for at, item in enumerate(value))
+        return type(value)(items)
+    if type(value) is dict:
+        return {key: replaced(item, str(key), by) for key, item in value.items()}
+    return value
+
+
+def _seen_contiguous(ref: GpuRef, _name: str) -> GpuRef:
+    """What says of itself what a contiguous copy would: nothing must be made of where it is."""
+    return GpuRef(ref._place, ref.shape, ref.dtype, ref.nbytes)
+
+
+@final
+class _Staging(Preparing):
+    """The driver of a request on scratch memory.
+
+    Attributes:
+        scratch: by the identity of a view: what to call it, the view, and its copy.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.home: Final[Home] = driver.home
+        self.memory: Final[MemoryMap] = driver.memory
+        self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
+
+    def put(self, value: Any) -> Any:
+        """Arguments with scratch memory in the place of views."""
+        return replaced(value, "argument", self._copy_of)
+
+    def _copy_of(self, ref: GpuRef, name: str) -> GpuRef:
+        if id(ref) not in self.scratch:
+            require_readable(ref, self.memory, name, strided=True)
+            self.scratch[id(ref)] = name, ref, self.output(ref.shape, ref.dtype)
+        return self.scratch[id(ref)][2]
+
+    def around(self, submission: Submission[Any]) -> Submission[Any]:
+        """A submission with the copies that come before and after it."""
+        reads, writes = tuple(submission.reads), tuple(submission.writes)
+        touched = {block.base for block in (*reads, *writes)}
+        written = {block.base for block in writes}
+        used = [each for each in self.scratch.values() if each[2]._block in touched]
+        back = [each for each in used if each[2]._block in written]
+        for at, (name, ref, _) in enumerate(back):
+            require_writable(ref, self.memory, name, strided=True)
+            for other_name, other, _ in back[:at]:
+                if overlap(ref, other):
+                    raise ValueError(
+                        f"{name} shares memory with {other_name}, and both are written"
+                    )
+        finish = submission.finish
+        return msgspec.structs.replace(
+            submission,
+            reads=reads,
+            writes=writes,
+            result=self._given_back(submission.result),
+            finish=None if finish is None else lambda answer: self._given_back(finish(answer)),
+            before=tuple(copying(ref, made) for _, ref, made in used),
+            after=tuple(copying(made, ref) for _, ref, made in back),
+        )
+
+    def _given_back(self, result: Any) -> Any:
+        """A result with the caller's own views in the place of their copies."""
+        if type(result) is GpuRef:
+            return next((ref for _, ref, made in self.scratch.values() if made is result), result)
+        if isinstance(result, tuple) and hasattr(result, "_make"):
+            return type(result)(*map(self._given_back, result))
+        if type(result) in (list, tuple):
+            return type(result)(map(self._given_back, result))
+        return result
+
+    # --- what the request asks for --------------------------------------------------------
+
+    @property
+    def keeper(self) -> Keeper:
+        """That of the driver itself."""
+        return self._driver.keeper
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """An uninitialised buffer, of the driver itself."""
+        return self._driver.output(shape, dtype)
+
+    def obtain(self, make: Callable[[Driver], Block]) -> Block:
+        """What ``make`` gives."""
+        return self._driver.obtain(make)
+
+    def depends(self, still: Callable[[], bool]) -> None:
+        """It is so, as the request was prepared just now."""
+        self._driver.depends(still)
+
+    def perform(self, request: Request[T]) -> T | None:
+        """Have another request carried out first; with copies around it, if it is on some."""
+        prepare = request.prepare
+
+        def prepare_around(driver: Driver) -> Submission[T]:
+            return self.around(prepare(driver))
+
+        return self._driver.perform(Request(request.lane, request.name, prepare_around))
