@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
-from ...memory import GpuRef
+from ...memory import GpuRef, ref_error
 from .._arguments import require_no_alias, require_readable, require_writable
 from .._library import LaneSpec
 from .._op import D, Facade
@@ -165,10 +165,20 @@ class CubPart(Facade[D]):
         self._device = device
         self._builds = Builds(device)
 
+    def _require(self, **refs: object) -> None:
+        """Those are buffers, whatever else they may be.
+
+        Raises:
+            TypeError: one of them is none.
+        """
+        for name, ref in refs.items():
+            if not isinstance(ref, GpuRef):
+                raise ref_error(ref, self._device.memory, name)
+
     def _request(
         self,
         name: str,
-        spec: Callable[[], Spec],
+        spec: Spec,
         reads: Sequence[tuple[str, GpuRef | None]],
         outputs: Sequence[Output | None],
         sizes: tuple[int, ...],
@@ -182,7 +192,7 @@ class CubPart(Facade[D]):
 
         Args:
             name: what to call the op.
-            spec: gives what is run.
+            spec: what is run.
             reads: names and buffers of what is read, in the algorithm's order.
             outputs: what is written, in its order, behind what is read; None for what is
                 not there.
@@ -203,14 +213,15 @@ class CubPart(Facade[D]):
                 block = require_readable(ref, memory, what)
                 blocks.append(block)
                 addresses.append(block.address if ref.size else 0)
-            given = [(each.name, each.given) for each in outputs if each and each.given is not None]
-            if given:
-                for output in outputs:
-                    _check(driver, name, output)
-                written = [(what, ref) for what, ref in given if ref is not None]
+            written = [
+                (output.name, _checked(driver, name, output, output.given))
+                for output in outputs
+                if output is not None and output.given is not None
+            ]
+            if written:
                 read = [(what, ref) for what, ref in reads if ref is not None]
                 require_no_alias(name, written, read, in_place=in_place)
-            encoded = encode(spec())
+            encoded = encode(spec)
             nbytes = self._builds.find(driver, encoded, sizes)
             writes, made = [], []
             for output in outputs:
@@ -235,44 +246,31 @@ class CubPart(Facade[D]):
         return Request(lane, name, prepare)
 
 
-def _check(driver: Driver, name: str, output: Output | None) -> None:
-    if output is None or output.given is None:
-        return
-    out = output.given
+def _checked(driver: Driver, name: str, output: Output, out: GpuRef) -> GpuRef:
+    """A buffer of the caller's for what a call writes."""
     require_writable(out, driver.memory, output.name)
     if out.shape != output.shape or out.dtype is not output.dtype:
         raise (ValueError if out.shape != output.shape else TypeError)(
             f"{output.name} is {out.dtype.name} of shape {out.shape}, but {name} gives "
             f"{output.dtype.name} of shape {output.shape}"
         )
+    return out
 
 
 def element(ref: GpuRef, name: str, *, complex_too: bool = False) -> str:
     """The dtype of what an algorithm takes, by name.
 
     Raises:
-        TypeError: it is no buffer, or of a dtype that CUB has no algorithms for.
+        TypeError: one that CUB has no algorithms for.
     """
-    if not isinstance(ref, GpuRef):
-        return "float32"  # what it is instead is told where buffers are checked
     dtype = NAMES[ref.dtype]
     if dtype in C_TYPES or (complex_too and ref.dtype.kind == "c"):
         return dtype
     raise TypeError(
-        f"{name} is {dtype}, for which there is no order and no arithmetic here"
-        if not complex_too
-        else f"{name} is {dtype}, which has no arithmetic of its own; cast it first"
+        f"{name} is {dtype}, which has no arithmetic of its own; cast it first"
+        if complex_too or ref.dtype.kind != "c"
+        else f"{name} is {dtype}, which has no order"
     )
-
-
-def size_of(ref: Any) -> int:
-    """How many elements; 0 of what is no buffer, which is told where buffers are checked."""
-    return ref.size if isinstance(ref, GpuRef) else 0
-
-
-def shape_of(ref: Any) -> tuple[int, ...]:
-    """The shape of a buffer."""
-    return ref.shape if isinstance(ref, GpuRef) else ()
 
 
 def number(value: Any, dtype: np.dtype[Any], name: str) -> bytes:

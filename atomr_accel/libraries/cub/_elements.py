@@ -11,7 +11,7 @@ from ..._dtypes import DTYPES, NAMES, as_dtype
 from .._arguments import require_int32
 from .._op import D, op
 from ..wire._options import whole
-from ._call import INT64, CubPart, Output, element, number, shape_of, size_of
+from ._call import CubPart, Output, element, number
 from ._operators import coded, named
 from .wire._spec import BINARY, UNARY, Spec
 
@@ -53,6 +53,7 @@ class Elements(CubPart[D]):
             ValueError: an operator that is none.
             Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
+        self._require(x=x)
         return self._transform("unary_transform", [("x", x)], op, dtype, out)
 
     @op
@@ -85,8 +86,9 @@ class Elements(CubPart[D]):
             TypeError, Unsupported: as ``unary_transform``.
             ValueError: an operator that is none, or two shapes.
         """
-        if shape_of(a) != shape_of(b):
-            raise ValueError(f"a has shape {shape_of(a)} and b {shape_of(b)}; both must be equal")
+        self._require(a=a, b=b)
+        if a.shape != b.shape:
+            raise ValueError(f"a has shape {a.shape} and b {b.shape}; both must be equal")
         return self._transform("binary_transform", [("a", a), ("b", b)], op, dtype, out)
 
     def _transform(
@@ -106,13 +108,13 @@ class Elements(CubPart[D]):
         _require_castable(dtypes[0], result)
         operator = coded(self._device, op, dtypes, result, "op")
         spec = Spec(algorithm, (*dtypes, result), (operator,))
-        shape = shape_of(given[0][1])
+        shape = given[0][1].shape
         return self._request(
             f"cub.{algorithm}",
-            lambda: spec,
+            spec,
             given,
             [Output("out", shape, DTYPES[result], out)],
-            (size_of(given[0][1]),),
+            (given[0][1].size,),
             in_place=[("out", name) for name, _ in given] if result == dtypes[0] else (),
         )
 
@@ -147,6 +149,7 @@ class Elements(CubPart[D]):
             ValueError: no bins, or edges that are not in order.
             Unsupported: on CUDA, 2**31 elements or more.
         """
+        self._require(x=x)
         given = element(x, "x")
         if given in ("bool", "bfloat16"):
             raise TypeError(f"x is {given}, of which there is no histogram; cast it first")
@@ -154,7 +157,7 @@ class Elements(CubPart[D]):
         if counts not in ("int32", "uint32", "int64", "uint64"):
             raise TypeError(f"counts are int32, uint32, int64 or uint64, not {counts}")
         whole(bins, "bins", 1, 2**31 - 2)
-        require_int32(self._device, "histogram_even", (size_of(x),))
+        require_int32(self._device, "histogram_even", (x.size,))
         edge = DTYPES["float64"]
         if DTYPES[given].kind in "iu":
             edge = DTYPES["uint64" if given == "uint64" else "int64"]
@@ -166,10 +169,10 @@ class Elements(CubPart[D]):
         spec = Spec("histogram_even", (given, counts, edge.name), levels=int(bins) + 1)
         return self._request(
             "cub.histogram_even",
-            lambda: spec,
+            spec,
             [("x", x)],
             [Output("out", (int(bins),), DTYPES[counts], out)],
-            (size_of(x),),
+            (x.size,),
             values=values,
         )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .._library import Home
     from .wire._spec import Rule
 
+
 @final
 class Operator:
     """A function of one or two elements, in CUDA C++. Made by ``device.cub.operator``.
@@ -33,7 +34,8 @@ class Operator:
     __slots__ = ("cpu", "name", "pickled", "source")
 
     def __init__(self, source: str, name: str, cpu: Callable[..., Any] | None) -> None:
-        if not isinstance(source, str) or not isinstance(name, str):
+        texts: tuple[object, ...] = source, name
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("operator(source, name) takes the source and the name as str")
         if not name.isidentifier():
             raise ValueError(f"name must be that of a function in the source, not {name!r}")
@@ -86,7 +88,8 @@ def coded(
         if in_python:
             return Coded(arguments, result, "", "", operator.name, operator.pickled)
         return Coded(arguments, result, "", operator.source, operator.name)
-    if not callable(operator) or isinstance(operator, np.ufunc | type):
+    function: object = operator
+    if not callable(function) or isinstance(function, np.ufunc | type):
         raise TypeError(
             f"{what} must be a name, what device.cub.operator makes, or a Python function, not "
             f"{said_of(operator)}"
@@ -120,16 +123,12 @@ def _require_kind(kind: str, arguments: tuple[str, ...], what: str) -> None:
         raise TypeError(f"{what} {kind!r} takes no {dtype.name}")
 
 
-def identity_of(kind: str, dtype: str) -> np.generic | None:
+def identity_of(kind: str, dtype: str) -> bytes | None:
     """What changes nothing for an operator with a name; None where there is no such number."""
     rule = BINARY.get(kind)
-    if rule is None or DTYPES[dtype].kind not in rule.kinds:
+    if rule is None or rule.identity is None:
         return None
     made = DTYPES[dtype]
-    if rule.identity is None:
-        truths = {"logical_and": 1, "logical_or": 0}
-        return None if kind not in truths else np.asarray(truths[kind], made)[()]
     if rule.identity < 0:  # all bits
-        ones = np.zeros((), np.dtype(f"u{made.itemsize}")) - np.asarray(1, f"u{made.itemsize}")
-        return np.asarray(True if made.kind == "b" else ones.view(made))[()]
-    return np.asarray(rule.identity, made)[()]
+        return b"\1" if made.kind == "b" else b"\xff" * made.itemsize
+    return np.asarray(rule.identity).astype(made).tobytes()

@@ -14,7 +14,7 @@ import inspect
 import linecache
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -77,9 +77,7 @@ def _names(count: int) -> tuple[str, ...]:
     return tuple(f"argument_{at}" for at in range(count))
 
 
-def _parsed(
-    function: Callable[..., Any], count: int
-) -> tuple[str, tuple[str, ...], ast.expr]:
+def _parsed(function: Callable[..., Any], count: int) -> tuple[str, tuple[str, ...], ast.expr]:
     """What to call it in errors, the names of its arguments, and what it returns."""
     if not isinstance(function, FunctionType):
         raise TypeError(
@@ -173,7 +171,9 @@ class _Translator:
                 return f"({sign.join(map(self._truth, values))})", True
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 if isinstance(op, ast.Div) and self._dtype.kind in "iu":
-                    self._refuse(node, "a division of whole numbers, which NumPy gives as float64")
+                    raise self._refuse(
+                        node, "a division of whole numbers, which NumPy gives as float64"
+                    )
                 sign = _ARITHMETIC[type(op)]
                 return f"T({self._numeric(left)} {sign} {self._numeric(right)})", False
             case ast.Compare(left=left, ops=ops, comparators=others):
@@ -181,18 +181,18 @@ class _Translator:
             case ast.IfExp(test=test, body=body, orelse=otherwise):
                 one, other = self(body), self(otherwise)
                 if one[1] != other[1]:
-                    self._refuse(node, "a choice between a number and a truth")
+                    raise self._refuse(node, "a choice between a number and a truth")
                 return f"({self._truth(test)} ? {one[0]} : {other[0]})", one[1]
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 return self._call(node, name, args), False
-        self._refuse(node, "which is no part of Python that operators can have")
+        raise self._refuse(node, "which is no part of Python that operators can have")
 
     def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> str:
         function = self._known.get(name)
         if name not in _CALLS or function is not getattr(builtins, name):
-            self._refuse(node, f"a call of another function than {', '.join(_CALLS)}")
+            raise self._refuse(node, f"a call of another function than {', '.join(_CALLS)}")
         if len(args) < 2 if name != "abs" else len(args) != 1:
-            self._refuse(node, "with a wrong number of arguments")
+            raise self._refuse(node, "with a wrong number of arguments")
         code = self._numeric(args[0])
         if name == "abs":
             return f"atomr_abs<T>({code})"
@@ -207,7 +207,7 @@ class _Translator:
         for op, other in zip(ops, others, strict=True):
             sign = _COMPARISONS.get(type(op))
             if sign is None:
-                self._refuse(node, "which compares by something else than < <= > >= == !=")
+                raise self._refuse(node, "which compares by something else than < <= > >= == !=")
             parts.append(f"({self(left)[0]} {sign} {self(other)[0]})")
             left = other
         return f"({' && '.join(parts)})"
@@ -221,7 +221,7 @@ class _Translator:
         if isinstance(value, int) and kind in "iu":
             info = np.iinfo(self._dtype)
             if not info.min <= value <= info.max:
-                self._refuse(node, f"a number that {self._dtype.name} does not hold")
+                raise self._refuse(node, f"a number that {self._dtype.name} does not hold")
             suffix = "ull" if value > 2**63 - 1 else "ll"
             if value == -(2**63):
                 return f"T(-{2**63 - 1}ll - 1)", False
@@ -229,25 +229,25 @@ class _Translator:
         if isinstance(value, int | float) and kind in "fV":
             number = float(value)
             if not np.isfinite(number):
-                self._refuse(node, "a number that is not finite")
+                raise self._refuse(node, "a number that is not finite")
             literal = number.hex()
             return f"T({literal})", False
-        self._refuse(node, f"where {self._dtype.name} has no such number")
+        raise self._refuse(node, f"where {self._dtype.name} has no such number")
 
     def _numeric(self, node: ast.expr) -> str:
         code, truth = self(node)
         if truth:
-            self._refuse(node, "a truth where a number is wanted")
+            raise self._refuse(node, "a truth where a number is wanted")
         return code
 
     def _truth(self, node: ast.expr) -> str:
         code, truth = self(node)
         if not truth:
-            self._refuse(node, "a number where a truth is wanted; compare it with something")
+            raise self._refuse(node, "a number where a truth is wanted; compare it with something")
         return code
 
-    def _refuse(self, node: ast.expr, why: str) -> NoReturn:
-        raise TypeError(
+    def _refuse(self, node: ast.expr, why: str) -> TypeError:
+        return TypeError(
             f"{self._what} has {ast.unparse(node)!r}, {why}; write it in CUDA C++, with "
             "device.cub.operator"
         )

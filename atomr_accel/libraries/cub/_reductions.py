@@ -11,7 +11,7 @@ from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from .._op import D, op
 from ..wire._options import whole
-from ._call import INT64, CubPart, Output, element, number, shape_of, size_of
+from ._call import INT64, CubPart, Output, element, number
 from ._operators import coded, identity_of, named
 from .wire._spec import BINARY, Operator, Spec
 
@@ -73,7 +73,8 @@ class Reductions(CubPart[D]):
                 or ``"not_guaranteed"`` on a device that was opened with ``deterministic=True``.
             Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
-        count = size_of(x)
+        self._require(x=x)
+        count = x.size
         loose = _loose(self._device, determinism)
         operator, dtypes, begin = _folding(self._device, x, op, dtype, init, "op")
         if not count and begin is None:
@@ -87,7 +88,7 @@ class Reductions(CubPart[D]):
         spec = Spec("reduce", dtypes, (operator,), init=begin is not None, determinism=chosen)
         return self._request(
             "cub.reduce",
-            lambda: spec,
+            spec,
             [("x", x)],
             [Output("out", (), DTYPES[dtypes[2]], out)],
             (count,),
@@ -135,15 +136,16 @@ class Reductions(CubPart[D]):
     def _position(
         self, name: str, x: GpuRef, out: GpuRef | None, *, largest: bool
     ) -> Request[GpuRef]:
+        self._require(x=x)
         spec = Spec("arg_reduce", (element(x, "x"), "int64"), descending=largest)
-        if not size_of(x) and hasattr(x, "size"):
+        if not x.size:
             raise ValueError(f"attempt to get {name} of an empty sequence")
         return self._request(
             f"cub.{name}",
-            lambda: spec,
+            spec,
             [("x", x)],
             [Output("out", (), INT64, out)],
-            (size_of(x),),
+            (x.size,),
         )
 
     @op
@@ -213,11 +215,14 @@ class Reductions(CubPart[D]):
         dtype: DTypeLike | None,
         out: GpuRef | None,
     ) -> Request[GpuRef]:
+        self._require(x=x)
         operator, dtypes, begin = _folding(self._device, x, op, dtype, init, "op")
         if algorithm == "inclusive_scan" and init is None:
             begin = None
         elif begin is None:
-            raise ValueError(f"{algorithm} by this operator has to begin with something: give init=")
+            raise ValueError(
+                f"{algorithm} by this operator has to begin with something: give init="
+            )
         exact = bool(operator.kind) and BINARY[operator.kind].exact
         if self._device.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
             raise Unsupported(
@@ -227,10 +232,10 @@ class Reductions(CubPart[D]):
         spec = Spec(algorithm, dtypes, (operator,), init=begin is not None)
         return self._request(
             f"cub.{algorithm}",
-            lambda: spec,
+            spec,
             [("x", x)],
-            [Output("out", shape_of(x), DTYPES[dtypes[2]], out)],
-            (size_of(x),),
+            [Output("out", x.shape, DTYPES[dtypes[2]], out)],
+            (x.size,),
             values=() if begin is None else (begin,),
             in_place=[("out", "x")] if dtypes[0] == dtypes[2] else (),
         )
@@ -268,21 +273,24 @@ class Reductions(CubPart[D]):
             TypeError, Unsupported: as ``reduce``.
             ValueError: as ``reduce``; or ``begins`` and ``ends`` are not of one length.
         """
-        offsets = _offsets(begins, ends)
+        self._require(x=x, begins=begins, ends=ends)
+        offsets = offsets_of(begins, ends)
         operator, (given, accumulator, result), begin = _folding(
             self._device, x, op, dtype, init, "op"
         )
         if begin is None:
             begin = _extreme(operator.kind, accumulator)
-        segments = size_of(begins)
+        segments = begins.size
         whole(segments, "the number of segments", 0, 2**31 - 1)
-        spec = Spec("segmented_reduce", (given, offsets, accumulator, result), (operator,), init=True)
+        spec = Spec(
+            "segmented_reduce", (given, offsets, accumulator, result), (operator,), init=True
+        )
         return self._request(
             "cub.segmented_reduce",
-            lambda: spec,
+            spec,
             [("x", x), ("begins", begins), ("ends", ends)],
             [Output("out", (segments,), DTYPES[result], out)],
-            (segments, size_of(x)),
+            (segments, x.size),
             values=(begin,),
         )
 
@@ -300,7 +308,7 @@ def _loose(device: Home, determinism: str) -> bool:
     return loose
 
 
-def _offsets(begins: Any, ends: Any) -> str:
+def offsets_of(begins: GpuRef, ends: GpuRef) -> str:
     """The dtype of offsets.
 
     Raises:
@@ -308,14 +316,14 @@ def _offsets(begins: Any, ends: Any) -> str:
         ValueError: there are not as many of the one as of the other.
     """
     dtypes = [element(each, name) for each, name in ((begins, "begins"), (ends, "ends"))]
-    for dtype, ref in zip(dtypes, (begins, ends), strict=True):
-        if hasattr(ref, "dtype") and dtype not in ("int32", "int64"):
+    for dtype in dtypes:
+        if dtype not in ("int32", "int64"):
             raise TypeError(f"offsets of segments are int32 or int64, not {dtype}")
     if dtypes[0] != dtypes[1]:
         raise TypeError(f"begins is {dtypes[0]} and ends {dtypes[1]}; both must be the same")
-    if shape_of(begins) != shape_of(ends) or len(shape_of(begins)) > 1:
+    if begins.shape != ends.shape or begins.ndim != 1:
         raise ValueError(
-            f"begins has shape {shape_of(begins)} and ends {shape_of(ends)}; both must have one "
+            f"begins has shape {begins.shape} and ends {ends.shape}; both must have one "
             "dimension and be of one length"
         )
     return dtypes[0]
@@ -351,9 +359,7 @@ def _folding(
         operator = coded(device, op, (accumulator, accumulator), accumulator, what)
     if init is not None:
         return operator, (given, accumulator, result), number(init, DTYPES[accumulator], "init")
-    identity = identity_of(kind, accumulator)
-    begin = None if identity is None else identity.tobytes()
-    return operator, (given, accumulator, result), begin
+    return operator, (given, accumulator, result), identity_of(kind, accumulator)
 
 
 def _require_castable(given: str, accumulator: str, result: str) -> None:

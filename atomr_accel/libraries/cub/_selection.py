@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...memory import GpuRef
 from .._arguments import require_readable
 from .._op import D, op
 from .._request import Request, Submission
@@ -15,7 +14,6 @@ from ._call import (
     Output,
     element,
     opaque,
-    size_of,
 )
 from ._operators import coded
 from .wire._messages import Count
@@ -24,6 +22,7 @@ from .wire._spec import Spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...memory import GpuRef
     from .._request import Driver
     from ._operators import AnyOperator
 
@@ -69,17 +68,18 @@ class Selections(CubPart[D]):
             TypeError: flags of another dtype.
             ValueError: there are not as many flags as elements.
         """
-        if isinstance(flags, GpuRef) and flags.dtype.name not in ("bool", "int8", "uint8"):
+        self._require(x=x, flags=flags)
+        if flags.dtype.name not in ("bool", "int8", "uint8"):
             raise TypeError(f"flags is {flags.dtype.name}; it must be bool, int8 or uint8")
-        if size_of(x) != size_of(flags):
-            raise ValueError(f"there are {size_of(x)} elements and {size_of(flags)} flags")
-        spec = Spec("select_flagged", (_moved(x),))
+        if x.size != flags.size:
+            raise ValueError(f"there are {x.size} elements and {flags.size} flags")
+        spec = Spec("select_flagged", (opaque(x.dtype),))
         return self._request(
             "cub.select_flagged",
-            lambda: spec,
+            spec,
             [("x", x), ("flags", flags)],
-            [Output("out", (size_of(x),), _dtype(x)), None, None, Output("count", (2,), INT64)],
-            (size_of(x),),
+            [Output("out", (x.size,), x.dtype), None, None, Output("count", (2,), INT64)],
+            (x.size,),
             result=_counted,
         )
 
@@ -124,7 +124,10 @@ class Selections(CubPart[D]):
         """
         return self._divide("three_way_partition", x, (first, second))
 
-    def _divide(self, algorithm: str, x: GpuRef, predicates: tuple[AnyOperator, ...]) -> Any:
+    def _divide(
+        self, algorithm: str, x: GpuRef, predicates: tuple[AnyOperator, ...]
+    ) -> Request[Any]:
+        self._require(x=x)
         dtype = element(x, "x")
         names = ("predicate",) if len(predicates) == 1 else ("first", "second")
         spec = Spec(
@@ -136,15 +139,13 @@ class Selections(CubPart[D]):
             ),
         )
         parts = {"select": 1, "partition": 2, "three_way_partition": 3}[algorithm]
-        outputs = [
-            Output("out", (size_of(x),), _dtype(x)) if at < parts else None for at in range(3)
-        ]
+        outputs = [Output("out", (x.size,), x.dtype) if at < parts else None for at in range(3)]
         return self._request(
             f"cub.{algorithm}",
-            lambda: spec,
+            spec,
             [("x", x), ("flags", None)],
             [*outputs, Output("count", (2,), INT64)],
-            (size_of(x),),
+            (x.size,),
             result=tuple if parts == 3 else _counted,
         )
 
@@ -165,13 +166,14 @@ class Selections(CubPart[D]):
             TypeError: a dtype that has no arithmetic.
             Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
+        self._require(x=x)
         spec = self._distinct(x, "", op, "x")
         return self._request(
             "cub.unique",
-            lambda: spec,
+            spec,
             [("x", x), ("values", None)],
-            [Output("out", (size_of(x),), _dtype(x)), None, Output("count", (), INT64)],
-            (size_of(x),),
+            [Output("out", (x.size,), x.dtype), None, Output("count", (), INT64)],
+            (x.size,),
             result=tuple,
         )
 
@@ -193,17 +195,18 @@ class Selections(CubPart[D]):
             TypeError, Unsupported: as ``unique``.
             ValueError: there are not as many values as keys.
         """
-        if size_of(keys) != size_of(values):
-            raise ValueError(f"there are {size_of(keys)} keys and {size_of(values)} values")
-        spec = self._distinct(keys, _moved(values), op, "keys")
-        shape = (size_of(keys),)
+        self._require(keys=keys, values=values)
+        if keys.size != values.size:
+            raise ValueError(f"there are {keys.size} keys and {values.size} values")
+        spec = self._distinct(keys, opaque(values.dtype), op, "keys")
+        shape = (keys.size,)
         return self._request(
             "cub.unique_by_key",
-            lambda: spec,
+            spec,
             [("keys", keys), ("values", values)],
             [
-                Output("keys", shape, _dtype(keys)),
-                Output("values", shape, _dtype(values)),
+                Output("keys", shape, keys.dtype),
+                Output("values", shape, values.dtype),
                 Output("count", (), INT64),
             ],
             shape,
@@ -251,13 +254,3 @@ class Selections(CubPart[D]):
 def _counted(made: Sequence[GpuRef]) -> tuple[GpuRef, ...]:
     """Outputs, with the first one of the numbers in the place of both."""
     return (*made[:-1], made[-1][0])
-
-
-def _moved(ref: Any) -> str:
-    return opaque(ref.dtype) if isinstance(ref, GpuRef) else "uint8"
-
-
-def _dtype(ref: Any) -> Any:
-    return ref.dtype if isinstance(ref, GpuRef) else INT64
-
-

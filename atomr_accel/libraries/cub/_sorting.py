@@ -16,11 +16,9 @@ from ._call import (
     Output,
     element,
     opaque,
-    shape_of,
-    size_of,
 )
 from ._operators import coded
-from ._reductions import _offsets as offsets_of
+from ._reductions import offsets_of
 from .wire._spec import Operator, Spec
 
 if TYPE_CHECKING:
@@ -62,13 +60,14 @@ class Sorts(CubPart[D]):
             ValueError: ``op`` and ``descending`` together.
             Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
+        self._require(keys=keys)
         spec = self._sorted_by(keys, "", op, descending)
         return self._request(
             "cub.sort",
-            lambda: spec,
+            spec,
             [("keys", keys), ("values", None)],
-            [Output("out", shape_of(keys), _dtype(keys), out), None],
-            (size_of(keys),),
+            [Output("out", keys.shape, keys.dtype, out), None],
+            (keys.size,),
         )
 
     @op
@@ -97,18 +96,19 @@ class Sorts(CubPart[D]):
             TypeError, Unsupported: as ``sort``.
             ValueError: as ``sort``; or there are not as many values as keys.
         """
+        self._require(keys=keys, values=values)
         _require_as_many(keys, values)
-        spec = self._sorted_by(keys, _moved(values), op, descending)
+        spec = self._sorted_by(keys, opaque(values.dtype), op, descending)
         given = _two(out)
         return self._request(
             "cub.sort_pairs",
-            lambda: spec,
+            spec,
             [("keys", keys), ("values", values)],
             [
-                Output("out[0]", shape_of(keys), _dtype(keys), given[0]),
-                Output("out[1]", shape_of(values), _dtype(values), given[1]),
+                Output("out[0]", keys.shape, keys.dtype, given[0]),
+                Output("out[1]", values.shape, values.dtype, given[1]),
             ],
-            (size_of(keys),),
+            (keys.size,),
             result=tuple,
         )
 
@@ -129,19 +129,20 @@ class Sorts(CubPart[D]):
         Raises:
             TypeError: a dtype without an order.
         """
+        self._require(keys=keys)
         dtypes = element(keys, "keys"), "uint64"
         spec = Spec("argsort", dtypes, descending=flag(descending, "descending"))
-        shape = shape_of(keys)
+        shape = keys.shape
         return self._request(
             "cub.argsort",
-            lambda: spec,
+            spec,
             [("keys", keys)],
             [
                 Output("positions", shape, INT64),
-                Output("sorted keys", shape, _dtype(keys)),
+                Output("sorted keys", shape, keys.dtype),
                 Output("out", shape, INT64, out),
             ],
-            (size_of(keys),),
+            (keys.size,),
             result=_last,
         )
 
@@ -174,7 +175,8 @@ class Sorts(CubPart[D]):
 
         Args:
             keys: as for ``sort``.
-            begins, ends: as for ``segmented_reduce``; segments must not overlap.
+            begins: as for ``segmented_reduce``.
+            ends: likewise; segments must not overlap.
             descending: whether the largest comes first.
             out: where the result goes. What is in no segment is not written.
 
@@ -186,12 +188,13 @@ class Sorts(CubPart[D]):
             ValueError: ``begins`` and ``ends`` are not of one length.
             Unsupported: in a recording.
         """
+        self._require(keys=keys, begins=begins, ends=ends)
         spec, sizes = _segmented(keys, "", begins, ends, descending)
         return self._request(
             "cub.segmented_sort",
-            lambda: spec,
+            spec,
             [("keys", keys), ("values", None), ("begins", begins), ("ends", ends)],
-            [Output("out", shape_of(keys), _dtype(keys), out), None],
+            [Output("out", keys.shape, keys.dtype, out), None],
             sizes,
             lane=WAITING,
         )
@@ -212,7 +215,8 @@ class Sorts(CubPart[D]):
         Args:
             keys: as for ``sort``.
             values: as many, of any dtype.
-            begins, ends: as for ``segmented_sort``.
+            begins: as for ``segmented_sort``.
+            ends: likewise.
             descending: whether the largest comes first.
             out: where keys and values go. What is in no segment is not written.
 
@@ -222,16 +226,17 @@ class Sorts(CubPart[D]):
         Raises:
             TypeError, ValueError, Unsupported: as ``segmented_sort`` and ``sort_pairs``.
         """
+        self._require(keys=keys, values=values, begins=begins, ends=ends)
         _require_as_many(keys, values)
-        spec, sizes = _segmented(keys, _moved(values), begins, ends, descending)
+        spec, sizes = _segmented(keys, opaque(values.dtype), begins, ends, descending)
         given = _two(out)
         return self._request(
             "cub.segmented_sort_pairs",
-            lambda: spec,
+            spec,
             [("keys", keys), ("values", values), ("begins", begins), ("ends", ends)],
             [
-                Output("out[0]", shape_of(keys), _dtype(keys), given[0]),
-                Output("out[1]", shape_of(values), _dtype(values), given[1]),
+                Output("out[0]", keys.shape, keys.dtype, given[0]),
+                Output("out[1]", values.shape, values.dtype, given[1]),
             ],
             sizes,
             lane=WAITING,
@@ -301,6 +306,7 @@ class Sorts(CubPart[D]):
         op: AnyOperator | None,
         out: GpuRef | None,
     ) -> Request[GpuRef]:
+        self._require(data=data, values=values)
         dtype = element(data, "data")
         if element(values, "values") != dtype:
             raise TypeError(f"data is {dtype} and values {NAMES[values.dtype]}; cast one first")
@@ -312,10 +318,10 @@ class Sorts(CubPart[D]):
         spec = Spec(algorithm, (dtype, dtype), operators)
         return self._request(
             f"cub.{algorithm}",
-            lambda: spec,
+            spec,
             [("data", data), ("values", values)],
-            [Output("out", shape_of(values), INT64, out)],
-            (size_of(values), size_of(data)),
+            [Output("out", values.shape, INT64, out)],
+            (values.size, data.size),
         )
 
 
@@ -323,23 +329,15 @@ def _segmented(
     keys: GpuRef, values: str, begins: GpuRef, ends: GpuRef, descending: bool
 ) -> tuple[Spec, tuple[int, int]]:
     offsets = offsets_of(begins, ends)
-    segments = whole(size_of(begins), "the number of segments", 0, 2**31 - 1)
+    segments = whole(begins.size, "the number of segments", 0, 2**31 - 1)
     dtypes = element(keys, "keys"), values, offsets
     spec = Spec("segmented_sort", dtypes, descending=flag(descending, "descending"))
-    return spec, (size_of(keys), segments)
+    return spec, (keys.size, segments)
 
 
-def _require_as_many(keys: Any, values: Any) -> None:
-    if size_of(keys) != size_of(values):
-        raise ValueError(f"there are {size_of(keys)} keys and {size_of(values)} values")
-
-
-def _moved(ref: Any) -> str:
-    return opaque(ref.dtype) if isinstance(ref, GpuRef) else "uint8"
-
-
-def _dtype(ref: Any) -> Any:
-    return ref.dtype if isinstance(ref, GpuRef) else INT64
+def _require_as_many(keys: GpuRef, values: GpuRef) -> None:
+    if keys.size != values.size:
+        raise ValueError(f"there are {keys.size} keys and {values.size} values")
 
 
 def _two(out: Any) -> tuple[GpuRef | None, GpuRef | None]:
@@ -353,5 +351,3 @@ def _two(out: Any) -> tuple[GpuRef | None, GpuRef | None]:
 
 def _last(made: Sequence[GpuRef]) -> GpuRef:
     return made[-1]
-
-

@@ -99,9 +99,7 @@ class BuildStore:
         call = ALGORITHMS[spec.algorithm](spec, Kit(self._cub.bindings, self._link))
         kind = getattr(self._cub.bindings, call.result)
         try:
-            built = kind.compile(
-                *call.build_arguments(sizes), self._cub.common(self._capability)
-            )
+            built = kind.compile(*call.build_arguments(sizes), self._cub.common(self._capability))
             self._files.put(key, built.serialize())
             if self._load:
                 built.load()

@@ -90,15 +90,15 @@ class _Job:
 
 
 @lru_cache(256)
-def _ufunc(operator: Operator) -> Callable[..., Any]:
+def _ufunc(operator: Operator) -> Any:
     """An operator as a ufunc of arrays."""
     count = len(operator.arguments)
     if operator.kind:
         ufunc: Any = getattr(np, (UNARY if count == 1 else BINARY)[operator.kind].ufunc)
         if operator.arguments[0] == "bool" and operator.kind == "identity":
             return np.logical_or if count == 2 else np.copy
-        return ufunc  # type: ignore[no-any-return]
-    function = cloudpickle.loads(operator.function)
+        return ufunc
+    function: Any = cloudpickle.loads(operator.function)
     if isinstance(function, np.ufunc):
         return function
     given, result = DTYPES[operator.arguments[0]].type, DTYPES[operator.result].type
@@ -204,14 +204,15 @@ def ordered_bits(keys: Array) -> Array:
     That of their bits: NaN whose sign is set before all others, NaN whose sign is not behind
     them. Both zeros are one.
     """
-    bits = keys.view(np.dtype(f"u{keys.dtype.itemsize}"))
+    bits: Array = keys.view(np.dtype(f"u{keys.dtype.itemsize}"))
     sign = bits.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
     if keys.dtype.kind in "bu":
         return bits
     if keys.dtype.kind == "i":
         return bits ^ sign
     bits = np.where(bits == sign, 0, bits).astype(bits.dtype)
-    return np.where(bits & sign, ~bits, bits | sign)
+    ordered: Array = np.where(bits & sign, ~bits, bits | sign)
+    return ordered
 
 
 def _sorted(keys: Array, *, descending: bool) -> Array:
@@ -271,10 +272,7 @@ def _searched(data: Array, wanted: Array, less: Operator | None, *, right: bool)
     while (open_ := low < high).any():
         middle = (low + high) // 2
         there = data[np.minimum(middle, len(data) - 1)]
-        if right:
-            before = ~_before(wanted, there, less)
-        else:
-            before = _before(there, wanted, less)
+        before = ~_before(wanted, there, less) if right else _before(there, wanted, less)
         low = np.where(open_ & before, middle + 1, low)
         high = np.where(open_ & ~before, middle, high)
     return low

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
@@ -10,6 +11,8 @@ from weakref import WeakKeyDictionary
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver
+from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
+from ...host._device_code import CudaSource
 from ..wire._messages import Build, Count, Run
 from ..wire._spec import decode
 from ._algorithms import QUERY, SOMEWHERE
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 _STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
+SOURCE: Final = CudaSource(__package__, "positions.cu")
 _WAITS: Final = frozenset({"segmented_sort"})
 """What waits for the device in the middle: it cannot be captured into a graph."""
 
@@ -59,16 +63,19 @@ class CudaCub:
         self._store: Final = _store_of(context)
         self._calls: dict[bytes, Call] = {}
         self._scratch: dict[int, int] = {}
+        self._kernels: Final = Kernels(context, stream, SOURCE)
         self.handlers: Final = {Build: self._build, Run: self._run, Count: self._count}
 
     @staticmethod
     def preload() -> None:
         """Load the bindings."""
         load_cub()
+        preload_compiler()
 
     def close(self) -> None:
-        """Free the scratch memory."""
+        """Unload kernels, and free the scratch memory."""
         self._calls.clear()
+        self._kernels.close()
         for pointer in self._scratch.values():
             check("cuMemFree", driver.cuMemFree(pointer))
         self._scratch.clear()
@@ -108,6 +115,8 @@ class CudaCub:
                 memset = driver.cuMemsetD8Async(pointers[-1], 0, nbytes, stream.handle)
                 check("cuMemsetD8Async", memset)
             return
+        if algorithm == "argsort":
+            self._number(pointers[1], message.sizes[0])
         run, sizes, values = call.run, message.sizes, message.values
         try:
             needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
@@ -118,6 +127,11 @@ class CudaCub:
             run(built, pointers, sizes, values, (scratch, needed), stream.pointer)
         except RuntimeError as error:
             raise refusal(f"cuda.compute {algorithm}", error) from error
+
+    def _number(self, out: int, count: int) -> None:
+        """Write positions, which are sorted with the keys."""
+        arguments = Arguments(struct.pack("<Qq", out, count))
+        self._kernels.launch(self._kernels.function("positions"), count, arguments)
 
     def _scratch_of(self, nbytes: int) -> int:
         """Scratch memory for what did not know how much to bring: a batch, or a rebuild.

@@ -102,8 +102,12 @@ BINARY: Final = {
     "bit_and": Rule("a & b", "bitwise_and", _BITS, identity=-1),
     "bit_or": Rule("a | b", "bitwise_or", _BITS, identity=0),
     "bit_xor": Rule("a ^ b", "bitwise_xor", _BITS, identity=0),
-    "logical_and": Rule("bool(a) && bool(b)", "logical_and", _REAL, truth=True, exact=True),
-    "logical_or": Rule("bool(a) || bool(b)", "logical_or", _REAL, truth=True, exact=True),
+    "logical_and": Rule(
+        "bool(a) && bool(b)", "logical_and", _REAL, truth=True, identity=1, exact=True
+    ),
+    "logical_or": Rule(
+        "bool(a) || bool(b)", "logical_or", _REAL, truth=True, identity=0, exact=True
+    ),
     "equal_to": Rule("a == b", "equal", _REAL, truth=True),
     "not_equal_to": Rule("a != b", "not_equal", _REAL, truth=True),
     "less": Rule("a < b", "less", _REAL, truth=True),
