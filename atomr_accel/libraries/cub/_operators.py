@@ -47,10 +47,18 @@ class Operator:
         self.source: Final = source
         self.name: Final = name
         self.cpu: Final = cpu
-        self.pickled: Final = b"" if cpu is None else cloudpickle.dumps(cpu)
+        self.pickled: Final = b"" if cpu is None else _pickled(cpu)
 
     def __repr__(self) -> str:
         return f"<Operator {self.name}>"
+
+
+def _pickled(function: Callable[..., Any]) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(function)
+    except Exception as error:
+        raise TypeError(f"cpu cannot be pickled, so no host gets it: {error}") from error
+    return pickled
 
 
 AnyOperator = str | Operator | Callable[..., Any]
@@ -99,7 +107,7 @@ def coded(
         raise TypeError(f"{what}: operators in Python take no {dtype}")
     source = translate(operator, len(arguments), dtype, C_TYPES[dtype])
     if in_python:
-        return Coded(arguments, result, "", "", NAME, cloudpickle.dumps(operator))
+        return Coded(arguments, result, "", "", NAME, _pickled(operator))
     return Coded(arguments, result, "", source, NAME)
 
 
