@@ -82,7 +82,7 @@ def coded(
         Unsupported: it has no function for the CPU backend.
         ValueError: no operator has that name.
     """
-    in_python = device.capabilities.python_kernels
+    in_python = _in_python(device)
     if isinstance(operator, str):
         kind = named(operator, len(arguments), what)
         _require_kind(kind, arguments, what)
@@ -109,6 +109,11 @@ def coded(
     if in_python:
         return Coded(arguments, result, "", "", NAME, _pickled(operator))
     return Coded(arguments, result, "", source, NAME)
+
+
+def _in_python(device: Home) -> bool:
+    """Whether operators are run as Python functions."""
+    return device.capabilities.python_kernels
 
 
 def named(name: str, count: int, what: str) -> str:
