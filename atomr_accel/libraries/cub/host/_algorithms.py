@@ -155,6 +155,11 @@ class Call:
         self.kit: Final = kit
         self.bindings: Final = kit.bindings
 
+    @property
+    def number_bytes(self) -> int:
+        """How large numbers from the program are."""
+        return DTYPES[self.number].itemsize
+
     def stand_ins(self) -> list[int]:
         """Pointers to ask with: null, where there is no buffer."""
         return [SOMEWHERE] * self.buffers

@@ -84,7 +84,7 @@ class CudaCub:
         built, origin, seconds = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
         pointers = call.stand_ins()
-        values = [bytes(DTYPES[call.number].itemsize)] * 2
+        values = [bytes(call.number_bytes)] * 2
         try:
             needed = call.run(built, pointers, message.sizes, values, QUERY, 0)
         except RuntimeError as error:
