@@ -1,7 +1,8 @@
 """Build CUB's algorithms for a device that is not there, and call them as far as its driver.
 
-Run as a program, in a process of its own: where there is no driver it pretends to have one. For each spec, encoded, that comes as an argument, in hexadecimal, it
-writes a line: where the build came from, its seconds, and what a call came to.
+Run as a program, in a process of its own: where there is no driver it pretends to have one. For
+each spec, encoded, that comes as an argument, in hexadecimal, it writes a line: where the build
+came from, its seconds, and what a call came to.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def main() -> None:
         pretend_driver(Path(tempfile.mkdtemp()))
     store = BuildStore((9, 0), load=True)
     for encoded in sys.argv[1:]:
-        print(call(store, bytes.fromhex(encoded)), flush=True)
+        sys.stdout.write(f"{call(store, bytes.fromhex(encoded))}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

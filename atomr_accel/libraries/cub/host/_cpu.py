@@ -208,11 +208,14 @@ def ordered_bits(keys: Array) -> Array:
     sign = bits.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
     if keys.dtype.kind in "bu":
         return bits
-    if keys.dtype.kind == "i":
-        return bits ^ sign
+    if keys.dtype.kind != "i":
+        return _ordered_floats(bits, sign)
+    return np.bitwise_xor(bits, sign)
+
+
+def _ordered_floats(bits: Array, sign: Any) -> Array:
     bits = np.where(bits == sign, 0, bits).astype(bits.dtype)
-    ordered: Array = np.where((bits & sign) != 0, ~bits, bits | sign)
-    return ordered
+    return np.where((bits & sign) != 0, ~bits, bits | sign)
 
 
 def _sorted(keys: Array, *, descending: bool) -> Array:

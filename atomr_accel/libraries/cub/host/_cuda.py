@@ -117,6 +117,8 @@ class CudaCub:
             return
         if algorithm == "argsort":
             self._number(pointers[1], message.sizes[0])
+        if stream.captures:
+            stream.keep(built)  # the graph launches its kernels
         run, sizes, values = call.run, message.sizes, message.values
         try:
             needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
