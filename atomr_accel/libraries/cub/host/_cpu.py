@@ -204,13 +204,14 @@ def ordered_bits(keys: Array) -> Array:
     That of their bits: NaN whose sign is set before all others, NaN whose sign is not behind
     them. Both zeros are one.
     """
-    bits: Array = keys.view(np.dtype(f"u{keys.dtype.itemsize}"))
+    bits: Array = keys.view(np.dtype(f"u{keys.dtype.itemsize}")).copy()
     sign = bits.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
     if keys.dtype.kind in "bu":
         return bits
     if keys.dtype.kind != "i":
         return _ordered_floats(bits, sign)
-    return np.bitwise_xor(bits, sign)
+    bits ^= sign
+    return bits
 
 
 def _ordered_floats(bits: Array, sign: Any) -> Array:
