@@ -95,6 +95,7 @@ class _Common:
         self.reaper: Final = Reaper()
         self.modules: Final[dict[str, None]] = {}
         self.lane_numbers: Final = itertools.count()
+        self.one_by_one = False
         self._last_range = 0
 
     def next_range(self, sequence: int) -> int:
@@ -234,6 +235,15 @@ class DeviceCore:
             "trio.from_thread.run(device.put, array, trio_token=token), with the token of that "
             "run: trio.lowlevel.current_trio_token()"
         )
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether lanes are started one after the other, to see which one crashes its host."""
+        return self._common.one_by_one
+
+    @one_by_one.setter
+    def one_by_one(self, value: bool) -> None:
+        self._common.one_by_one = value
 
     # --- its contexts --------------------------------------------------------------------
 

@@ -453,13 +453,13 @@ class Standby:
         spare.left = await self._left()
         try:
             await prepared.open(companion)
+            await self._measure(spare)  # which also waits for what goes on beside
         except (HostDied, StickyFault):
             raise
         except Exception as error:  # noqa: BLE001 (whatever it is: one context there is)
             self._be_warm(f"a second context cannot be had: {error}")
             return
         spare.companion = companion
-        await self._measure(spare)
         if core.memory.over_limit:
             await core.growth.trim()
         if core.memory.over_limit:

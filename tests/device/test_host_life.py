@@ -24,7 +24,7 @@ from atomr_accel.device import _context, _standby
 from atomr_accel.lanes import HostHandle, _spawn, start_host
 from atomr_accel.libraries._library import LaneSpec
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.wire import OpenLane
+from atomr_accel.wire import OpenLanes
 from tests.harness import (
     AT_ONCE,
     cpu_only,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from atomr_accel import Device
+    from atomr_accel.device._open import StreamStrategy
     from atomr_accel.lanes import Isolation
 
 pytestmark = cpu_only
@@ -340,7 +341,8 @@ async def test_a_rebuild_for_which_there_is_no_room_is_tried_again(
 
 
 LANES: Final = """
-import os, pathlib
+import os, pathlib, threading
+from atomr_accel.wire import StickyFault
 
 class Lane:
     handlers = {}
@@ -352,8 +354,10 @@ class Aborts(Lane):
         os.abort()
 
 class Second(Lane):
+    marker = "started"
+
     def __init__(self, context, stream):
-        marker = pathlib.Path(__file__).with_name("started")
+        marker = pathlib.Path(__file__).with_name(self.marker)
         if marker.exists():
             self.second()
         marker.touch()
@@ -365,6 +369,19 @@ class AbortsLater(Second):
 class FailsLater(Second):
     def second(self):
         raise ValueError("not today")
+
+class FaultsLater(Second):
+    def second(self):
+        raise StickyFault("not today", status=700, status_name="A_FAULT")
+
+class Meets(Second):
+    meeting = threading.Barrier(2, timeout=20)
+
+    def second(self):
+        self.meeting.wait()
+
+class Meets2(Meets):
+    marker = "started, too"
 """
 
 
@@ -412,10 +429,10 @@ async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> Non
             context = await core.ready()
             start = context.host.request
 
-            async def killed(request: Any, fd: int = -1) -> Any:
-                if isinstance(request, OpenLane):
+            async def killed(request: Any, *fds: int) -> Any:
+                if isinstance(request, OpenLanes):
                     context.host.kill()  # noqa: B023
-                return await start(request, fd)  # noqa: B023
+                return await start(request, *fds)  # noqa: B023
 
             context.host.request = killed  # type: ignore[method-assign, assignment]
             with pytest.raises(ContextPoisoned, match="starting lane 'fft'"):
@@ -423,20 +440,35 @@ async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> Non
         await open_a_lane(device)
 
 
-@pytest.mark.parametrize(("name", "generations"), [("AbortsLater", 2), ("FailsLater", 2)])
+@pytest.mark.parametrize("streams", ["per_actor", "single"])  # threads of their own, or one
+@pytest.mark.parametrize("name", ["AbortsLater", "FailsLater", "FaultsLater"])
 @program
 async def test_a_rebuild_goes_on_without_a_lane_that_does_not_start(
-    lanes: Callable[[str], LaneSpec], name: str, generations: int
+    lanes: Callable[[str], LaneSpec], name: str, streams: StreamStrategy
 ) -> None:
-    async with opened(max_restarts=3) as device:
+    # One host tells that it is one of several lanes, another which one it is.
+    async with opened(max_restarts=4, streams=streams) as device:
         await works(device)
         await device._core.open_lane(lanes(name))
         await kill_host(device)
         await works(device)
-        assert device.generation == generations
+        assert device.generation == 2
         assert name not in {lane.name for lane in device.statistics().lanes}
         with pytest.raises((ContextPoisoned, ValueError), match=r"SIGABRT|not today"):
             await device._core.open_lane(lanes(name))
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single"])
+@program
+async def test_a_rebuild_starts_lanes_side_by_side(
+    lanes: Callable[[str], LaneSpec], streams: StreamStrategy
+) -> None:
+    async with opened(streams=streams) as device:
+        for name in ("Meets", "Meets2"):
+            await device._core.open_lane(lanes(name))
+        await kill_host(device)
+        await works(device)
+        assert {"Meets", "Meets2"} <= {lane.name for lane in device.statistics().lanes}
 
 
 # --- the end of a device says why --------------------------------------------------------
