@@ -185,10 +185,13 @@ class Context:
     def _attach(self, info: DeviceInfo) -> None:
         """The host has proved good."""
         core = self._core
+        hot = self._companion is not None
         if self._companion is not None:
             core.host_calls.take_over(self._companion.host_calls)
             self._companion = None
         core.lifecycle.attach(self, self.prepared.ports, info)
+        if not hot and core.standby is not None:
+            core.standby.prepare_again()
 
     def hand_over(self) -> None:
         """End as soon as this is cancelled, but for the host, with all it is doing."""

@@ -63,6 +63,9 @@ _STEP_SECONDS: Final = 5.0
 _MOST_NOTED: Final = 512
 """Plans and kernels of which hot ones have their own, those that were made last."""
 
+_MOST_AGAIN: Final = 16
+"""As many of them are prepared at once in a host that was not hot."""
+
 _ROOM_SECONDS: Final = 1.0
 """A standby that has not let go of memory after this long is killed."""
 
@@ -228,9 +231,7 @@ class Standby:
             spare.wake.set()
 
     def note(self, lane: str, message: Message) -> None:
-        """The device has prepared something, such as a plan, which a hot one is to have, too."""
-        if self._wanted == "warm":
-            return
+        """The device has prepared something, such as a plan, which the next host needs, too."""
         known = (lane, message) in self._noted
         self._noted[lane, message] = None
         if known:
@@ -240,6 +241,17 @@ class Standby:
             self._noted.popitem(last=False)
         for spare in self._spares:
             spare.wake.set()
+
+    def prepare_again(self) -> None:
+        """Have a host that was not hot prepare what the last one had, beside the program's ops.
+
+        That is, on lanes with a thread of their own, what was used last.
+        """
+        core = self._core
+        for lane, message in list(reversed(self._noted))[:_MOST_AGAIN]:
+            port = core.ports.get(lane)
+            if port is not None and core.lanes[lane][0].blocks:
+                core.submit(port, f"{lane}: in advance", message)
 
     def statistics(self) -> StandbyStatistics:
         """A snapshot."""

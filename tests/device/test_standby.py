@@ -194,6 +194,18 @@ async def test_plans_and_kernels_are_made_there() -> None:
 
 
 @program
+async def test_plans_are_made_again_in_a_warm_one_before_the_program_asks() -> None:
+    async with opened(standby="warm", max_restarts=OFTEN) as device:
+        weight = await device.put(np.ones(4, np.float32), sealed=True)
+        await device.dnn.layer_norm(await device.put(np.ones((2, 4), np.float32)), weight, weight)
+        await standby_ready(device)
+        await kill_host(device)
+        await works(device)
+        lanes = {lane.name: lane for lane in device.statistics().lanes}
+        assert lanes["dnn-plans"].submitted >= 1
+
+
+@program
 async def test_a_state_of_what_does_not_survive_is_not_made() -> None:
     """It takes a plain buffer, which is stale after the fault."""
     async with hot() as device:
