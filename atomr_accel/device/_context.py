@@ -97,6 +97,10 @@ class Context:
     @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Bring the context up, serve, and end with the fault that ended it."""
+        core = self._core
+        if core.failed_starts and core.start_backoff is not None:
+            await trio.sleep(core.start_backoff.delay(core.failed_starts + 1))
+        core.failed_starts += 1  # until this one is up
         self._begun = trio.current_time()
         if self._core.whole is None:
             self.prepared = await self._take_standby() or Prepared(
@@ -119,6 +123,7 @@ class Context:
                     if self._core.op_deadline is not None:
                         self._nursery.start_soon(self._watch, self._core.op_deadline)
                     up = True
+                    core.failed_starts = 0
                     task_status.started()
             except BaseExceptionGroup as group:
                 failures, rest = group.split(Exception)

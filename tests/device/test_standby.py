@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -16,7 +17,8 @@ import trio
 import trio.testing
 
 from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
-from atomr_accel.device import _context, _standby
+from atomr_accel.actors import Backoff
+from atomr_accel.device import _context, _open, _standby
 from atomr_accel.device._growth import Growth
 from atomr_accel.device._prepared import Prepared
 from atomr_accel.lanes import HostDied, start_host
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
     from atomr_accel.device._core import DeviceCore
     from atomr_accel.device._standby import Standby
+    from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = cpu_only
 
@@ -408,6 +411,40 @@ async def test_a_fault_while_it_warms_up_is_the_standbys_own() -> None:
         assert statistics is not None
         assert statistics.died == 2
         await works(device)
+
+
+# --- when the next host is taken ------------------------------------------------------------------
+
+
+@program
+async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+
+    def rng() -> float:
+        waits.append(trio.current_time())
+        return 0.5
+
+    monkeypatch.setattr(_open, "_RESTART_BACKOFF", Backoff(base=1e-3, jitter=0.5, rng=rng))
+    async with opened(standby="warm", backoff=None, max_restarts=OFTEN) as device:
+        for _ in range(3):
+            await standby_ready(device)
+            await poison(device)
+            await works(device)
+        assert not waits
+
+        async def start(isolation: Isolation) -> HostHandle:
+            if len(waits) < 2:
+                raise OSError(errno.EAGAIN, "no room for another process")
+            return await start_host(isolation)
+
+        monkeypatch.setattr(_context, "start_host", start)
+        monkeypatch.setattr(_standby, "start_host", start)
+        for _ in range(2):  # the one that is ready, and one that is not
+            await kill_host(device)
+        await works(device)
+        assert len(waits) == 2
 
 
 # --- how many, and what of them is told -----------------------------------------------------------
