@@ -530,7 +530,9 @@ class Standby:
         for op in list(companion.in_flight.values()):
             with suppress(Exception):
                 await op.wait()
+        before = companion.memory.epoch
         slabs = companion.memory.abandon()
+        companion.host_calls.keep_states(before, prepared.mapped)
         if slabs:
             await prepared.host.request(UnmapSlabs(slabs))
 

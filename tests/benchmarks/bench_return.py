@@ -243,9 +243,12 @@ class Rehearsal:
         if self.subject is not None:
             await self.subject.ask(device)
 
-    def begin(self, device: Device, subject: Subject) -> None:
-        """There is."""
+    async def begin(self, device: Device, subject: Subject) -> None:
+        """There is; and the lanes that faults on purpose need are in use."""
         self.subject = subject
+        source = 'extern "C" __global__ void nothing(float* x) {}'
+        kernel = await device.nvrtc.compile(source, "nothing", cpu=lambda _: None)
+        await kernel.launch(1, 1, await device.zeros(1, np.float32))
         device._core.changed()
 
 
@@ -272,7 +275,7 @@ async def measure(
             begun = time.perf_counter()
             await subject.ask(device)
             alone.append(time.perf_counter() - begun)
-        rehearsal.begin(device, subject)
+        await rehearsal.begin(device, subject)
         samples = []
         last: Return | None = None
         with trio.move_on_after(options.seconds):
@@ -336,7 +339,7 @@ async def clients(options: argparse.Namespace) -> None:
     rehearsal = Rehearsal()
     async with opened("hot", options, rehearsal) as device:
         subject, nbytes = await llama(device, options.model)
-        rehearsal.begin(device, subject)
+        await rehearsal.begin(device, subject)
         await standby_ready(device)
         ours = Clients(device, subject)
         async with trio.open_nursery() as nursery:
@@ -382,7 +385,7 @@ async def storm(options: argparse.Namespace) -> None:
     rehearsal = Rehearsal()
     async with opened("hot", options, rehearsal) as device:
         subject = await builtin(device)
-        rehearsal.begin(device, subject)
+        await rehearsal.begin(device, subject)
         await standby_ready(device)
         returns = []
         for _ in range(STORM):

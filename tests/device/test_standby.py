@@ -272,14 +272,13 @@ async def test_it_is_taken_while_it_makes_a_state(tmp_path: Path) -> None:
 
 
 def _slow(gate: str, log: str, weights: Any) -> Any:
-    with Path(log).open("a") as file:
-        file.write(f"{os.getpid()}\n")
+    made = _noted(log, weights)
     fd = os.open(gate, os.O_RDONLY)
     try:
         os.read(fd, 1)
     finally:
         os.close(fd)
-    return load(weights)
+    return made
 
 
 # --- warming up -----------------------------------------------------------------------------
@@ -323,6 +322,40 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
                 await works(devices[-1])
             assert {lane.name for lane in device.statistics().lanes} >= {"memory", "blas", "fft"}
             assert np.array_equal(await device.get(shared["sealed"]), EYE)
+
+
+@program
+async def test_a_state_is_made_once_in_each_host_however_often_it_warms_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    rehearsals = 0
+
+    async def warm_up(rehearsal: Device) -> None:
+        nonlocal rehearsals
+        if init is not None:
+            await answer(rehearsal, init)
+            await rehearsal.put(np.ones(1 << 20))
+            rehearsals += 1
+
+    init: Callable[[], Any] | None = None
+    async with hot(warm_up=warm_up) as device:
+        init = functools.partial(_noted, str(log), await device.put(EYE, sealed=True))
+        for _ in range(2):
+            await answer(device, init)
+            await standby_ready(device)
+            device._core.changed()
+            await standby_ready(device)
+            assert rehearsals >= 2
+            await poison(device)
+            rehearsals = 0
+        await answer(device, init)
+        made = log.read_text().split()
+        assert len(set(made)) == len(made) >= 3
+
+
+def _noted(log: str, weights: Any) -> Any:
+    with Path(log).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return load(weights)
 
 
 @program
