@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -25,6 +24,17 @@ from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program
 
+from .in_host import (
+    has_imported,
+    import_from,
+    import_rare,
+    load,
+    load_and_note,
+    load_once,
+    load_slowly,
+    multiply,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -38,8 +48,6 @@ pytestmark = cpu_only
 EYE: Final = np.eye(3)
 OFTEN: Final = 10**6
 hot: Final = functools.partial(opened, standby="hot", max_restarts=OFTEN)
-
-ends = pytest.mark.parametrize("end", [poison, kill_host])
 
 
 @pytest.fixture(autouse=True)
@@ -72,18 +80,9 @@ async def works(device: Device) -> None:
     assert np.array_equal(await device.get(await device.blas.gemm(a, a)), EYE)
 
 
-def load(weights: Any) -> tuple[Any, int, float]:
-    return weights, os.getpid(), time.monotonic()
-
-
-def apply(model: tuple[Any, int, float], x: Any) -> tuple[Any, int, float]:
-    weights, pid, made = model
-    return weights @ x, pid, made
-
-
 async def answer(device: Device, init: Callable[[], Any], lane: str = "run") -> tuple[int, float]:
     """An answer of the model is right; the process that gives it, and since when it can."""
-    product, pid, made = await device.run(apply, np.ones(3), init=init, lane=lane)
+    product, pid, made = await device.run(multiply, np.ones(3), init=init, lane=lane)
     assert np.array_equal(product, np.ones(3))
     return pid, made
 
@@ -91,16 +90,14 @@ async def answer(device: Device, init: Callable[[], Any], lane: str = "run") -> 
 # --- what a hot one has prepared ----------------------------------------------------------------
 
 
-@ends
 @program
-async def test_a_hot_one_has_all_that_the_device_has(
-    end: Callable[[Device], Awaitable[object]],
-) -> None:
+async def test_a_hot_one_has_all_that_the_device_has() -> None:
     async with hot() as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await works(device)
         before, _ = await answer(device, init)
-        for _ in range(3):
+        ends: list[Callable[[Device], Awaitable[object]]] = [poison, kill_host, poison]
+        for end in ends:
             await standby_of(device).wait_ready()
             host = standby_of(device).hosts[0]
             ready = time.monotonic()
@@ -121,7 +118,7 @@ async def test_what_is_sealed_later_is_there_and_what_is_freed_goes() -> None:
     async with hot() as device:
         standby = standby_of(device)
         await standby.wait_ready()
-        for number in range(4):
+        for number in range(2):
             first = await device.put(np.full(3, number), sealed=True)
             second = await device.seal(await device.put(np.full(1 << 20, number, np.int32)))
             await standby.wait_ready()
@@ -142,7 +139,7 @@ async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
     async with hot() as device:
         standby = standby_of(device)
         init = functools.partial(load, await device.put(EYE, sealed=True))
-        for _ in range(3):
+        for _ in range(2):
             await answer(device, init, "mine")
             await standby.wait_ready()
             spare = standby._best_first()[0]
@@ -228,18 +225,13 @@ async def test_a_state_that_cannot_be_made_there_is_made_later(
     """A port that only one process can have, say."""
     there = tmp_path / "there"
     async with hot() as device:
-        init = functools.partial(_once, str(there), await device.put(EYE, sealed=True))
+        init = functools.partial(load_once, str(there), await device.put(EYE, sealed=True))
         await answer(device, init)
         await standby_of(device).wait_ready()
         assert "cannot have the state of lane 'run'" in caplog.text
         there.unlink()
         await poison(device)
         await answer(device, init)
-
-
-def _once(path: str, weights: Any) -> Any:
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    return load(weights)
 
 
 @program
@@ -251,7 +243,7 @@ async def test_it_is_taken_while_it_makes_a_state(tmp_path: Path) -> None:
     try:
         async with hot() as device:
             weights = await device.put(EYE, sealed=True)
-            init = functools.partial(_slow, str(gate), str(log), weights)
+            init = functools.partial(load_slowly, str(gate), str(log), weights)
             os.write(fd, b".")
             before, _ = await answer(device, init)
             while device.statistics().standby.state != "init":  # type: ignore[union-attr]
@@ -269,16 +261,6 @@ async def test_it_is_taken_while_it_makes_a_state(tmp_path: Path) -> None:
             os.write(fd, b"..")
     finally:
         os.close(fd)
-
-
-def _slow(gate: str, log: str, weights: Any) -> Any:
-    made = _noted(log, weights)
-    fd = os.open(gate, os.O_RDONLY)
-    try:
-        os.read(fd, 1)
-    finally:
-        os.close(fd)
-    return made
 
 
 # --- warming up -----------------------------------------------------------------------------
@@ -338,7 +320,7 @@ async def test_a_state_is_made_once_in_each_host_however_often_it_warms_up(tmp_p
 
     init: Callable[[], Any] | None = None
     async with hot(warm_up=warm_up) as device:
-        init = functools.partial(_noted, str(log), await device.put(EYE, sealed=True))
+        init = functools.partial(load_and_note, str(log), await device.put(EYE, sealed=True))
         for _ in range(2):
             await answer(device, init)
             await standby_ready(device)
@@ -350,12 +332,6 @@ async def test_a_state_is_made_once_in_each_host_however_often_it_warms_up(tmp_p
         await answer(device, init)
         made = log.read_text().split()
         assert len(set(made)) == len(made) >= 3
-
-
-def _noted(log: str, weights: Any) -> Any:
-    with Path(log).open("a") as file:
-        file.write(f"{os.getpid()}\n")
-    return load(weights)
 
 
 @program
@@ -506,7 +482,7 @@ async def test_as_many_are_kept_as_are_wanted() -> None:
 async def test_one_that_dies_is_replaced_and_is_no_fault() -> None:
     async with hot(max_restarts=0) as device:
         standby = standby_of(device)
-        for number in range(3):
+        for number in range(2):
             await standby.wait_ready()
             standby.hosts[0].kill()
             while standby.ready:
@@ -521,14 +497,14 @@ async def test_one_that_dies_is_replaced_and_is_no_fault() -> None:
 async def test_a_storm_of_faults_ends_with_a_hot_one() -> None:
     async with hot() as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
-        for _ in range(10):
+        for _ in range(6):
             await poison(device)
             await answer(device, init)
         await standby_of(device).wait_ready()
         statistics = device.statistics().standby
         assert statistics is not None
         assert (statistics.mode, statistics.state) == ("hot", "ready")
-        assert device.generation == 11
+        assert device.generation == 7
 
 
 # --- no room ---------------------------------------------------------------------------------
@@ -657,25 +633,15 @@ async def test_without_a_standby_nobody_waits_for_one() -> None:
 # --- what a warm one has imported ---------------------------------------------------------------
 
 
-def _import_rare() -> bool:
-    import wave
-
-    return wave.__name__ in sys.modules
-
-
-def _has(name: str) -> bool:
-    return name in sys.modules
-
-
 @program
 async def test_a_warm_one_has_imported_what_functions_have() -> None:
     async with opened(standby="warm", max_restarts=OFTEN) as device:
-        assert not await device.run(_has, "wave")
-        assert await device.run(_import_rare)
+        assert not await device.run(has_imported, "wave")
+        assert await device.run(import_rare)
         await standby_of(device).wait_ready()
         for _ in range(2):
             await poison(device)
-            assert await device.run(_has, "wave")
+            assert await device.run(has_imported, "wave")
             await standby_of(device).wait_ready()
 
 
@@ -684,18 +650,11 @@ async def test_what_cannot_be_imported_there_is_no_loss(tmp_path: Path) -> None:
     """A module that is not there any more, or ends its process's life with an exception."""
     (tmp_path / "only_once.py").write_text("x = 1\n")
     async with opened(standby="warm", max_restarts=OFTEN) as device:
-        await device.run(_import_from, str(tmp_path), "only_once")
+        await device.run(import_from, str(tmp_path), "only_once")
         (tmp_path / "only_once.py").unlink()
         await standby_of(device).wait_ready()
         await poison(device)
         await works(device)
-
-
-def _import_from(path: str, name: str) -> None:
-    import importlib
-
-    sys.path.insert(0, path)
-    importlib.import_module(name)
 
 
 # --- nothing is left ---------------------------------------------------------------------------
@@ -705,15 +664,14 @@ def _import_from(path: str, name: str) -> None:
 async def test_nothing_is_left_of_them() -> None:
     before = descriptors()
     pids = []
-    for kept in (1, 3):
-        async with hot(standbys=kept) as device:
-            init = functools.partial(load, await device.put(EYE, sealed=True))
-            await answer(device, init)
-            await standby_of(device).wait_ready()
-            pids += [host.pid for host in standby_of(device).hosts]
-            await poison(device)
-            await answer(device, init)
-            pids.append(device.statistics().host_pid)
+    async with hot(standbys=2) as device:
+        init = functools.partial(load, await device.put(EYE, sealed=True))
+        await answer(device, init)
+        await standby_of(device).wait_ready()
+        pids += [host.pid for host in standby_of(device).hosts]
+        await poison(device)
+        await answer(device, init)
+        pids.append(device.statistics().host_pid)
     assert descriptors() == before
     for pid in pids:
         assert pid is not None
@@ -741,5 +699,5 @@ async def test_a_host_that_cannot_say_what_it_imported_ends_as_any_other(
 
     monkeypatch.setattr(Prepared, "learn", learn)
     async with opened(standby="warm", max_restarts=OFTEN) as device:
-        await device.run(_has, "wave")
+        await device.run(has_imported, "wave")
         await standby_of(device).wait_ready()
