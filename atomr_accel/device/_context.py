@@ -193,6 +193,8 @@ class Context:
         hot = self._companion is not None
         if self._companion is not None:
             core.host_calls.take_over(self._companion.host_calls)
+            if core.standby is not None:
+                core.standby.own_recordings(self.prepared.captured)
             self._companion = None
         core.lifecycle.attach(self, self.prepared.ports, info)
         if not hot and core.standby is not None:

@@ -58,6 +58,7 @@ class Prepared:
         info: what the device says of itself, once it is opened.
         mapped: the sealed slabs it has.
         ports: its lanes by name.
+        captured: numbers of the recordings that it has captured in advance.
         starting: the lanes it is starting. They stay if the host does not survive that: all
             that may be why, but for the memory lane, without which there is no device.
     """
@@ -67,6 +68,7 @@ class Prepared:
         self.info: DeviceInfo | None = None
         self.mapped: Final[set[int]] = set()
         self.ports: Final[dict[str, Port]] = {}
+        self.captured: Final[set[int]] = set()
         self.starting: tuple[str, ...] = ()
         self._loaded: set[str] = set()
         self._imported: set[str] = set()

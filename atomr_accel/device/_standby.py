@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+import weakref
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,11 +32,13 @@ import trio
 from .._errors import AccelError, StandbyWarning
 from ..actors import Backoff
 from ..lanes import END_SECONDS, HostDied, start_host, uninterrupted
+from ..libraries.programs.wire._messages import Forget
 from ..wire import StickyFault, UnmapSlabs
 from ._context import Context
 from ._device import Device
 from ._prepared import Prepared
 from ._run import HostCalls
+from .batches._record import PROGRAMS
 from .data._pinned import Pinned
 from .interop._exports import Exports
 
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from ..lanes import HostHandle
     from ..wire import Message
     from ._core import DeviceCore
+    from .batches._record import Recording
 
 StandbyMode = Literal["hot", "warm"]
 
@@ -62,6 +66,9 @@ _STEP_SECONDS: Final = 5.0
 
 _MOST_NOTED: Final = 512
 """Plans and kernels of which hot ones have their own, those that were made last."""
+
+_MOST_RECORDINGS: Final = 64
+"""Recordings that hot ones capture in advance, those that were captured last."""
 
 _MOST_AGAIN: Final = 16
 """As many of them are prepared at once in a host that was not hot."""
@@ -189,6 +196,7 @@ class Standby:
         self._warm_up: Final = warm_up
         self._spares: list[_Spare] = []
         self._noted: OrderedDict[tuple[str, Message], None] = OrderedDict()
+        self._recordings: OrderedDict[int, weakref.ref[Recording]] = OrderedDict()
         self._became_ready = trio.Event()
         self._vacant = trio.Event()
         self._warned = False
@@ -241,6 +249,42 @@ class Standby:
             self._noted.popitem(last=False)
         for spare in self._spares:
             spare.wake.set()
+
+    def note_recording(self, number: int, recording: Recording) -> None:
+        """The device has captured a recording, which a hot one is to do, too.
+
+        Args:
+            number: what the host knows it by.
+            recording: it is not kept alive.
+        """
+        if self._wanted == "warm":
+            return
+        known = number in self._recordings
+        self._recordings[number] = weakref.ref(recording)
+        self._recordings.move_to_end(number)
+        if known:
+            return
+        if len(self._recordings) > _MOST_RECORDINGS:
+            self._recordings.popitem(last=False)
+        for spare in self._spares:
+            spare.wake.set()
+
+    def own_recordings(self, captured: set[int]) -> None:
+        """Recordings that were captured in advance are in the device's own host now."""
+        for number in captured:
+            recording = self._recording(number)
+            if recording is not None:
+                recording.was_captured()
+            else:  # it is gone: dropped at once
+                self._core.keep(PROGRAMS.name, "program.forget", Forget(number))
+        captured.clear()
+
+    def _recording(self, number: int) -> Recording | None:
+        known = self._recordings.get(number)
+        recording = None if known is None else known()
+        if recording is None:
+            self._recordings.pop(number, None)
+        return recording
 
     def prepare_again(self) -> None:
         """Have a host that was not hot prepare what the last one had, beside the program's ops.
@@ -437,6 +481,7 @@ class Standby:
                 if behind:
                     await self._follow(spare, prepared, spare.context)
                 await self._prepare_noted(spare)
+                await self._capture(spare, prepared)
             elif behind:
                 spare.step = "importing"
                 await prepared.import_modules(self._core)
@@ -516,6 +561,27 @@ class Standby:
                     await companion.submit(port, f"{lane}: in advance", message).wait()
         spare.noted.intersection_update(self._noted)
 
+    async def _capture(self, spare: _Spare, prepared: Prepared) -> None:
+        """Capture what the device has captured, and forget what it has forgotten."""
+        companion = spare.companion
+        assert companion is not None
+        port = companion.ports.get(PROGRAMS.name)
+        known = {number for number in list(self._recordings) if self._recording(number) is not None}
+        for number in prepared.captured - known:
+            prepared.captured.discard(number)
+            if port is not None:
+                companion.submit(port, "program.forget", Forget(number))
+        missing = known - prepared.captured
+        for number in sorted(missing):
+            recording = self._recording(number)
+            if recording is not None and port is not None:
+                prepared.captured.add(number)
+                with suppress(AccelError, ValueError):  # the program is told when it replays it
+                    await recording.capture_in(companion, prepared.mapped)
+                recording = None
+        if missing:
+            await self._give_back(companion, prepared)
+
     async def _rehearse(
         self,
         companion: DeviceCore,
@@ -527,6 +593,10 @@ class Standby:
             await warm_up(Device(companion, self._ref))
         except Exception as error:  # noqa: BLE001 (the program's)
             _log.warning("%s: warm_up of a standby failed: %s", self._core.name, repr(error))
+        await self._give_back(companion, prepared)
+
+    async def _give_back(self, companion: DeviceCore, prepared: Prepared) -> None:
+        """Leave none of a companion's own memory."""
         for op in list(companion.in_flight.values()):
             with suppress(Exception):
                 await op.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import os
 import time
 import warnings
@@ -203,6 +204,80 @@ async def test_plans_are_made_again_in_a_warm_one_before_the_program_asks() -> N
         await works(device)
         lanes = {lane.name: lane for lane in device.statistics().lanes}
         assert lanes["dnn-plans"].submitted >= 1
+
+
+@program
+async def test_recordings_are_captured_in_advance() -> None:
+    async with hot() as device:
+        standby = standby_of(device)
+        weights = await device.put(2 * EYE, sealed=True)
+        x, flag = await device.put(EYE), await device.put(np.array([1], np.int32))
+        async with device.record(x) as inner:
+            doubled = inner.blas.gemm(x, weights)
+        async with device.record(x, flag) as outer:
+            outer.call(inner, x)
+            with outer.when(flag):
+                product = outer.blas.gemm(doubled, x)
+        for number in (1, 2):
+            if number > 1:
+                x, flag = await device.put(number * EYE), await device.put(np.array([1], np.int32))
+            await outer.replay(x, flag)
+            await standby_ready(device)
+            spare = standby._best_first()[0]
+            assert spare.prepared is not None
+            assert spare.companion is not None
+            assert spare.prepared.captured == {outer._number}
+            assert spare.companion.ports["programs"].statistics().completed == 1
+            assert not spare.companion.memory._slabs  # nothing is left of what it was captured on
+            await outer.replay(x, flag)  # which has changed nothing here
+            assert np.array_equal(await device.get(product), 2 * number**2 * EYE)
+            host = standby.hosts[0]
+            await poison(device)
+            await works(device)
+            assert device.statistics().host_pid == host.pid
+        # What the host has captured goes with the recording, also where nobody has replayed it.
+        before = device._core.ports["programs"].statistics().submitted
+        del outer, inner, doubled, product
+        gc.collect()
+        await works(device)
+        assert device._core.ports["programs"].statistics().submitted == before + 1
+        await standby_ready(device)
+
+
+@program
+async def test_recordings_that_are_gone_are_forgotten_there() -> None:
+    async with hot() as device:
+        standby = standby_of(device)
+        x = await device.put(EYE)
+        async with device.record(x) as recording:
+            recording.blas.gemm(x, x)
+        await recording.replay()
+        await standby_ready(device)
+        spare = standby._best_first()[0]
+        assert spare.prepared is not None
+        assert spare.prepared.captured
+        del recording
+        gc.collect()
+        device._core.changed()
+        await standby_ready(device)
+        assert not spare.prepared.captured
+        await poison(device)
+        await works(device)
+
+
+@program
+async def test_a_recording_that_cannot_be_captured_there_is_captured_later() -> None:
+    async with hot() as device:
+        gone, weights = await device.put(EYE, sealed=True), await device.put(EYE, sealed=True)
+        x = await device.put(EYE)
+        async with device.record(x) as recording:
+            product = recording.blas.gemm(x, gone)
+        await device.free(gone)
+        await recording.replay(replace={gone: weights})
+        await standby_ready(device)
+        await poison(device)
+        await recording.replay(await device.put(3 * EYE), replace={gone: weights})
+        assert np.array_equal(await device.get(product), 3 * EYE)
 
 
 @program

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
+    from atomr_accel.device.batches._record import Recording
     from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [cpu_only, pytest.mark.slow]
@@ -58,12 +59,14 @@ class _Program:
         self.rng = rng
         self.sealed: list[tuple[int, GpuRef]] = []
         self.models: dict[str, tuple[int, GpuRef]] = {}
+        self.programs: list[tuple[int, Recording, GpuRef]] = []
         self.answers = 0
         self.over = False
 
     async def run(self) -> None:
         often = [self.read, self.multiply, self.ask]
         actions = [*often, self.seal, self.unseal, self.load, self.close]
+        actions += [self.record, self.replay, self.replay]
         while not self.over:
             action = actions[self.rng.integers(len(actions))]
             await self.device.retry(action, attempts=100)
@@ -107,6 +110,22 @@ class _Program:
             init = functools.partial(take, weights)
             given = await self.device.run(add, np.arange(3), lane=lane, init=init)
             assert given.tolist() == [number, number + 1, number + 2]
+
+    async def record(self) -> None:
+        if len(self.programs) > 2:
+            self.programs.pop(self.rng.integers(len(self.programs)))
+        number = int(self.rng.integers(1000))
+        weights = await self.device.put(number * np.eye(3), sealed=True)
+        x = await self.device.put(np.eye(3))
+        async with self.device.record(x) as program:
+            product = program.blas.gemm(x, weights)
+        self.programs.append((number, program, product))
+        await self.replay()
+
+    async def replay(self) -> None:
+        for number, program, product in list(self.programs):
+            await program.replay(await self.device.put(2 * np.eye(3)))
+            assert np.array_equal(await self.device.get(product), 2 * number * np.eye(3))
 
     async def close(self) -> None:
         for lane in ("one", "other"):
@@ -169,7 +188,9 @@ async def test_nothing_is_wrong_or_lost(hosts: list[HostHandle], number: int, ke
         await ours.ask()
         await ours.multiply()
         await settled(device)
+        await ours.replay()
         ours.models.clear()
+        ours.programs.clear()
         for _, ref in ours.sealed:
             await device.free(ref)
         ours.sealed.clear()
