@@ -355,7 +355,7 @@ async def clients(options: argparse.Namespace) -> None:
                 f"longest wait {ours.longest:.3f} s"
             )
             ours.begin()
-            returns = []
+            returns: list[Return] = []
             for _ in range(FAULTS):
                 await wait_until(ours.begun + len(returns) * APART_SECONDS)
                 returns.append(await back(device, subject, options.fault))

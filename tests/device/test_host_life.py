@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from atomr_accel import Device
-    from atomr_accel.device._open import StreamStrategy
+    from atomr_accel.device._settings import StreamStrategy
     from atomr_accel.lanes import Isolation
 
 pytestmark = cpu_only

@@ -123,8 +123,8 @@ class _Program:
         await self.replay()
 
     async def replay(self) -> None:
-        for number, program, product in list(self.programs):
-            await program.replay(await self.device.put(2 * np.eye(3)))
+        for number, recording, product in list(self.programs):
+            await recording.replay(await self.device.put(2 * np.eye(3)))
             assert np.array_equal(await self.device.get(product), 2 * number * np.eye(3))
 
     async def close(self) -> None:
