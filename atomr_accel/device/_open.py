@@ -30,6 +30,7 @@ from ._actors import DeviceActor
 from ._core import DeviceCore
 from ._device import Device
 from ._failures import is_passing
+from ._room import StandbyMode
 from ._run import HostCalls
 from ._settings import (
     Completion,
@@ -39,7 +40,7 @@ from ._settings import (
     standby_mode,
     stream_plan,
 )
-from ._standby import Standby, StandbyMode
+from ._standby import Standby
 from .data._pinned import Pinned
 from .interop._exports import Exports
 
