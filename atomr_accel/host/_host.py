@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
-from .._errors import AccelError, Unsupported
+from .._errors import AccelError, LibraryMissing, Unsupported
 from ..wire import (
     AskFree,
     ControlRequest,
@@ -159,9 +159,7 @@ class Host:
                 return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
-                    preload = getattr(_named("an executor", reference), "preload", None)
-                    if preload is not None:
-                        preload()
+                    _preload(_named("an executor", reference))
             case Import():
                 self._import(request.modules, brought[0])
                 brought.clear()
@@ -251,6 +249,7 @@ class Host:
                 if sharing[lane.thread] == 1:
                     opening.append(self._open_lane(lane, sock, new_slot, failed))
                 else:
+                    _preload(kind)  # here, for the same reason
                     work = _Work(f"start {lane.name}", partial(new_slot, 0))
                     apart.append((lane, sock, new_slot, work))
         for lane, sock, new_slot, work in apart:
@@ -372,6 +371,14 @@ def _failing(
     except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
         failed[lane.name] = _packed(error)
         sock.close()
+
+
+def _preload(kind: Any) -> None:
+    """Load what a class needs that touches no device; what is missing, its instances tell."""
+    preload = getattr(kind, "preload", None)
+    if preload is not None:
+        with contextlib.suppress(LibraryMissing):
+            preload()
 
 
 def _packed(error: BaseException) -> Failure | Fault:
