@@ -206,7 +206,7 @@ class Prepared:
                 OpenLanes(lanes), *(sock.fileno() for sock in theirs)
             )
             assert isinstance(reply, LanesOpened)
-            self._note_failed(reply, failed)
+            self._note_failed(reply, {spec.name for spec in begun}, failed)
             for spec, lane, sock in zip(begun, lanes, ours, strict=True):
                 if spec.name not in failed:
                     sock.setblocking(False)
@@ -222,13 +222,18 @@ class Prepared:
                 if lane.index not in taken:
                     sock.close()
 
-    def _note_failed(self, reply: LanesOpened, failed: dict[str, Exception]) -> None:
-        """Note which lanes do not start.
+    def _note_failed(
+        self, reply: LanesOpened, asked: set[str], failed: dict[str, Exception]
+    ) -> None:
+        """Note which of the lanes that were asked for do not start.
 
         Raises:
+            HostDied: no host tells this.
             StickyFault: the start of one has ended the context.
         """
         for name, why in reply.failed.items():
+            if name not in asked:
+                raise self.host.not_asked_for("OpenLanes", f"that lane {name!r} does not start")
             error = self.host.unpacked(why, "OpenLanes")
             if isinstance(error, StickyFault):
                 self.starting = (name,) if name in self.starting else ()

@@ -223,9 +223,10 @@ class Host:
             raise
 
     def _wait_staging(self) -> None:
-        staging, self._staging = self._staging, None
-        if staging is not None:
-            staging.wait()
+        """Wait until it is mapped; without it nothing here is of use."""
+        if self._staging is not None:
+            self._staging.wait()
+            self._staging = None
 
     # --- lanes ----------------------------------------------------------------------------
 

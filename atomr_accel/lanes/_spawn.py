@@ -164,6 +164,15 @@ class HostHandle:
             raise self.unpacked(reply, name)
         return reply, brought[0] if brought else -1
 
+    def not_asked_for(self, name: str, what: str) -> HostDied:
+        """The error for a reply that no host sends, which has it killed.
+
+        Args:
+            name: what it was asked for.
+            what: what it has told.
+        """
+        return self._give_up(f"was killed, because at {name} it told {what}")
+
     def unpacked(self, reply: Failure | Fault, name: str) -> Exception:
         """The error that the host has sent.
 

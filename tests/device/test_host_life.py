@@ -18,13 +18,20 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, OutOfMemory, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    DeviceLost,
+    GpuRefStale,
+    OutOfMemory,
+    Unsupported,
+)
 from atomr_accel.actors import Backoff
+from atomr_accel.backends.cpu.host._context import CpuContext
 from atomr_accel.device import _context, _spare, _standby
 from atomr_accel.lanes import HostHandle, _spawn, start_host
 from atomr_accel.libraries._library import LaneSpec
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.wire import OpenLanes
+from atomr_accel.wire import Fault, LanesOpened, OpenLanes
 from tests.harness import (
     AT_ONCE,
     cpu_only,
@@ -438,6 +445,37 @@ async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> Non
             with pytest.raises(ContextPoisoned, match="starting lane 'fft'"):
                 await open_a_lane(device)
         await open_a_lane(device)
+
+
+@program
+async def test_without_staging_memory_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "nothing can be locked")
+
+    monkeypatch.setattr(CpuContext, "map_pinned", refuse)
+    before = descriptors()
+    with pytest.raises(OSError, match="nothing can be locked"):
+        async with opened(isolation="thread"):
+            pass
+    assert descriptors() == before
+
+
+@program
+async def test_a_host_that_tells_of_other_lanes_than_it_was_asked_for_is_killed() -> None:
+    async with opened(max_restarts=OFTEN) as device:
+        context = await device._core.ready()
+        ask = context.host.request
+
+        async def odd(request: Any, *fds: int) -> Any:
+            reply = await ask(request, *fds)
+            return (LanesOpened({"memory": Fault(0, 700, "ODD", "")}), -1) if fds else reply
+
+        context.host.request = odd  # type: ignore[method-assign, assignment]
+        with pytest.raises(ContextPoisoned) as info:
+            await open_a_lane(device)
+        assert "told that lane 'memory' does not start" in str(info.value.__cause__)
+        await works(device)
+        assert device.generation == 2
 
 
 @pytest.mark.parametrize("streams", ["per_actor", "single"])  # threads of their own, or one
