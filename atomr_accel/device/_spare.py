@@ -17,6 +17,7 @@ from ._device import Device
 from ._prepared import Prepared
 from ._room import NoRoomError
 from ._run import HostCalls
+from .batches._in_advance import capture_in
 from .batches._record import PROGRAMS
 from .data._pinned import Pinned
 from .interop._exports import Exports
@@ -265,7 +266,7 @@ class Spare:
             if recording is not None and port is not None:
                 prepared.captured.add(number)
                 with suppress(AccelError, ValueError):  # the program is told when it replays it
-                    await recording.capture_in(companion, prepared.mapped)
+                    await capture_in(recording, companion, prepared.mapped)
                 recording = None
         if missing:
             await self._give_back(companion, prepared)

@@ -34,6 +34,7 @@ from ..wire import StickyFault
 from ._history import History
 from ._room import NoRoomError, Room
 from ._spare import Spare
+from .batches._in_advance import own
 from .batches._record import PROGRAMS
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class Standby:
         for number in captured:
             recording = self._history.recording(number)
             if recording is not None:
-                recording.was_captured()
+                own(recording)
             else:  # it is gone: dropped at once
                 self._core.keep(PROGRAMS.name, "program.forget", Forget(number))
         captured.clear()

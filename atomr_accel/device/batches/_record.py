@@ -25,7 +25,7 @@ from ...libraries.programs.wire._messages import (
     Step,
 )
 from ...memory import Block, GpuRef, LateAddress, part_of, sealed_error
-from ...wire import SLAB_SHIFT, encode
+from ...wire import encode
 from ._collector import Collector
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ...libraries.programs.wire._messages import Node
     from ...memory import Kept
     from ...wire import Message
-    from .._core import DeviceCore
     from .._device import Device
 
 PROGRAMS: Final = LaneSpec(
@@ -452,56 +451,6 @@ class Recording(Collector):
             if self._recorded is record_op:
                 self._sent = None
             raise record_op.error from error.__cause__
-
-    # --- in advance -----------------------------------------------------------------------
-
-    async def capture_in(self, companion: DeviceCore, mapped: set[int]) -> None:
-        """Have a host that may take over capture the program, as far as that can be done there.
-
-        Sealed buffers are themselves. All others have a place that nothing is ever written to,
-        because nothing is launched before the program's buffers of then are put in their place.
-
-        Args:
-            companion: the device there.
-            mapped: the sealed slabs that it has.
-        """
-        port = await companion.open_lane(PROGRAMS)
-        parts = (self, *self._called)
-        made = {block: nbytes for part in parts for block, nbytes in part._made.items()}
-        plain = [stand_in for stand_in, ref in self._bound.items() if not ref._block.sealed]
-        sizes = [*made.values(), *(self._bound[one].nbytes + self._pads[one] for one in plain)]
-        # They may overlap; but each begins elsewhere, as copies to where something is are none.
-        room = max(sizes, default=0) + BLOCK_ALIGNMENT * len(sizes)
-        place = await companion.empty(room, np.uint8)
-        # From here on nothing is awaited until it is submitted.
-        starts = itertools.count(0, BLOCK_ALIGNMENT)
-        there = {one: part_of(place._block, next(starts)) for one in (*made, *plain)}
-        bound: dict[Block, GpuRef] = {}
-        for stand_in, ref in self._bound.items():
-            pad, block = self._pads[stand_in], ref._block
-            if not block.sealed:
-                if stand_in not in there:
-                    return  # it was unsealed meanwhile
-                bound[stand_in] = ref.on_block(part_of(there[stand_in], pad))
-            elif block.epoch is not None and block.address >> SLAB_SHIFT in mapped:
-                bound[stand_in] = ref
-            else:
-                return  # that is gone: another will be there at the next replay
-        own = {block: block.address for block in made}
-        try:
-            for block in made:
-                block.address = there[block].address
-            record = Record(self._number, *self._encode(bound))
-        finally:
-            for block, address in own.items():
-                block.address = address
-        reads = [ref._block for ref in bound.values() if ref._block.sealed]
-        op = companion.submit(port, "program.record: in advance", record, reads, (place._block,))
-        await op.wait()
-
-    def was_captured(self) -> None:
-        """The device's host has captured this in advance: it is to forget it, too, in the end."""
-        self._keep()
 
     def _keep(self) -> Kept:
         if self._kept is None or self._kept.epoch is not self.memory.epoch:
