@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-from collections import Counter
 from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, final
@@ -235,11 +234,10 @@ class Host:
     ) -> dict[str, Failure | Fault]:
         """Start lanes side by side; which have failed, and why.
 
-        An executor is made in the thread that runs its lane. Where several lanes are to share
-        one, as in a rebuild, each is made in a thread of its own: handles take their time.
+        Handles take their time. So an executor is made in the thread that runs its lane only if
+        no other lane has that, and else in one for this.
         """
         failed: dict[str, Failure | Fault] = {}
-        sharing = Counter(lane.thread for lane in lanes)
         apart: list[tuple[OpenLane, socket.socket, Callable[[int], StreamSlot], _Work]] = []
         opening: list[threading.Event] = []
         for lane, sock in zip(lanes, socks, strict=True):
@@ -247,7 +245,7 @@ class Host:
                 # Here: of what two threads import at once, one may get a part only.
                 kind = _named(f"the executor of lane {lane.name}", lane.executor)
                 new_slot = self._slots_of(lane, kind)
-                if sharing[lane.thread] == 1:
+                if lane.thread == lane.name:
                     opening.append(self._open_lane(lane, sock, new_slot, failed))
                 else:
                     _preload(kind)  # here, for the same reason
