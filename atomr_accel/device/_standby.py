@@ -165,7 +165,7 @@ class Standby:
 
     def note(self, lane: str, message: Message) -> None:
         """The device has prepared something, such as a plan, which the next host needs, too."""
-        if self._room.wanted == "warm" and not self._core.lanes[lane][0].blocks:
+        if self._room.wanted == "warm" and not self._blocks(lane):
             return  # see ``prepare_again``
         if self._history.note(lane, message):
             self._wake()
@@ -200,8 +200,13 @@ class Standby:
         core = self._core
         for lane, message in list(reversed(self._history.messages))[:_MOST_AGAIN]:
             port = core.ports.get(lane)
-            if port is not None and core.lanes[lane][0].blocks:
+            if port is not None and self._blocks(lane):
                 core.submit(port, f"{lane}: in advance", message)
+
+    def _blocks(self, lane: str) -> bool:
+        """Whether a lane has a thread of its own."""
+        known = self._core.lanes.get(lane)
+        return known is not None and known[0].blocks
 
     def statistics(self) -> StandbyStatistics:
         """A snapshot."""
