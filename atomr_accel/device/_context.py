@@ -97,6 +97,10 @@ class Context:
     @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Bring the context up, serve, and end with the fault that ended it."""
+        core = self._core
+        if core.failed_starts and core.start_backoff is not None:
+            await trio.sleep(core.start_backoff.delay(core.failed_starts + 1))
+        core.failed_starts += 1  # until this one is up
         self._begun = trio.current_time()
         if self._core.whole is None:
             self.prepared = await self._take_standby() or Prepared(
@@ -119,6 +123,7 @@ class Context:
                     if self._core.op_deadline is not None:
                         self._nursery.start_soon(self._watch, self._core.op_deadline)
                     up = True
+                    core.failed_starts = 0
                     task_status.started()
             except BaseExceptionGroup as group:
                 failures, rest = group.split(Exception)
@@ -185,10 +190,15 @@ class Context:
     def _attach(self, info: DeviceInfo) -> None:
         """The host has proved good."""
         core = self._core
+        hot = self._companion is not None
         if self._companion is not None:
             core.host_calls.take_over(self._companion.host_calls)
+            if core.standby is not None:
+                core.standby.own_recordings(self.prepared.captured)
             self._companion = None
         core.lifecycle.attach(self, self.prepared.ports, info)
+        if not hot and core.standby is not None:
+            core.standby.prepare_again()
 
     def hand_over(self) -> None:
         """End as soon as this is cancelled, but for the host, with all it is doing."""
@@ -229,20 +239,23 @@ class Context:
                 return failures if len(errors) > 1 else error
         first = errors[0]
         name, starting = self._core.name, self.prepared.starting
-        where = f"starting lane {starting!r}" if starting is not None else "opening the context"
-        if isinstance(first, (HostDied, StickyFault)) and starting is not None:
+        where = _starting(starting) if starting else "opening the context"
+        if isinstance(first, (HostDied, StickyFault)) and starting:
             crashed = isinstance(first, HostDied) and code != -signal.SIGKILL
-            self._core.blame(starting, crashed=crashed or self.host.reason is not None)
+            crashed = crashed or self.host.reason is not None
+            if len(starting) == 1:
+                self._core.blame(starting[0], crashed=crashed)
+            elif crashed:
+                self._core.one_by_one = True
         if isinstance(first, StickyFault):
             return self._poison(first.status, first.status_name, str(first), where)
         if isinstance(first, HostDied):
             how = self.host.reason or describe_exit(code)
             if up:
-                where = "idle" if starting is None else where
+                where = where if starting else "idle"
                 return self._poison(code or 0, how, f"the host of {name} {how}", where)
             return DeviceUnavailable(
-                f"the host of {name} {how} while it started"
-                + (f" ({where})" if starting is not None else "")
+                f"the host of {name} {how} while it started" + (f" ({where})" if starting else "")
             )
         if up:
             return self._poison(0, type(first).__name__, str(first), "idle")
@@ -308,13 +321,12 @@ class Context:
         opened = trio.current_time()
         mapped = await prepared.map(core)
         remapped = trio.current_time()
-        if MEMORY_LANE not in prepared.ports:
-            await self._start_lane(core.memory_lane)
         await self.start_lanes(core)
         pattern = os.urandom(256)
         probe = core.submit(prepared.ports[MEMORY_LANE], "probe", Probe(pattern))
         if await probe.wait() != pattern:
             raise DeviceUnavailable(f"{core.name} does not give back what is written to it")
+        core.one_by_one = False
         up = trio.current_time()
         core.startup = Startup(
             total=up - begun,
@@ -326,14 +338,24 @@ class Context:
         return info
 
     async def start_lanes(self, core: DeviceCore) -> None:
-        """Start the lanes that a device has in use, and end those that it has closed."""
+        """Start the lanes that a device has in use, and end those that it has closed.
+
+        Without one that cannot be had the device goes on: whoever uses it next gets the reason.
+        """
         ports = self.prepared.ports
-        for spec, number in list(core.lanes.values()):
-            async with self._opening:
-                if spec.name in ports and ports[spec.name].index != number:
-                    self._core.remove_lane(spec.name)
-                if spec.name in core.lanes and spec.name not in ports:
-                    await self._start_again(spec)
+        async with self._opening:
+            wanted = {spec.name: (spec, number) for spec, number in core.lanes.values()}
+            for name, (_, number) in wanted.items():
+                if name in ports and ports[name].index != number:
+                    self._core.remove_lane(name)
+            wanted.setdefault(MEMORY_LANE, (self._core.memory_lane, -1))
+            missing = [spec for name, (spec, _) in wanted.items() if name not in ports]
+            failed = await self._start_some(missing)
+        for name, error in failed.items():
+            if name == MEMORY_LANE:
+                raise error
+            _log.warning("%s: lane %r does not start: %r", self._core.name, name, error)
+            self._core.drop_lane(name)
 
     async def open_lane(self, spec: LaneSpec) -> Port | None:
         """Start a lane; None if the context ended meanwhile, or somebody else's start failed.
@@ -355,7 +377,7 @@ class Context:
             raise start.error
         if self.terminating:
             await self.wait_ended()
-            if self.prepared.starting == spec.name and self._fault is not None:
+            if spec.name in self.prepared.starting and self._fault is not None:
                 raise taken_down(f"starting lane {spec.name!r}", self._fault)
         return self._core.ports.get(spec.name)
 
@@ -369,7 +391,8 @@ class Context:
         try:
             async with self._opening:
                 if spec.name not in self.prepared.ports:
-                    await self._start_lane(spec)
+                    for error in (await self._start_some([spec])).values():
+                        start.error = short_of(error, f"lane {spec.name!r} of {self._core.name}")
         except (trio.Cancelled, HostDied):
             self.report_dead()
             raise
@@ -378,29 +401,17 @@ class Context:
             where = f"starting lane {spec.name!r}"
             self._poison(fault.status, fault.status_name, str(fault), where)
             self.report_dead()
-        except Exception as error:  # noqa: BLE001 (raised where the lane was asked for)
-            self.prepared.starting = None
-            start.error = short_of(error, f"lane {spec.name!r} of {self._core.name}")
         finally:
             self._starts.pop(spec.name)
             start.done.set()
 
-    async def _start_again(self, spec: LaneSpec) -> None:
-        """Start a lane that was in use; without one that cannot be had the device goes on."""
-        try:
-            await self._start_lane(spec)
-        except (HostDied, StickyFault):
-            raise
-        except Exception as error:  # noqa: BLE001 (whoever uses the lane next gets it)
-            _log.warning("%s: lane %r does not start: %r", self._core.name, spec.name, error)
-            self.prepared.starting = None
-            self._core.drop_lane(spec.name)
-
-    async def _start_lane(self, spec: LaneSpec) -> None:
-        core = self._core
-        vital = spec.name == MEMORY_LANE
-        self._run_port(await self.prepared.start_lane(core, spec, vital=vital))
-        core.crashes.pop(spec.name, None)
+    async def _start_some(self, specs: list[LaneSpec]) -> dict[str, Exception]:
+        failed = await self.prepared.start_lanes(self._core, specs)
+        for spec in specs:
+            if spec.name not in failed:
+                self._run_port(self.prepared.ports[spec.name])
+                self._core.crashes.pop(spec.name, None)
+        return failed
 
     def _run_port(self, port: Port) -> None:
         part = self._core.place.of_lane(port)
@@ -465,6 +476,11 @@ class Context:
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
+
+
+def _starting(lanes: tuple[str, ...]) -> str:
+    plural = "s" if len(lanes) > 1 else ""
+    return f"starting lane{plural} {', '.join(map(repr, lanes))}"
 
 
 def _is_echo(error: Exception) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from msgspec import Raw
     from numpy.typing import DTypeLike
 
-    from ..actors import ActorRef
+    from ..actors import ActorRef, Backoff
     from ..backends import Backend, Capabilities
     from ..lanes import Isolation, Template
     from ..libraries._workspaces import Workspaces, WorkspaceSet
@@ -95,6 +95,7 @@ class _Common:
         self.reaper: Final = Reaper()
         self.modules: Final[dict[str, None]] = {}
         self.lane_numbers: Final = itertools.count()
+        self.one_by_one = False
         self._last_range = 0
 
     def next_range(self, sequence: int) -> int:
@@ -129,6 +130,8 @@ class DeviceCore:
         standby: keeps a host warm for the next rebuild, if there is one.
         host_calls: functions of the program that run in its host.
         modules: what they have imported there, for the next host.
+        start_backoff: how long to wait after contexts that did not come up, if at all.
+        failed_starts: how many in a row have not.
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
     """
@@ -185,6 +188,8 @@ class DeviceCore:
         self._thread = get_ident()
         self._thread_name = current_thread().name
         self.growth: Final = Growth(self)
+        self.start_backoff: Backoff | None = None
+        self.failed_starts = 0
         self.sealing: Final = trio.Lock()
         self.first_try: Final = FirstTry(self)
         self.scratch: Final[weakref.WeakKeyDictionary[Workspaces, WorkspaceSet]] = (
@@ -234,6 +239,15 @@ class DeviceCore:
             "trio.from_thread.run(device.put, array, trio_token=token), with the token of that "
             "run: trio.lowlevel.current_trio_token()"
         )
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether lanes are started one after the other, to see which one crashes its host."""
+        return self._common.one_by_one
+
+    @one_by_one.setter
+    def one_by_one(self, value: bool) -> None:
+        self._common.one_by_one = value
 
     # --- its contexts --------------------------------------------------------------------
 

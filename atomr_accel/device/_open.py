@@ -30,6 +30,7 @@ from ._actors import DeviceActor
 from ._core import DeviceCore
 from ._device import Device
 from ._failures import is_passing
+from ._room import StandbyMode
 from ._run import HostCalls
 from ._settings import (
     Completion,
@@ -39,7 +40,7 @@ from ._settings import (
     standby_mode,
     stream_plan,
 )
-from ._standby import Standby, StandbyMode
+from ._standby import Standby
 from .data._pinned import Pinned
 from .interop._exports import Exports
 
@@ -160,7 +161,8 @@ async def open_device(
         max_restarts: failures to recover from within ``restart_period``.
         restart_period: seconds.
         backoff: how long to wait before a restart; by default not at all before the first, and
-            longer before each that follows, but never where a hot standby is kept.
+            longer before each that follows. Where a standby is kept, by default only a restart
+            that has failed is waited for, not a fault.
         standby: keep another host process prepared for the next rebuild. ``"warm"``, or True:
             it has imported what it needs and touches no device. ``"hot"``: it has the device
             open, the sealed buffers mapped, the lanes in use running, and what the ``init`` of
@@ -362,8 +364,10 @@ async def _spawn(
     core.host_calls = HostCalls(core)
     mode = standby_mode(given["standby"], slow_start=backend.slow_start, isolation=isolation)
     backoff: Backoff | None = given["backoff"]
-    if backoff is None:  # a hot standby has proved good: nothing is gained by waiting
-        backoff = _NO_BACKOFF if mode == "hot" else _RESTART_BACKOFF
+    if backoff is None:
+        backoff = _RESTART_BACKOFF
+        if mode is not None:  # a host that is ready is not made any better by waiting
+            core.start_backoff, backoff = backoff, _NO_BACKOFF
     if mode is not None:
         core.standby = Standby(core, mode, operator.index(given["standbys"]), given["warm_up"])
     try:

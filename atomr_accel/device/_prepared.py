@@ -13,20 +13,25 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from ..lanes import Port, uninterrupted
+from .._errors import AccelError
+from ..lanes import HostDied, Port, uninterrupted
 from ..wire import (
     AskFree,
     Free,
     Import,
     Imported,
+    LanesOpened,
     MapSlab,
     Modules,
     Open,
     Opened,
     OpenLane,
+    OpenLanes,
     Preload,
+    StickyFault,
     UnmapSlabs,
 )
+from ..wire._channel import MOST_DESCRIPTORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +58,9 @@ class Prepared:
         info: what the device says of itself, once it is opened.
         mapped: the sealed slabs it has.
         ports: its lanes by name.
-        starting: the lane it is starting. It stays if the host does not survive that.
+        captured: numbers of the recordings that it has captured in advance.
+        starting: the lanes it is starting. They stay if the host does not survive that: all
+            that may be why, but for the memory lane, without which there is no device.
     """
 
     def __init__(self, host: HostHandle) -> None:
@@ -61,7 +68,8 @@ class Prepared:
         self.info: DeviceInfo | None = None
         self.mapped: Final[set[int]] = set()
         self.ports: Final[dict[str, Port]] = {}
-        self.starting: str | None = None
+        self.captured: Final[set[int]] = set()
+        self.starting: tuple[str, ...] = ()
         self._loaded: set[str] = set()
         self._imported: set[str] = set()
 
@@ -144,36 +152,94 @@ class Prepared:
             await self.host.request(UnmapSlabs(some))
             self.mapped.difference_update(some)
 
-    async def start_lane(self, core: DeviceCore, spec: LaneSpec, *, vital: bool = False) -> Port:
-        """Start a lane, which nobody runs yet.
+    async def start_lanes(self, core: DeviceCore, specs: list[LaneSpec]) -> dict[str, Exception]:
+        """Start lanes side by side, which nobody runs yet.
 
-        Args:
-            core: the device.
-            spec: the lane.
-            vital: whether no host does without it, so that it is not to blame for an end.
+        Returns:
+            Why others do not start, by name.
+
+        Raises:
+            HostDied: it has ended, perhaps because of one of them.
+            StickyFault: so has its context.
         """
-        executor = spec.executor_on(core.backend_description)
-        index = core.lane_number(spec.name)
-        ours, theirs = socket.socketpair()
-        # Left as it is where the host does not survive this: then it is what tells why.
-        self.starting = None if vital else spec.name
+        failed: dict[str, Exception] = {}
+        rest = list(specs)
+        while rest:
+            some = rest[: 1 if core.one_by_one else MOST_DESCRIPTORS]
+            del rest[: len(some)]
+            try:
+                await self._start_some(core, some, failed)
+            except (HostDied, StickyFault):
+                raise
+            except Exception as error:  # noqa: BLE001 (it is about all of them)
+                self.starting = ()
+                if len(some) == 1:
+                    failed[some[0].name] = error
+                else:  # no room for as many descriptors at once, say
+                    for spec in some:
+                        failed.update(await self.start_lanes(core, [spec]))
+        return failed
+
+    async def _start_some(
+        self, core: DeviceCore, specs: list[LaneSpec], failed: dict[str, Exception]
+    ) -> None:
+        lanes: list[OpenLane] = []
+        ours: list[socket.socket] = []
+        theirs: list[socket.socket] = []
+        begun: list[LaneSpec] = []
         try:
-            await self.host.request(
-                OpenLane(spec.name, index, executor, spec.max_streams, core.thread_of(spec)),
-                theirs.fileno(),
+            for spec in specs:
+                try:
+                    executor = spec.executor_on(core.backend_description)
+                except AccelError as error:
+                    failed[spec.name] = error
+                    continue
+                index = core.lane_number(spec.name)
+                for ends, sock in zip((ours, theirs), socket.socketpair(), strict=True):
+                    ends.append(sock)
+                thread = core.thread_of(spec)
+                lanes.append(OpenLane(spec.name, index, executor, spec.max_streams, thread))
+                begun.append(spec)
+            # Left as it is where the host does not survive this: then it is what tells why.
+            self.starting = tuple(s.name for s in begun if s.name != core.memory_lane.name)
+            reply, _ = await self.host.request(
+                OpenLanes(lanes), *(sock.fileno() for sock in theirs)
             )
-        except BaseException:
-            ours.close()
-            raise
+            assert isinstance(reply, LanesOpened)
+            self._note_failed(reply, {spec.name for spec in begun}, failed)
+            for spec, lane, sock in zip(begun, lanes, ours, strict=True):
+                if spec.name not in failed:
+                    sock.setblocking(False)
+                    self.ports[spec.name] = Port(
+                        spec.name, lane.index, sock, core.in_flight, prompt=core.prompt
+                    )
+                    core.add_lane(spec, lane.index)
         finally:
-            theirs.close()
-        self.starting = None
-        ours.setblocking(False)
-        port = self.ports[spec.name] = Port(
-            spec.name, index, ours, core.in_flight, prompt=core.prompt
-        )
-        core.add_lane(spec, index)
-        return port
+            for sock in theirs:
+                sock.close()
+            taken = {port.index for port in self.ports.values()}
+            for lane, sock in zip(lanes, ours, strict=False):
+                if lane.index not in taken:
+                    sock.close()
+
+    def _note_failed(
+        self, reply: LanesOpened, asked: set[str], failed: dict[str, Exception]
+    ) -> None:
+        """Note which of the lanes that were asked for do not start.
+
+        Raises:
+            HostDied: no host tells this.
+            StickyFault: the start of one has ended the context.
+        """
+        for name, why in reply.failed.items():
+            if name not in asked:
+                raise self.host.not_asked_for("OpenLanes", f"that lane {name!r} does not start")
+            error = self.host.unpacked(why, "OpenLanes")
+            if isinstance(error, StickyFault):
+                self.starting = (name,) if name in self.starting else ()
+                raise error
+            failed[name] = error
+        self.starting = ()
 
     def remove_lane(self, name: str) -> None:
         """End a lane that is not used any more."""

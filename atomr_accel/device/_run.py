@@ -349,6 +349,17 @@ class HostCalls:
                         repr(own.made.error),
                     )
 
+    def keep_states(self, before: Epoch, mapped: set[int]) -> None:
+        """Go on with states in another epoch of the same host, if they need only what is mapped.
+
+        Args:
+            before: the last one, whose plain memory was given up.
+            mapped: the sealed slabs there.
+        """
+        for lane in self._lanes.values():
+            if lane.epoch is before and lane.init is not None and lane.init.lies_in(mapped):
+                lane.epoch = self._core.memory.epoch
+
     def take_over(self, companion: HostCalls) -> None:
         """Go on with the states that were made in a host that is the device's own now."""
         for lane, other in companion._lanes.items():

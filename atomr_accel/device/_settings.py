@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..backends._registry import BackendName
     from ..lanes import Isolation
     from ._device import Device
-    from ._standby import StandbyMode
+    from ._room import StandbyMode
 
 StreamStrategy = Literal["shared", "per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]

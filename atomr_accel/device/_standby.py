@@ -20,34 +20,33 @@ it leaves ``ready``, and comes back. One that fails is replaced, less and less o
 from __future__ import annotations
 
 import logging
-import warnings
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from .._errors import AccelError, StandbyWarning
+from .._errors import AccelError
 from ..actors import Backoff
-from ..lanes import END_SECONDS, HostDied, start_host, uninterrupted
-from ..wire import StickyFault, UnmapSlabs
-from ._context import Context
-from ._device import Device
-from ._prepared import Prepared
-from ._run import HostCalls
-from .data._pinned import Pinned
-from .interop._exports import Exports
+from ..lanes import END_SECONDS, HostDied, uninterrupted
+from ..libraries.programs.wire._messages import Forget
+from ..wire import StickyFault
+from ._history import History
+from ._room import NoRoomError, Room
+from ._spare import Spare
+from .batches._in_advance import own
+from .batches._record import PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from ..actors import ActorRef
     from ..lanes import HostHandle
     from ..wire import Message
     from ._core import DeviceCore
-
-StandbyMode = Literal["hot", "warm"]
+    from ._device import Device
+    from ._prepared import Prepared
+    from ._room import StandbyMode
+    from .batches._record import Recording
 
 _log = logging.getLogger("atomr_accel.device")
 
@@ -60,23 +59,11 @@ _BREATH_SECONDS: Final = 0.1
 _STEP_SECONDS: Final = 5.0
 """Whoever needs a host waits so long for one to finish what it is doing, or starts its own."""
 
-_MOST_NOTED: Final = 512
-"""Plans and kernels of which hot ones have their own, those that were made last."""
+_MOST_AGAIN: Final = 16
+"""As many plans are prepared at once in a host that was not hot."""
 
 _ROOM_SECONDS: Final = 1.0
 """A standby that has not let go of memory after this long is killed."""
-
-_STEPS: Final = (
-    "starting",
-    "loading",
-    "opening",
-    "mapping",
-    "lanes",
-    "importing",
-    "init",
-    "warming up",
-    "ready",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,56 +94,7 @@ class StandbyStatistics:
     died: int
 
 
-class _NoRoomError(Exception):
-    """The limit of the device's memory has no room for another context."""
-
-
-@final
-class _Spare:
-    """One host on standby.
-
-    Attributes:
-        host: the host.
-        prepared: how far that is, until it is taken.
-        companion: the device there, if it is hot.
-        context: what serves that.
-        hot: whether it is to be, as far as there is room.
-        step: where it is, on the way of ``_STEPS``.
-        wake: set when it may have to do more.
-        scope: all that is done with it.
-        begun: when it was started.
-        lanes: those of its lanes that are, or were, the device's.
-        left: bytes of the device's memory that it has found; 0 where that is not known.
-        nbytes: what it takes of the device's memory.
-        behind: whether the device has changed since it followed.
-        noted: what it has prepared of what the device has.
-        taken: whether it has taken over.
-        given_up: whether that is why it has ended.
-    """
-
-    def __init__(self) -> None:
-        self.host: HostHandle | None = None
-        self.prepared: Prepared | None = None
-        self.companion: DeviceCore | None = None
-        self.context: Context | None = None
-        self.hot = False
-        self.step = "starting"
-        self.wake = trio.Event()
-        self.scope = trio.CancelScope()
-        self.begun: float | None = trio.current_time()
-        self.lanes: set[str] = set()
-        self.left = self.nbytes = 0
-        self.behind = True
-        self.noted: set[tuple[str, Message]] = set()
-        self.taken = self.given_up = False
-
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """How far it is, to be compared with others."""
-        return self.companion is not None, _STEPS.index(self.step)
-
-
-Taken = tuple[Prepared, "DeviceCore | None", bool]
+Taken = tuple["Prepared", "DeviceCore | None", bool]
 """A host, the companion that was served there, if any, and whether it was ready."""
 
 
@@ -180,15 +118,13 @@ class Standby:
         warm_up: Callable[[Device], Awaitable[object]] | None,
     ) -> None:
         self._core = core
-        self._wanted: Final = mode
-        self._mode = mode
+        self._room: Final = Room(core, mode)
+        self._history: Final = History()
         self._kept: Final = kept
         self._warm_up: Final = warm_up
-        self._spares: list[_Spare] = []
-        self._noted: OrderedDict[tuple[str, Message], None] = OrderedDict()
+        self._spares: Final = self._room.spares
         self._became_ready = trio.Event()
         self._vacant = trio.Event()
-        self._warned = False
         self._seconds: float | None = None
         self._used = self._died = 0
         core.memory.sealed_changed = self.changed
@@ -197,7 +133,7 @@ class Standby:
         """Keep as many as are wanted, whenever there is a context."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            for _ in range(self._kept + (self._wanted == "hot")):
+            for _ in range(self._kept + (self._room.wanted == "hot")):
                 nursery.start_soon(self._keep)
             nursery.start_soon(self._promote)
 
@@ -228,26 +164,57 @@ class Standby:
             spare.wake.set()
 
     def note(self, lane: str, message: Message) -> None:
-        """The device has prepared something, such as a plan, which a hot one is to have, too."""
-        if self._wanted == "warm":
+        """The device has prepared something, such as a plan, which the next host needs, too."""
+        if self._room.wanted == "warm" and not self._blocks(lane):
+            return  # see ``prepare_again``
+        if self._history.note(lane, message):
+            self._wake()
+
+    def note_recording(self, number: int, recording: Recording) -> None:
+        """The device has captured a recording, which a hot one is to do, too.
+
+        Args:
+            number: what the host knows it by.
+            recording: it is not kept alive.
+        """
+        if self._room.wanted == "warm":
             return
-        known = (lane, message) in self._noted
-        self._noted[lane, message] = None
-        if known:
-            self._noted.move_to_end((lane, message))
-            return
-        if len(self._noted) > _MOST_NOTED:
-            self._noted.popitem(last=False)
-        for spare in self._spares:
-            spare.wake.set()
+        if self._history.note_recording(number, recording):
+            self._wake()
+
+    def own_recordings(self, captured: set[int]) -> None:
+        """Recordings that were captured in advance are in the device's own host now."""
+        for number in captured:
+            recording = self._history.recording(number)
+            if recording is not None:
+                own(recording)
+            else:  # it is gone: dropped at once
+                self._core.keep(PROGRAMS.name, "program.forget", Forget(number))
+        captured.clear()
+
+    def prepare_again(self) -> None:
+        """Have a host that was not hot prepare what the last one had, beside the program's ops.
+
+        That is, on lanes with a thread of their own, what was used last.
+        """
+        core = self._core
+        for lane, message in list(reversed(self._history.messages))[:_MOST_AGAIN]:
+            port = core.ports.get(lane)
+            if port is not None and self._blocks(lane):
+                core.submit(port, f"{lane}: in advance", message)
+
+    def _blocks(self, lane: str) -> bool:
+        """Whether a lane has a thread of its own."""
+        known = self._core.lanes.get(lane)
+        return known is not None and known[0].blocks
 
     def statistics(self) -> StandbyStatistics:
         """A snapshot."""
-        warm = self._mode == "warm"
+        warm = self._room.mode == "warm"
         wanted = [spare for spare in self._best_first() if warm or spare.hot]
         ready = [s for s in wanted if s.step == "ready" and (warm or s.companion is not None)]
         return StandbyStatistics(
-            mode=self._mode,
+            mode=self._room.mode,
             state=wanted[0].step if wanted else "waiting",
             kept=self._kept,
             ready=min(self._kept, len(ready)),
@@ -280,7 +247,7 @@ class Standby:
             if spare.companion is not None:
                 for name in spare.lanes - self._core.lanes.keys():
                     _end_lane(prepared, spare.companion, name)
-            self._mode = self._wanted
+            self._room.mode = self._room.wanted
             self._used += 1
             return prepared, spare.companion, ready
         await trio.lowlevel.checkpoint()
@@ -307,18 +274,27 @@ class Standby:
                 hosts.append(spare.prepared.host)
         if not hosts:
             return False
-        self._be_warm("the program needs its memory")
+        self._room.be_warm("the program needs its memory")
         for host in hosts:
             host.kill()
         for host in hosts:
             with trio.move_on_after(END_SECONDS):
                 await host.wait_ended()
-        self._account()
+        self._room.account()
         return True
 
     # --- each of them ---------------------------------------------------------------------
 
-    def _best_first(self) -> list[_Spare]:
+    def _wake(self) -> None:
+        for spare in self._spares:
+            spare.wake.set()
+
+    def _note_ready(self, spare: Spare) -> None:
+        self._seconds = spare.seconds or self._seconds
+        self._became_ready.set()
+        self._became_ready = trio.Event()
+
+    def _best_first(self) -> list[Spare]:
         return sorted(self._spares, key=lambda spare: spare.rank, reverse=True)
 
     async def _promote(self) -> None:
@@ -329,7 +305,7 @@ class Standby:
             await self._core.ready()
             if self._used:
                 await trio.sleep(_BREATH_SECONDS)
-            if self._mode == "warm":
+            if self._room.mode == "warm":
                 continue
             wanting = self._kept - sum(spare.hot for spare in self._spares)
             others = [spare for spare in self._best_first() if not spare.hot]
@@ -344,15 +320,15 @@ class Standby:
         failures = 0
         while True:
             await self._core.ready()
-            spare = _Spare()
+            spare = Spare(self._core, self._room, self._history, self._warm_up, self._note_ready)
             self._spares.append(spare)
             self._vacant.set()
             delay = 0.0
             try:
-                await self._keep_one(spare)
+                await spare.run()
                 failures = 0
-            except _NoRoomError as error:
-                self._be_warm(str(error))
+            except NoRoomError as error:
+                self._room.be_warm(str(error))
             except Exception as error:  # noqa: BLE001 (whatever it is, the device has a host)
                 if not spare.given_up:
                     # Nothing is lost: a rebuild that comes before the next try starts its own.
@@ -364,210 +340,11 @@ class Standby:
                     _log.warning("%s: no standby host: %s; trying again", self._core.name, told)
             finally:
                 self._spares.remove(spare)
-                self._account()
+                self._room.account()
             if spare.host is not None and not spare.taken:
                 with trio.move_on_after(END_SECONDS):
                     await self._core.reaper.reap(spare.host)
             await trio.sleep(delay)
-
-    @trio.lowlevel.enable_ki_protection
-    async def _keep_one(self, spare: _Spare) -> None:
-        """Start a host, and keep it prepared until it is taken.
-
-        Raises:
-            HostDied: it ended before.
-            Exception: it could not be started, or prepared.
-        """
-        spare.host = await start_host("process")
-        prepared = spare.prepared = Prepared(spare.host)
-        problem: BaseException | None = None
-        try:
-            try:
-                with spare.scope:
-                    async with trio.open_nursery(strict_exception_groups=True) as nursery:
-                        nursery.start_soon(self._watch, prepared.host)
-                        await self._prepare(spare, nursery)
-            except BaseExceptionGroup as group:
-                failures, rest = group.split(Exception)
-                if rest is not None:
-                    raise rest from None
-                problem = failures
-                while isinstance(problem, BaseExceptionGroup):
-                    problem = problem.exceptions[0]
-            if not spare.taken:
-                raise problem or HostDied("it ended")
-        finally:
-            problem = None
-            if not spare.taken:
-                spare.prepared = None
-                self._core.lifecycle.discard(prepared, spare.companion)
-
-    async def _watch(self, host: HostHandle) -> None:
-        await host.wait_ended()
-        raise HostDied(f"the standby host {host.reason or 'has ended'}")
-
-    async def _prepare(self, spare: _Spare, nursery: trio.Nursery) -> None:
-        """Prepare a host, and again when the device changes, until it is taken."""
-        prepared = spare.prepared
-        assert prepared is not None
-        while True:
-            wake = spare.wake = trio.Event()
-            behind, spare.behind = spare.behind, False
-            if behind:
-                if spare.context is None:
-                    spare.step = "loading"
-                await prepared.load(self._core)
-                await self._learn()
-            if spare.hot and self._mode == "hot" and spare.companion is None:
-                await self._open(spare, prepared, nursery)
-                behind = True
-            if spare.context is not None:
-                if behind:
-                    await self._follow(spare, prepared, spare.context)
-                await self._prepare_noted(spare)
-            elif behind:
-                spare.step = "importing"
-                await prepared.import_modules(self._core)
-            if not wake.is_set():
-                if spare.begun is not None and (self._wanted == "warm" or spare.context):
-                    await self._measure(spare)
-                    self._seconds = trio.current_time() - spare.begun
-                    spare.begun = None
-                spare.step = "ready"
-                self._became_ready.set()
-                self._became_ready = trio.Event()
-                await wake.wait()
-
-    async def _learn(self) -> None:
-        """Ask the running host what the program's functions have imported there."""
-        context = self._core.context
-        if context is not None and self._core.host_calls.in_use:
-            with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
-                await context.prepared.learn(self._core)
-
-    async def _open(self, spare: _Spare, prepared: Prepared, nursery: trio.Nursery) -> None:
-        """Open the device in a host that was warm."""
-        core = self._core
-        spare.step = "opening"
-        companion = self._companion()
-        spare.left = await self._left()
-        try:
-            await prepared.open(companion)
-        except (HostDied, StickyFault):
-            raise
-        except Exception as error:  # noqa: BLE001 (whatever it is: one context there is)
-            self._be_warm(f"a second context cannot be had: {error}")
-            return
-        spare.companion = companion
-        await self._measure(spare)
-        if core.memory.over_limit:
-            await core.growth.trim()
-        if core.memory.over_limit:
-            raise _NoRoomError(
-                f"its context takes {spare.nbytes} bytes, {core.memory.over_limit} more than the "
-                "memory_limit leaves"
-            )
-        spare.step = "mapping"
-        spare.context = context = Context(companion, prepared)
-        await nursery.start(context.run)
-
-    async def _follow(self, spare: _Spare, prepared: Prepared, context: Context) -> None:
-        """Have all in a hot host that the device has."""
-        core, companion = self._core, spare.companion
-        assert companion is not None
-        spare.step = "mapping"
-        await prepared.map(companion)
-        spare.step = "lanes"
-        for name in [name for name in prepared.ports if name in spare.lanes - core.lanes.keys()]:
-            companion.remove_lane(name)
-        spare.lanes.update(core.lanes)
-        await context.start_lanes(core)
-        spare.step = "importing"
-        await prepared.import_modules(core)
-        spare.step = "init"
-        await companion.host_calls.repeat(core.host_calls, prepared.mapped)
-        if self._warm_up is not None:
-            spare.step = "warming up"
-            await self._rehearse(companion, prepared, self._warm_up)
-        if companion.context is not context or context.terminating:
-            raise HostDied("it failed as it was prepared")
-
-    async def _prepare_noted(self, spare: _Spare) -> None:
-        """Prepare what the device has prepared: plans, kernels."""
-        companion = spare.companion
-        assert companion is not None
-        for lane, message in [one for one in self._noted if one not in spare.noted]:
-            port = companion.ports.get(lane)
-            if port is not None:
-                spare.noted.add((lane, message))
-                with suppress(AccelError, ValueError):  # the program is told when it does the same
-                    await companion.submit(port, f"{lane}: in advance", message).wait()
-        spare.noted.intersection_update(self._noted)
-
-    async def _rehearse(
-        self,
-        companion: DeviceCore,
-        prepared: Prepared,
-        warm_up: Callable[[Device], Awaitable[object]],
-    ) -> None:
-        """Call the program's ``warm_up``, and leave none of its memory."""
-        try:
-            await warm_up(Device(companion, self._ref))
-        except Exception as error:  # noqa: BLE001 (the program's)
-            _log.warning("%s: warm_up of a standby failed: %s", self._core.name, repr(error))
-        for op in list(companion.in_flight.values()):
-            with suppress(Exception):
-                await op.wait()
-        slabs = companion.memory.abandon()
-        if slabs:
-            await prepared.host.request(UnmapSlabs(slabs))
-
-    def _companion(self) -> DeviceCore:
-        companion = self._core.companion()
-        companion.pinned = Pinned(companion, self._core.pinned.statistics().limit)
-        companion.exports = Exports(companion)
-        companion.host_calls = HostCalls(companion)
-        companion.place.supervisor = self._core.place.supervisor
-        return companion
-
-    @property
-    def _ref(self) -> ActorRef:
-        cell = self._core.place.cell
-        assert cell is not None  # it keeps this running
-        return cell.ref
-
-    def _be_warm(self, why: str) -> None:
-        """There is no room for hot ones: keep warm ones, and say so once."""
-        self._mode = "warm"
-        if not self._warned:
-            self._warned = True
-            told = StandbyWarning(f"{self._core.name} keeps a warm standby, not a hot one: {why}")
-            try:
-                warnings.warn(told, stacklevel=2)
-            except StandbyWarning:  # the program wants errors, and this is a task of its own
-                _log.warning("%s", told)
-
-    async def _left(self) -> int:
-        """Bytes of the device's memory that are free, and those that are the program's."""
-        context = self._core.context
-        with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
-            if context is not None and (free := await context.prepared.free_memory()):
-                return free + self._core.memory.capacity
-        return 0
-
-    async def _measure(self, spare: _Spare) -> None:
-        """Note what a hot one has taken of the device's memory."""
-        if spare.left and (left := await self._left()):
-            spare.nbytes = max(0, spare.left - left)
-        self._account()
-
-    def _account(self) -> None:
-        """Count what contexts of standbys take against the limit of the device's memory."""
-        self._core.memory.reserved = sum(
-            spare.nbytes
-            for spare in self._spares
-            if spare.prepared is not None and not spare.given_up
-        )
 
 
 def _end_lane(prepared: Prepared, companion: DeviceCore, name: str) -> None:

@@ -16,19 +16,23 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
+from .._errors import LibraryMissing
 from ..wire import (
     AskFree,
     ControlRequest,
     CreateManaged,
     CreateSlab,
+    Failure,
     Fault,
     Free,
     Import,
     Imported,
+    LanesOpened,
     MapPinned,
     MapPointer,
     MapSlab,
@@ -36,6 +40,7 @@ from ..wire import (
     Open,
     Opened,
     OpenLane,
+    OpenLanes,
     Preload,
     StickyFault,
     StreamPlan,
@@ -44,10 +49,10 @@ from ..wire import (
 )
 from ..wire._channel import ProtocolError, close_all, receive, send
 from ..wire._messages import (
-    BRING_DESCRIPTOR,
     MODULE_NAME,
     MOST_MODULES,
     Done,
+    brings,
     find_class,
     pack_exception,
 )
@@ -56,9 +61,9 @@ from ._lane import Lane, StreamSlot
 from ._launcher import Launcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from ._protocol import HostContext
+    from ._protocol import Executor, HostContext
 
 _log = logging.getLogger("atomr_accel.hosts")
 
@@ -85,6 +90,7 @@ class Host:
         self._plan = StreamPlan()
         self._lanes: dict[int, Lane] = {}
         self._launchers: dict[str, Launcher] = {}
+        self._staging: _Work | None = None
         self._threads: list[threading.Thread] = []
         self._decode = msgspec.msgpack.Decoder(ControlRequest).decode
 
@@ -118,17 +124,15 @@ class Host:
             body, brought = message.take()
             try:
                 request = self._decode(body)
-                if len(brought) != isinstance(request, BRING_DESCRIPTOR):
+                if len(brought) != brings(request):
                     raise ProtocolError(f"{len(brought)} descriptors came along with {request}")
                 reply = self._obey(request, brought, fds)
             finally:
                 close_all(brought)
         except ProtocolError:
             raise
-        except StickyFault as fault:
-            reply = Fault(0, fault.status, fault.status_name, str(fault))
         except BaseException as error:  # noqa: BLE001 - it is the reply
-            reply = pack_exception(0, error)
+            reply = _packed(error)
         try:
             try:
                 send(self._control, encoder.encode(reply), fds)
@@ -149,18 +153,18 @@ class Host:
             brought: the descriptors that came along; what is left there gets closed.
             fds: gets those that go along with the reply, which are closed then.
         """
+        if not isinstance(request, OpenLanes):
+            self._wait_staging()
         match request:
             case Open():
                 self._plan = request.plan
                 context = find_class("the backend's context", request.backend)
                 self._context = context(request.index, request.plan)
-                self._context.map_pinned(0, brought[0], request.staging_bytes)
+                self._map_staging(brought.pop(), request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
                 for reference in request.references:
-                    preload = getattr(find_class("an executor", reference), "preload", None)
-                    if preload is not None:
-                        preload()
+                    _preload(find_class("an executor", reference))
             case Import():
                 self._import(request.modules, brought[0])
                 brought.clear()
@@ -168,10 +172,12 @@ class Host:
                 return Free(self._context.free_memory())
             case Imported():
                 return Modules(_imported())
-            case OpenLane():
-                sock = socket.socket(fileno=brought[0])
+            case OpenLanes():
+                socks = [socket.socket(fileno=fd) for fd in brought]
                 brought.clear()
-                self._open_lane(request, sock)
+                failed = self._open_lanes(request.lanes, socks)
+                self._wait_staging()
+                return LanesOpened(failed)
             case CreateSlab():
                 slab = self._context.create_slab(request.id, request.nbytes, sealed=request.sealed)
                 if slab >= 0:  # else the platform exports no memory
@@ -205,24 +211,94 @@ class Host:
 
         start(threading.Thread(target=run, name="imports", daemon=True))
 
-    def _open_lane(self, request: OpenLane, sock: socket.socket) -> None:
-        done = threading.Event()
-        failed: list[BaseException] = []
-        slots: list[StreamSlot] = []
-        launcher = self._launchers.get(request.thread)
-        shares = self._plan.strategy == "shared" and request.thread != request.name
+    def _map_staging(self, fd: int, nbytes: int) -> None:
+        """Map the staging memory in a thread: page-locking takes as long as making handles."""
 
-        def new_slot(number: int) -> StreamSlot:
-            stream = self._context.open_lane(request.name, number if shares else None)
+        def run() -> None:
+            try:
+                self._context.make_current()
+                self._context.map_pinned(0, fd, nbytes)
+            finally:
+                os.close(fd)
+
+        try:
+            self._staging = _Work("staging", run)
+        except OSError:
+            os.close(fd)
+            raise
+
+    def _wait_staging(self) -> None:
+        """Wait until it is mapped; without it nothing here is of use."""
+        if self._staging is not None:
+            self._staging.wait()
+            self._staging = None
+
+    # --- lanes ----------------------------------------------------------------------------
+
+    def _open_lanes(
+        self, lanes: list[OpenLane], socks: list[socket.socket]
+    ) -> dict[str, Failure | Fault]:
+        """Start lanes side by side; which have failed, and why.
+
+        Handles take their time. So an executor is made in the thread that runs its lane only if
+        no other lane has that, and else in one for this.
+        """
+        failed: dict[str, Failure | Fault] = {}
+        apart: list[tuple[OpenLane, socket.socket, Callable[[int], StreamSlot], _Work]] = []
+        opening: list[threading.Event] = []
+        for lane, sock in zip(lanes, socks, strict=True):
+            with _failing(lane, sock, failed):
+                # Here: of what two threads import at once, one may get a part only.
+                kind = find_class(f"the executor of lane {lane.name}", lane.executor)
+                new_slot = self._slots_of(lane, kind)
+                if lane.thread == lane.name:
+                    opening.append(self._open_lane(lane, sock, new_slot, failed))
+                else:
+                    _preload(kind)  # here, for the same reason
+                    work = _Work(f"start {lane.name}", partial(new_slot, 0))
+                    apart.append((lane, sock, new_slot, work))
+        for lane, sock, new_slot, work in apart:
+            with _failing(lane, sock, failed):
+                work.wait()
+                opening.append(self._open_lane(lane, sock, new_slot, failed))
+        for opened in opening:
+            opened.wait()
+        return failed
+
+    def _shares_streams(self, lane: OpenLane) -> bool:
+        return self._plan.strategy == "shared" and lane.thread != lane.name
+
+    def _slots_of(self, lane: OpenLane, kind: type[Executor]) -> Callable[[int], StreamSlot]:
+        """What makes the slots of a lane, each once."""
+        slots: dict[int, StreamSlot] = {}
+        shares = self._shares_streams(lane)
+
+        def slot(number: int) -> StreamSlot:
+            if number in slots:  # it was made in another thread
+                self._context.make_current()
+                return slots[number]
+            shared = number if shares else None
+            stream = self._context.open_lane(lane.name, shared)
             if slots and hasattr(slots[0].executor, "on"):
                 executor = slots[0].executor.on(stream)
             else:
-                kind = find_class(f"the executor of lane {request.name}", request.executor)
                 executor = kind(self._context, stream)
             fuse = not self._plan.deterministic
-            shared = number if shares else None
-            slots.append(StreamSlot(self._context, stream, executor, shared, fuse=fuse))
-            return slots[-1]
+            slots[number] = StreamSlot(self._context, stream, executor, shared, fuse=fuse)
+            return slots[number]
+
+        return slot
+
+    def _open_lane(
+        self,
+        request: OpenLane,
+        sock: socket.socket,
+        new_slot: Callable[[int], StreamSlot],
+        failed: dict[str, Failure | Fault],
+    ) -> threading.Event:
+        """Have a lane's thread run it; what is set when it does, or has failed."""
+        done = threading.Event()
+        launcher = self._launchers.get(request.thread)
 
         def make() -> Lane | None:
             assert launcher is not None
@@ -234,11 +310,11 @@ class Host:
                     launcher,
                     group=self._plan.group,
                     track_each_op=self._plan.track_each_op,
-                    shares_streams=shares,
+                    shares_streams=self._shares_streams(request),
                 )
                 lane.open(self._context, new_slot, request.max_streams)
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
-                failed.append(error)
+                failed[request.name] = _packed(error)
                 sock.close()
                 return None
             else:
@@ -248,11 +324,7 @@ class Host:
                 done.set()
 
         if launcher is None or not launcher.open(make):
-            try:
-                launcher = Launcher(completion=self._plan.completion, idle_spin=self._spin)
-            except OSError:
-                sock.close()
-                raise
+            launcher = Launcher(completion=self._plan.completion, idle_spin=self._spin)
             launcher.open(make)
             thread = threading.Thread(
                 target=launcher.run, name=f"lanes {request.thread}", daemon=True
@@ -260,14 +332,65 @@ class Host:
             try:
                 start(thread)
             except OSError:
-                sock.close()
                 launcher.close()
                 raise
             self._launchers[request.thread] = launcher
             self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
-        done.wait()
-        if failed:
-            raise failed[0]
+        return done
+
+
+@final
+class _Work:
+    """What a thread does beside others.
+
+    Raises:
+        OSError: there is no room for a thread.
+    """
+
+    def __init__(self, name: str, do: Callable[[], object]) -> None:
+        self._do = do
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        start(self._thread)
+
+    def _run(self) -> None:
+        try:
+            self._do()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error
+
+    def wait(self) -> None:
+        """Wait until it is done; raises what that has raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+@contextlib.contextmanager
+def _failing(
+    lane: OpenLane, sock: socket.socket, failed: dict[str, Failure | Fault]
+) -> Iterator[None]:
+    """Note what is raised as the reason why a lane does not start."""
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
+        failed[lane.name] = _packed(error)
+        sock.close()
+
+
+def _preload(kind: Any) -> None:
+    """Load what a class needs that touches no device; what is missing, its instances tell."""
+    preload = getattr(kind, "preload", None)
+    if preload is not None:
+        with contextlib.suppress(LibraryMissing):
+            preload()
+
+
+def _packed(error: BaseException) -> Failure | Fault:
+    """An error as a reply."""
+    if isinstance(error, StickyFault):
+        return Fault(0, error.status, error.status_name, str(error))
+    return pack_exception(0, error)
 
 
 @final

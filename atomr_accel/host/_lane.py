@@ -232,11 +232,11 @@ class Lane:
     def open(
         self, context: HostContext, new_slot: Callable[[int], StreamSlot], max_streams: int
     ) -> None:
-        """Make the first slot, in the thread that is to run the lane.
+        """Take the first slot, in the thread that is to run the lane.
 
         Args:
             context: the device.
-            new_slot: makes the slot of a number, in the same thread.
+            new_slot: gives the slot of a number, and has the context current in this thread.
             max_streams: how many there may be; the others are made when they are useful.
         """
         self._context = context

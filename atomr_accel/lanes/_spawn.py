@@ -116,7 +116,7 @@ class HostHandle:
 
     @trio.lowlevel.enable_ki_protection
     async def request(
-        self, request: ControlRequest, fd: int = -1, *, required: bool = False
+        self, request: ControlRequest, *fds: int, required: bool = False
     ) -> tuple[ControlReply, int]:
         """Ask the host for something; its reply, and the descriptor that came along or -1.
 
@@ -128,7 +128,7 @@ class HostHandle:
 
         Args:
             request: what to ask for.
-            fd: a descriptor that goes along; it stays the caller's.
+            *fds: descriptors that go along; they stay the caller's.
             required: the host must hear of it even if the caller is cancelled already.
 
         Raises:
@@ -139,7 +139,7 @@ class HostHandle:
                 the host raised.
             ValueError: the request is too long to be sent.
         """
-        outgoing = Outgoing(encoder.encode(request), [fd] if fd >= 0 else [])
+        outgoing = Outgoing(encoder.encode(request), fds)
         name = type(request).__name__
         try:
             await self._lock.acquire()
@@ -152,25 +152,44 @@ class HostHandle:
                 self._give_up(f"was killed, because it was too busy for {name}")
                 raise
         try:
-            reply, fds = await self._ask(name, outgoing)
+            reply, brought = await self._ask(name, outgoing)
         finally:
             self._lock.release()
-        if len(fds) > isinstance(request, FETCH_DESCRIPTOR):
-            close_all(fds)
-            raise self._give_up(f"was killed, because it sent {len(fds)} descriptors uncalled for")
-        match reply:
-            case Failure():
-                close_all(fds)
-                try:
-                    error = unpack_exception(reply)
-                except ProtocolViolation as nonsense:
-                    what = f"was killed, because at {name} it sent nonsense: {nonsense}"
-                    raise self._give_up(what) from nonsense
-                raise error
-            case Fault():
-                close_all(fds)
-                raise StickyFault(reply.message, status=reply.status, status_name=reply.status_name)
-        return reply, fds[0] if fds else -1
+        if len(brought) > isinstance(request, FETCH_DESCRIPTOR):
+            close_all(brought)
+            what = f"was killed, because it sent {len(brought)} descriptors uncalled for"
+            raise self._give_up(what)
+        if isinstance(reply, (Failure, Fault)):
+            close_all(brought)
+            raise self.unpacked(reply, name)
+        return reply, brought[0] if brought else -1
+
+    def not_asked_for(self, name: str, what: str) -> HostDied:
+        """The error for a reply that no host sends, which has it killed.
+
+        Args:
+            name: what it was asked for.
+            what: what it has told.
+        """
+        return self._give_up(f"was killed, because at {name} it told {what}")
+
+    def unpacked(self, reply: Failure | Fault, name: str) -> Exception:
+        """The error that the host has sent.
+
+        Args:
+            reply: as it was sent.
+            name: what it was asked for.
+
+        Raises:
+            HostDied: no host sends this; it is killed.
+        """
+        if isinstance(reply, Fault):
+            return StickyFault(reply.message, status=reply.status, status_name=reply.status_name)
+        try:
+            return unpack_exception(reply)
+        except ProtocolViolation as nonsense:
+            what = f"was killed, because at {name} it sent nonsense: {nonsense}"
+            raise self._give_up(what) from nonsense
 
     async def _ask(self, name: str, outgoing: Outgoing) -> tuple[ControlReply, list[int]]:
         """Send a request and receive its reply, whatever happens to the caller meanwhile."""

@@ -659,8 +659,8 @@ class Modules(msgspec.Struct, frozen=True, tag=True):
     names: Annotated[list[_ModuleName], msgspec.Meta(max_length=MOST_MODULES)]
 
 
-class OpenLane(msgspec.Struct, frozen=True, tag=True):
-    """Start a lane on the socket that comes along.
+class OpenLane(msgspec.Struct, frozen=True):
+    """A lane to be started.
 
     Attributes:
         name: the lane's name.
@@ -675,6 +675,22 @@ class OpenLane(msgspec.Struct, frozen=True, tag=True):
     executor: str
     max_streams: int
     thread: str
+
+
+class OpenLanes(msgspec.Struct, frozen=True, tag=True):
+    """Start lanes, side by side, on the sockets that come along in the same order."""
+
+    lanes: list[OpenLane]
+
+
+class LanesOpened(msgspec.Struct, frozen=True, tag=True):
+    """Lanes are started, but for some.
+
+    Attributes:
+        failed: why those are not, by name, in the order in which they failed.
+    """
+
+    failed: dict[str, Failure | Fault]
 
 
 class CreateSlab(msgspec.Struct, frozen=True, tag=True):
@@ -755,7 +771,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 ControlRequest = (
     Open
     | Preload
-    | OpenLane
+    | OpenLanes
     | CreateSlab
     | CreateManaged
     | MapSlab
@@ -766,10 +782,17 @@ ControlRequest = (
     | Imported
     | AskFree
 )
-ControlReply = Opened | Modules | Free | Done | Failure | Fault
+ControlReply = Opened | LanesOpened | Modules | Free | Done | Failure | Fault
 
-BRING_DESCRIPTOR: Final = (Open, OpenLane, MapSlab, MapPinned, Import)
-"""The requests with which exactly one descriptor comes along; none does with others."""
+_BRING_DESCRIPTOR: Final = (Open, MapSlab, MapPinned, Import)
+
+
+def brings(request: ControlRequest) -> int:
+    """How many descriptors come along with a request."""
+    if isinstance(request, OpenLanes):
+        return len(request.lanes)
+    return int(isinstance(request, _BRING_DESCRIPTOR))
+
 
 FETCH_DESCRIPTOR: Final = (CreateSlab,)
 """The requests whose reply may bring one."""

@@ -7,10 +7,15 @@ program imports none of what the model needs; that is the host's.
 
     python tests/benchmarks/bench_return.py                       # the table
     python tests/benchmarks/bench_return.py --modes hot --parts builtin --repeats 5
-    python tests/benchmarks/bench_return.py --clients --storm     # nothing but these
+    python tests/benchmarks/bench_return.py --timeline --repeats 2   # where the time goes
+    python tests/benchmarks/bench_return.py --clients 32 --storm  # nothing but these
 
-``--clients`` is 32 tasks that ask the model without pause, with six faults 1.5 s apart, and what
+``--clients 32`` is 32 tasks that ask the model without pause, with six faults 1.5 s apart, and what
 is left of their throughput. ``--storm`` is ten faults, each 50 ms after the return from the last.
+``--timeline`` tells what the program and the host that took over did at the last return; noting
+that takes some time, too.
+
+A hot standby's ``warm_up`` asks once what is asked here; ``--cold`` does without.
 """
 
 from __future__ import annotations
@@ -26,16 +31,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import trio
+from timeline import Timeline
 
-from atomr_accel import CpuFallbackWarning, open_device
+from atomr_accel import AccelError, CpuFallbackWarning, open_device
 from atomr_accel.backends import cuda
 from atomr_accel.testing import poison, standby_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from atomr_accel import Device
-    from atomr_accel.device._standby import StandbyMode
+    from atomr_accel.device._room import StandbyMode
 
 ON_CUDA: Final = cuda.why_absent() is None
 WITH_LLAMA: Final = ON_CUDA and all(
@@ -50,7 +56,6 @@ SIZES: Final[dict[str, dict[str, int]]] = {
 """``large`` is 147 buffers of 1.6 GiB."""
 
 SIDE: Final = 256
-CLIENTS: Final = 32
 FAULTS: Final = 6
 APART_SECONDS: Final = 1.5
 QUIET_SECONDS: Final = 6.0
@@ -199,34 +204,68 @@ async def llama(device: Device, name: str) -> tuple[Subject, int]:
 # --- measuring ------------------------------------------------------------------------------
 
 
-async def back(device: Device, subject: Subject, kind: Any) -> tuple[float, float]:
-    """Seconds until a fault is seen, and from then to the next answer."""
+class Return(NamedTuple):
+    """A return from a fault.
+
+    Attributes:
+        unseen: seconds until the fault was seen.
+        seconds: from then to the next answer.
+        seen: when that was, by ``time.monotonic_ns()``.
+        good: when the answer was there.
+    """
+
+    unseen: float
+    seconds: float
+    seen: int
+    good: int
+
+
+async def back(device: Device, subject: Subject, kind: Any) -> Return:
+    """Fault, and ask for the next answer."""
     async with trio.open_nursery() as nursery, device.watch_generation() as changes:
-        launched = time.perf_counter()
+        launched = time.monotonic_ns()
         nursery.start_soon(poison, device, kind)
         await anext(aiter(changes))
-        seen = time.perf_counter()
+        seen = time.monotonic_ns()
         await subject.ask(device)
-        good = time.perf_counter()
-    return seen - launched, good - seen
+        good = time.monotonic_ns()
+    return Return((seen - launched) / 1e9, (good - seen) / 1e9, seen, good)
 
 
-def opened(mode: StandbyMode, options: argparse.Namespace, warm_up: Any = None) -> Any:
+class Rehearsal:
+    """The ``warm_up`` of standbys: it asks what is asked of the device."""
+
+    def __init__(self) -> None:
+        self.subject: Subject | None = None
+
+    async def __call__(self, device: Device) -> None:
+        """Ask, once there is something to ask."""
+        if self.subject is not None:
+            await self.subject.ask(device)
+
+    async def begin(self, device: Device, subject: Subject) -> None:
+        """There is; and the lanes that faults on purpose need are in use."""
+        self.subject = subject
+        source = 'extern "C" __global__ void nothing(float* x) {}'
+        kernel = await device.nvrtc.compile(source, "nothing", cpu=lambda _: None)
+        await kernel.launch(1, 1, await device.zeros(1, np.float32))
+        device._core.changed()
+
+
+def opened(mode: StandbyMode, options: argparse.Namespace, rehearsal: Rehearsal) -> Any:
     """A device that is never lost."""
+    warm_up = rehearsal if mode == "hot" and not options.cold else None
     return open_device(
         0, standby=mode, standbys=options.standbys, warm_up=warm_up, max_restarts=10**6
     )
 
 
-async def measure(mode: StandbyMode, part: str, options: argparse.Namespace) -> str:
+async def measure(
+    mode: StandbyMode, part: str, options: argparse.Namespace, timeline: Timeline | None
+) -> str:
     """A line of the table."""
-    subject: Subject | None = None
-
-    async def warm_up(device: Device) -> None:
-        if subject is not None and part == "builtin":
-            await subject.ask(device)
-
-    async with opened(mode, options, warm_up if mode == "hot" else None) as device:
+    rehearsal = Rehearsal()
+    async with opened(mode, options, rehearsal) as device:
         if part == "builtin":
             subject = await builtin(device)
         else:
@@ -236,15 +275,18 @@ async def measure(mode: StandbyMode, part: str, options: argparse.Namespace) -> 
             begun = time.perf_counter()
             await subject.ask(device)
             alone.append(time.perf_counter() - begun)
-        if mode == "hot":
-            device._core.changed()  # warm_up has something to ask now
+        await rehearsal.begin(device, subject)
         samples = []
+        last: Return | None = None
         with trio.move_on_after(options.seconds):
             for _ in range(options.repeats):
                 await standby_ready(device, 1)
                 await trio.sleep(0.05)
-                _, seconds = await back(device, subject, options.fault)
-                samples.append(seconds)
+                last = await back(device, subject, options.fault)
+                samples.append(last.seconds)
+        if timeline is not None and last is not None:
+            print(f"the last return, {mode} {subject.name}:")
+            timeline.print(last.seen - 5_000_000, last.good, device.statistics().host_pid)
         standby = device.statistics().standby
         assert standby is not None
         if not samples:
@@ -258,69 +300,106 @@ async def measure(mode: StandbyMode, part: str, options: argparse.Namespace) -> 
         )
 
 
+class Clients:
+    """Tasks that ask without pause, and what became of that."""
+
+    def __init__(self, device: Device, subject: Subject) -> None:
+        self._device = device
+        self._subject = subject
+        self.over = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self.right = self.wrong = self.lost = 0
+        self.longest = 0.0
+        self.begun = time.monotonic()
+
+    async def run(self) -> None:
+        """Ask, again and again."""
+        while not self.over:
+            begun = time.monotonic()
+            try:
+                await self._device.retry(self._subject.ask, self._device, attempts=100)
+                self.right += 1
+            except AssertionError:
+                self.wrong += 1
+            except AccelError as error:
+                self.lost += 1
+                print(f"    lost: {error!r}")
+            self.longest = max(self.longest, time.monotonic() - begun)
+
+    def rate(self, without: float = 0.0) -> float:
+        """Answers in a second, outside of some time."""
+        return self.right / (time.monotonic() - self.begun - without)
+
+
 async def clients(options: argparse.Namespace) -> None:
     """Tasks that ask without pause, faults meanwhile, and what is left of their throughput."""
-    async with opened("hot", options) as device:
+    rehearsal = Rehearsal()
+    async with opened("hot", options, rehearsal) as device:
         subject, nbytes = await llama(device, options.model)
+        await rehearsal.begin(device, subject)
         await standby_ready(device)
-        answers = 0
-        longest = 0.0
-        over = False
-
-        async def client() -> None:
-            nonlocal answers, longest
-            while not over:
-                begun = time.perf_counter()
-                await device.retry(subject.ask, device, attempts=100)
-                answers += 1
-                longest = max(longest, time.perf_counter() - begun)
-
+        ours = Clients(device, subject)
         async with trio.open_nursery() as nursery:
-            for _ in range(CLIENTS):
-                nursery.start_soon(client)
+            for _ in range(options.clients):
+                nursery.start_soon(ours.run)
             await trio.sleep(1.0)
-            answers, longest, begun = 0, 0.0, time.perf_counter()
+            ours.begin()
             await trio.sleep(QUIET_SECONDS)
-            usual = answers / (time.perf_counter() - begun)
+            usual = ours.rate()
             print(
-                f"{CLIENTS} clients of a {subject.name} of {nbytes / 2**30:.2f} GiB, "
-                f"{options.standbys} hot standbys: {usual:.0f}/s, longest wait {longest:.3f} s"
+                f"{options.clients} clients of a {subject.name} of {nbytes / 2**30:.2f} GiB, "
+                f"{options.standbys} hot standbys: {usual:.0f} answers a second, "
+                f"longest wait {ours.longest:.3f} s"
             )
-            answers, longest, begun = 0, 0.0, time.perf_counter()
-            unseen = 0.0
+            ours.begin()
+            returns: list[Return] = []
             for _ in range(FAULTS):
-                begun_fault = time.perf_counter()
-                seen, seconds = await back(device, subject, options.fault)
-                unseen += seen
-                print(f"    seen after {seen:.3f} s, good {seconds:.3f} s after that")
-                rest = APART_SECONDS - (time.perf_counter() - begun_fault)
-                await trio.sleep(max(0.0, rest))
-            elapsed = time.perf_counter() - begun
-            rate = answers / (elapsed - unseen)
-            print(
-                f"    {FAULTS} faults in {elapsed:.1f} s: {answers} right, none wrong or lost, "
-                f"{rate:.0f}/s outside the time until a fault is seen = {rate / usual:.0%} of the "
-                f"usual, longest wait {longest:.3f} s"
-            )
-            over = True
+                await wait_until(ours.begun + len(returns) * APART_SECONDS)
+                returns.append(await back(device, subject, options.fault))
+            await wait_until(ours.begun + FAULTS * APART_SECONDS)
+            unseen = sum(each.unseen for each in returns)
+            rate = ours.rate(unseen)
+            ours.over = True
+        print(f"    faults seen after      {told(each.unseen for each in returns)}")
+        print(f"    good after that        {told(each.seconds for each in returns)}")
+        print(f"    right, wrong, lost     {ours.right}, {ours.wrong}, {ours.lost}")
+        print(f"    throughput             {rate / usual:.0%} outside the {unseen:.2f} s unseen")
+        print(f"    longest wait           {ours.longest:.3f} s")
+
+
+async def wait_until(moment: float) -> None:
+    """Sleep until a time of ``time.monotonic()``."""
+    await trio.sleep(max(0.0, moment - time.monotonic()))
+
+
+def told(seconds: Iterable[float]) -> str:
+    """Some times."""
+    return ", ".join(f"{each:.3f}" for each in seconds) + " s"
 
 
 async def storm(options: argparse.Namespace) -> None:
     """Faults right after each return."""
-    async with opened("hot", options) as device:
+    rehearsal = Rehearsal()
+    async with opened("hot", options, rehearsal) as device:
         subject = await builtin(device)
+        await rehearsal.begin(device, subject)
         await standby_ready(device)
-        seconds = []
+        returns = []
         for _ in range(STORM):
-            seconds.append((await back(device, subject, options.fault))[1])
+            returns.append(await back(device, subject, options.fault))
             await trio.sleep(CALM_SECONDS)
-        after = time.perf_counter()
+        after = time.monotonic()
         await standby_ready(device, 1)
         standby = device.statistics().standby
         assert standby is not None
+        print(f"storm of {STORM} faults, {options.standbys} hot standbys:")
+        print(f"    good after             {told(each.seconds for each in returns)}")
         print(
-            f"storm of {STORM} faults: back after {', '.join(f'{s:.3f}' for s in seconds)} s; "
-            f"a {standby.mode} standby is ready {time.perf_counter() - after:.2f} s after the last"
+            f"    a {standby.mode} one is ready     {time.monotonic() - after:.2f} s after the "
+            f"last; {standby.used} were used, {standby.died} died"
         )
 
 
@@ -330,6 +409,7 @@ async def main(options: argparse.Namespace) -> None:
     print(
         f"backend {'cuda' if ON_CUDA else 'cpu'}, Python {sys.version.split()[0]}, {options.fault}"
     )
+    timeline = Timeline() if options.timeline else None
     if not options.clients and not options.storm:
         print(
             "mode  subject     n    median     least      most     alone   ready s  bytes MiB "
@@ -337,7 +417,7 @@ async def main(options: argparse.Namespace) -> None:
         )
         for part in options.parts.split(","):
             for mode in options.modes.split(","):
-                print(await measure(mode, part, options), flush=True)
+                print(await measure(mode, part, options, timeline), flush=True)
     if options.clients:
         await clients(options)
     if options.storm:
@@ -354,7 +434,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--standbys", type=int, default=4 if ON_CUDA else 1)
     parser.add_argument("--fault", default="assert")
     parser.add_argument("--model", choices=SIZES, default="small" if ON_CUDA else "tiny")
-    parser.add_argument("--clients", action="store_true")
+    parser.add_argument("--timeline", action="store_true")
+    parser.add_argument("--cold", action="store_true", help="without a warm_up")
+    parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--storm", action="store_true")
     return parser.parse_args()
 

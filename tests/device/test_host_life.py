@@ -18,13 +18,20 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, OutOfMemory, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    DeviceLost,
+    GpuRefStale,
+    OutOfMemory,
+    Unsupported,
+)
 from atomr_accel.actors import Backoff
-from atomr_accel.device import _context, _standby
+from atomr_accel.backends.cpu.host._context import CpuContext
+from atomr_accel.device import _context, _spare, _standby
 from atomr_accel.lanes import HostHandle, _spawn, start_host
 from atomr_accel.libraries._library import LaneSpec
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.wire import OpenLane
+from atomr_accel.wire import Fault, LanesOpened, OpenLanes
 from tests import seeds
 from tests.harness import (
     AT_ONCE,
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from atomr_accel import Device
+    from atomr_accel.device._settings import StreamStrategy
     from atomr_accel.lanes import Isolation
 
 pytestmark = cpu_only
@@ -297,7 +305,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
             raise failures.pop()
         return await start_host(isolation)
 
-    monkeypatch.setattr(_standby, "start_host", sometimes)
+    monkeypatch.setattr(_spare, "start_host", sometimes)
     async with opened(standby=True, max_restarts=1) as device:
         assert device._core.standby is not None
         await device._core.standby.wait_ready()
@@ -342,7 +350,8 @@ async def test_a_rebuild_for_which_there_is_no_room_is_tried_again(
 
 
 LANES: Final = """
-import os, pathlib
+import os, pathlib, threading
+from atomr_accel.wire import StickyFault
 
 class Lane:
     handlers = {}
@@ -354,8 +363,10 @@ class Aborts(Lane):
         os.abort()
 
 class Second(Lane):
+    marker = "started"
+
     def __init__(self, context, stream):
-        marker = pathlib.Path(__file__).with_name("started")
+        marker = pathlib.Path(__file__).with_name(self.marker)
         if marker.exists():
             self.second()
         marker.touch()
@@ -367,6 +378,19 @@ class AbortsLater(Second):
 class FailsLater(Second):
     def second(self):
         raise ValueError("not today")
+
+class FaultsLater(Second):
+    def second(self):
+        raise StickyFault("not today", status=700, status_name="A_FAULT")
+
+class Meets(Second):
+    meeting = threading.Barrier(2, timeout=20)
+
+    def second(self):
+        self.meeting.wait()
+
+class Meets2(Meets):
+    marker = "started, too"
 """
 
 
@@ -414,10 +438,10 @@ async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> Non
             context = await core.ready()
             start = context.host.request
 
-            async def killed(request: Any, fd: int = -1) -> Any:
-                if isinstance(request, OpenLane):
+            async def killed(request: Any, *fds: int) -> Any:
+                if isinstance(request, OpenLanes):
                     context.host.kill()  # noqa: B023
-                return await start(request, fd)  # noqa: B023
+                return await start(request, *fds)  # noqa: B023
 
             context.host.request = killed  # type: ignore[method-assign, assignment]
             with pytest.raises(ContextPoisoned, match="starting lane 'fft'"):
@@ -425,20 +449,66 @@ async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> Non
         await open_a_lane(device)
 
 
-@pytest.mark.parametrize(("name", "generations"), [("AbortsLater", 2), ("FailsLater", 2)])
+@program
+async def test_without_staging_memory_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "nothing can be locked")
+
+    monkeypatch.setattr(CpuContext, "map_pinned", refuse)
+    before = descriptors()
+    with pytest.raises(OSError, match="nothing can be locked"):
+        async with opened(isolation="thread"):
+            pass
+    assert descriptors() == before
+
+
+@program
+async def test_a_host_that_tells_of_other_lanes_than_it_was_asked_for_is_killed() -> None:
+    async with opened(max_restarts=OFTEN) as device:
+        context = await device._core.ready()
+        ask = context.host.request
+
+        async def odd(request: Any, *fds: int) -> Any:
+            reply = await ask(request, *fds)
+            return (LanesOpened({"memory": Fault(0, 700, "ODD", "")}), -1) if fds else reply
+
+        context.host.request = odd  # type: ignore[method-assign, assignment]
+        with pytest.raises(ContextPoisoned) as info:
+            await open_a_lane(device)
+        assert "told that lane 'memory' does not start" in str(info.value.__cause__)
+        await works(device)
+        assert device.generation == 2
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single"])  # threads of their own, or one
+@pytest.mark.parametrize("name", ["AbortsLater", "FailsLater", "FaultsLater"])
 @program
 async def test_a_rebuild_goes_on_without_a_lane_that_does_not_start(
-    lanes: Callable[[str], LaneSpec], name: str, generations: int
+    lanes: Callable[[str], LaneSpec], name: str, streams: StreamStrategy
 ) -> None:
-    async with opened(max_restarts=3) as device:
+    # One host tells that it is one of several lanes, another which one it is.
+    async with opened(max_restarts=4, streams=streams) as device:
         await works(device)
         await device._core.open_lane(lanes(name))
         await kill_host(device)
         await works(device)
-        assert device.generation == generations
+        assert device.generation == 2
         assert name not in {lane.name for lane in device.statistics().lanes}
         with pytest.raises((ContextPoisoned, ValueError), match=r"SIGABRT|not today"):
             await device._core.open_lane(lanes(name))
+
+
+@pytest.mark.parametrize("streams", ["per_actor", "single"])
+@program
+async def test_a_rebuild_starts_lanes_side_by_side(
+    lanes: Callable[[str], LaneSpec], streams: StreamStrategy
+) -> None:
+    async with opened(streams=streams) as device:
+        for name in ("Meets", "Meets2"):
+            await device._core.open_lane(lanes(name))
+        await kill_host(device)
+        await works(device)
+        assert {"Meets", "Meets2"} <= {lane.name for lane in device.statistics().lanes}
 
 
 # --- the end of a device says why --------------------------------------------------------

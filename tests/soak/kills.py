@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
-    from atomr_accel.device._standby import StandbyMode
+    from atomr_accel.device._room import StandbyMode
     from atomr_accel.lanes import Isolation
 
 SIDE: Final = 16

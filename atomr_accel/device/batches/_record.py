@@ -475,15 +475,14 @@ class Recording(Collector):
         for part in parts:
             writes += part._made
             addresses.append(part._provided)
-        if self._kept is None or self._kept.epoch is not self.memory.epoch:
-            message = Forget(self._number)
-            self._kept = self._core.keep(PROGRAMS.name, "program.forget", message)
-        writes.append(self._kept)  # keeps what the host does with the program in order
+        writes.append(self._keep())  # keeps what the host does with the program in order
         binding = (self.memory.epoch, *addresses)
         if binding != self._sent:
             record = Record(self._number, *self._encode(bound))
             self._recorded = self._core.submit(port, "program.record", record, reads, writes)
             self._sent = binding
+            if self._core.standby is not None:
+                self._core.standby.note_recording(self._number, self)
         record_op = self._recorded
         assert record_op is not None
         replay = self._core.submit(port, "program.replay", Replay(self._number), reads, writes)
@@ -502,6 +501,12 @@ class Recording(Collector):
             if self._recorded is record_op:
                 self._sent = None
             raise record_op.error from error.__cause__
+
+    def _keep(self) -> Kept:
+        if self._kept is None or self._kept.epoch is not self.memory.epoch:
+            message = Forget(self._number)
+            self._kept = self._core.keep(PROGRAMS.name, "program.forget", message)
+        return self._kept
 
     def _bind(
         self, inputs: tuple[GpuRef, ...], replace: Mapping[GpuRef, GpuRef] | None

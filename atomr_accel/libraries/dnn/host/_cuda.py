@@ -18,7 +18,7 @@ from ._cuda_routines import CudaRoutines, Descriptors
 from ._cuda_sequences import CudaSequences
 from ._lowering import load_frontend
 from ._plans import PlanStore
-from ._prototypes import load_cudnn
+from ._prototypes import load_cudnn, preload_parts
 from ._runs import PlanRun
 from ._timing import milliseconds
 from .fallback._fallback import Own, computes
@@ -106,8 +106,9 @@ class CudaDnn:
 
     @staticmethod
     def preload() -> None:
-        """Load the library and its frontend."""
+        """Load the library with its parts, and its frontend."""
         load_frontend()
+        preload_parts()
         preload_compiler()
 
     def close(self) -> None:

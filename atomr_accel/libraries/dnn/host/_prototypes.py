@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 from ...host._vendor import Prototypes, VendorLibrary
@@ -46,6 +48,21 @@ _STATUS_FAMILIES: Final = (1000, 2000, 3000, 4000, 5000)
 def load_cudnn() -> VendorLibrary:
     """The library, loaded once."""
     return VendorLibrary("cudnn", PROTOTYPES, STATUS_NAME)
+
+
+def preload_parts() -> None:
+    """Load the libraries that cuDNN would load for its first plans, as far as they are beside it.
+
+    It loads them by the names under which the process has them then.
+    """
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    load_cudnn()
+    main = Path(load_nvidia_dynamic_lib("cudnn").abs_path)
+    _, dot, release = main.name.partition(".so")
+    for part in sorted(main.parent.glob(f"libcudnn_*{dot}{release}")):
+        with contextlib.suppress(OSError):  # for want of something that this program does not use
+            ctypes.CDLL(str(part))
 
 
 @cache

@@ -1,0 +1,63 @@
+"""What a device has prepared in its host, which the next host needs, too."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, final
+
+from ..lanes import uninterrupted
+
+if TYPE_CHECKING:
+    from ..wire import Message
+    from .batches._record import Recording
+
+_MOST_NOTED: Final = 512
+"""Plans and kernels of which hot ones have their own, those that were made last."""
+
+_MOST_RECORDINGS: Final = 64
+"""Recordings that hot ones capture in advance, those that were captured last."""
+
+
+@final
+@uninterrupted
+class History:
+    """Plans, kernels and recordings, those that were made last.
+
+    Attributes:
+        messages: what has prepared plans and kernels, with the lanes.
+    """
+
+    def __init__(self) -> None:
+        self.messages: Final[OrderedDict[tuple[str, Message], None]] = OrderedDict()
+        self._recordings: OrderedDict[int, weakref.ref[Recording]] = OrderedDict()
+
+    def note(self, lane: str, message: Message) -> bool:
+        """Note what was prepared; whether that is new."""
+        known = (lane, message) in self.messages
+        self.messages[lane, message] = None
+        self.messages.move_to_end((lane, message))
+        if len(self.messages) > _MOST_NOTED:
+            self.messages.popitem(last=False)
+        return not known
+
+    def note_recording(self, number: int, recording: Recording) -> bool:
+        """Note what was captured, without keeping it alive; whether that is new."""
+        known = number in self._recordings
+        self._recordings[number] = weakref.ref(recording)
+        self._recordings.move_to_end(number)
+        if len(self._recordings) > _MOST_RECORDINGS:
+            self._recordings.popitem(last=False)
+        return not known
+
+    def recording(self, number: int) -> Recording | None:
+        """The recording that the host knows by a number, unless it is gone."""
+        known = self._recordings.get(number)
+        recording = None if known is None else known()
+        if recording is None:
+            self._recordings.pop(number, None)
+        return recording
+
+    def numbers(self) -> set[int]:
+        """Those of the recordings that are not gone."""
+        return {n for n in list(self._recordings) if self.recording(n) is not None}

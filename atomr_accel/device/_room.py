@@ -1,0 +1,80 @@
+"""Room for standbys in the device's memory: what they take, and what is kept if there is none."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Literal, final
+
+from .._errors import AccelError, StandbyWarning
+from ..lanes import uninterrupted
+from ..wire import StickyFault
+
+if TYPE_CHECKING:
+    from ._core import DeviceCore
+    from ._spare import Spare
+
+StandbyMode = Literal["hot", "warm"]
+
+_log = logging.getLogger("atomr_accel.device")
+
+
+class NoRoomError(Exception):
+    """The limit of the device's memory has no room for another context."""
+
+
+@final
+@uninterrupted
+class Room:
+    """How much of the device's memory standbys take.
+
+    Args:
+        core: the device.
+        wanted: what is to be kept.
+
+    Attributes:
+        wanted: the same.
+        mode: what is kept, as far as there is room.
+        spares: the standbys.
+    """
+
+    def __init__(self, core: DeviceCore, wanted: StandbyMode) -> None:
+        self._core = core
+        self._warned = False
+        self.wanted: Final = wanted
+        self.mode = wanted
+        self.spares: Final[list[Spare]] = []
+
+    def be_warm(self, why: str) -> None:
+        """There is no room for hot ones: keep warm ones, and say so once."""
+        self.mode = "warm"
+        if not self._warned:
+            self._warned = True
+            told = StandbyWarning(f"{self._core.name} keeps a warm standby, not a hot one: {why}")
+            try:
+                warnings.warn(told, stacklevel=2)
+            except StandbyWarning:  # the program wants errors, and this is a task of its own
+                _log.warning("%s", told)
+
+    async def left(self) -> int:
+        """Bytes of the device's memory that are free, and those that are the program's."""
+        context = self._core.context
+        with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
+            if context is not None and (free := await context.prepared.free_memory()):
+                return free + self._core.memory.capacity
+        return 0
+
+    async def measure(self, spare: Spare) -> None:
+        """Note what a hot one has taken of the device's memory."""
+        if spare.left and (left := await self.left()):
+            spare.nbytes = max(0, spare.left - left)
+        self.account()
+
+    def account(self) -> None:
+        """Count what contexts of standbys take against the limit of the device's memory."""
+        self._core.memory.reserved = sum(
+            spare.nbytes
+            for spare in self.spares
+            if spare.prepared is not None and not spare.given_up
+        )

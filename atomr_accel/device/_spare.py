@@ -1,0 +1,310 @@
+"""One host on standby: what is done to it, step by step, until it is taken."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from .._errors import AccelError
+from ..lanes import HostDied, start_host, uninterrupted
+from ..libraries.programs.wire._messages import Forget
+from ..wire import Preload, StickyFault, UnmapSlabs
+from ._context import Context
+from ._device import Device
+from ._prepared import Prepared
+from ._room import NoRoomError
+from ._run import HostCalls
+from .batches._in_advance import capture_in
+from .batches._record import PROGRAMS
+from .data._pinned import Pinned
+from .interop._exports import Exports
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ..actors import ActorRef
+    from ..lanes import HostHandle
+    from ..wire import Message
+    from ._core import DeviceCore
+    from ._history import History
+    from ._room import Room
+
+_log = logging.getLogger("atomr_accel.device")
+
+STEPS: Final = (
+    "starting",
+    "loading",
+    "opening",
+    "mapping",
+    "lanes",
+    "importing",
+    "init",
+    "warming up",
+    "ready",
+)
+
+
+@final
+@uninterrupted
+class Spare:
+    """One host on standby, and how it is prepared.
+
+    Args:
+        core: the device.
+        room: what standbys take of the device's memory.
+        history: what the device has prepared in its own host.
+        warm_up: called with the device here, if this is hot.
+        told: called when it is ready.
+
+    Attributes:
+        host: the host.
+        prepared: how far that is, until it is taken.
+        companion: the device there, if it is hot.
+        context: what serves that.
+        hot: whether it is to be, as far as there is room.
+        step: where it is, on the way of ``STEPS``.
+        wake: set when it may have to do more.
+        scope: all that is done with it.
+        begun: when it was started, until it is ready.
+        seconds: how long that took.
+        lanes: those of its lanes that are, or were, the device's.
+        left: bytes of the device's memory that it has found; 0 where that is not known.
+        nbytes: what it takes of the device's memory.
+        behind: whether the device has changed since it followed.
+        noted: what it has prepared of what the device has.
+        taken: whether it has taken over.
+        given_up: whether that is why it has ended.
+    """
+
+    def __init__(
+        self,
+        core: DeviceCore,
+        room: Room,
+        history: History,
+        warm_up: Callable[[Device], Awaitable[object]] | None,
+        told: Callable[[Spare], None],
+    ) -> None:
+        self._core = core
+        self._room = room
+        self._history = history
+        self._warm_up: Final = warm_up
+        self._told: Final = told
+        self.host: HostHandle | None = None
+        self.prepared: Prepared | None = None
+        self.companion: DeviceCore | None = None
+        self.context: Context | None = None
+        self.hot = False
+        self.step = "starting"
+        self.wake = trio.Event()
+        self.scope = trio.CancelScope()
+        self.begun: float | None = trio.current_time()
+        self.seconds: float | None = None
+        self.lanes: set[str] = set()
+        self.left = self.nbytes = 0
+        self.behind = True
+        self.noted: set[tuple[str, Message]] = set()
+        self.taken = self.given_up = False
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """How far it is, to be compared with others."""
+        return self.companion is not None, STEPS.index(self.step)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Start a host, and keep it prepared until it is taken.
+
+        Raises:
+            HostDied: it ended before.
+            Exception: it could not be started, or prepared.
+        """
+        self.host = await start_host("process")
+        prepared = self.prepared = Prepared(self.host)
+        problem: BaseException | None = None
+        try:
+            try:
+                with self.scope:
+                    async with trio.open_nursery(strict_exception_groups=True) as nursery:
+                        nursery.start_soon(self._watch, prepared.host)
+                        await self._prepare(nursery)
+            except BaseExceptionGroup as group:
+                failures, rest = group.split(Exception)
+                if rest is not None:
+                    raise rest from None
+                problem = failures
+                while isinstance(problem, BaseExceptionGroup):
+                    problem = problem.exceptions[0]
+            if not self.taken:
+                raise problem or HostDied("it ended")
+        finally:
+            problem = None
+            if not self.taken:
+                self.prepared = None
+                self._core.lifecycle.discard(prepared, self.companion)
+
+    async def _watch(self, host: HostHandle) -> None:
+        await host.wait_ended()
+        raise HostDied(f"the standby host {host.reason or 'has ended'}")
+
+    async def _prepare(self, nursery: trio.Nursery) -> None:
+        """Prepare a host, and again when the device changes, until it is taken."""
+        prepared = self.prepared
+        assert prepared is not None
+        while True:
+            wake = self.wake = trio.Event()
+            behind, self.behind = self.behind, False
+            if behind:
+                if self.context is None:
+                    self.step = "loading"
+                await prepared.load(self._core)
+                await self._learn()
+            if self.hot and self._room.mode == "hot" and self.companion is None:
+                await self._open(prepared, nursery)
+                behind = True
+            if self.context is not None:
+                if behind:
+                    await self._follow(prepared, self.context)
+                await self._prepare_noted()
+                await self._capture(prepared)
+            elif behind:
+                self.step = "importing"
+                await prepared.import_modules(self._core)
+            if not wake.is_set():
+                if self.begun is not None and (self._room.wanted == "warm" or self.context):
+                    await self._room.measure(self)
+                    self.seconds, self.begun = trio.current_time() - self.begun, None
+                self.step = "ready"
+                self._told(self)
+                await wake.wait()
+
+    async def _learn(self) -> None:
+        """Ask the running host what the program's functions have imported there."""
+        context = self._core.context
+        if context is not None and self._core.host_calls.in_use:
+            with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
+                await context.prepared.learn(self._core)
+
+    async def _open(self, prepared: Prepared, nursery: trio.Nursery) -> None:
+        """Open the device in a host that was warm."""
+        core = self._core
+        self.step = "opening"
+        companion = self._companion()
+        self.left = await self._room.left()
+        try:
+            await prepared.open(companion)
+            await prepared.host.request(Preload([]))  # answered when all that began is done
+        except (HostDied, StickyFault):
+            raise
+        except Exception as error:
+            why = f"a second context cannot be had: {error}"
+            if prepared.info is not None:  # this one is of no use for either
+                raise NoRoomError(why) from error
+            self._room.be_warm(why)
+            return
+        self.companion = companion
+        await self._room.measure(self)
+        if core.memory.over_limit:
+            await core.growth.trim()
+        if core.memory.over_limit:
+            raise NoRoomError(
+                f"its context takes {self.nbytes} bytes, {core.memory.over_limit} more than the "
+                "memory_limit leaves"
+            )
+        self.step = "mapping"
+        self.context = context = Context(companion, prepared)
+        await nursery.start(context.run)
+
+    async def _follow(self, prepared: Prepared, context: Context) -> None:
+        """Have all in a hot host that the device has."""
+        core, companion = self._core, self.companion
+        assert companion is not None
+        self.step = "mapping"
+        await prepared.map(companion)
+        self.step = "lanes"
+        for name in [name for name in prepared.ports if name in self.lanes - core.lanes.keys()]:
+            companion.remove_lane(name)
+        self.lanes.update(core.lanes)
+        await context.start_lanes(core)
+        self.step = "importing"
+        await prepared.import_modules(core)
+        self.step = "init"
+        await companion.host_calls.repeat(core.host_calls, prepared.mapped)
+        if self._warm_up is not None:
+            self.step = "warming up"
+            await self._rehearse(companion, prepared, self._warm_up)
+        if companion.context is not context or context.terminating:
+            raise HostDied("it failed as it was prepared")
+
+    async def _prepare_noted(self) -> None:
+        """Prepare what the device has prepared: plans, kernels."""
+        companion = self.companion
+        assert companion is not None
+        for lane, message in [one for one in self._history.messages if one not in self.noted]:
+            port = companion.ports.get(lane)
+            if port is not None:
+                self.noted.add((lane, message))
+                with suppress(AccelError, ValueError):  # the program is told when it does the same
+                    await companion.submit(port, f"{lane}: in advance", message).wait()
+        self.noted.intersection_update(self._history.messages)
+
+    async def _capture(self, prepared: Prepared) -> None:
+        """Capture what the device has captured, and forget what it has forgotten."""
+        companion = self.companion
+        assert companion is not None
+        port = companion.ports.get(PROGRAMS.name)
+        known = self._history.numbers()
+        for number in prepared.captured - known:
+            prepared.captured.discard(number)
+            if port is not None:
+                companion.submit(port, "program.forget", Forget(number))
+        missing = known - prepared.captured
+        for number in sorted(missing):
+            recording = self._history.recording(number)
+            if recording is not None and port is not None:
+                prepared.captured.add(number)
+                with suppress(AccelError, ValueError):  # the program is told when it replays it
+                    await capture_in(recording, companion, prepared.mapped)
+                recording = None
+        if missing:
+            await self._give_back(companion, prepared)
+
+    async def _rehearse(
+        self,
+        companion: DeviceCore,
+        prepared: Prepared,
+        warm_up: Callable[[Device], Awaitable[object]],
+    ) -> None:
+        """Call the program's ``warm_up``, and leave none of its memory."""
+        try:
+            await warm_up(Device(companion, self._ref))
+        except Exception as error:  # noqa: BLE001 (the program's)
+            _log.warning("%s: warm_up of a standby failed: %s", self._core.name, repr(error))
+        await self._give_back(companion, prepared)
+
+    async def _give_back(self, companion: DeviceCore, prepared: Prepared) -> None:
+        """Leave none of a companion's own memory."""
+        for op in list(companion.in_flight.values()):
+            with suppress(Exception):
+                await op.wait()
+        before = companion.memory.epoch
+        slabs = companion.memory.abandon()
+        companion.host_calls.keep_states(before, prepared.mapped)
+        if slabs:
+            await prepared.host.request(UnmapSlabs(slabs))
+
+    def _companion(self) -> DeviceCore:
+        companion = self._core.companion()
+        companion.pinned = Pinned(companion, self._core.pinned.statistics().limit)
+        companion.exports = Exports(companion)
+        companion.host_calls = HostCalls(companion)
+        companion.place.supervisor = self._core.place.supervisor
+        return companion
+
+    @property
+    def _ref(self) -> ActorRef:
+        cell = self._core.place.cell
+        assert cell is not None  # it keeps this running
+        return cell.ref

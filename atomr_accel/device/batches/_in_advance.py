@@ -1,0 +1,73 @@
+"""Recordings that a hot standby captures, so that a replay after a fault finds them captured."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...libraries._arguments import BLOCK_ALIGNMENT
+from ...libraries.programs.wire._messages import Record
+from ...memory import part_of
+from ...wire import SLAB_SHIFT
+from ._record import PROGRAMS
+
+if TYPE_CHECKING:
+    from ...memory import Block, GpuRef
+    from .._core import DeviceCore
+    from ._record import Recording
+
+
+async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[int]) -> None:
+    """Have a host that may take over capture a recording, as far as that can be done there.
+
+    Sealed buffers are themselves. All others have a place that nothing is ever written to,
+    because nothing is launched before the program's buffers of then are put in their place.
+
+    Args:
+        recording: the recording.
+        companion: the device there.
+        mapped: the sealed slabs that it has.
+    """
+    port = await companion.open_lane(PROGRAMS)
+    parts = (recording, *recording._called)
+    made = {block: nbytes for part in parts for block, nbytes in part._made.items()}
+    plain = [stand_in for stand_in, ref in recording._bound.items() if not ref._block.sealed]
+    sizes = [
+        *made.values(),
+        *(recording._bound[one].nbytes + recording._pads[one] for one in plain),
+    ]
+    # They may overlap; but each begins elsewhere, as copies to where something is are none.
+    room = max(sizes, default=0) + BLOCK_ALIGNMENT * len(sizes)
+    place = await companion.empty(room, np.uint8)
+    # From here on nothing is awaited until it is submitted.
+    starts = itertools.count(0, BLOCK_ALIGNMENT)
+    there = {one: part_of(place._block, next(starts)) for one in (*made, *plain)}
+    bound: dict[Block, GpuRef] = {}
+    for stand_in, ref in recording._bound.items():
+        pad, block = recording._pads[stand_in], ref._block
+        if not block.sealed:
+            if stand_in not in there:
+                return  # it was unsealed meanwhile
+            bound[stand_in] = ref.on_block(part_of(there[stand_in], pad))
+        elif block.epoch is not None and block.address >> SLAB_SHIFT in mapped:
+            bound[stand_in] = ref
+        else:
+            return  # that is gone: another will be there at the next replay
+    addresses = {block: block.address for block in made}
+    try:
+        for block in made:
+            block.address = there[block].address
+        record = Record(recording._number, *recording._encode(bound))
+    finally:
+        for block, address in addresses.items():
+            block.address = address
+    reads = [ref._block for ref in bound.values() if ref._block.sealed]
+    op = companion.submit(port, "program.record: in advance", record, reads, (place._block,))
+    await op.wait()
+
+
+def own(recording: Recording) -> None:
+    """The device's host has captured a recording in advance: it is to forget it in the end."""
+    recording._keep()
