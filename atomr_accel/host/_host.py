@@ -48,14 +48,8 @@ from ..wire import (
     encoder,
 )
 from ..wire._channel import ProtocolError, close_all, receive, send
-from ..wire._messages import (
-    MODULE_NAME,
-    MOST_MODULES,
-    Done,
-    brings,
-    find_class,
-    pack_exception,
-)
+from ..wire._control import MODULE_NAME, MOST_MODULES, Done, brings, find_class
+from ..wire._failures import pack_exception
 from ..wire._threads import start
 from ._lane import Lane, StreamSlot
 from ._launcher import Launcher

@@ -38,7 +38,8 @@ from ..wire import (
     append_frame,
     encoder,
 )
-from ..wire._messages import Withdrawn, pack_exception
+from ..wire._failures import pack_exception
+from ..wire._messages import Withdrawn
 from ._templates import Templates
 
 if TYPE_CHECKING:

@@ -94,9 +94,13 @@ def in_host() -> None:
 
     host: Any = _host.Host
     host._obey = timed(host._obey, lambda _, request, *__: f"host: {_told(request)}", 0)
-    named = _host.find_class
     module: Any = _host
-    module._named = lambda what, reference: _Timed(named(what, reference), reference.split(":")[1])
+    named = module.find_class
+
+    def find_class(what: str, reference: str) -> _Timed:
+        return _Timed(named(what, reference), reference.split(":")[1])
+
+    module.find_class = find_class
 
     slot: Any = StreamSlot
     init = slot.__init__

@@ -31,7 +31,8 @@ from atomr_accel.wire import (
     encoder,
     unpack_exception,
 )
-from atomr_accel.wire._messages import FRAME_BYTES, PAYLOAD_BYTES, Withdrawn, pack_exception
+from atomr_accel.wire._failures import pack_exception
+from atomr_accel.wire._messages import FRAME_BYTES, PAYLOAD_BYTES, Withdrawn
 
 from ..fakes.lanes import FakeDevice, FakeExecutor, FakeStream, Work
 

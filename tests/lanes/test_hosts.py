@@ -18,7 +18,7 @@ import trio.testing
 from atomr_accel.lanes import HostDied, HostHandle, _spawn, _spawner, start_host
 from atomr_accel.wire import ControlRequest, CreateSlab, MapSlab, Preload, UnmapSlabs, encoder
 from atomr_accel.wire._channel import receive, send
-from atomr_accel.wire._messages import Done
+from atomr_accel.wire._control import Done
 from tests.harness import descriptors, no_descriptors, program
 
 if TYPE_CHECKING:

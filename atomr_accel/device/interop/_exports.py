@@ -22,6 +22,7 @@ from ...lanes import HostDied, uninterrupted
 from ...libraries._arguments import BLOCK_ALIGNMENT, require_readable
 from ...memory import Block, GpuRef, Hold, Slab, part_of, repeats
 from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
+from ...wire._control import find_class
 from ...wire._interop import (
     CPU,
     CUDA,
@@ -36,7 +37,6 @@ from ...wire._interop import (
     in_elements,
     lend,
 )
-from ...wire._messages import find_class
 from .._context import MEMORY_LANE
 from ..data._transfer import as_host_array, in_worker
 

@@ -1,0 +1,260 @@
+"""What travels through a host's control socket: one request and one reply at a time."""
+
+from __future__ import annotations
+
+from pkgutil import resolve_name
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from .._errors import AccelError, Unsupported
+from ._messages import Failure, Fault
+
+MOST_MODULES: Final = 1 << 14
+"""Modules that a host names: large frameworks have some thousands."""
+
+MODULE_NAME: Final = 256
+"""Characters of a module's name."""
+
+_ModuleName = Annotated[str, msgspec.Meta(max_length=MODULE_NAME)]
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """First request: take the device. The descriptor of the staging memory comes along.
+
+    Its address begins at 0: no slab has that number.
+    """
+
+    backend: str
+    index: int
+    staging_bytes: int
+    plan: StreamPlan
+
+
+class StreamPlan(msgspec.Struct, frozen=True):
+    """How lanes get their streams and learn what is done.
+
+    Attributes:
+        strategy: ``"shared"``: each lane has several, those of one number and priority are
+            the same in all lanes; ``"per_actor"``: each lane has streams of its own;
+            ``"pooled"``: lanes share ``pool`` streams; ``"single"``: all share one.
+        pool: how many streams a pool has.
+        priorities: stream priority by lane name; lower runs first, 0 is the default.
+        completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
+        group: how many launches may share one completion token, and so one answer.
+        track_each_op: whether ops of a group that takes long are answered one by one.
+        deterministic: whether results must not depend on what else is in flight, nor on time.
+    """
+
+    strategy: str = "shared"
+    pool: int = 4
+    priorities: dict[str, int] = {}
+    completion: str = "hybrid"
+    group: int = 8
+    track_each_op: bool = False
+    deterministic: bool = False
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """The device is there."""
+
+    info: DeviceInfo
+
+
+class AskFree(msgspec.Struct, frozen=True, tag=True):
+    """Ask how much memory of the device is free."""
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of the device's memory that are free, whoever has the others."""
+
+    nbytes: int
+
+
+class Preload(msgspec.Struct, frozen=True, tag=True):
+    """Import classes, and call their ``preload`` where they have one."""
+
+    references: list[str]
+
+
+class Import(msgspec.Struct, frozen=True, tag=True):
+    """Begin to import modules, as far as that can be done.
+
+    The descriptor that comes along is closed when it is. Meanwhile other requests are answered.
+    """
+
+    modules: list[str]
+
+
+class Imported(msgspec.Struct, frozen=True, tag=True):
+    """Ask which modules functions of the program have imported."""
+
+
+class Modules(msgspec.Struct, frozen=True, tag=True):
+    """Names of modules, those first that others need."""
+
+    names: Annotated[list[_ModuleName], msgspec.Meta(max_length=MOST_MODULES)]
+
+
+class OpenLane(msgspec.Struct, frozen=True):
+    """A lane to be started.
+
+    Attributes:
+        name: the lane's name.
+        index: its number in dependencies.
+        executor: ``module:class`` of what executes its messages.
+        max_streams: how many of them may run side by side.
+        thread: the name of the thread that runs it, with all others of that name.
+    """
+
+    name: str
+    index: int
+    executor: str
+    max_streams: int
+    thread: str
+
+
+class OpenLanes(msgspec.Struct, frozen=True, tag=True):
+    """Start lanes, side by side, on the sockets that come along in the same order."""
+
+    lanes: list[OpenLane]
+
+
+class LanesOpened(msgspec.Struct, frozen=True, tag=True):
+    """Lanes are started, but for some.
+
+    Attributes:
+        failed: why those are not, by name, in the order in which they failed.
+    """
+
+    failed: dict[str, Failure | Fault]
+
+
+class CreateSlab(msgspec.Struct, frozen=True, tag=True):
+    """Allocate and map a slab; the reply carries its descriptor."""
+
+    id: int
+    nbytes: int
+    sealed: bool
+
+
+class MapSlab(msgspec.Struct, frozen=True, tag=True):
+    """Map a slab whose descriptor comes along, read-only if sealed."""
+
+    id: int
+    nbytes: int
+    sealed: bool
+
+
+class MapPinned(msgspec.Struct, frozen=True, tag=True):
+    """Page-lock and map memory of the program whose descriptor comes along.
+
+    It has an address like a slab; one that is mapped already stays as it is.
+    """
+
+    id: int
+    nbytes: int
+
+
+class MapPointer(msgspec.Struct, frozen=True, tag=True):
+    """Give memory of this very process an address (under thread isolation)."""
+
+    id: int
+    pointer: int
+    nbytes: int
+
+
+class CreateManaged(msgspec.Struct, frozen=True, tag=True):
+    """Allocate memory that moves between the device and the host by itself."""
+
+    id: int
+    nbytes: int
+
+
+class UnmapSlabs(msgspec.Struct, frozen=True, tag=True):
+    """Unmap slabs, and page-locked memory, that the program has given up."""
+
+    ids: list[int]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """A control request is done."""
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """What a device says of itself.
+
+    Attributes:
+        name: the vendor's name of it.
+        backend: its backend's name, such as ``"cuda"``.
+        index: its index.
+        total_memory: bytes.
+        compute_capability: such as ``(9, 0)``; ``(0, 0)`` on the CPU.
+        driver_version: such as 13000 for CUDA 13.0; 0 on the CPU.
+        uuid: the vendor's identifier, or the empty string.
+        exports_memory: whether memory can outlive its process.
+    """
+
+    name: str
+    backend: str
+    index: int
+    total_memory: int
+    compute_capability: tuple[int, int] = (0, 0)
+    driver_version: int = 0
+    uuid: str = ""
+    exports_memory: bool = True
+
+
+ControlRequest = (
+    Open
+    | Preload
+    | OpenLanes
+    | CreateSlab
+    | CreateManaged
+    | MapSlab
+    | MapPinned
+    | MapPointer
+    | UnmapSlabs
+    | Import
+    | Imported
+    | AskFree
+)
+ControlReply = Opened | LanesOpened | Modules | Free | Done | Failure | Fault
+
+_BRING_DESCRIPTOR: Final = (Open, MapSlab, MapPinned, Import)
+
+
+def brings(request: ControlRequest) -> int:
+    """How many descriptors come along with a request."""
+    if isinstance(request, OpenLanes):
+        return len(request.lanes)
+    return int(isinstance(request, _BRING_DESCRIPTOR))
+
+
+FETCH_DESCRIPTOR: Final = (CreateSlab,)
+"""The requests whose reply may bring one."""
+
+
+def find_class(what: str, reference: str, where: str = "the host") -> Any:
+    """The class that a backend or a library names as ``module:class``.
+
+    Args:
+        what: what it is, for errors.
+        reference: its name.
+        where: which process looks for it, for errors.
+
+    Raises:
+        Unsupported: it is not there.
+    """
+    try:
+        found = resolve_name(reference)
+        if not callable(found):
+            raise TypeError(f"it is a {type(found).__name__}, not a class")
+    except (AccelError, OSError, MemoryError):
+        raise  # says itself what is missing, or may be had the next time
+    except Exception as error:
+        raise Unsupported(
+            f"{what}, {reference!r}, cannot be loaded in {where}: {type(error).__name__}: "
+            f"{error}; reinstall or update the package that names it"
+        ) from error
+    return found

@@ -1,0 +1,165 @@
+"""Errors as answers: packed in the host, and raised in the program as what they were."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+import msgspec
+
+from .. import _errors
+from .._errors import AccelError, RemoteError
+from ._messages import Failure, Plain, ProtocolViolation, encoder
+
+if TYPE_CHECKING:
+    pass
+
+_TEXT: Final = 1 << 18
+"""Characters of an error's message, and of its traceback."""
+
+_PICKLED: Final = 1 << 20
+"""Bytes of a pickled error."""
+
+
+# These two mean something else where they are raised: the end of an iterator.
+_NEVER: Final = (StopIteration, StopAsyncIteration)
+
+_KINDS: Final[dict[str, type[Exception]]] = {
+    kind.__name__: kind
+    for kind in (*vars(builtins).values(), *vars(_errors).values())
+    if isinstance(kind, type)
+    and issubclass(kind, Exception)
+    and not issubclass(kind, (*_NEVER, BaseExceptionGroup))
+}
+"""What may come by name: errors of this package, and builtin ones."""
+
+
+def pack_exception(seq: int, error: BaseException, *, pickles: bool = False) -> Failure:
+    """An exception of the host as a reply.
+
+    Args:
+        seq: the op that it answers.
+        error: any exception, whatever is wrong with it.
+        pickles: whether it may travel as a pickle if it cannot by name.
+    """
+    kind = _encodable(type(error).__name__)
+    where = _traceback_of(error)
+    with contextlib.suppress(Exception):  # a program may have put anything into it
+        if _KINDS.get(kind) is type(error):
+            fields, args = _plain_parts(error)
+            match args:
+                case (str(message),):
+                    return Failure(seq, kind, _encodable(message), fields, where)
+                case _:
+                    return Failure(seq, kind, "", fields, where, args)
+    if pickles and (pickled := _pickle(error)):
+        return Failure(seq, kind, _text_of(error), {}, where, None, pickled)
+    return Failure(seq, "RemoteError", f"{kind}: {_text_of(error)}", {"type_name": kind}, where)
+
+
+def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[Plain, ...]]:
+    """The attributes and arguments that are all there is to it.
+
+    Raises:
+        Exception: there is more.
+    """
+    if isinstance(error, AccelError):
+        if [*map(type, error.args)] != [str]:
+            raise TypeError("there is more to it than a message")
+        plain = {
+            name: _encodable(value) if isinstance(value, str) else value
+            for name, value in error.fields().items()
+        }
+        encoded = encoder.encode(plain)
+        return msgspec.msgpack.decode(encoded, type=dict[str, int | str]), error.args
+    reduced = error.__reduce__()
+    if isinstance(reduced, str) or any(more and set(more) - {"__notes__"} for more in reduced[2:]):
+        raise TypeError("it has attributes")
+    args: tuple[Any, ...] = reduced[1]
+    if [*map(type, args)] != [str]:
+        if len(encoder.encode(args)) > _TEXT:
+            raise ValueError("it is too large")
+        if [*map(type, args)] != [*map(type, msgspec.convert(args, tuple[Plain, ...]))]:
+            raise TypeError("it has arguments that are not plain")
+    return {}, args
+
+
+def _pickle(error: BaseException) -> bytes:
+    """An exception as a pickle; empty if it cannot travel."""
+    if not isinstance(error, Exception):  # it would end more than a call where it is raised
+        return b""
+    try:
+        pickled: bytes = cloudpickle.dumps(error)
+    except BaseException:  # noqa: BLE001 (what it does is up to the program)
+        return b""
+    return pickled if len(pickled) <= _PICKLED else b""
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return _encodable(str(error))
+    except BaseException as broken:  # noqa: BLE001 (what it raises is up to the program)
+        return f"(no message: {type(broken).__name__} in __str__)"
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return _encodable("".join(traceback.format_exception(error)))
+    except BaseException as broken:  # noqa: BLE001 (as above)
+        return f"(no traceback: {type(broken).__name__} while it was formatted)"
+
+
+def _encodable(text: str) -> str:
+    if len(text) > _TEXT:
+        text = f"{text[:_TEXT]}... ({len(text) - _TEXT} more characters)"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def unpack_exception(failure: Failure, *, pickles: bool = False) -> Exception:
+    """The exception that a reply stands for.
+
+    One that is no error of this package has the host's traceback as a note.
+
+    Args:
+        failure: the reply.
+        pickles: whether it may be a pickle: it answers a call of the program's own functions.
+
+    Raises:
+        ProtocolViolation: no host sends this.
+    """
+    if failure.pickled:
+        if not pickles:
+            raise ProtocolViolation("an error came as a pickle, where none is read")
+        return _unpickle(failure)
+    kind = _KINDS.get(failure.kind)
+    wanted = getattr(kind, "_fields", ())
+    if kind is None or failure.fields.keys() != set(wanted):
+        raise ProtocolViolation(f"there is no error {failure.kind!r} with {[*failure.fields]}")
+    args = (failure.message,) if failure.args is None else failure.args
+    try:
+        error = kind(*args, **failure.fields)
+    except (TypeError, ValueError, OverflowError) as wrong:
+        raise ProtocolViolation(f"{failure.kind} is not made with {args}") from wrong
+    if not isinstance(error, AccelError) or kind is RemoteError:
+        error.add_note(_note_of(failure))
+    return error
+
+
+def _unpickle(failure: Failure) -> Exception:
+    try:
+        error = cloudpickle.loads(failure.pickled)
+        if isinstance(error, Exception) and not isinstance(error, _NEVER):
+            error.add_note(_note_of(failure))
+            return error
+    except Exception:  # noqa: BLE001, S110 - its class may exist only in the host
+        pass
+    remote = RemoteError(f"{failure.kind}: {failure.message}", type_name=failure.kind)
+    remote.add_note(_note_of(failure))
+    return remote
+
+
+def _note_of(failure: Failure) -> str:
+    return f"In the host:\n{failure.traceback}"
