@@ -1,0 +1,1 @@
+"""Arrays: what program and host share."""
