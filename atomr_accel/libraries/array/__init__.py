@@ -1,1 +1,1 @@
-"""Arrays: copies between layouts, and expressions."""
+"""Arrays: copies between layouts, and what NumPy does with them."""

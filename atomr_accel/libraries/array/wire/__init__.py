@@ -1,1 +1,1 @@
-"""Arrays: what program and host share."""
+"""Arrays: what goes over the lane."""
