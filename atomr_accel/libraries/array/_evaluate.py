@@ -17,7 +17,7 @@ from .._op import D, Facade, op
 from .._request import Request, Submission
 from ..wire._recent import Recent
 from ._copy import LANE
-from ._graph import Graph, strides_of
+from ._graph import Graph
 from ._plan import Conflict, Layout, Plan, make_plan
 from ._resident import BuiltKernel
 from .wire._program import Interpret, KernelForm, Launch, RunKernels, Step, StridedArray
@@ -102,13 +102,14 @@ def evaluating(
 
     def prepare(driver: Driver) -> Submission[Any]:
         memory = driver.memory
-        reads = [require_readable(ref, memory, "an operand") for ref in graph.operands]
+        reads = [require_readable(ref, memory, "an operand", strided=True) for ref in graph.operands]
         if outs is None:
             made = tuple([driver.output(shape, dtype) for shape, dtype in targets])
         else:
             made = outs
             for at, ref in enumerate(outs):
-                require_writable(ref, memory, "out" if len(outs) == 1 else f"out[{at}]")
+                name = "out" if len(outs) == 1 else f"out[{at}]"
+                require_writable(ref, memory, name, strided=True)
             _require_apart(outs)
         writes = [ref._block for ref in made]
         if interpreted:
@@ -151,7 +152,7 @@ def _require_apart(outs: tuple[GpuRef, ...]) -> None:
 
 
 def _array(ref: GpuRef) -> StridedArray:
-    return StridedArray(ref._block.address, ref.shape, strides_of(ref), NAMES[ref.dtype])
+    return StridedArray(ref._block.address, ref.shape, ref.strides, NAMES[ref.dtype])
 
 
 def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
@@ -176,7 +177,7 @@ def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
 
 
 def _layout(ref: GpuRef) -> Layout:
-    return Layout(ref.shape, strides_of(ref), ref.dtype, alignment(ref))
+    return Layout(ref.shape, ref.strides, ref.dtype, alignment(ref))
 
 
 def _conflicts(
@@ -190,7 +191,7 @@ def _conflicts(
                 same = (
                     out._block.offset == ref._block.offset
                     and out.shape == ref.shape
-                    and strides_of(out) == strides_of(ref)
+                    and out.strides == ref.strides
                     and out.dtype is ref.dtype
                 )
                 found.append(("same" if same else "part", at, number))

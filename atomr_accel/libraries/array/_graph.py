@@ -81,7 +81,7 @@ class Graph:
     def _value(self, x: Operand) -> int:
         if isinstance(x, GpuRef):
             block = x._block
-            place = (block.base, block.offset, x.shape, strides_of(x), x.dtype)
+            place = (block.base, block.offset, x.shape, x.strides, x.dtype)
             at = self._places.get(place)
             if at is None:
                 at = self._places[place] = len(self.operands)
@@ -120,16 +120,3 @@ class Graph:
     def bytes_of_constants(self) -> Iterator[bytes]:
         """The constants as bytes of their dtypes."""
         return (number.tobytes() for number in self.constants)
-
-
-def strides_of(ref: GpuRef) -> tuple[int, ...]:
-    """Bytes from one element to the next along each axis."""
-    found: tuple[int, ...] | None = getattr(ref, "strides", None)
-    if found is not None:
-        return found
-    step = ref.dtype.itemsize
-    strides = []
-    for extent in reversed(ref.shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))

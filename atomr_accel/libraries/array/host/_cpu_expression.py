@@ -13,7 +13,7 @@ from ..wire._program import Interpret
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....backends.cpu.host._context import CpuContext, CpuStream
+    from ....backends.cpu.host._context import CpuContext
     from ..wire._program import Step, StridedArray
 
 _Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,8 +23,7 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 class CpuExpressions:
     """Executes the messages of expressions; its handlers are some of the lane's."""
 
-    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
-        del stream
+    def __init__(self, context: CpuContext) -> None:
         self._context: Final = context
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {Interpret: self._interpret}
 
