@@ -40,7 +40,6 @@ _One_co = TypeVar("_One_co", covariant=True)
 _More_co = TypeVar("_More_co", covariant=True)
 
 
-
 class Evaluator:
     """What is known of the expressions that a device has computed.
 
@@ -102,7 +101,9 @@ def evaluating(
 
     def prepare(driver: Driver) -> Submission[Any]:
         memory = driver.memory
-        reads = [require_readable(ref, memory, "an operand", strided=True) for ref in graph.operands]
+        reads = [
+            require_readable(ref, memory, "an operand", strided=True) for ref in graph.operands
+        ]
         if outs is None:
             made = tuple([driver.output(shape, dtype) for shape, dtype in targets])
         else:
@@ -230,7 +231,12 @@ def _run(
         Launch(
             kernel.number,
             each.blocks,
-            tuple([places[kind][at]._block.address + skip for kind, at, skip in each.places]),
+            tuple(
+                [
+                    0 if place is None else places[place.kind][place.number]._block.address
+                    for place in each.places
+                ]
+            ),
             each.numbers,
             b"".join([constants[at] for at in each.constants]),
         )
