@@ -57,7 +57,7 @@ class Evaluator:
     def kernel(self, form: KernelForm) -> BuiltKernel:
         """The kernel of a form, which may have to be built yet."""
         found = self.kernels.get(form)
-        return found or self.kernels.keep(form, BuiltKernel(BUILDS, LANE.name, form))
+        return found or self.kernels.keep(form, BuiltKernel(BUILDS, form))
 
 
 _EVALUATORS: Final[WeakKeyDictionary[MemoryMap, Evaluator]] = WeakKeyDictionary()

@@ -217,9 +217,8 @@ class _Planner:
         rows = math.prod(shape) // length if length else 0
         alone = rows < _FEW_ROWS and length > _LONG_ROW
         if alone:
-            simple = [target for target in together if target.value == primary]
-            rest = [target for target in targets if target not in simple]
-            together = simple
+            together = [target for target in together if self._shape(target) != shape]
+            rest = [target for target in targets if target not in together]
         if together:
             self._launch(space, together, only=primary if alone else None)
         for target in rest:

@@ -460,7 +460,7 @@ class _Writer:
         wide = max([16, *(24 for node in form.nodes if node.kind == "arg")])
         slots = 32 if form.layout == "rows" else form.threads
         if form.layout == "columns" or form.group > 32:
-            self._add(f"__shared__ alignas(16) unsigned char shared[{wide * slots}];")
+            self._add(f"alignas(16) __shared__ unsigned char shared[{wide * slots}];")
         for operand, access in enumerate(form.operands):
             if access.varies:
                 self._add(f"const I s{operand} = {self._offset(operand, kept)};")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ..wire._program import Launch
 
-OPTIONS: Final = ("--fmad=false",)
-"""Each function rounds its result, as NumPy's do."""
+OPTIONS: Final = ("--fmad=false", "--diag-suppress=177")
+"""Each function rounds its result, as NumPy's do. That something is not used is no warning."""
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
@@ -36,25 +36,22 @@ class _Loaded:
         module, function: the driver's.
         threads: of a block.
         users: the builders that have built it.
-        arguments: those of the last launch, and what tells the driver where they are.
     """
 
-    __slots__ = ("arguments", "function", "module", "threads", "users")
+    __slots__ = ("function", "module", "threads", "users")
 
     def __init__(self, module: Any, function: Any, threads: int) -> None:
         self.module: Final = module
         self.function: Final = function
         self.threads: Final = threads
         self.users: Final[set[object]] = set()
-        self.arguments: _Arguments | None = None
 
 
 @final
 class _Arguments:
-    """A kernel's words. The driver has copied them when a launch returns."""
+    """The words of kernels that have as many. The driver has copied them when a launch returns."""
 
     def __init__(self, count: int, numbers: int, scalars: int) -> None:
-        self.sizes: Final = (count, numbers, scalars)
         words = max(1, count + numbers + scalars // 8)
         self._data = ctypes.create_string_buffer(8 * words)
         self._put = struct.Struct(f"={count}Q{numbers}q{scalars}s").pack_into
@@ -141,6 +138,7 @@ class CudaExpressions:
         self._pointers: Final = context.pointers
         self._stream: Final = stream
         self._store: Final = _store_of(context)
+        self._arguments: Final[dict[tuple[int, int, int], _Arguments]] = {}
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {RunKernels: self._run}
 
     def _run(self, message: RunKernels) -> None:
@@ -148,9 +146,9 @@ class CudaExpressions:
         for launch in message.launches:
             kernel = self._store[launch.kernel]
             sizes = (len(launch.addresses), len(launch.numbers), len(launch.scalars))
-            arguments = kernel.arguments
-            if arguments is None or arguments.sizes != sizes:
-                arguments = kernel.arguments = _Arguments(*sizes)
+            arguments = self._arguments.get(sizes)
+            if arguments is None:
+                arguments = self._arguments[sizes] = _Arguments(*sizes)
             arguments.put(self._pointers(launch.addresses), launch)
             (status,) = driver.cuLaunchKernel(
                 kernel.function,

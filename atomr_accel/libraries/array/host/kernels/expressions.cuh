@@ -189,12 +189,12 @@ FN bool f_signbit(double a) { return copysign(1.0, a) < 0; }
 template <class T> FN T f_sign(T a) { return a > 0 ? (T)1 : a < 0 ? (T)-1 : a == 0 ? (T)0 : a; }
 
 // One function for floats and one for doubles.
-#define UNARY(name, f) \
-  FN float f_##name(float a) { return f##f(a); } \
-  FN double f_##name(double a) { return f(a); }
-#define BINARY(name, f) \
-  FN float f_##name(float a, float b) { return f##f(a, b); } \
-  FN double f_##name(double a, double b) { return f(a, b); }
+#define UNARY(name, fn) \
+  FN float f_##name(float a) { return fn##f(a); } \
+  FN double f_##name(double a) { return fn(a); }
+#define BINARY(name, fn) \
+  FN float f_##name(float a, float b) { return fn##f(a, b); } \
+  FN double f_##name(double a, double b) { return fn(a, b); }
 UNARY(sqrt, sqrt) UNARY(cbrt, cbrt) UNARY(exp, exp) UNARY(exp2, exp2) UNARY(expm1, expm1)
 UNARY(log, log) UNARY(log2, log2) UNARY(log10, log10) UNARY(log1p, log1p)
 UNARY(sin, sin) UNARY(cos, cos) UNARY(tan, tan) UNARY(arcsin, asin) UNARY(arccos, acos)
@@ -338,7 +338,7 @@ template <class T> FN T f_gcd(T a, T b) {
 }
 template <class T> FN T f_lcm(T a, T b) {
   const T common = f_gcd(a, b);
-  return common == 0 ? (T)0 : f_absolute(f_multiply((T)(a / common), b));
+  return common == 0 ? (T)0 : f_multiply((T)(f_absolute(a) / common), f_absolute(b));
 }
 
 template <class T> FN bool f_less(T a, T b) { return a < b; }
