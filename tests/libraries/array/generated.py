@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from atomr_accel._dtypes import as_dtype
-from atomr_accel.libraries.array._geometry import strides_in_order
 from atomr_accel.libraries.array._graph import Graph
 from atomr_accel.libraries.array._plan import Layout, Plan, make_plan
 from atomr_accel.libraries.array.host._codegen import NAME, PRELUDE, body_of
-from atomr_accel.memory import GpuRef, block_at
+from atomr_accel.memory import Block, GpuRef, block_at
 
 from ..host_kernels import compile_bodies, on_host
 
@@ -36,8 +35,7 @@ class Leaves:
     """Refs that stand for arrays."""
 
     def __init__(self) -> None:
-        self.arrays: dict[int, Array] = {}
-        self.refs: list[GpuRef] = []
+        self._arrays: dict[Block, Array] = {}
 
     def put(self, array: Array) -> GpuRef:
         """A ref for an array, which may be a view."""
@@ -45,9 +43,12 @@ class Leaves:
         memory: Any = _Memory
         strides = None if array.flags.c_contiguous else array.strides
         ref = GpuRef(block_at(memory, 0, 0), array.shape, dtype, array.nbytes, strides)
-        self.arrays[id(ref)] = array
-        self.refs.append(ref)
+        self._arrays[ref._block] = array
         return ref
+
+    def pointer(self, ref: GpuRef) -> int:
+        """Where a ref, or a view of one, has its first element."""
+        return self._arrays[ref._block.base].ctypes.data + ref._block.offset
 
 
 class Case:
@@ -55,19 +56,20 @@ class Case:
 
     def __init__(self, leaves: Leaves, expressions: Sequence[Operand]) -> None:
         self.graph = Graph(expressions)
-        self.operands = [leaves.arrays[id(ref)] for ref in self.graph.operands]
+        self.operands = [leaves.pointer(ref) for ref in self.graph.operands]
         self.outputs = [
             _garbage(each.shape, each.dtype)
             for each in (self.graph.values[at] for at in self.graph.results)
         ]
-        layouts = [
-            Layout(array.shape, array.strides, as_dtype(array.dtype), _alignment(array))
-            for array in (*self.operands, *self.outputs)
+        operands = [
+            Layout(ref.shape, ref.strides, ref.dtype, _alignment(pointer))
+            for ref, pointer in zip(self.graph.operands, self.operands, strict=True)
         ]
-        count = len(self.operands)
-        self.plan: Plan = make_plan(
-            self.graph.structure, self.graph.results, layouts[:count], layouts[count:]
-        )
+        outputs = [
+            Layout(array.shape, array.strides, as_dtype(array.dtype), 256)
+            for array in self.outputs
+        ]
+        self.plan: Plan = make_plan(self.graph.structure, self.graph.results, operands, outputs)
 
     @property
     def forms(self) -> list[KernelForm]:
@@ -77,11 +79,15 @@ class Case:
     def run(self, launches: Sequence[Any]) -> list[Array]:
         """Launch its kernels; its results."""
         scratch = [_garbage((count,), dtype) for count, dtype in self.plan.scratch]
-        buffers = {"operand": self.operands, "output": self.outputs, "scratch": scratch}
+        buffers = {
+            "operand": self.operands,
+            "output": [array.ctypes.data for array in self.outputs],
+            "scratch": [array.ctypes.data for array in scratch],
+        }
         constants = [data + bytes(-len(data) % 8) for data in self.graph.bytes_of_constants()]
         for launch, each in zip(launches, self.plan.launches, strict=True):
             pointers = [
-                0 if place is None else buffers[place.kind][place.number].ctypes.data
+                0 if place is None else buffers[place.kind][place.number]
                 for place in each.places
             ]
             words = struct.pack(f"={len(pointers)}Q", *pointers)
@@ -114,11 +120,5 @@ def aligned(array: Array) -> Array:
     return copy
 
 
-def _alignment(array: Array) -> int:
-    place = array.ctypes.data
+def _alignment(place: int) -> int:
     return min(256, place & -place) if place else 256
-
-
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a contiguous array, in elements."""
-    return strides_in_order(shape)
