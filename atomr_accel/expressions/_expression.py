@@ -701,14 +701,12 @@ def broadcast_constant(
 
 def power(x: Value, exponent: Value) -> Expression:
     """``x ** exponent``; a square where NumPy's operator computes one."""
-    if not (_is_value(x) and _is_value(exponent)):
-        return NotImplemented
     if isinstance(x, Operand) and type(exponent) in (int, float) and x.dtype.kind in "fcV":
         if exponent == 2 and resolve("power", _kinds((x, exponent)))[2] is x.dtype:
             return ufunc("square", x)
         if exponent == 0.5 and resolve("power", _kinds((x, exponent)))[2] is x.dtype:
             return ufunc("sqrt", x)
-    return ufunc("power", x, exponent)
+    return _operator("power", x, exponent)
 
 
 def _is_value(value: object) -> bool:
@@ -723,7 +721,8 @@ def _operator(name: str, x: Any, y: Any) -> Expression:
     for value in (x, y):
         if isinstance(value, np.ndarray | list):
             raise _not_there(value)
-    return NotImplemented
+    unknown: Any = NotImplemented
+    return unknown  # type: ignore[no-any-return] # as operators say that
 
 
 def _not_there(value: object) -> TypeError:
@@ -746,7 +745,8 @@ def values_of(values: Sequence[Any]) -> tuple[Value, ...]:
             raise TypeError(
                 f"expressions are made of refs, expressions and numbers, not {said_of(value)}"
             )
-    return tuple(value[()] if isinstance(value, np.ndarray) else value for value in values)
+    given: Any = (value[()] if isinstance(value, np.ndarray) else value for value in values)
+    return tuple(given)
 
 
 def _apply(
@@ -779,7 +779,7 @@ def _apply(
         ]
         if mask is not True:
             results = [
-                where(*values_of((mask,)), each, constant(0, each.dtype)) for each in results
+                where(values_of((mask,))[0], each, constant(0, each.dtype)) for each in results
             ]
         return tuple(results) if name in PAIRS else results[0]
     if method == "reduce" and name in REDUCTIONS:
