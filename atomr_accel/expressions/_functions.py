@@ -22,13 +22,13 @@ from ._expression import (
     broadcast_constant,
     cast,
     constant,
-    masked,
     ufunc,
     values_of,
     view,
     where,
 )
 from ._promotion import FLOAT32, HALVES, kind_of
+from ._ufuncs import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
