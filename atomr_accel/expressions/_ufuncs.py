@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .._dtypes import as_dtype
-from ..wire import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
+from ..wire._ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ._expression import (
     FUNCTIONS,
     Axis,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....wire import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS, find_ufunc
+from ....wire._ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ..wire._program import Interpret
 
 if TYPE_CHECKING:
