@@ -188,7 +188,7 @@ def _require_apart(outs: tuple[GpuRef, ...]) -> None:
 
 
 def _array(ref: GpuRef) -> StridedArray:
-    return StridedArray(ref._block.address, ref.shape, ref.strides, NAMES[ref.dtype])
+    return StridedArray(ref._place.address, ref.shape, ref.strides, NAMES[ref.dtype])
 
 
 def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
@@ -266,7 +266,7 @@ def _run(
             each.blocks,
             tuple(
                 [
-                    0 if place is None else places[place.kind][place.number]._block.address
+                    0 if place is None else places[place.kind][place.number]._place.address
                     for place in each.places
                 ]
             ),
@@ -426,7 +426,7 @@ class _Operand(NamedTuple):
 
 
 def _view(ref: GpuRef, operand: _Operand) -> GpuRef:
-    block = ref._block
+    block = ref._place
     return operand.like.on_block(part_of(block, operand.offset) if operand.offset else block)
 
 
