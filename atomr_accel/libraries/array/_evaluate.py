@@ -55,6 +55,9 @@ _More_co = TypeVar("_More_co", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Computed: TypeAlias = "Operand | np.ndarray[Any, np.dtype[Any]]"
+"""What is computed. To type checkers NumPy's functions give arrays, also of expressions."""
+
 
 class Evaluator:
     """What is known of the expressions that a device has computed.
@@ -88,7 +91,7 @@ def _evaluator(memory: MemoryMap) -> Evaluator:
 
 def evaluating(
     interpreted: bool,
-    expressions: tuple[Operand, ...],
+    expressions: tuple[Any, ...],
     out: GpuRef | tuple[GpuRef, ...] | None,
 ) -> Request[Any]:
     """The request to compute expressions.
@@ -289,14 +292,14 @@ class Evaluate(Protocol[_One_co, _More_co]):
     """``evaluate``: how many expressions it is given decides what it gives."""
 
     @overload
-    def __call__(self, expression: Operand, /, *, out: GpuRef | None = ...) -> _One_co: ...
+    def __call__(self, expression: Computed, /, *, out: GpuRef | None = ...) -> _One_co: ...
     @overload
     def __call__(
         self,
-        first: Operand,
-        second: Operand,
+        first: Computed,
+        second: Computed,
         /,
-        *others: Operand,
+        *others: Computed,
         out: tuple[GpuRef, ...] | None = ...,
     ) -> _More_co: ...
 
@@ -351,11 +354,9 @@ class Fused(Facade[D], Generic[D, P, R]):
             Exception: what the function raises; what ``evaluate`` does.
         """
         refs: list[GpuRef] = []
-        key: Hashable = (
-            len(args),
-            *[*kwargs],
-            *[_signed(each, refs) for each in (*args, *kwargs.values())],
-        )
+        values: tuple[Any, ...] = (*args, *kwargs.values())
+        names: Hashable = tuple(kwargs)
+        key = (len(args), names, *[_signed(each, refs) for each in values])
         try:
             found = self._known.get(key)
         except TypeError:  # something that is no key
@@ -444,7 +445,7 @@ class Evaluating(Facade[D]):
 
     @evaluate_op
     def evaluate(
-        self, *expressions: Operand, out: GpuRef | tuple[GpuRef, ...] | None = None
+        self, *expressions: Computed, out: GpuRef | tuple[GpuRef, ...] | None = None
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
         """Compute expressions: what refs, operators and NumPy's functions have made.
 
@@ -476,10 +477,10 @@ class Evaluating(Facade[D]):
         return evaluating(interpreted, expressions, out)
 
     @overload
-    def fuse(self, function: Callable[P, Operand]) -> Fused[D, P, GpuRef]: ...
+    def fuse(self, function: Callable[P, Computed]) -> Fused[D, P, GpuRef]: ...
     @overload
     def fuse(
-        self, function: Callable[P, tuple[Operand, ...]]
+        self, function: Callable[P, tuple[Computed, ...]]
     ) -> Fused[D, P, tuple[GpuRef, ...]]: ...
     def fuse(self, function: Callable[P, Any]) -> Fused[D, P, Any]:
         """Make one call of a function that computes with refs.

@@ -152,13 +152,14 @@ def _access(each: Read | Write, inner: int | None, *, varies: bool) -> Access:
 
 def _wide(flat: _Flat, elements: int) -> bool:
     extents = (*flat.kept, *flat.reduced)
+    accesses: list[Read | Write] = [*flat.reads, *flat.writes]
     furthest = [
         sum(
             abs(step) * (extent - 1)
             for step, extent in zip(each.strides, extents, strict=True)
             if extent
         )
-        for each in (*flat.reads, *flat.writes)
+        for each in accesses
     ]
     return max([elements, *furthest]) >= _NARROW
 
