@@ -68,7 +68,7 @@ class Case:
         outputs = [
             Layout(array.shape, array.strides, as_dtype(array.dtype), 256) for array in self.outputs
         ]
-        self.plan: Plan = make_plan(self.graph.structure, self.graph.results, operands, outputs)
+        self.plan: Plan = make_plan(self.graph.values, self.graph.results, operands, outputs)
 
     @property
     def forms(self) -> list[KernelForm]:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ....backends.cuda.host._context import CudaContext, CudaStream
     from ..wire._program import Launch
 
-OPTIONS: Final = ("--fmad=false", "--diag-suppress=177")
-"""Each function rounds its result, as NumPy's do. That something is not used is no warning."""
+OPTIONS: Final = ("--fmad=false", "--diag-suppress=177,186")
+"""Each function rounds its result, as NumPy's do. That something is not used, or that unsigned
+numbers are never negative, is no warning."""
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
