@@ -31,7 +31,7 @@ from ..wire._recent import Recent
 from ._copy import LANE
 from ._graph import Graph
 from ._plan import Conflict, Layout, Plan, make_plan
-from ._resident import BuiltKernel
+from ._resident import BuiltKernel, built
 from .wire._program import Interpret, KernelForm, Launch, RunKernels, Step, StridedArray
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Evaluator:
     def kernel(self, form: KernelForm) -> BuiltKernel:
         """The kernel of a form, which may have to be built yet."""
         found = self.kernels.get(form)
-        return found or self.kernels.keep(form, BuiltKernel(BUILDS, form))
+        return found or self.kernels.keep(form, BuiltKernel(form))
 
 
 _EVALUATORS: Final[WeakKeyDictionary[MemoryMap, Evaluator]] = WeakKeyDictionary()
@@ -278,7 +278,7 @@ def _run(
     plan, kernels = planned
     if not kernels:
         return None
-    reads += [driver.obtain(kernel.built) for kernel in kernels]
+    reads += built(kernels, driver, BUILDS)
     places: dict[str, list[Any]] = {"operand": graph.operands, "output": [*made]}
     places["scratch"] = [driver.output((count,), dtype) for count, dtype in plan.scratch]
     writes += [ref._block for ref in places["scratch"]]
