@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from atomr_accel.expressions import Operand
     from atomr_accel.libraries.array.wire._program import KernelForm
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +53,7 @@ class Leaves:
 class Case:
     """An expression, its plan, and where its results go."""
 
-    def __init__(self, leaves: Leaves, expressions: Sequence[Operand]) -> None:
+    def __init__(self, leaves: Leaves, expressions: Sequence[Any]) -> None:
         self.graph = Graph(expressions)
         self.operands = [leaves.pointer(ref) for ref in self.graph.operands]
         self.outputs = [

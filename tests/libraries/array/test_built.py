@@ -96,8 +96,8 @@ class HostArray(CpuArray):  # type: ignore[misc] # final for all but this
 def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The CPU's device compiles kernels."""
     capabilities: Any = BACKEND.capabilities
-    monkeypatch.setitem(LANE.executors, "cpu", f"{__name__}:HostArray")  # type: ignore[arg-type]
-    monkeypatch.setitem(BUILDS.executors, "cpu", f"{__name__}:HostBuilder")  # type: ignore[arg-type]
+    monkeypatch.setitem(LANE.executors, "cpu", f"{__name__}:HostArray")
+    monkeypatch.setitem(BUILDS.executors, "cpu", f"{__name__}:HostBuilder")
     computing = _evaluate.computing
     monkeypatch.setattr(
         _evaluate,
