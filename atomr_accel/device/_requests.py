@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+    final,
+    overload,
+)
 
 from ..libraries._library import Home
 from ..libraries._op import Described
+from ..libraries.array._evaluate import Evaluating
 from ._proxy import Proxy
 
 if TYPE_CHECKING:
@@ -14,6 +24,7 @@ if TYPE_CHECKING:
     from ..libraries._op import Facade
     from ..libraries._table import Libraries
     from ..libraries._workspaces import Workspaces, WorkspaceSet
+    from ..libraries.array._evaluate import Fused
     from ..libraries.dnn.attention._paged import PagedKVCache
     from ..libraries.dnn.graph._user_graph import Plan
     from ..libraries.dnn.rnn._facade import Rnn
@@ -22,10 +33,11 @@ if TYPE_CHECKING:
     from ._core import DeviceCore
 
 R = TypeVar("R")
+P = ParamSpec("P")
 
 
 @final
-class Requests(Proxy[Described]):
+class Requests(Evaluating[Described], Proxy[Described]):
     """The libraries of a device, with methods that make requests and send nothing.
 
     ``device.requests.blas.gemm(a, b)`` is a message that is answered with a ``GpuRef``:
@@ -40,6 +52,8 @@ class Requests(Proxy[Described]):
         self.scratch: Final[MutableMapping[Workspaces, WorkspaceSet]] = core.scratch
         self._share_libraries(libraries, self)
 
+    @overload
+    def using(self, made: Fused[Any, P, R]) -> Fused[Described, P, R]: ...
     @overload
     def using(self, made: Generator[Any]) -> Generator[Described]: ...
     @overload
@@ -61,6 +75,10 @@ class Requests(Proxy[Described]):
         """
         described: Facade[Described] = self._use(made)
         return described
+
+    @property
+    def _device(self) -> Requests:  # type: ignore[override] # as an attribute it would be a cycle
+        return self
 
     # --- what facades ask for -------------------------------------------------------------
 

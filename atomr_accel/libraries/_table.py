@@ -27,8 +27,8 @@ CALLED: Final = (
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
-    *("array", "blas", "blaslt", "cub", "cub-builds", "cub-waits", "dnn", "dnn-plans"),
-    *("fft", "kernels", "nvrtc", "rng"),
+    *("array", "array-builds", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
+    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng"),
 )
 """The names of their lanes."""
 NAMES: Final = ("blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng")

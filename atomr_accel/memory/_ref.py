@@ -10,6 +10,7 @@ import numpy as np
 
 from .._dtypes import as_dtype
 from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
+from ..expressions import Operand
 from ._views import (
     Key,
     as_shape,
@@ -245,7 +246,7 @@ class Hold:
 
 
 @final
-class GpuRef(msgspec.Struct, eq=False, weakref=True):
+class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     """A handle to an array in device memory: device, generation, shape, dtype.
 
     It is hashable, cheap to pass in messages, and never a pointer. Refs come from a
@@ -523,19 +524,6 @@ class GpuRef(msgspec.Struct, eq=False, weakref=True):
     def __iter__(self) -> None:
         # Without this, __len__ alone would make list(ref) try integer indices.
         raise TypeError("a GpuRef is not iterable; fetch it first: host = await device.get(ref)")
-
-    def __bool__(self) -> bool:
-        # Not that of __len__, which would call every array true that has any elements.
-        raise TypeError(
-            "a GpuRef is neither true nor false, because what it holds is on the device; "
-            "fetch it first: host = await device.get(ref); or ask: ref is not None, ref.size"
-        )
-
-    def __array__(self, *_args: object, **_kwargs: object) -> np.ndarray[Any, Any]:
-        raise TypeError(
-            "a GpuRef does not turn into an array by itself, because fetching it takes time; "
-            "write: host = await device.get(ref)"
-        )
 
     def __copy__(self) -> NoReturn:
         self.__reduce_ex__(4)

@@ -1,6 +1,6 @@
 """What a program and its hosts share: messages, frames, addresses, descriptors.
 
-``_interop`` is imported by those who need it, which most hosts do not.
+``_interop`` and ``_ufuncs`` are imported by those who need them, which most hosts do not.
 Nothing in here imports trio, a backend or a library.
 """
 

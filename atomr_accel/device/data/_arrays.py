@@ -9,10 +9,11 @@ import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
 from ...libraries._arguments import overlap, require_readable, require_writable, strided
-from ...libraries._op import D, Facade, op
+from ...libraries._op import D, op
 from ...libraries._request import Request, Submission
 from ...libraries.array._copy import LANE as ARRAY_LANE
 from ...libraries.array._copy import copying as copy_strided
+from ...libraries.array._evaluate import Evaluating
 from ...memory import GpuRef, as_shape
 from ...wire import Copy, Fill
 
@@ -27,7 +28,7 @@ Shape = int | tuple[int, ...]
 Number = bool | int | float | complex | np.generic
 
 
-class Arrays(Facade[D]):
+class Arrays(Evaluating[D]):
     """Making and filling buffers, as NumPy does."""
 
     @op

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import DTYPES
 from ..wire._messages import CopyStrided
+from ._cpu_expression import CpuExpressions
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
@@ -24,7 +25,10 @@ class CpuArray:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self.handlers: Final[dict[type, Any]] = {CopyStrided: self._copy}
+        self.handlers: Final[dict[type, Any]] = {
+            CopyStrided: self._copy,
+            **CpuExpressions(context).handlers,
+        }
 
     def on(self, stream: CpuStream) -> CpuArray:
         """The same on another stream."""

@@ -1,0 +1,533 @@
+"""Evaluating expressions: ``device.evaluate``, ``batch.evaluate`` and their like."""
+
+from __future__ import annotations
+
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    final,
+    overload,
+)
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..._dtypes import NAMES
+from ..._errors import said_of
+from ...expressions import Operand, broadcast, cast
+from ...memory import GpuRef, block_at, part_of
+from .._arguments import BLOCK_ALIGNMENT, alignment, overlap, require_readable, require_writable
+from .._library import LaneSpec
+from .._op import D, Facade, op
+from .._request import Request, Submission
+from ..wire._recent import Recent
+from ._copy import LANE
+from ._graph import Graph
+from ._plan import Conflict, Layout, Plan, make_plan
+from ._resident import BuiltKernel, built
+from .wire._program import Interpret, KernelForm, Launch, RunKernels, Step, StridedArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Hashable
+
+    from ...memory import Block, MemoryMap
+    from .._library import Home
+    from .._op import Awaited, Collected, Described
+    from .._request import Driver
+
+_EXECUTORS: Final = {"cuda": "atomr_accel.libraries.array.host._cuda_expression:CudaBuilder"}
+BUILDS: Final = LaneSpec("array-builds", _EXECUTORS, hangs=False, blocks=True)
+"""Compiles kernels, which may take a second, while the other lane launches those there are."""
+
+_MOST_PLANS: Final = 2048
+_MOST_KERNELS: Final = 1024
+_MOST_FUSED: Final = 256
+
+_One_co = TypeVar("_One_co", covariant=True)
+_More_co = TypeVar("_More_co", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Computed: TypeAlias = "Operand | np.ndarray[Any, np.dtype[Any]]"
+"""What is computed. To type checkers NumPy's functions give arrays, also of expressions."""
+
+
+_Planned: TypeAlias = tuple[Plan, tuple[BuiltKernel, ...]]
+
+
+class Evaluator:
+    """What is known of the expressions that a device has computed.
+
+    Attributes:
+        plans: how they are computed, by all that their kernels depend on.
+        kernels: those that were built, by what they compute.
+    """
+
+    __slots__ = ("__weakref__", "kernels", "plans")
+
+    def __init__(self) -> None:
+        self.plans: Final[Recent[Hashable, tuple[Plan, tuple[BuiltKernel, ...]]]] = Recent(
+            _MOST_PLANS
+        )
+        self.kernels: Final[Recent[KernelForm, BuiltKernel]] = Recent(_MOST_KERNELS)
+
+    def kernel(self, form: KernelForm) -> BuiltKernel:
+        """The kernel of a form, which may have to be built yet."""
+        found = self.kernels.get(form)
+        return found or self.kernels.keep(form, BuiltKernel(form))
+
+
+_EVALUATORS: Final[WeakKeyDictionary[MemoryMap, Evaluator]] = WeakKeyDictionary()
+
+
+def _evaluator(memory: MemoryMap) -> Evaluator:
+    found = _EVALUATORS.get(memory)
+    if found is None:
+        found = _EVALUATORS[memory] = Evaluator()
+    return found
+
+
+def evaluating(
+    interpreted: bool,
+    expressions: tuple[Any, ...],
+    out: GpuRef | tuple[GpuRef, ...] | None,
+) -> Request[Any]:
+    """The request to compute expressions.
+
+    Args:
+        interpreted: whether the device computes step by step, and compiles no kernels.
+        expressions: what to compute.
+        out: where the results go; made if absent.
+    """
+    if not expressions:
+        raise TypeError("evaluate takes at least one expression")
+    for each in expressions:
+        if not isinstance(each, Operand):
+            raise TypeError(
+                f"evaluate takes expressions, made of refs by operators and NumPy's functions, "
+                f"not {said_of(each)}"
+            )
+    outs: tuple[GpuRef, ...] | None = None
+    if out is not None:
+        outs = out if isinstance(out, tuple) else (out,)
+        if len(outs) != len(expressions):
+            raise ValueError(f"{len(expressions)} expressions have as many outs, not {len(outs)}")
+        expressions = tuple(map(_fitted, expressions, outs))
+    return computing(interpreted, Graph(expressions), outs)
+
+
+def computing(
+    interpreted: bool,
+    graph: Graph,
+    outs: tuple[GpuRef, ...] | None = None,
+    *,
+    single: bool | None = None,
+) -> Request[Any]:
+    """The request to compute a graph.
+
+    Args:
+        interpreted: as for ``evaluating``.
+        graph: what to compute.
+        outs: where the results go, which have their shapes and dtypes.
+        single: whether the only result comes by itself; by default if there is only one.
+    """
+    targets = [(graph.values[at].shape, graph.values[at].dtype) for at in graph.results]
+    if single is None:
+        single = len(targets) == 1
+
+    def prepare(driver: Driver) -> Submission[Any]:
+        memory = driver.memory
+        reads = [
+            require_readable(ref, memory, "an operand", strided=True) for ref in graph.operands
+        ]
+        if outs is None:
+            made = tuple([driver.output(shape, dtype) for shape, dtype in targets])
+        else:
+            made = outs
+            for at, ref in enumerate(outs):
+                name = "out" if len(outs) == 1 else f"out[{at}]"
+                require_writable(ref, memory, name, strided=True)
+            _require_apart(outs)
+        writes = [ref._block for ref in made]
+        if interpreted:
+            message: Any = _interpret(graph, made)
+        else:
+            message = _run(driver, graph, made, reads, writes, given=outs is not None)
+        return Submission(message, reads, writes, made[0] if single else made)
+
+    return Request(LANE, "array.evaluate", prepare)
+
+
+def _fitted(expression: Operand, out: GpuRef) -> Operand:
+    """An expression with the shape and dtype of where it goes."""
+    if not isinstance(out, GpuRef):
+        raise TypeError(f"out must be a GpuRef, not {said_of(out)}")
+    dtype = expression.dtype
+    if dtype is not out.dtype and not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise TypeError(
+            f"Cannot cast output from {dtype!r} to {out.dtype!r} with casting rule 'same_kind'; "
+            f"write expression.astype({out.dtype.name!r}) if that is what is meant"
+        )
+    if expression.shape != out.shape:
+        try:
+            expression = broadcast(expression, out.shape)
+        except ValueError:
+            raise ValueError(
+                f"non-broadcastable output operand with shape {out.shape} doesn't match the "
+                f"broadcast shape {expression.shape}"
+            ) from None
+    return cast(expression, out.dtype)
+
+
+def _require_apart(outs: tuple[GpuRef, ...]) -> None:
+    for at, one in enumerate(outs):
+        for number, other in enumerate(outs[:at]):
+            if overlap(one, other):
+                raise ValueError(
+                    f"out[{at}] shares memory with out[{number}]; give each result its own"
+                )
+
+
+def _array(ref: GpuRef) -> StridedArray:
+    return StridedArray(ref._place.address, ref.shape, ref.strides, NAMES[ref.dtype])
+
+
+def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
+    return Interpret(
+        tuple(
+            Step(
+                each.kind,
+                each.name,
+                each.args,
+                each.shape,
+                NAMES[each.dtype],
+                each.axes,
+                each.keepdims,
+            )
+            for each in graph.values
+        ),
+        tuple(map(_array, graph.operands)),
+        tuple(graph.bytes_of_constants()),
+        graph.results,
+        tuple(map(_array, made)),
+    )
+
+
+def _layout(ref: GpuRef) -> Layout:
+    return Layout(ref.shape, ref.strides, ref.dtype, alignment(ref))
+
+
+def _signature(ref: GpuRef) -> tuple[object, ...]:
+    """What a plan depends on; shapes and dtypes are in the structure."""
+    return ref._strides, ref._block.offset & (BLOCK_ALIGNMENT - 1)
+
+
+def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Conflict, ...]:
+    """Which outputs share memory with which operands."""
+    found: list[Conflict] = []
+    for at, out in enumerate(made):
+        for number, ref in enumerate(operands):
+            if out._block.base is ref._block.base and overlap(out, ref):
+                same = (
+                    out._block.offset == ref._block.offset
+                    and out.shape == ref.shape
+                    and out.strides == ref.strides
+                    and out.dtype is ref.dtype
+                )
+                found.append(("same" if same else "part", at, number))
+    return tuple(found)
+
+
+def _run(
+    driver: Driver,
+    graph: Graph,
+    made: tuple[GpuRef, ...],
+    reads: list[Block],
+    writes: list[Block],
+    *,
+    given: bool,
+) -> RunKernels | None:
+    """The launches that compute a graph; what else they read and write is added."""
+    evaluator = _evaluator(driver.memory)
+    conflicts = _conflicts(graph.operands, made) if given else ()
+    key = (
+        graph.structure,
+        graph.results,
+        tuple([_signature(ref) for ref in graph.operands]),
+        tuple([_signature(ref) for ref in made]) if given else None,
+        conflicts,
+    )
+    planned = evaluator.plans.get(key)
+    if planned is None:
+        plan = make_plan(
+            graph.values,
+            graph.results,
+            tuple(map(_layout, graph.operands)),
+            tuple(map(_layout, made)),
+            conflicts,
+        )
+        kernels = tuple([evaluator.kernel(each.form) for each in plan.launches])
+        planned = evaluator.plans.keep(key, (plan, kernels))
+    plan, kernels = planned
+    if not kernels:
+        return None
+    reads += built(kernels, driver, BUILDS)
+    places: dict[str, list[Any]] = {"operand": graph.operands, "output": [*made]}
+    places["scratch"] = [driver.output((count,), dtype) for count, dtype in plan.scratch]
+    writes += [ref._block for ref in places["scratch"]]
+    constants = [_padded(each) for each in graph.bytes_of_constants()]
+    launches = tuple(
+        Launch(
+            kernel.number,
+            each.blocks,
+            tuple(
+                [
+                    0 if place is None else places[place.kind][place.number]._place.address
+                    for place in each.places
+                ]
+            ),
+            each.numbers,
+            b"".join([constants[at] for at in each.constants]),
+        )
+        for kernel, each in zip(kernels, plan.launches, strict=True)
+    )
+    return RunKernels(launches)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
+
+
+# --- how it is called ----------------------------------------------------------------------
+
+
+class Evaluate(Protocol[_One_co, _More_co]):
+    """``evaluate``: how many expressions it is given decides what it gives."""
+
+    @overload
+    def __call__(self, expression: Computed, /, *, out: GpuRef | None = ...) -> _One_co: ...
+    @overload
+    def __call__(
+        self,
+        first: Computed,
+        second: Computed,
+        /,
+        *others: Computed,
+        out: tuple[GpuRef, ...] | None = ...,
+    ) -> _More_co: ...
+
+
+_Waiting: TypeAlias = Evaluate[
+    "Coroutine[Any, Any, GpuRef]", "Coroutine[Any, Any, tuple[GpuRef, ...]]"
+]
+
+
+class evaluate_op(op[..., Any]):  # noqa: N801 - used as a decorator
+    """Makes the op of it."""
+
+    @overload
+    def __get__(self, facade: None, owner: Any = None) -> _Waiting: ...
+    @overload
+    def __get__(self, facade: Facade[Awaited], owner: Any = None) -> _Waiting: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Collected], owner: Any = None
+    ) -> Evaluate[GpuRef, tuple[GpuRef, ...]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Described], owner: Any = None
+    ) -> Evaluate[Request[GpuRef], Request[tuple[GpuRef, ...]]]: ...
+    def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
+        return super().__get__(facade, owner)
+
+
+_Traced: TypeAlias = "tuple[Graph, tuple[_Operand, ...], bool]"
+
+
+@final
+class Fused(Facade[D], Generic[D, P, R]):
+    """A function whose expressions are computed by one call. Made by ``device.fuse``."""
+
+    def __init__(self, device: Home, function: Callable[P, Any]) -> None:
+        self._device = device
+        self._function = function
+        self._known: Recent[Hashable, tuple[Graph, tuple[_Operand, ...], bool]] = Recent(
+            _MOST_FUSED
+        )
+
+    def __repr__(self) -> str:
+        return f"<Fused {getattr(self._function, '__qualname__', self._function)}>"
+
+    @op
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Request[R]:
+        """Compute what the function makes of refs, and of other arguments.
+
+        Raises:
+            TypeError: the function gives no expression, or looks at what refs hold.
+            Exception: what the function raises; what ``evaluate`` does.
+        """
+        refs: list[GpuRef] = []
+        values: tuple[Any, ...] = (*args, *kwargs.values())
+        names: Hashable = tuple(kwargs)
+        key = (len(args), names, *[_signed(each, refs) for each in values])
+        try:
+            found = self._known.get(key)
+        except TypeError:  # something that is no key
+            return self._traced(refs, args, kwargs)[3]
+        if found is None:
+            graph, operands, single, _ = self._traced(refs, args, kwargs)
+            found = self._known.keep(key, (graph, operands, single))
+        graph, operands, single = found
+        used = [
+            each.ref if each.ref is not None else _view(refs[each.argument], each)
+            for each in operands
+        ]
+        interpreted = self._device.capabilities.python_kernels
+        return computing(interpreted, graph.on(used), single=single)
+
+    def _traced(
+        self, refs: list[GpuRef], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Graph, tuple[_Operand, ...], bool, Request[Any]]:
+        """What the function makes of stand-ins."""
+        stand_ins: dict[Block, int] = {}
+        numbers = iter(range(len(refs)))
+
+        def stand_in(value: Any) -> Any:
+            if type(value) is not GpuRef:
+                return value
+            block = block_at(self._device.memory, 0, 0)
+            stand_ins[block] = next(numbers)
+            return value.on_block(block)
+
+        given = [stand_in(each) for each in args]
+        named = {name: stand_in(each) for name, each in kwargs.items()}
+        made: Any = self._function(*given, **named)
+        single = not isinstance(made, tuple)
+        results = (made,) if single else made
+        if not results or not all(isinstance(each, Operand) for each in results):
+            raise TypeError(
+                f"{self!r} has to give an expression, or a tuple of them, not {said_of(made)}"
+            )
+        graph = Graph(results)
+        operands = []
+        for ref in graph.operands:
+            argument = stand_ins.get(ref._block.base, -1)
+            place = ref._block.offset
+            operands.append(_Operand(None if argument >= 0 else ref, argument, place, ref))
+        used = [
+            each.ref if each.ref is not None else _view(refs[each.argument], each)
+            for each in operands
+        ]
+        interpreted = self._device.capabilities.python_kernels
+        request = computing(interpreted, graph.on(used), single=single)
+        return graph, tuple(operands), single, request
+
+
+class _Operand(NamedTuple):
+    """What a fused function reads.
+
+    Attributes:
+        ref: a ref that is none of its arguments.
+        argument: otherwise, which of them it is a view of.
+        offset: bytes from where that begins.
+        like: a ref of its shape, dtype and strides.
+    """
+
+    ref: GpuRef | None
+    argument: int
+    offset: int
+    like: GpuRef
+
+
+def _view(ref: GpuRef, operand: _Operand) -> GpuRef:
+    block = ref._place
+    return operand.like.on_block(part_of(block, operand.offset) if operand.offset else block)
+
+
+def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
+    """What a fused function may depend on in an argument."""
+    if type(value) is GpuRef:
+        refs.append(value)
+        return value.shape, value.dtype, value._strides
+    # 1, 1.0 and True are one key; zeros have a sign, and NaN is no key.
+    return type(value), repr(value) if isinstance(value, float | complex) else value
+
+
+class Evaluating(Facade[D]):
+    """Computing expressions: what a device, a batch and a recording have."""
+
+    @evaluate_op
+    def evaluate(
+        self, *expressions: Computed, out: GpuRef | tuple[GpuRef, ...] | None = None
+    ) -> Request[GpuRef | tuple[GpuRef, ...]]:
+        """Compute expressions: what refs, operators and NumPy's functions have made.
+
+        On CUDA they become as few kernels as can be, mostly one, which is compiled when
+        expressions of such a structure are computed for the first time. Sizes and numbers are
+        no part of that. Elementwise functions round each result as NumPy does. On the CPU backend
+        NumPy computes them step by step.
+
+        Several expressions in one call share what they have in common.
+
+        Args:
+            *expressions: what to compute.
+            out: where the result goes, for several of them a tuple; it may be, or share memory
+                with, what the expression reads. Of the expression's shape, or one that this
+                broadcasts to; its dtype one of the same kind.
+
+        Returns:
+            The result as a new ref, or ``out``; of several expressions a tuple.
+
+        Raises:
+            TypeError: no expression; a result that casts to ``out`` only by force.
+            ValueError: ``out`` of another shape; refs of another device; two results that share
+                memory.
+            GpuRefStale: a ref of an older generation, or freed.
+            GpuRefSealed: a sealed ``out``.
+            OutOfMemory: no room for the result.
+        """
+        interpreted = self._device.capabilities.python_kernels
+        return evaluating(interpreted, expressions, out)
+
+    @overload
+    def fuse(self, function: Callable[P, Computed]) -> Fused[D, P, GpuRef]: ...
+    @overload
+    def fuse(
+        self, function: Callable[P, tuple[Computed, ...]]
+    ) -> Fused[D, P, tuple[GpuRef, ...]]: ...
+    def fuse(self, function: Callable[P, Any]) -> Fused[D, P, Any]:
+        """Make one call of a function that computes with refs.
+
+        ::
+
+            @device.fuse
+            def gelu(x: GpuRef) -> Operand:
+                return 0.5 * x * (1 + scipy.special.erf(x / np.sqrt(2)))
+
+
+            y = await gelu(x)
+
+        The function is called with stand-ins once for each combination of shapes, dtypes and
+        layouts of its refs, and of its other arguments; what it makes of them is computed as by
+        ``evaluate``. So it sees nothing of what refs hold.
+
+        Args:
+            function: gives an expression, or a tuple of them, and does nothing else.
+
+        Returns:
+            What is called with the same arguments and gives a ref, or a tuple of them: on a device
+            it is awaited, in a batch it gives them at once. ``batch.using`` makes one of the other.
+
+        Raises:
+            TypeError: no callable.
+        """
+        if not callable(function):
+            raise TypeError(f"fuse takes a function, not {said_of(function)}")
+        return Fused(self._device, function)

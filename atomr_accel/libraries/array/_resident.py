@@ -1,0 +1,105 @@
+"""Kernels of expressions in hosts."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary, WeakSet
+
+from .._request import Request, Submission
+from .wire._program import BuildKernels, ForgetKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...memory import Block
+    from .._library import LaneSpec
+    from .._request import Driver
+    from .wire._program import KernelForm
+
+_numbers: Final = itertools.count(1)
+"""Of kernels, in all hosts: one may have some from when it was a standby."""
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A kernel among some executors, in one generation.
+
+    Attributes:
+        kept: has it released in the end; building it writes that, and launches read it.
+        built: whether it is there for sure.
+        asked_by: the batches and recordings that have it built themselves.
+    """
+
+    kept: Block
+    built: bool = False
+    asked_by: WeakSet[object] = field(default_factory=WeakSet)
+
+
+@final
+class BuiltKernel:
+    """A kernel as the program knows it: built when it is needed, in each generation.
+
+    Args:
+        form: what it computes.
+
+    Attributes:
+        number: the hosts' number of it.
+        form: as given.
+    """
+
+    __slots__ = ("_copies", "form", "number")
+
+    def __init__(self, form: KernelForm) -> None:
+        self.number: Final = next(_numbers)
+        self.form: Final = form
+        self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
+
+    def copy(self, driver: Driver, builds: LaneSpec) -> _Copy:
+        """That of where the driver's ops are executed."""
+        keeper = driver.keeper
+        copy = self._copies.get(keeper)
+        if copy is None or copy.kept.epoch is not driver.memory.epoch:
+            kept = keeper.keep(builds.name, "array.forget", ForgetKernel(self.number))
+            copy = self._copies[keeper] = _Copy(kept)
+        return copy
+
+
+def built(kernels: Iterable[BuiltKernel], driver: Driver, builds: LaneSpec) -> list[Block]:
+    """What stands for kernels where the driver's ops are executed.
+
+    Those that are missing are built first, all by one request: drivers know answers by their order.
+
+    Args:
+        kernels: what is to be launched.
+        driver: that of the launch.
+        builds: the lane that builds them, and lets go of them.
+    """
+    copies = [(kernel, kernel.copy(driver, builds)) for kernel in kernels]
+    home = driver.home
+    missing = {
+        kernel.number: (kernel, copy)
+        for kernel, copy in copies
+        if not copy.built and home not in copy.asked_by
+    }
+    if missing:
+        driver.perform(_building([*missing.values()], builds))
+        for _, copy in missing.values():
+            copy.asked_by.add(home)
+    return [copy.kept for _, copy in copies]
+
+
+def _building(missing: list[tuple[BuiltKernel, _Copy]], builds: LaneSpec) -> Request[None]:
+    def done() -> None:
+        for _, copy in missing:
+            copy.built = True
+
+    def prepare(_driver: Driver) -> Submission[None]:
+        message = BuildKernels(
+            tuple([kernel.number for kernel, _ in missing]),
+            tuple([kernel.form for kernel, _ in missing]),
+        )
+        return Submission(message, (), tuple([copy.kept for _, copy in missing]), done=done)
+
+    return Request(builds, "array.build", prepare)
