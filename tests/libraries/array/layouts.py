@@ -46,10 +46,14 @@ def names() -> dict[str, str]:
                 kernels[f"gather<{size}, {index}, {rank}>"] = (
                     f"char* target; const char* source; u64 count; Axes<{rank}> axes"
                 )
-            kernels[f"tiles<{size}, {side(size)}, {rank}>"] = (
-                f"char* target; const char* source; u64 batches; Axis row; Axis column; "
-                f"Axes<{rank}> axes"
-            )
+            squares = [f"tiles<{size}, {side(size)}, {rank}>"]
+            if size < 4:
+                squares.append(f"packed<{size}, {128 // size}, {rank}>")
+            for name in squares:
+                kernels[name] = (
+                    f"char* target; const char* source; u64 batches; Axis row; Axis column; "
+                    f"Axes<{rank}> axes"
+                )
     return kernels
 
 

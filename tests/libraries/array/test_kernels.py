@@ -50,6 +50,11 @@ def test_any_layout_is_copied_to_any(kernels: Any, size: int, wide: bool) -> Non
             shape = (*shape[:2], *map(int, rng.integers(8, 90, 2)))
         source = laid_out(rng, shape, OF_SIZE[size], gaps=trial % 2 == 0)
         target = laid_out(rng, shape, OF_SIZE[size], gaps=trial % 5 == 0)
+        if trial % 2:  # turned, and of whole words every other time
+            rows, columns = map(int, 4 * rng.integers(2, 70, 2) + (trial % 4 == 3))
+            shape = (*shape[:1], rows, columns)
+            source = np.ascontiguousarray(laid_out(rng, shape, OF_SIZE[size], gaps=False))
+            target = np.zeros((*shape[:-2], columns, rows), OF_SIZE[size]).swapaxes(-1, -2)
         root = target
         while root.base is not None:
             root = root.base
@@ -65,7 +70,7 @@ def test_any_layout_is_copied_to_any(kernels: Any, size: int, wide: bool) -> Non
         root[...] = before
         target[...] = source
         np.testing.assert_array_equal(after, root)
-    assert used == {"gather", "tiles"}
+    assert used == {"gather", "tiles", *(["packed"] if size < 4 else [])}
 
 
 @needs_compiler
@@ -100,8 +105,10 @@ def test_which_kernel_copies_what() -> None:
         return launch(message_of(target, source)).name
 
     matrix = np.empty((64, 96), np.float32)
-    assert name(np.empty((96, 64), np.float32), matrix.T) == "tiles<4, 32, 2>"
-    assert name(np.empty((96, 64), np.uint8), np.empty((64, 96), np.uint8).T) == "tiles<1, 64, 2>"
+    assert name(np.empty((96, 64), np.float32), matrix.T) == "tiles<4, 64, 2>"
+    assert name(np.empty((96, 64), np.uint8), np.empty((64, 96), np.uint8).T) == "packed<1, 128, 2>"
+    assert name(np.empty((96, 62), np.uint8), np.empty((62, 96), np.uint8).T) == "tiles<1, 64, 2>"
+    assert name(np.empty((9, 62), np.float16), np.empty((62, 9), np.float16).T) == "tiles<2, 64, 2>"
     # Rows that follow each other are moved in large elements.
     assert name(np.empty((32, 96), np.float32), matrix[::2]) == "gather<16, u32, 2>"
     assert name(np.empty((64, 48), np.float32), matrix[:, :48]) == "gather<16, u32, 2>"
@@ -117,7 +124,7 @@ def test_which_kernel_copies_what() -> None:
     many = CopyStrided(0, 0, 1, (2**31, 3), (1, 2**31), (3, 1))
     assert launch(many).name == "gather<1, u64, 2>"
     assert launch(CopyStrided(0, 0, 1, (2**16, 2**16), (1, 2**16), (2**16, 1))).name == (
-        "tiles<1, 64, 2>"
+        "packed<1, 128, 2>"
     )
 
 

@@ -20,6 +20,10 @@ SOURCE: Final = CudaSource(__package__, "copies.cu", THREADS=THREADS, ITEMS=ITEM
 RANKS: Final = (2, 4, 64)
 """For how many axes kernels are compiled; NumPy has no more than the last."""
 
+_WORD: Final = 4
+_WORDS: Final = 32
+"""Bytes of a word, and words along a side of a square of small elements."""
+
 _LEAST_SIDE: Final = 8
 """Squares that are narrower are left empty for the most part."""
 
@@ -42,7 +46,19 @@ class Launch(NamedTuple):
 
 def side(itemsize: int) -> int:
     """Elements along a side of a square: as many as are some sectors of memory."""
-    return 64 if itemsize < 4 else 32
+    return 64 if itemsize <= 4 else 32
+
+
+def _packs(message: CopyStrided, axes: list[_Axis], rows: _Axis, columns: _Axis) -> bool:
+    """Whether elements are small, and those that follow each other are whole words everywhere."""
+    itemsize = message.itemsize
+    if itemsize >= _WORD or rows[1] != itemsize or columns[0] != itemsize:
+        return False
+    if rows[2] * itemsize % _WORD or columns[2] * itemsize % _WORD:
+        return False
+    steps = [step for to, of, _ in axes for step in (to, of)]
+    places = (message.target, message.source, rows[0], columns[1], *steps)
+    return not any(place % _WORD for place in places)
 
 
 def launch(message: CopyStrided) -> Launch:
@@ -53,8 +69,9 @@ def launch(message: CopyStrided) -> Launch:
     count, itemsize = math.prod(message.shape), message.itemsize
     row = _row(axes, itemsize)
     if row is not None:
-        edge = side(itemsize)
-        rows, columns = axes.pop(row), axes.pop()
+        columns, rows = axes.pop(), axes.pop(row)
+        small = _packs(message, axes, rows, columns)
+        edge = _WORDS * _WORD // itemsize if small else side(itemsize)
         batches = math.prod(axis[2] for axis in axes)
         squares = batches * -(-rows[2] // edge) * -(-columns[2] // edge)
         if squares < 2**31:
@@ -62,7 +79,8 @@ def launch(message: CopyStrided) -> Launch:
             data = struct.pack("<3Q", 0, 0, batches) + _packed(
                 [rows, columns, *_padded(axes, rank)]
             )
-            return Launch(f"tiles<{itemsize}, {edge}, {rank}>", squares * THREADS, data)
+            kernel = "packed" if small else "tiles"
+            return Launch(f"{kernel}<{itemsize}, {edge}, {rank}>", squares * THREADS, data)
         axes.insert(row, rows)
         axes.append(columns)
     rank = _rank(axes)

@@ -1,5 +1,5 @@
 // The array lane's copies between layouts: "gather", and "tiles" where the axes along which
-// elements follow each other differ.
+// elements follow each other differ; "packed" where elements are small and lie in whole words.
 //
 // Both are launched with blocks of THREADS threads, as many as there is work for or fewer, which
 // take more in turn. Axes are sorted by their steps in the target, the smallest last. A kernel is
@@ -104,6 +104,51 @@ tiles(char* target, const char* source, u64 batches, Axis row, Axis column, Axes
       if (r + i < (i64)row.extent && c + x < (i64)column.extent)
         *(T*)(there + i * row.target) = tile[x][i];
     }
+    __syncthreads();
+  }
+}
+
+// As tiles, with words of several elements: a thread turns a small square of them in registers.
+template <int BYTES, int N, int D>
+__global__ void __launch_bounds__(THREADS)
+packed(char* target, const char* source, u64 batches, Axis row, Axis column, Axes<D> axes) {
+  constexpr int P = 4 / BYTES, WORDS = N / P, EACH = THREADS / WORDS, ROUNDS = WORDS / EACH;
+  constexpr u32 MASK = (1u << 8 * BYTES) - 1;
+  __shared__ u32 tile[N][WORDS + 1];
+  const u32 down = (u32)((row.extent + N - 1) / N), across = (u32)((column.extent + N - 1) / N);
+  const u32 count = (u32)batches * down * across;
+  const int x = threadIdx.x % WORDS, y = threadIdx.x / WORDS;
+  for (u32 at = blockIdx.x; at < count; at += gridDim.x) {
+    const u32 rest = at / across, batch = rest / down;
+    const i64 c = (i64)(at - rest * across) * N, r = (i64)(rest - batch * down) * N;
+    i64 to, from;
+    locate<D>(batch, axes, to, from);
+    const char* of = source + from + (r + x * P) * row.source + c * column.source;
+    u32 value[ROUNDS][P] = {};
+#pragma unroll
+    for (int k = 0; k < ROUNDS; ++k) {
+      const int i = (y + k * EACH) * P;
+      if (r + x * P < (i64)row.extent && c + i < (i64)column.extent) {
+#pragma unroll
+        for (int p = 0; p < P; ++p) value[k][p] = *(const u32*)(of + (i + p) * column.source);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < ROUNDS; ++k) {
+#pragma unroll
+      for (int p = 0; p < P; ++p) {
+        u32 word = 0;
+#pragma unroll
+        for (int q = 0; q < P; ++q) word |= (value[k][q] >> 8 * BYTES * p & MASK) << 8 * BYTES * q;
+        tile[x * P + p][y + k * EACH] = word;
+      }
+    }
+    __syncthreads();
+    char* there = target + to + r * row.target + (c + x * P) * column.target;
+#pragma unroll
+    for (int i = y; i < N; i += EACH)
+      if (r + i < (i64)row.extent && c + x * P < (i64)column.extent)
+        *(u32*)(there + i * row.target) = tile[i][x];
     __syncthreads();
   }
 }
