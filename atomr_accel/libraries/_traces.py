@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from ..lanes import Template
-from ..memory import Block, GpuRef, block_at
+from ..memory import Block, GpuRef, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, CallWithTemplate, encoder
 from .wire._recent import Recent
 
@@ -54,6 +54,7 @@ _numbers: Final = itertools.count()
 _PLAIN: Final = frozenset({int, bool, type(None), type})
 _SEALED: Final = object()
 _SHARED: Final = object()
+_VIEWS: Final = object()
 
 Key = tuple[object, ...]
 Filled = tuple[msgspec.Raw, tuple[Block, ...], tuple[Block, ...], Any]
@@ -122,6 +123,7 @@ class Trace(msgspec.Struct, frozen=True):
         template: their message, with places for addresses.
         pack: makes the request that names it, of its parts.
         parts: the parts that stay, and between them those where addresses go.
+        strided: whether views with gaps are among them.
         holes: takes the blocks whose addresses go there out of all blocks.
         offsets: how far behind these addresses; None where all are right there.
         outputs: what is made for each call.
@@ -138,6 +140,7 @@ class Trace(msgspec.Struct, frozen=True):
     template: Template
     pack: Callable[..., bytes]
     parts: tuple[bytes | None, ...]
+    strided: bool
     holes: Callable[[Sequence[Block]], tuple[Block, ...]]
     offsets: tuple[int, ...] | None
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
@@ -164,7 +167,7 @@ class Trace(msgspec.Struct, frozen=True):
         """
         for shape, dtype in self.outputs:
             refs.append(driver.output(shape, dtype))
-        blocks = [ref._block for ref in refs]
+        blocks = [ref._place for ref in refs] if self.strided else [ref._block for ref in refs]
         if self.obtain:
             blocks += [obtain(driver) for obtain in self.obtain]
         addresses = [block.address for block in self.holes(blocks)]
@@ -181,12 +184,13 @@ def signature(
 ) -> tuple[Key, list[GpuRef]] | None:
     """What a call has in common with those that are alike, and its buffers.
 
-    None where nothing is known of that: views, lists and other values, and buffers that no call
-    may use, which is for the call itself to say.
+    None where nothing is known of that: lists and other values, and buffers that no call may use,
+    which is for the call itself to say.
     """
     parts: list[object] = [*form]
     add = parts.append
     refs: list[GpuRef] = []
+    views = False
     epoch = memory.epoch
     given: Iterable[Any] = args
     if kwargs:
@@ -196,10 +200,12 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if type(block) is not Block or value._strides is not None:
-                return None
             if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
                 return None
+            if type(block) is not Block:  # a view: where it begins tells alignment and overlaps
+                views = True
+                add(block.offset)
+                add(value._strides)
             if block.sealed:  # also one that is of this generation, while it is being filled
                 add(_SEALED)
             add(value.shape)
@@ -222,7 +228,11 @@ def signature(
         add(kind)
         add(value)
     count = len(refs)
-    if count == 2:
+    if views:
+        bases = [ref._block.base for ref in refs]
+        add(_VIEWS)
+        parts += map(bases.index, bases)
+    elif count == 2:
         if refs[0]._block is refs[1]._block:
             add(_SHARED)
     elif count > 2:
@@ -294,7 +304,7 @@ class _Tracer:
     def __init__(self, home: Home) -> None:
         self.home: Final = home
         self.memory: Final = home.memory
-        self._stand_ins: dict[Block, GpuRef] = {}
+        self._stand_ins: dict[Block, Block] = {}
         self._refs: list[GpuRef] = []
         self._obtained: list[Block] = []
         self._outputs: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
@@ -328,14 +338,13 @@ class _Tracer:
         """What stands for an argument."""
         if type(value) is not GpuRef:
             return value
-        block = value._block
-        shared = self._stand_ins.get(block)
-        if shared is None:
-            made = self._block(len(self._refs))
-            made.epoch, made.sealed = block.epoch, block.sealed
-        else:
-            made = shared._block
-        ref = self._stand_ins[block] = value.on_block(made)
+        whole, offset = value._block.base, value._block.offset
+        made = self._stand_ins.get(whole)
+        if made is None:  # what stands for the first of its views is where that begins
+            hole = _Hole(self._numbers, len(self._refs), -offset)
+            made = self._stand_ins[whole] = block_at(self.memory, hole, 0)
+            made.epoch, made.sealed = whole.epoch, whole.sealed
+        ref = value.on_block(part_of(made, offset) if value._block is not whole else made)
         self._refs.append(ref)
         return ref
 
@@ -395,6 +404,7 @@ class _Tracer:
             request.name,
             Template(number, head, len(named)),
             *_request(named, len(holes)),
+            any(ref._strides is not None for ref in refs),
             picker([at_of[at] for at, _ in holes]),
             tuple([offset for _, offset in holes]) if any(offset for _, offset in holes) else None,
             tuple(self._outputs),
@@ -454,7 +464,7 @@ class _Tracer:
             if ref is result:
                 return itemgetter(at)
         for at, ref in enumerate(self._refs):
-            if ref._block is result._block:
+            if ref._block is result._block and result._strides is None:
                 shape, dtype, nbytes = result.shape, result.dtype, result.nbytes
                 return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes)
         raise Untraceable

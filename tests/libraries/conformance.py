@@ -315,6 +315,20 @@ async def put_matrices(device: Device, array: Array, sample: Sample) -> GpuRef:
     return await _put_apart(device, array, tuple(order), steps)
 
 
+async def put_rows(device: Device, array: Array, sample: Sample) -> GpuRef:
+    """A buffer with gaps between rows, and the other axes in any order."""
+    if not array.ndim:
+        return await device.put(array)
+    order = [*map(int, sample.rng.permutation(max(0, array.ndim - 1))), array.ndim - 1]
+    around = np.full((*array.shape[:-1], 3 * array.shape[-1]), _POISON, np.uint8)
+    around = around.astype(array.dtype).transpose(order)
+    part = around[..., array.shape[-1] : 2 * array.shape[-1]]
+    part[...] = array.transpose(order)
+    ref = await device.put(np.ascontiguousarray(around))
+    back = tuple(map(int, np.argsort(order)))
+    return ref[..., array.shape[-1] : 2 * array.shape[-1]].transpose(back)
+
+
 async def _put_apart(
     device: Device, array: Array, order: tuple[int, ...], steps: list[int]
 ) -> GpuRef:

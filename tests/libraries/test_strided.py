@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .blas.rows import OPERATIONS as BLAS
 from .blaslt.rows import OPERATIONS as BLASLT
-from .conformance import MARKS, conform, put_matrices, put_strided
+from .conformance import MARKS, conform, put_matrices, put_rows, put_strided
 from .dnn.rows.attention import OPERATIONS as ATTENTION
 from .dnn.rows.ops import OPERATIONS as OPS
 from .dnn.rows.rnn import OPERATIONS as RNN
@@ -20,3 +20,4 @@ test_products = conform(
 )
 test_blaslt = conform(BLASLT, take=12, put=put_strided)
 test_dnn = conform([*OPS, *ATTENTION, *RNN, *ROUTINES], take=12, put=put_strided)
+test_attention = conform(ATTENTION, take=7, put=put_rows)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
+from ....memory import GpuRef
 from ..._arguments import require_readable, require_writable
 from ..._op import D
 from ..._traces import picker
@@ -26,7 +27,7 @@ from ._graph import AttentionSpec, attention_graph
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from ....memory import Block, GpuRef, MemoryMap
+    from ....memory import Block, MemoryMap
     from ..._request import Request
     from ..graph._run import PlanCache
     from ..wire._messages import RunGraph
@@ -39,6 +40,9 @@ _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
 _ALIGNMENT: Final = 256
 """Of what is made in scratch memory."""
+_ROW_ALIGNMENT: Final = 16
+"""Of rows, where they have gaps between them."""
+
 ROWS: Final = 64
 """Longest sequences are rounded up to a multiple, so that there are fewer plans."""
 
@@ -309,6 +313,7 @@ class AttentionCall:
             tuple(numbers[id_] for id_ in attention.graph.scalars),
             setup,
             updates,
+            strided=frozenset(name for name, _ in spec.strides),
         )
 
 
@@ -332,9 +337,16 @@ def argument_names(names: Sequence[str]) -> list[str]:
     return [renamed.get(name, name) for name in names]
 
 
-def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[int, ...]) -> None:
+def require(
+    ref: Any,
+    memory: MemoryMap,
+    name: str,
+    dtypes: Any,
+    *shapes: tuple[int, ...],
+    strided: bool = False,
+) -> None:
     """A usable ref of one of the dtypes and one of the shapes (or of any shape)."""
-    require_readable(ref, memory, name)
+    require_readable(ref, memory, name, strided=strided)
     given = ref.dtype
     for dtype in dtypes:  # equality, which ``in`` asks for, takes longer
         if given is dtype:
@@ -348,17 +360,49 @@ def require(ref: Any, memory: MemoryMap, name: str, dtypes: Any, *shapes: tuple[
 
 
 def require_sequences(
-    ref: Any, memory: MemoryMap, name: str, rank: int, layout: str, dtypes: Any = HALF
+    ref: Any,
+    memory: MemoryMap,
+    name: str,
+    rank: int,
+    layout: str,
+    dtypes: Any = HALF,
+    *,
+    strided: bool = False,
 ) -> None:
-    """A usable ref of q, k or v: of a dtype for this kind of attention, with so many dimensions."""
+    """A usable ref of q, k or v: of a dtype for this kind of attention, with so many dimensions.
+
+    Args:
+        ref: what the caller gave.
+        memory: the map of the device's memory.
+        name: what to call it in errors.
+        rank: how many dimensions.
+        layout: what these are.
+        dtypes: which it may have.
+        strided: whether rows may have gaps between them.
+    """
     if dtypes is HALF and getattr(ref, "dtype", None) in FP8:
         raise TypeError(
             f"{name} must be float16 or bfloat16, not {ref.dtype.name}, which "
             "flash_attention_fp8 takes"
         )
-    require(ref, memory, name, dtypes)
+    require(ref, memory, name, dtypes, strided=strided and _has_whole_rows(ref))
     if len(ref.shape) != rank or 0 in ref.shape:
         raise ValueError(f"{name} must have shape ({layout}) without zeros, not {ref.shape}")
+
+
+def _has_whole_rows(ref: Any) -> bool:
+    """Whether a view has gaps between rows only, which begin where the vendor wants them to."""
+    if not isinstance(ref, GpuRef) or not ref.shape:
+        return False
+    *steps, last = ref.strides
+    return last == ref.dtype.itemsize and not any(step % _ROW_ALIGNMENT for step in steps)
+
+
+def steps_of(ref: GpuRef, layout: str) -> tuple[int, ...]:
+    """Elements from one to the next along batch, heads, rows and sizes."""
+    batch, *between, size = (step // ref.dtype.itemsize for step in ref.strides)
+    heads, rows = between if layout == "bhsd" else reversed(between)
+    return batch, heads, rows, size
 
 
 def require_like(ref: GpuRef, other: GpuRef, name: str, like: str) -> None:

@@ -25,6 +25,7 @@ from ._call import (
     require_like,
     require_sequences,
     scored,
+    steps_of,
 )
 from ._graph import AttentionSpec, rounded_up
 from ._options import BUFFERS, AttentionOptions, Options, checked, split
@@ -507,8 +508,10 @@ class FlashAttention(AttentionPart[D]):
         memory = self._device.memory
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
+        # What is cleaned behind the ends of sequences, and gradients, lie without gaps.
+        strided = not backward and dtypes is HALF and seqlens_q is None and seqlens_k is None
         for name, ref in (("q", q), ("k", k), ("v", v)):
-            require_sequences(ref, memory, name, 4, _LAYOUTS[layout], dtypes)
+            require_sequences(ref, memory, name, 4, _LAYOUTS[layout], dtypes, strided=strided)
             require_like(ref, q, name, "q")
         if layout == "bshd":
             (batch, queries, heads, size), (batch_k, keys, kv_heads, _) = q.shape, k.shape
@@ -519,6 +522,11 @@ class FlashAttention(AttentionPart[D]):
             *(q.dtype.name, batch, heads, kv_heads, queries, keys, size, v.shape[3]),
             layout=layout,
             scale=options.scale(size),
+            strides=tuple(
+                (name, steps_of(ref, layout))
+                for name, ref in (("q", q), ("k", k), ("v", v))
+                if not ref.contiguous
+            ),
         )
         call = AttentionCall(spec, {"q": q, "k": k, "v": v})
         call = scored(call, options, memory, batch=batch, backward=backward)

@@ -53,6 +53,8 @@ class AttentionSpec(NamedTuple):
         backward: whether the gradient is meant.
         dbias: whether that of the bias is.
         deterministic: whether it must be the same each time.
+        strides: elements from one to the next along batch, heads, rows and sizes, of those of q,
+            k and v that are views with gaps; by name.
     """
 
     dtype: str
@@ -86,6 +88,7 @@ class AttentionSpec(NamedTuple):
     backward: bool = False
     dbias: bool = False
     deterministic: bool = False
+    strides: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def fp8(self) -> bool:
@@ -236,7 +239,7 @@ class _Maker:
     def _queries(self, name: str, size: int, offsets: str) -> Symbol:
         spec = self._spec
         shape, strides = self._lying(spec.queries, spec.heads, size)
-        return self._add(name, shape, spec.dtype, strides, offsets)
+        return self._add(name, shape, spec.dtype, dict(spec.strides).get(name, strides), offsets)
 
     def _keys(self, name: str, size: int) -> Symbol:
         spec = self._spec
@@ -246,6 +249,7 @@ class _Maker:
             rows = (spec.page * heads * size, size, heads * size, 1)
             return self._add(name, pages, spec.dtype, rows)
         shape, strides = self._lying(spec.keys, heads, size)
+        strides = dict(spec.strides).get(name, strides)
         return self._add(name, shape, spec.dtype, strides, f"offsets_{name}")
 
     def _lying(self, length: int, heads: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -133,9 +133,10 @@ class CachedCall:
         results: positions of those that the caller gets; a single one comes by itself.
         updates: positions of what is read and written, too, and what to call it in errors.
         alignment: what the addresses of buffers must be multiples of.
+        strided: what it calls those that may have gaps, as the graph's tensors say.
     """
 
-    __slots__ = ("alignment", "outputs", "reads", "results", "targets", "updates")
+    __slots__ = ("alignment", "outputs", "reads", "results", "strided", "targets", "updates")
 
     def __init__(
         self,
@@ -143,6 +144,7 @@ class CachedCall:
         outputs: Iterable[Output],
         dtypes: Iterable[np.dtype[Any]],
         updates: tuple[tuple[int, str], ...] = (),
+        strided: frozenset[str] = frozenset(),
         alignment: int = _ALIGNMENT,
     ) -> None:
         self.reads: Final = tuple(reads)
@@ -153,6 +155,7 @@ class CachedCall:
         self.results: Final = tuple(at for at, each in enumerate(self.outputs) if each.result)
         self.updates: Final = updates
         self.alignment: Final = alignment
+        self.strided: Final = strided
 
 
 @final
@@ -178,10 +181,11 @@ class GraphCall(CachedCall):
         numbers: tuple[float, ...] = (),
         setup: SetupStage | None = None,
         updates: tuple[tuple[int, str], ...] = (),
+        strided: frozenset[str] = frozenset(),
     ) -> None:
         written = tuple(outputs)
         dtypes = [DTYPES[graph.tensors[each.id].dtype] for each in written]
-        super().__init__(reads, written, dtypes, updates)
+        super().__init__(reads, written, dtypes, updates, strided)
         self.graph: Final = graph
         ids = [id_ for id_, _ in self.reads] + [each.id for each in written]
         if setup is not None:
@@ -449,8 +453,10 @@ class DnnPart(Facade[D]):
             if epoch is not present and epoch is not sealed:
                 break
             if type(block) is not Block:
-                require_readable(ref, memory, "an input")
-                if block.offset % _ALIGNMENT:
+                if ref._strides is not None:
+                    block, plain = ref._place, False
+                    parts.append(ref._strides)
+                elif block.offset % _ALIGNMENT:
                     plain = False
             parts += (ref.shape, ref.dtype)
             reads.append(block)
@@ -577,7 +583,7 @@ def _check(
     for at, (ref, (id_, name)) in enumerate(zip(given, call.reads, strict=True)):
         if ref is None:
             continue
-        block = require_readable(ref, memory, name)
+        block = require_readable(ref, memory, name, strided=name in call.strided)
         if id_ >= 0 and block.offset % call.alignment:
             raise _misaligned(block, name)
         if at in updates:

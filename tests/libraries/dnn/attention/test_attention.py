@@ -11,6 +11,7 @@ import pytest
 from atomr_accel.libraries.dnn.host._cpu_attention import paper_slopes
 from atomr_accel.libraries.dnn.host._philox import kept
 
+from ....harness import opened
 from ...conformance import MARKS, Near, compare, dtype_of, on_cuda
 from ..rows.attention import Mask, ends, shares
 from .inputs import HALF, normal
@@ -209,3 +210,27 @@ async def test_beside_torch(device: Any, size: int, *, causal: bool) -> None:
         got = (await device.get(ref)).astype(np.float64)
         error = np.sqrt(((got - expected) ** 2).mean() / (expected**2).mean())
         assert error < 0.01
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+async def test_parts_of_one_projection_are_not_copied(layout: Any) -> None:
+    """Queries, keys and values lie beside each other, as one product has made them."""
+    batch, length, heads, size = 2, 5, 3, 16
+    rng = np.random.default_rng(0)
+    shape = (batch, length, 3, heads, size)
+    host = rng.standard_normal(shape, np.float32).astype(np.float16)
+    async with opened(standby=None) as device:
+        whole = await device.put(host)
+        parts = [whole[:, :, at] for at in range(3)]
+        copies = [await device.put(np.ascontiguousarray(host[:, :, at])) for at in range(3)]
+        if layout == "bhsd":
+            parts = [part.swapaxes(1, 2) for part in parts]
+            copies = [await device.copy(part.swapaxes(1, 2)) for part in copies]
+        expected = await device.get(
+            await device.dnn.flash_attention(*copies, causal=True, layout=layout)
+        )
+        for _ in range(3):
+            got = await device.dnn.flash_attention(*parts, causal=True, layout=layout)
+            np.testing.assert_array_equal(await device.get(got), expected)
+        if layout == "bshd":
+            assert "array" not in device._core.ports  # which copies what has to be
