@@ -367,9 +367,8 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
                 return -math.inf
             due = min(due, bucket.last + _SILENCE * bucket.gap)
         deadline = bucket.heap.top()[1]
-        if deadline != math.inf:
-            due = min(due, deadline - self._seconds)
-        return due
+        latest = deadline - 2 * self._seconds
+        return due if due <= latest else latest if self._seconds else -math.inf
 
     def _next(self, now: float) -> tuple[Bucket | None, float]:
         """The bucket whose turn it is, or none and when the first one is due."""
@@ -508,9 +507,9 @@ def open_batcher(
     exception or a cancellation that leaves it cancels the batches, and those who wait get `Closed`.
 
     A batch begins when it is full, or when its oldest request has waited ``max_wait`` seconds, or
-    when its first request's deadline could not be met otherwise, as far as the time that batches
-    took so far tells; and not before one of the ``max_in_flight`` places is free. While none is,
-    requests collect. So ``max_wait=0`` makes batches, too, wherever it pays.
+    when its first request's deadline leaves but twice the time that batches take on average; and
+    not before one of the ``max_in_flight`` places is free. While none is, requests collect. So
+    ``max_wait=0`` makes batches, too, wherever it pays.
 
     **When a batch fails,** by a fault of the device or any other error, it is asked again in
     halves, and the half that fails in halves again, until each request that fails has failed
