@@ -1,4 +1,4 @@
-"""What tests of patterns share: trio's clock set by hand, and a device that faults when asked to."""
+"""What tests of patterns share: a clock that jumps, and a device that faults when asked to."""
 
 from __future__ import annotations
 
