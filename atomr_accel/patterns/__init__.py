@@ -16,6 +16,14 @@ from ._errors import (
     Refused,
     WrongResults,
 )
+from ._fair_share import (
+    FairServer,
+    FairShare,
+    FairShareStatistics,
+    Slot,
+    TenantStatistics,
+    open_fair_share,
+)
 from ._halving import is_for_one
 from ._observer import Observer
 from ._queue import by_length
@@ -28,26 +36,34 @@ from ._retry import (
     is_device_fault,
     is_transient,
 )
+from ._shares import Budget
 
 __all__ = [
     "Batcher",
     "BatcherStatistics",
+    "Budget",
     "CircuitBreaker",
     "CircuitOpen",
     "CircuitState",
     "CircuitStatistics",
     "Closed",
     "Dropped",
+    "FairServer",
+    "FairShare",
+    "FairShareStatistics",
     "Observer",
     "Overloaded",
     "PatternError",
     "Refused",
     "Retry",
     "RetryBudget",
+    "Slot",
+    "TenantStatistics",
     "WrongResults",
     "by_length",
     "is_device_fault",
     "is_for_one",
     "is_transient",
     "open_batcher",
+    "open_fair_share",
 ]

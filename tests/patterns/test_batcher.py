@@ -415,14 +415,13 @@ async def test_a_batch_that_nobody_waits_for_is_cancelled() -> None:
 
 @on_mock_clock
 async def test_a_function_that_fails_as_it_is_cancelled_harms_nobody() -> None:
-    async def rude(items: list[int]) -> list[int]:
+    async def rude(_items: list[int]) -> list[int]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.sleep, 100)
             try:
                 await trio.sleep(100)
             finally:
                 raise ValueError("rude")
-        return items
 
     async with open_batcher(rude, max_size=2) as batcher:
         with trio.move_on_after(1):

@@ -190,6 +190,11 @@ async def call(breaker: CircuitBreaker, error: Exception | None = None) -> None:
     await breaker(function)
 
 
+def state_of(breaker: CircuitBreaker) -> CircuitState:
+    """Type checkers do not know that it changes."""
+    return breaker.state
+
+
 @on_mock_clock
 async def test_a_circuit_opens_and_says_when_it_tries_again() -> None:
     states: list[CircuitState] = []
@@ -202,7 +207,7 @@ async def test_a_circuit_opens_and_says_when_it_tries_again() -> None:
     for _ in range(2):
         with pytest.raises(ContextPoisoned):
             await call(breaker, poisoned())
-    assert breaker.state is CircuitState.OPEN
+    assert state_of(breaker) is CircuitState.OPEN
     await trio.sleep(1)
     with pytest.raises(CircuitOpen, match="the next try is in 2 s") as info:
         await call(breaker)
@@ -218,7 +223,7 @@ async def test_a_circuit_opens_and_says_when_it_tries_again() -> None:
     await trio.sleep(4)
     assert not breaker.statistics().outcomes
     await call(breaker)
-    assert breaker.state is CircuitState.CLOSED
+    assert state_of(breaker) is CircuitState.CLOSED
     opened, half, closed = CircuitState.OPEN, CircuitState.HALF_OPEN, CircuitState.CLOSED
     assert states == [opened, half, opened, half, closed]
 
@@ -229,11 +234,11 @@ async def test_users_errors_are_answers() -> None:
     for _ in range(10):
         with pytest.raises(ValueError, match="mine"):
             await call(breaker, ValueError("mine"))
-    assert breaker.state is CircuitState.CLOSED
+    assert state_of(breaker) is CircuitState.CLOSED
     assert breaker.statistics().outcomes == 10
     with pytest.raises(DeviceLost):
         await call(breaker, DeviceLost("gone"))
-    assert breaker.state is CircuitState.OPEN
+    assert state_of(breaker) is CircuitState.OPEN
 
 
 @on_mock_clock
@@ -249,9 +254,9 @@ async def test_while_a_try_is_made_others_are_refused() -> None:
         assert info.value.retry_in == 0
         scope.cancel()
         await trio.sleep_forever()
-    assert breaker.state is CircuitState.HALF_OPEN  # a cancelled try has no outcome
+    assert state_of(breaker) is CircuitState.HALF_OPEN  # a cancelled try has no outcome
     await call(breaker)
-    assert breaker.state is CircuitState.CLOSED
+    assert state_of(breaker) is CircuitState.CLOSED
 
 
 @on_mock_clock
@@ -277,9 +282,9 @@ async def test_calls_from_before_it_opened_change_nothing() -> None:
     probe = breaker.attempt()
     probe.__enter__()
     late.__exit__(None, None, None)
-    assert breaker.state is CircuitState.HALF_OPEN
+    assert state_of(breaker) is CircuitState.HALF_OPEN
     probe.__exit__(None, None, None)
-    assert breaker.state is CircuitState.CLOSED
+    assert state_of(breaker) is CircuitState.CLOSED
 
 
 class Model:
