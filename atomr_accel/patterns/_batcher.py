@@ -384,9 +384,10 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         return first, earliest
 
     @trio.lowlevel.enable_ki_protection
-    async def _form(self) -> None:
+    async def _form(self, *, task_status: trio.TaskStatus[None]) -> None:
         """The task that forms batches, until the block is left and all is answered."""
         self._former = trio.lowlevel.current_task()
+        task_status.started()  # it parks before anybody can ask
         while True:
             due = -math.inf
             if self._running < self._settings.max_in_flight and not self._suspects:
@@ -516,7 +517,7 @@ def open_batcher(
     alone. It gets the error; the others have their results. That is at most ``2 * n - 1`` calls
     for ``n`` requests beside the retries, and for one request that fails, two of each size. After
     a fault of the device nothing else runs until that is settled, since one request's fault takes
-    down all. Each such fault is one of the restarts that the device's ``intensity`` counts.
+    down all. Each such fault is one of the restarts that ``open_device(max_restarts=...)`` bounds.
     Requests are asked more than once then, so the function must stand being called again for the
     same item.
 
@@ -575,7 +576,7 @@ async def _opened(batcher: Batcher[In, Out]) -> AsyncIterator[Batcher[In, Out]]:
     try:
         async with PlainNursery() as nursery:
             batcher._nursery = nursery
-            nursery.start_soon(batcher._form)
+            await nursery.start(batcher._form)
             yield batcher
             batcher._drain()
     except BaseException as caught:

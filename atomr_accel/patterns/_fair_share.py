@@ -282,8 +282,9 @@ class FairShare(metaclass=NoPublicConstructor):
         return error
 
     @trio.lowlevel.enable_ki_protection
-    async def _look_in_time(self) -> None:
+    async def _look_in_time(self, *, task_status: trio.TaskStatus[None]) -> None:
         """The clerk: looks again when a budget lets somebody go."""
+        task_status.started()
         while True:
             # While no slot is free there is nothing to look for: who gives one back looks.
             free = self._shares.root.serving < self._capacity
@@ -442,7 +443,7 @@ async def _opened(share: _Share) -> AsyncIterator[_Share]:
     error: BaseException | None = None
     try:
         async with PlainNursery() as nursery:
-            nursery.start_soon(share._look_in_time)
+            await nursery.start(share._look_in_time)
             yield share
             await share._drain()
             nursery.cancel_scope.cancel()
