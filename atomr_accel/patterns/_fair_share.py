@@ -396,10 +396,10 @@ def open_fair_share(
     Requests are begun by hierarchical start-time fair queueing (Goyal, Vin and Cheng, 1996), with
     up to ``capacity`` in service. While two tenants of one group both have requests waiting, the
     work begun for each, divided by its weight, differs by at most the sum of what the largest
-    request of each costs, divided by its weight. So nobody starves, however much others ask for, and how long
-    requests take need not be known. What a tenant does not use goes to the others. A pause
-    earns nothing: who comes back competes from then on, and no debt is left of having used what
-    others did not want.
+    request of each costs, divided by its weight. So nobody starves, however much others ask for,
+    and how long requests take need not be known. What a tenant does not use goes to the others. A
+    pause earns nothing: who comes back competes from then on, and no debt is left of having used
+    what others did not want.
 
     Args:
         function: what to call for each item, in its turn. Without it, there are only slots.
