@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import importlib
 import importlib.util
 import itertools
 import json
@@ -32,6 +33,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of everybody's NumPy, as it is imported
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -131,11 +133,11 @@ def ray_batch(wait: float) -> Callable[[int, float], Measured]:
     """Ray Serve's decorator, which works in a replica only: so the clients are in there, too."""
 
     def measure(clients: int, seconds: float) -> Measured:
-        from ray import serve
+        serve: Any = importlib.import_module("ray.serve")
 
         @serve.deployment(max_ongoing_requests=10_000)
         class Inside:
-            @serve.batch(max_batch_size=SIZE, batch_wait_timeout_s=wait)
+            @serve.batch(max_batch_size=SIZE, batch_wait_timeout_s=wait)  # type: ignore[untyped-decorator]
             async def model(self, items: list[float]) -> list[float]:
                 return predict(items)
 
@@ -143,7 +145,7 @@ def ray_batch(wait: float) -> Callable[[int, float], Measured]:
                 await in_asyncio(self.model, clients, seconds / 10)
                 return await in_asyncio(self.model, clients, seconds)
 
-        handle = serve.run(Inside.bind(), name="inside", route_prefix=None)
+        handle = serve.run(cast("Any", Inside).bind(), name="inside", route_prefix=None)
         measured: Measured = handle.measure.remote(clients, seconds).result()
         serve.delete("inside")
         return measured
@@ -228,6 +230,7 @@ def _server(which: str) -> Iterator[int]:
 
 async def _http_clients(port: int, clients: int, seconds: float) -> Measured:
     latencies: list[float] = []
+    start = end = 0.0
 
     async def client(item: float, ready: asyncio.Barrier) -> None:
         nonlocal start, end
@@ -252,7 +255,6 @@ async def _http_clients(port: int, clients: int, seconds: float) -> Measured:
                 latencies.append(time.perf_counter() - began)
         writer.close()
 
-    start = end = 0.0
     ready = asyncio.Barrier(clients)
     await asyncio.gather(*(client(number / clients, ready) for number in range(clients)))
     return Measured(time.perf_counter() - start, latencies)
@@ -260,15 +262,15 @@ async def _http_clients(port: int, clients: int, seconds: float) -> Measured:
 
 def ray_handle(clients: int, seconds: float) -> Measured:
     """A deployment of one replica, asked through its handle."""
-    from ray import serve
+    serve: Any = importlib.import_module("ray.serve")
 
     @serve.deployment(max_ongoing_requests=10_000)  # its own default lets 5 through
     class Model:
-        @serve.batch(max_batch_size=SIZE, batch_wait_timeout_s=WAIT)
+        @serve.batch(max_batch_size=SIZE, batch_wait_timeout_s=WAIT)  # type: ignore[untyped-decorator]
         async def __call__(self, items: list[float]) -> list[float]:
             return predict(items)
 
-    handle = serve.run(Model.bind(), name="bench", route_prefix=None)
+    handle = serve.run(cast("Any", Model).bind(), name="bench", route_prefix=None)
 
     async def main() -> Measured:
         async def ask(item: float) -> float:
@@ -284,9 +286,8 @@ def ray_handle(clients: int, seconds: float) -> Measured:
 
 @contextlib.contextmanager
 def _ray() -> Iterator[None]:
-    import ray
-    from ray import serve
-
+    ray: Any = importlib.import_module("ray")
+    serve: Any = importlib.import_module("ray.serve")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         serve.start(proxy_location="Disabled")

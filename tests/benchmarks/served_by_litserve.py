@@ -24,7 +24,8 @@ class Api(litserve.LitAPI):  # type: ignore[misc, unused-ignore] # untyped
 
     def predict(self, x: list[float]) -> list[float]:
         """All at once."""
-        return predict(x)
+        answers: list[float] = predict(x)
+        return answers
 
     def unbatch(self, output: list[float]) -> list[float]:
         """As they are."""
