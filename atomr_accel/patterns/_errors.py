@@ -89,3 +89,11 @@ class WrongResults(PatternError):
         super().__init__(message)
         self.expected = expected
         self.got = got
+
+
+def elsewhere(what: str, call: str) -> RuntimeError:
+    """The error of who uses a pattern from another thread than its own."""
+    return RuntimeError(
+        f"the {what} belongs to a trio.run of another thread: from this one, write "
+        f"`trio.from_thread.run({call}, ...)`"
+    )

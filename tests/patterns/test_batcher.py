@@ -22,6 +22,7 @@ from atomr_accel.patterns import (
     WrongResults,
     by_length,
     open_batcher,
+    open_fair_share,
 )
 
 from .worlds import FaultyDevice, Log, on_mock_clock, poisoned
@@ -742,6 +743,31 @@ async def test_an_observer_that_fails_is_not_called_again(
 def test_options_are_checked_at_once(options: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         open_batcher(Doubler(), **{"max_size": 8, **options})
+
+
+def test_another_thread_is_told_how_to_ask() -> None:
+    async def main() -> None:
+        async with (
+            open_batcher(Doubler(seconds=0), max_size=1) as batcher,
+            open_fair_share(capacity=1) as share,
+        ):
+
+            async def take() -> None:
+                async with share.slot("a"):
+                    pass
+
+            def work() -> None:
+                with pytest.raises(RuntimeError, match="the batcher belongs to"):
+                    trio.run(batcher, 1)
+                with pytest.raises(RuntimeError, match="the fair share belongs to"):
+                    trio.run(take)
+                assert trio.from_thread.run(batcher, 3) == 6
+                trio.from_thread.run(take)
+
+            await trio.to_thread.run_sync(work)
+            assert batcher.statistics().submitted == 1
+
+    trio.run(main)
 
 
 @on_mock_clock
