@@ -180,6 +180,33 @@ async def test_no_cap_on_concurrency_but_the_one_given() -> None:
 
 
 @on_mock_clock
+async def test_other_tasks_run_while_many_are_answered() -> None:
+    turn = 0
+    turns: list[int] = []
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await trio.lowlevel.checkpoint()
+            turn += 1
+
+    async with open_batcher(Doubler(seconds=0), max_size=500) as batcher:
+
+        async def client(item: int) -> None:
+            assert await batcher(item) == 2 * item
+            turns.append(turn)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            async with trio.open_nursery() as clients:
+                for item in range(500):
+                    clients.start_soon(client, item)
+            nursery.cancel_scope.cancel()
+    assert batcher.statistics().batches == 1
+    assert max(turns.count(one) for one in turns) <= 2 * 64  # tasks of a turn run in any order
+
+
+@on_mock_clock
 async def test_waiting_adapts_to_arrivals() -> None:
     double = Doubler(seconds=0)
     async with (
