@@ -45,7 +45,7 @@ class Requests(Evaluating[Described], Proxy[Described]):
     """
 
     driver: Final = Described
-    _hidden = frozenset(name for name in dir(Home) if not name.startswith("_"))
+    _hidden = frozenset(name for name in (*dir(Home), "ref", "traced") if name[0] != "_")
 
     def __init__(self, core: DeviceCore, libraries: Libraries[Any]) -> None:
         super().__init__(core)

@@ -53,7 +53,9 @@ FN void narrow(e4m3& t, float value) {
 FN void narrow(e5m2& t, float value) {
   const unsigned sign = __float_as_uint(value) >> 31;
   const float size = fabsf(value);
-  const unsigned bits = size < 61440.0f ? nearest_small<5, 2, 15>(size) : size >= 61440.0f ? 124u : 126u;
+  const unsigned bits = size < 61440.0f    ? nearest_small<5, 2, 15>(size)
+                        : size >= 61440.0f ? 124u
+                                           : 126u;
   t.bits = (u8)(sign << 7 | bits);
 }
 FN void narrow(e2m1& t, float value) {
@@ -71,7 +73,12 @@ typedef complex_of<double> c128;
 
 // --- elements in memory and in registers ------------------------------------------------------
 
-template <class S> struct stored { typedef S type; static FN S get(S v) { return v; } static FN S put(S v) { return v; } };
+template <class S>
+struct stored {
+  typedef S type;
+  static FN S get(S v) { return v; }
+  static FN S put(S v) { return v; }
+};
 struct flag { u8 bits; };
 template <> struct stored<flag> {
   typedef bool type;
@@ -112,9 +119,12 @@ template <class T> struct is_signed { static const bool value = (T)-1 < (T)0; };
 FN i64 whole(double x) {
   return x >= -9223372036854775808.0 && x < 9223372036854775808.0 ? (i64)x : (i64)(1ull << 63);
 }
-FN int whole32(double x) { return x > -2147483649.0 && x < 2147483648.0 ? (int)x : (int)(1u << 31); }
+FN int whole32(double x) {
+  return x > -2147483649.0 && x < 2147483648.0 ? (int)x : (int)(1u << 31);
+}
 FN u64 whole_u64(double x) {
-  return x < 9223372036854775808.0 ? (u64)whole(x) : (u64)whole(x - 9223372036854775808.0) ^ (1ull << 63);
+  return x < 9223372036854775808.0 ? (u64)whole(x)
+                                   : (u64)whole(x - 9223372036854775808.0) ^ (1ull << 63);
 }
 template <class T> struct to {
   template <class S> static FN T of(S x) { return (T)x; }
@@ -139,7 +149,10 @@ template <> struct to<bool> {
 };
 template <class R> struct to_complex {
   template <class S> static FN complex_of<R> of(S x) { return complex_of<R>{(R)x, 0}; }
-  template <class S> static FN complex_of<R> of(complex_of<S> x) { return complex_of<R>{(R)x.re, (R)x.im}; }
+  template <class S>
+  static FN complex_of<R> of(complex_of<S> x) {
+    return complex_of<R>{(R)x.re, (R)x.im};
+  }
 };
 template <> struct to<c64> : to_complex<float> {};
 template <> struct to<c128> : to_complex<double> {};
@@ -149,8 +162,12 @@ template <> struct to<c128> : to_complex<double> {};
 template <class T> struct wide_of { typedef unsigned type; };  // arithmetic that wraps
 template <> struct wide_of<i64> { typedef u64 type; };
 template <> struct wide_of<u64> { typedef u64 type; };
-#define WRAPPING(name, op) \
-  template <class T> FN T f_##name(T a, T b) { typedef typename wide_of<T>::type W; return (T)((W)a op (W)b); } \
+#define WRAPPING(name, op)                               \
+  template <class T>                                     \
+  FN T f_##name(T a, T b) {                              \
+    typedef typename wide_of<T>::type W;                 \
+    return (T)((W)a op(W) b);                            \
+  }                                                      \
   FN float f_##name(float a, float b) { return a op b; } \
   FN double f_##name(double a, double b) { return a op b; }
 WRAPPING(add, +)
@@ -158,7 +175,11 @@ WRAPPING(subtract, -)
 WRAPPING(multiply, *)
 FN bool f_add(bool a, bool b) { return a || b; }
 FN bool f_multiply(bool a, bool b) { return a && b; }
-template <class T> FN T f_negative(T a) { typedef typename wide_of<T>::type W; return (T)((W)0 - (W)a); }
+template <class T>
+FN T f_negative(T a) {
+  typedef typename wide_of<T>::type W;
+  return (T)((W)0 - (W)a);
+}
 FN float f_negative(float a) { return -a; }
 FN double f_negative(double a) { return -a; }
 template <class T> FN T f_positive(T a) { return a; }
@@ -220,8 +241,14 @@ template <class T> FN T f_spacing(T a) {
   return f_nextafter(a, f_copysign((T)__uint_as_float(0x7f800000u), a)) - a;
 }
 template <class T> FN T f_ldexp(T a, int e) { return (T)ldexp(a, e); }
-template <class T> FN T f_ldexp(T a, i64 e) { return (T)ldexp(a, (int)(e > 9999 ? 9999 : e < -9999 ? -9999 : e)); }
-template <class T> FN T f_heaviside(T a, T half) { return a != a ? a : a == 0 ? half : a < 0 ? (T)0 : (T)1; }
+template <class T>
+FN T f_ldexp(T a, i64 e) {
+  return (T)ldexp(a, (int)(e > 9999 ? 9999 : e < -9999 ? -9999 : e));
+}
+template <class T>
+FN T f_heaviside(T a, T half) {
+  return a != a ? a : a == 0 ? half : a < 0 ? (T)0 : (T)1;
+}
 template <class T> FN T f_logaddexp(T a, T b) {
   if (a == b) return a + (T)0.693147180559945309417;
   const T d = a - b;
@@ -232,7 +259,10 @@ template <class T> FN T f_logaddexp2(T a, T b) {
   const T d = a - b, scale = (T)1.44269504088896340736;
   return d > 0 ? a + scale * f_log1p(f_exp2(-d)) : d <= 0 ? b + scale * f_log1p(f_exp2(d)) : d;
 }
-template <class T> FN T f_modf_0(T a) { return f_isinf(a) ? f_copysign((T)0, a) : f_copysign(a - f_trunc(a), a); }
+template <class T>
+FN T f_modf_0(T a) {
+  return f_isinf(a) ? f_copysign((T)0, a) : f_copysign(a - f_trunc(a), a);
+}
 template <class T> FN T f_modf_1(T a) { return f_trunc(a); }
 template <class T> FN T f_frexp_0(T a) { int e; return (T)frexp(a, &e); }
 template <class T> FN int f_frexp_1(T a) { int e = 0; frexp(a, &e); return f_isfinite(a) ? e : 0; }
@@ -248,7 +278,9 @@ template <class T> FN T f_entr(T a) {
 }
 template <class T> FN T f_rel_entr(T a, T b) {
   if (a != a || b != b) return a + b;
-  return a > 0 && b > 0 ? a * f_log(a / b) : a == 0 && b >= 0 ? (T)0 : (T)__uint_as_float(0x7f800000u);
+  return a > 0 && b > 0     ? a * f_log(a / b)
+         : a == 0 && b >= 0 ? (T)0
+                            : (T)__uint_as_float(0x7f800000u);
 }
 
 // Division with remainders as Python has it; by zero an integer gives zero.
@@ -287,8 +319,14 @@ FN float f_remainder(float a, float b) { return float_remainder(a, b); }
 FN double f_remainder(double a, double b) { return float_remainder(a, b); }
 FN float f_floor_divide(float a, float b) { return float_floor_divide(a, b); }
 FN double f_floor_divide(double a, double b) { return float_floor_divide(a, b); }
-template <class A, class B> FN auto f_divmod_0(A a, B b) -> decltype(f_floor_divide(a, b)) { return f_floor_divide(a, b); }
-template <class A, class B> FN auto f_divmod_1(A a, B b) -> decltype(f_remainder(a, b)) { return f_remainder(a, b); }
+template <class A, class B>
+FN auto f_divmod_0(A a, B b) -> decltype(f_floor_divide(a, b)) {
+  return f_floor_divide(a, b);
+}
+template <class A, class B>
+FN auto f_divmod_1(A a, B b) -> decltype(f_remainder(a, b)) {
+  return f_remainder(a, b);
+}
 
 // Integers: a negative exponent leaves what is left of the fraction, which is 0, 1 or -1.
 template <class T> FN T f_power(T a, T b) {
@@ -347,12 +385,21 @@ FN bool f_less(i64 a, u64 b) { return a < 0 || (u64)a < b; }
 FN bool f_less(u64 a, i64 b) { return b >= 0 && a < (u64)b; }
 FN bool f_equal(i64 a, u64 b) { return a >= 0 && (u64)a == b; }
 FN bool f_equal(u64 a, i64 b) { return f_equal(b, a); }
-template <class T> FN bool f_less(complex_of<T> a, complex_of<T> b) { return a.re < b.re || (a.re == b.re && a.im < b.im); }
-template <class T> FN bool f_equal(complex_of<T> a, complex_of<T> b) { return a.re == b.re && a.im == b.im; }
+template <class T>
+FN bool f_less(complex_of<T> a, complex_of<T> b) {
+  return a.re < b.re || (a.re == b.re && a.im < b.im);
+}
+template <class T>
+FN bool f_equal(complex_of<T> a, complex_of<T> b) {
+  return a.re == b.re && a.im == b.im;
+}
 template <class A, class B> FN bool f_greater(A a, B b) { return f_less(b, a); }
 template <class A, class B> FN bool f_not_equal(A a, B b) { return !f_equal(a, b); }
 template <class A, class B> FN bool f_less_equal(A a, B b) { return f_less(a, b) || f_equal(a, b); }
-template <class A, class B> FN bool f_greater_equal(A a, B b) { return f_less(b, a) || f_equal(a, b); }
+template <class A, class B>
+FN bool f_greater_equal(A a, B b) {
+  return f_less(b, a) || f_equal(a, b);
+}
 
 template <class T> FN bool f_isnan(complex_of<T> a) { return f_isnan(a.re) || f_isnan(a.im); }
 template <class T> FN T f_maximum(T a, T b) { return f_isnan(a) || f_greater_equal(a, b) ? a : b; }
@@ -375,8 +422,14 @@ template <class T> FN C f_conjugate(C a) { return C{a.re, -a.im}; }
 template <class T> FN C f_negative(C a) { return C{-a.re, -a.im}; }
 template <class T> FN C f_add(C a, C b) { return C{a.re + b.re, a.im + b.im}; }
 template <class T> FN C f_subtract(C a, C b) { return C{a.re - b.re, a.im - b.im}; }
-template <class T> FN C f_multiply(C a, C b) { return C{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }
-template <class T> FN C f_square(C a) { return C{a.re * a.re - a.im * a.im, a.re * a.im + a.im * a.re}; }
+template <class T>
+FN C f_multiply(C a, C b) {
+  return C{a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+}
+template <class T>
+FN C f_square(C a) {
+  return C{a.re * a.re - a.im * a.im, a.re * a.im + a.im * a.re};
+}
 template <class T> FN C f_divide(C a, C b) {  // scaled by the larger part
   if (f_absolute(b.re) >= f_absolute(b.im)) {
     if (b.re == 0 && b.im == 0) return C{a.re / f_absolute(b.re), a.im / f_absolute(b.re)};
@@ -403,7 +456,10 @@ template <class T> FN C times(C a, T b) { return C{a.re * b, a.im * b}; }
 template <class T> FN C f_exp2(C a) { return f_exp(times(a, (T)0.693147180559945309417)); }
 template <class T> FN C f_log2(C a) { return times(f_log(a), (T)1.44269504088896340736); }
 template <class T> FN C f_log10(C a) { return times(f_log(a), (T)0.43429448190325182765); }
-template <class T> FN C f_log1p(C a) { return C{f_log(f_hypot(a.re + 1, a.im)), f_arctan2(a.im, a.re + 1)}; }
+template <class T>
+FN C f_log1p(C a) {
+  return C{f_log(f_hypot(a.re + 1, a.im)), f_arctan2(a.im, a.re + 1)};
+}
 template <class T> FN C f_expm1(C a) {
   const T s = f_sin(a.im / 2);
   return C{f_expm1(a.re) * f_cos(a.im) - 2 * s * s, f_exp(a.re) * f_sin(a.im)};
@@ -414,10 +470,22 @@ template <class T> FN C f_sqrt(C a) {
   return a.re >= 0 ? C{size, a.im / (2 * size)}
                    : C{f_absolute(a.im) / (2 * size), f_copysign(size, a.im)};
 }
-template <class T> FN C f_sinh(C a) { return C{f_sinh(a.re) * f_cos(a.im), f_cosh(a.re) * f_sin(a.im)}; }
-template <class T> FN C f_cosh(C a) { return C{f_cosh(a.re) * f_cos(a.im), f_sinh(a.re) * f_sin(a.im)}; }
-template <class T> FN C f_sin(C a) { return C{f_sin(a.re) * f_cosh(a.im), f_cos(a.re) * f_sinh(a.im)}; }
-template <class T> FN C f_cos(C a) { return C{f_cos(a.re) * f_cosh(a.im), -f_sin(a.re) * f_sinh(a.im)}; }
+template <class T>
+FN C f_sinh(C a) {
+  return C{f_sinh(a.re) * f_cos(a.im), f_cosh(a.re) * f_sin(a.im)};
+}
+template <class T>
+FN C f_cosh(C a) {
+  return C{f_cosh(a.re) * f_cos(a.im), f_sinh(a.re) * f_sin(a.im)};
+}
+template <class T>
+FN C f_sin(C a) {
+  return C{f_sin(a.re) * f_cosh(a.im), f_cos(a.re) * f_sinh(a.im)};
+}
+template <class T>
+FN C f_cos(C a) {
+  return C{f_cos(a.re) * f_cosh(a.im), -f_sin(a.re) * f_sinh(a.im)};
+}
 template <class T> FN C f_tan(C a) { return f_divide(f_sin(a), f_cos(a)); }
 template <class T> FN C f_tanh(C a) { return f_divide(f_sinh(a), f_cosh(a)); }
 template <class T> FN C f_power(C a, C b) {
@@ -438,18 +506,41 @@ template <class T> FN C f_power(C a, C b) {
 
 // --- reductions --------------------------------------------------------------------------------
 
-template <class T> struct least { static FN T of() { return is_signed<T>::value ? (T)((T)1 << (8 * sizeof(T) - 1)) : (T)0; } };
+template <class T>
+struct least {
+  static FN T of() { return is_signed<T>::value ? (T)((T)1 << (8 * sizeof(T) - 1)) : (T)0; }
+};
 template <> struct least<bool> { static FN bool of() { return false; } };
 template <> struct least<float> { static FN float of() { return -__uint_as_float(0x7f800000u); } };
-template <> struct least<double> { static FN double of() { return -(double)__uint_as_float(0x7f800000u); } };
-template <class T> struct least<complex_of<T>> { static FN complex_of<T> of() { return complex_of<T>{least<T>::of(), least<T>::of()}; } };
+template <>
+struct least<double> {
+  static FN double of() { return -(double)__uint_as_float(0x7f800000u); }
+};
+template <class T>
+struct least<complex_of<T>> {
+  static FN complex_of<T> of() { return complex_of<T>{least<T>::of(), least<T>::of()}; }
+};
 template <class T> struct most { static FN T of() { return (T)~least<T>::of(); } };
 template <> struct most<bool> { static FN bool of() { return true; } };
 template <> struct most<float> { static FN float of() { return __uint_as_float(0x7f800000u); } };
-template <> struct most<double> { static FN double of() { return (double)__uint_as_float(0x7f800000u); } };
-template <class T> struct most<complex_of<T>> { static FN complex_of<T> of() { return complex_of<T>{most<T>::of(), most<T>::of()}; } };
-template <class T> struct nothing { static FN T fmax() { return least<T>::of(); } static FN T fmin() { return most<T>::of(); } };
-template <class T> struct nan_of { static FN T fmax() { return (T)__uint_as_float(0x7fc00000u); } static FN T fmin() { return fmax(); } };
+template <>
+struct most<double> {
+  static FN double of() { return (double)__uint_as_float(0x7f800000u); }
+};
+template <class T>
+struct most<complex_of<T>> {
+  static FN complex_of<T> of() { return complex_of<T>{most<T>::of(), most<T>::of()}; }
+};
+template <class T>
+struct nothing {
+  static FN T fmax() { return least<T>::of(); }
+  static FN T fmin() { return most<T>::of(); }
+};
+template <class T>
+struct nan_of {
+  static FN T fmax() { return (T)__uint_as_float(0x7fc00000u); }
+  static FN T fmin() { return fmax(); }
+};
 template <> struct nothing<float> : nan_of<float> {};
 template <> struct nothing<double> : nan_of<double> {};
 
@@ -498,13 +589,15 @@ template <class T> FN T exchanged(T value, int bits) {
   mine.w[(sizeof(T) - 1) / 4] = 0;
   mine.v = value;
 #pragma unroll
-  for (int i = 0; i < (int)((sizeof(T) + 3) / 4); ++i) other.w[i] = __shfl_xor_sync(0xffffffffu, mine.w[i], bits);
+  for (int i = 0; i < (int)((sizeof(T) + 3) / 4); ++i)
+    other.w[i] = __shfl_xor_sync(0xffffffffu, mine.w[i], bits);
   return other.v;
 }
 // Of GROUP threads that follow each other, by warps and then by shared memory; all get it.
 template <class R, int GROUP, class T> FN T reduce_row(T value, T* shared) {
 #pragma unroll
-  for (int bits = (GROUP < 32 ? GROUP : 32) / 2; bits; bits /= 2) value = R::of(value, exchanged(value, bits));
+  for (int bits = (GROUP < 32 ? GROUP : 32) / 2; bits; bits /= 2)
+    value = R::of(value, exchanged(value, bits));
   if (GROUP > 32) {
     __syncthreads();  // what was there before has been read
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
@@ -522,7 +615,8 @@ template <class R, int GROUP, int WIDTH, class T> FN T reduce_column(T value, T*
 #pragma unroll
   for (int half = GROUP / 2; half; half /= 2) {
     __syncthreads();
-    if (threadIdx.x < half * WIDTH) shared[threadIdx.x] = R::of(shared[threadIdx.x], shared[threadIdx.x + half * WIDTH]);
+    if (threadIdx.x < half * WIDTH)
+      shared[threadIdx.x] = R::of(shared[threadIdx.x], shared[threadIdx.x + half * WIDTH]);
   }
   __syncthreads();
   return shared[threadIdx.x % WIDTH];

@@ -1,0 +1,69 @@
+"""Patterns of serving: what stands between requests and the functions that answer them.
+
+Each is opened as ``async with open_...(function, ...) as name:`` and called as
+``await name(item)``. Every request is answered exactly once: with its result, its own error, or a
+refusal that says why. Who is cancelled withdraws, and what nobody waits for is not done. Deadlines
+are the callers' scopes, and waits are on trio's clock.
+"""
+
+from ._batcher import Batcher, BatcherStatistics, open_batcher
+from ._errors import (
+    CircuitOpen,
+    Closed,
+    Dropped,
+    Overloaded,
+    PatternError,
+    Refused,
+    WrongResults,
+)
+from ._fair_share import (
+    FairServer,
+    FairShare,
+    FairShareStatistics,
+    Slot,
+    TenantStatistics,
+    open_fair_share,
+)
+from ._halving import is_for_one
+from ._observer import Observer
+from ._queue import by_length
+from ._retry import (
+    CircuitBreaker,
+    CircuitState,
+    CircuitStatistics,
+    Retry,
+    RetryBudget,
+    is_device_fault,
+    is_transient,
+)
+from ._shares import Budget
+
+__all__ = [
+    "Batcher",
+    "BatcherStatistics",
+    "Budget",
+    "CircuitBreaker",
+    "CircuitOpen",
+    "CircuitState",
+    "CircuitStatistics",
+    "Closed",
+    "Dropped",
+    "FairServer",
+    "FairShare",
+    "FairShareStatistics",
+    "Observer",
+    "Overloaded",
+    "PatternError",
+    "Refused",
+    "Retry",
+    "RetryBudget",
+    "Slot",
+    "TenantStatistics",
+    "WrongResults",
+    "by_length",
+    "is_device_fault",
+    "is_for_one",
+    "is_transient",
+    "open_batcher",
+    "open_fair_share",
+]

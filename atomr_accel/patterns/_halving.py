@@ -1,0 +1,269 @@
+"""One batch, from the call for all of its requests to the answer of the last."""
+
+from __future__ import annotations
+
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+    Set,
+)
+from typing import TYPE_CHECKING, Any, final
+
+import outcome
+import trio
+
+from .._errors import DeviceLost, DeviceUnavailable, Unsupported
+from ._errors import Refused, WrongResults
+from ._queue import Place, Request
+from ._retry import is_transient, tell
+
+if TYPE_CHECKING:
+    from ._batcher import Batcher
+
+
+_AT_ONCE = 64
+"""So many callers resume in one turn of the loop, so that the program's other tasks run, too."""
+
+
+def is_for_one(error: Exception) -> bool:
+    """Whether another part of a batch may do better than all of it: the default of ``halve``.
+
+    Not where the device is gone for good, something is not available at all, or a pattern behind
+    the function has refused: the error is then that of each request.
+    """
+    if isinstance(error, ExceptionGroup):
+        return all(map(is_for_one, error.exceptions))
+    return not isinstance(error, (DeviceLost, DeviceUnavailable, Unsupported, Refused))
+
+
+@final
+class Part:
+    """The requests that one call is made for, and how many of their callers still wait."""
+
+    __slots__ = ("requests", "scope", "waiting")
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.requests = requests
+        self.waiting = len(requests)
+        self.scope = trio.CancelScope()
+        for request in requests:
+            request.part = self
+
+    def left(self) -> None:
+        """One of the callers waits no more: if it was the last, there is nothing left to do."""
+        self.waiting -= 1
+        if not self.waiting:
+            self.scope.cancel()
+
+
+@final
+class Run:
+    """One batch: its calls, until each of its requests has an answer."""
+
+    __slots__ = ("_batcher", "_holds", "_key", "_requests", "_suspect")
+
+    def __init__(self, batcher: Batcher[Any, Any], key: Hashable, requests: list[Request]) -> None:
+        self._batcher = batcher
+        self._key = key
+        self._requests = requests
+        self._suspect = False
+        self._holds = False
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Ask for all; then, where that fails, for halves and their halves."""
+        batcher = self._batcher
+        try:
+            todo = [self._requests]
+            whole = True
+            while todo:
+                asked = waiting(todo.pop())
+                if not asked:
+                    continue
+                error = await self._try(asked, again=whole or len(asked) == 1)
+                whole = False
+                left = waiting(asked)
+                if error is None or not left:
+                    continue
+                if len(asked) == 1 or not batcher._halve(error):
+                    self._fail(left, error)
+                    continue
+                half = len(left) // 2
+                todo += [left[half:], left[:half]]
+                if batcher._observer is not None:
+                    batcher._observer.retried([request.item for request in left], error)
+        except BaseException:
+            batcher._left_over += self._requests
+            raise
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        batcher = self._batcher
+        batcher._running -= 1
+        if self._suspect:
+            batcher._suspects -= 1
+            if self._holds:
+                batcher._alone.release()
+        self._hush()
+        batcher._wake()
+
+    async def _try(self, asked: list[Request], *, again: bool) -> Exception | None:
+        """Have requests answered by a call, or by several: None, or the error of the last."""
+        part = Part(asked)
+        try:
+            with part.scope:
+                return await self._attempts(part, again=again)
+        except Exception as error:  # noqa: BLE001 (raised beside a cancellation)
+            return error
+        self._batcher._counts["abandoned"] += 1
+        return None  # nobody waits any more
+
+    async def _attempts(self, part: Part, *, again: bool) -> Exception | None:
+        batcher = self._batcher
+        earlier: list[Exception] = []
+        while True:
+            if self._suspect:
+                await self._be_alone()
+                part.requests = waiting(part.requests)
+            error = await self._call(part)
+            if error is None:
+                return None
+            if is_transient(error):
+                batcher._counts["faults"] += 1
+                await self._be_alone()
+            delay = batcher._retry.delay(error, len(earlier) + 1) if again else None
+            if delay is None:
+                tell(error, earlier)
+                return error
+            earlier.append(error)
+            if batcher._observer is not None:
+                items = [request.item for request in waiting(part.requests)]
+                batcher._observer.retried(items, error)
+            await trio.sleep(delay)
+            part.requests = waiting(part.requests)
+
+    async def _call(self, part: Part) -> Exception | None:
+        batcher = self._batcher
+        requests = part.requests
+        items = [request.item for request in requests]
+        batcher._counts["calls"] += 1
+        if batcher._observer is not None:
+            batcher._observer.started(items)
+        began = trio.current_time()
+        try:
+            if batcher._bucket_of is None:
+                results = await _called(batcher._function, items)
+            else:
+                results = await _called(batcher._function, items, self._key)
+        except Exception as error:  # noqa: BLE001 (it is answered)
+            return error
+        try:
+            answers = _one_for_each(len(requests), results)
+        except WrongResults as error:
+            self._fail(waiting(requests), error)
+            return None
+        seconds = trio.current_time() - began
+        batcher._seconds += (seconds - batcher._seconds) / 8 if batcher._seconds else seconds
+        await self._answer(requests, answers)
+        return None
+
+    async def _answer(self, requests: Sequence[Request], results: Sequence[object]) -> None:
+        for at in range(0, len(requests), _AT_ONCE):
+            if at:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            self._answer_some(requests[at : at + _AT_ONCE], results[at : at + _AT_ONCE])
+
+    def _answer_some(self, requests: Sequence[Request], results: Sequence[object]) -> None:
+        batcher = self._batcher
+        observer = batcher._observer
+        taken = Place.TAKEN
+        answered = 0
+        now = trio.current_time()
+        for request, result in zip(requests, results, strict=True):
+            if request.place is not taken:
+                continue
+            if isinstance(result, Exception):
+                batcher._end(request, result, "failed")
+                continue
+            request.place = Place.ENDED
+            answered += 1
+            if observer is not None:
+                observer.answered(request.item, now - request.arrived)
+            trio.lowlevel.reschedule(request.task, outcome.Value(result))
+        batcher._taken -= answered
+        batcher._counts["answered"] += answered
+
+    def _fail(self, requests: Sequence[Request], error: Exception) -> None:
+        """Answer with an error: several get an instance each, with one cause."""
+        for request in requests:
+            own = error if len(requests) == 1 else _own(error)
+            self._batcher._end(request, own, "failed")
+
+    # A fault takes down all that the device does, whoever caused it. So after one, batches are
+    # asked again one at a time, and the verdict on a request that is alone is about that request.
+
+    async def _be_alone(self) -> None:
+        batcher = self._batcher
+        if not self._suspect:
+            self._suspect = True
+            batcher._suspects += 1
+            self._hush()
+        if not self._holds:
+            await batcher._alone.acquire()
+            self._holds = True
+        while batcher._running > batcher._suspects:
+            batcher._quiet = trio.Event()
+            await batcher._quiet.wait()
+
+    def _hush(self) -> None:
+        batcher = self._batcher
+        if batcher._quiet is not None and batcher._running <= batcher._suspects:
+            batcher._quiet.set()
+
+
+def waiting(requests: Iterable[Request]) -> list[Request]:
+    """Those whose callers still wait."""
+    return [request for request in requests if request.place is Place.TAKEN]
+
+
+@trio.lowlevel.disable_ki_protection  # the function is the program's
+async def _called(function: Callable[..., Awaitable[Any]], *args: object) -> Any:
+    return await function(*args)
+
+
+def _one_for_each(expected: int, results: Any) -> Sequence[object]:
+    """What a function returned, if that is one result for each; otherwise raise `WrongResults`."""
+    listed: Sequence[object] | None = None
+    if isinstance(results, list):
+        listed = results
+    elif isinstance(results, Collection) and not isinstance(results, (str, bytes, Mapping, Set)):
+        listed = [*results]
+    if listed is not None and len(listed) == expected:
+        return listed
+    what = type(results).__name__ if listed is None else f"{len(listed)} results"
+    raise WrongResults(
+        f"the function was given a list of {expected}, and should return a list of as many "
+        f"results in the same order; it returned {what}",
+        expected=expected,
+        got=None if listed is None else len(listed),
+    )
+
+
+def _own(error: Exception) -> Exception:
+    """Another instance of an error, whose cause is the error; or that, where none can be made.
+
+    Each task that raises an instance adds to its traceback, so each gets its own.
+    """
+    try:
+        own = type(error).__new__(type(error), *error.args)
+        own.__dict__.update(error.__dict__)
+    except Exception:  # noqa: BLE001 (whatever a program's class does)
+        return error
+    own.__cause__ = error
+    return own

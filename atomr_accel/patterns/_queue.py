@@ -1,0 +1,187 @@
+"""What waits for a batch: requests in buckets, each in the order in which it goes.
+
+A request that is withdrawn is only marked, and passed over later: finding it in a heap would take
+longer than everything else that is done for it. So that marked ones do not pile up, a bucket that
+has more of them than others sweeps them out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import heapq
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from ..actors._util import check_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+    import trio
+
+    from ._halving import Part
+
+In = TypeVar("In")
+
+_SWEEP = 64
+
+
+class Place(enum.Enum):
+    """Where a request is."""
+
+    OUTSIDE = "outside"
+    """It waits for room in the queue."""
+    QUEUED = "queued"
+    TAKEN = "taken"
+    """It is in a batch that has begun."""
+    ENDED = "ended"
+    """It was answered, or withdrawn."""
+
+
+class Request:
+    """One request, and the task that waits for its answer."""
+
+    __slots__ = ("arrived", "bucket", "item", "key", "part", "place", "task")
+
+    def __init__(self, item: Any, key: Hashable, task: trio.lowlevel.Task, now: float) -> None:
+        self.item = item
+        self.key = key
+        self.task = task
+        self.arrived = now
+        self.place = Place.OUTSIDE
+        self.bucket: Bucket | None = None
+        self.part: Part | None = None
+
+
+Entry: TypeAlias = tuple[float, float, int, Request]
+"""Minus the priority, the deadline, the number of the request: smaller goes first."""
+
+
+class Heap:
+    """Entries in order, without those whose request is elsewhere by now."""
+
+    __slots__ = ("_entries", "_place", "live")
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._entries: list[Entry] = []
+        self.live = 0
+
+    def push(self, entry: Entry) -> None:
+        """Add one. Its request is marked as being here by whoever calls this."""
+        heapq.heappush(self._entries, entry)
+        self.live += 1
+
+    def top(self) -> Entry:
+        """The first of all. There must be one."""
+        while self._entries[0][3].place is not self._place:
+            heapq.heappop(self._entries)
+        return self._entries[0]
+
+    def pop(self) -> Entry:
+        """Take the first of all. There must be one."""
+        self.top()
+        self.live -= 1
+        return heapq.heappop(self._entries)
+
+    def left(self) -> None:
+        """A request that was here has been marked as being elsewhere."""
+        self.live -= 1
+        if len(self._entries) > 2 * self.live + _SWEEP:
+            self._entries = [entry for entry in self._entries if entry[3].place is self._place]
+            heapq.heapify(self._entries)
+
+
+class Bucket:
+    """Requests that may share a batch.
+
+    Attributes:
+        gap: the time between arrivals: an average in which each next one has a weight of an
+            eighth. The first counts as one after a pause.
+        last: when the last one arrived.
+    """
+
+    __slots__ = ("_arrivals", "gap", "heap", "key", "last")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.heap = Heap(Place.QUEUED)
+        self._arrivals: deque[Request] = deque()
+        self.gap = math.inf
+        self.last = -math.inf
+
+    def add(self, entry: Entry) -> None:
+        """Put a request here."""
+        request = entry[3]
+        request.place = Place.QUEUED
+        request.bucket = self
+        self._arrivals.append(request)
+        self.heap.push(entry)
+
+    def arrived(self, now: float, longest: float) -> None:
+        """Note an arrival. A pause counts as ``longest``, or else a single one would for long."""
+        gap = min(now - self.last, longest)
+        self.last = now
+        self.gap = gap if self.gap == math.inf else self.gap + (gap - self.gap) / 8
+
+    def oldest(self) -> Request:
+        """The one that has been here the longest. There must be one."""
+        arrivals = self._arrivals
+        while arrivals[0].place is not Place.QUEUED:
+            arrivals.popleft()
+        return arrivals[0]
+
+    def take(self, count: int) -> list[Request]:
+        """Take the first requests, at most so many."""
+        taken = [self.heap.pop()[3] for _ in range(min(count, self.heap.live))]
+        for request in taken:
+            request.place = Place.TAKEN
+        self._swept()
+        return taken
+
+    def left(self) -> None:
+        """A request that was here has been marked as being elsewhere."""
+        self.heap.left()
+        self._swept()
+
+    def _swept(self) -> None:
+        if not self.heap.live:
+            self._arrivals.clear()
+        elif len(self._arrivals) > 2 * self.heap.live + _SWEEP:
+            self._arrivals = deque(one for one in self._arrivals if one.place is Place.QUEUED)
+
+
+def by_length(
+    bounds: Iterable[int],
+    length: Callable[[In], int] = len,  # type: ignore[assignment]
+) -> Callable[[In], int]:
+    """Make a function that puts items of similar lengths into one bucket: for ``bucket=``.
+
+    An item goes where the bound is the smallest that is not below its length. The batcher hands the
+    bound to its function, which pads to it. So what pads wastes is bounded, and functions see no
+    more shapes than there are bounds.
+
+    Args:
+        bounds: the lengths to pad to.
+        length: the length of an item.
+
+    Returns:
+        A function from an item to its bound. It raises a `ValueError` for an item that is longer
+        than all of them, at who asked.
+    """
+    ordered = sorted(bounds)
+    for bound in ordered:
+        check_whole("a bound", bound)
+    if not ordered or ordered[0] < 0:
+        raise ValueError(f"by_length wants lengths to pad to, got {ordered}")
+
+    def bound_of(item: In) -> int:
+        size = length(item)
+        at = bisect.bisect_left(ordered, size)
+        if at == len(ordered):
+            raise ValueError(f"the item has length {size}, and the longest bucket {ordered[-1]}")
+        return ordered[at]
+
+    return bound_of

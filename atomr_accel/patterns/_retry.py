@@ -1,0 +1,457 @@
+"""Asking again, and asking no more: retries and circuit breakers, which know a device's faults.
+
+A fault of the device (`is_transient`) is no fault of the request: the device is being rebuilt, and
+the request will do on the next generation. What else a function raises is its answer. All patterns
+tell the two apart by this module.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import math
+from collections import deque
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, TypeVarTuple, final
+
+import trio
+
+from .._errors import ContextPoisoned, DeviceLost, GpuRefStale, said_of
+from ..actors import Backoff
+from ..actors._util import check_instance, check_number, check_whole
+from ._errors import CircuitOpen
+from ._observer import Observer, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a device's fault is all that went wrong, so that the same may succeed next time.
+
+    That is `ContextPoisoned`, which the fault itself raises, and `GpuRefStale`, which it leaves
+    behind; or a group of nothing else. A buffer that was stale from the first stays so: the number
+    of attempts bounds what that costs.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_transient, error.exceptions))
+    return isinstance(error, (ContextPoisoned, GpuRefStale))
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether an error tells of the device, not of the request: also `DeviceLost`, which lasts."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_device_fault, error.exceptions))
+    return isinstance(error, DeviceLost) or is_transient(error)
+
+
+@final
+class RetryBudget:
+    """How many retries there may be in all, as a fraction of the calls.
+
+    Retries help where few calls fail; where all do, they multiply the load that is too much
+    already. A budget begins full. Each call that is made adds ``ratio`` to it, up to ``reserve``,
+    and each retry takes one. So there are never more retries than ``reserve + ratio * calls``.
+    Several `Retry` may share one.
+
+    Args:
+        ratio: what a call adds.
+        reserve: what it holds at most, and to begin with.
+    """
+
+    __slots__ = ("_left", "_ratio", "_reserve")
+
+    def __init__(self, *, ratio: float = 0.1, reserve: float = 10.0) -> None:
+        check_number("ratio", ratio)
+        check_number("reserve", reserve)
+        if not (0 <= ratio < math.inf and 0 <= reserve < math.inf):
+            raise ValueError(
+                f"RetryBudget wants ratio >= 0 and reserve >= 0, got ratio={ratio!r}, "
+                f"reserve={reserve!r}"
+            )
+        self._ratio = ratio
+        self._reserve = self._left = float(reserve)
+
+    @property
+    def left(self) -> float:
+        """What is left; a retry takes one."""
+        return self._left
+
+    def called(self) -> None:
+        """A call is being made for the first time."""
+        self._left = min(self._left + self._ratio, self._reserve)
+
+    def take(self) -> bool:
+        """Take one retry, if there is one left."""
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Calls a function again when it fails for a reason that may be gone the next time.
+
+    ``await retry(function, x)`` calls ``function(x)`` until it returns, at most ``attempts`` times.
+    The last error is raised as it is; notes tell of those before it. ``@retry.around`` makes a
+    function that does so by itself. An error is raised at once where the next attempt could not
+    begin before the caller's deadline.
+
+    Attributes:
+        attempts: how often a function is called at most.
+        backoff: how long to wait before each further attempt. The first is made at once unless
+            ``initial`` says otherwise: a device's next op waits for the rebuild by itself.
+        retriable: which errors are worth another attempt; by default those of a device's fault.
+        budget: bounds all retries together.
+    """
+
+    attempts: int = 3
+    backoff: Backoff = field(default_factory=lambda: Backoff(jitter=0.5))
+    retriable: Callable[[Exception], bool] = is_transient
+    budget: RetryBudget | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("attempts", self.attempts)
+        check_instance("backoff", self.backoff, Backoff)
+        if self.attempts < 1:
+            raise ValueError(f"attempts must be positive, got {self.attempts}")
+        if not callable(self.retriable):
+            raise TypeError(f"retriable must be a function of an exception, got {self.retriable!r}")
+        if self.budget is not None:
+            check_instance("budget", self.budget, RetryBudget)
+
+    async def __call__(self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+        """Call ``function`` with ``args``, again where that may help, and return its result."""
+        _check_function("retry", function)
+        if self.budget is not None:
+            self.budget.called()
+        earlier: list[Exception] = []
+        while True:
+            try:
+                return await _awaited("Retry", function, *args)
+            except Exception as error:
+                delay = self.delay(error, len(earlier) + 1)
+                if delay is None:
+                    tell(error, earlier)
+                    raise
+                earlier.append(error)
+            await trio.sleep(delay)
+
+    def around(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """Make a function that is called again by itself: a decorator."""
+        _check_function("retry.around", function)
+
+        @functools.wraps(function)
+        async def retried(*args: P.args, **kwargs: P.kwargs) -> T:
+            return await self(functools.partial(function, *args, **kwargs))
+
+        return retried
+
+    def delay(self, error: Exception, attempt: int) -> float | None:
+        """Seconds to wait after the attempt of that number failed; None where it was the last.
+
+        For those who make the attempts themselves. It takes one from the budget.
+
+        Args:
+            error: what the attempt raised.
+            attempt: its number, counted from 1.
+        """
+        if attempt >= self.attempts or not self.retriable(error):
+            return None
+        delay = self.backoff.delay(attempt)
+        if trio.current_time() + delay >= trio.current_effective_deadline():
+            error.add_note(
+                f"the caller's deadline leaves no time to wait {delay:.3g} s and try again"
+            )
+            return None
+        if self.budget is not None and not self.budget.take():
+            error.add_note("the budget of retries is used up")
+            return None
+        return delay
+
+
+def tell(error: Exception, earlier: list[Exception]) -> None:
+    """Add what earlier attempts ended with to the error of the last."""
+    for number, one in enumerate(earlier, 1):
+        if one is not error:
+            error.add_note(f"attempt {number} ended with {one!r}")
+
+
+class CircuitState(enum.Enum):
+    """What a circuit breaker lets through."""
+
+    CLOSED = "closed"
+    """Everything."""
+    OPEN = "open"
+    """Nothing, for a while."""
+    HALF_OPEN = "half_open"
+    """A few calls, whose outcomes decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitStatistics:
+    """A circuit breaker at one moment."""
+
+    state: CircuitState
+    outcomes: int
+    """Outcomes in the window."""
+    failures: int
+    """Those of them that count as failures."""
+    refused: int
+    """Calls refused so far."""
+    opened: int
+    """How often it has opened so far."""
+    retry_in: float
+    """Seconds until the next try is let through; zero unless it is open."""
+
+
+@final
+class CircuitBreaker:
+    """Stops calling what fails too often, and looks after a while whether it works again.
+
+    ``await breaker(function, x)`` calls ``function(x)`` and notes the outcome; ``with
+    breaker.attempt():`` does so for a block, and ``@breaker.around`` for a function. When at least
+    ``minimum`` outcomes are in the window and the fraction of failures reaches ``threshold``, the
+    circuit opens: calls raise `CircuitOpen`, which says when the next is let through. Then it is
+    half open: ``probes`` calls at a time are tried. When that many have succeeded it closes, with
+    an empty window; if one fails it opens again.
+
+    Calls that were let through before the circuit last opened or closed change nothing any more.
+    A cancelled call has no outcome.
+
+    Args:
+        window: how many of the latest outcomes are looked at.
+        within: how many seconds an outcome counts.
+        minimum: with fewer outcomes the circuit stays closed.
+        threshold: the fraction of failures at which it opens, above 0 and at most 1.
+        probes: how many tries decide in the half-open state.
+        backoff: how long it stays open: ``delay(n)`` when it opens for the ``n``-th time without
+            having closed.
+        counts: which errors count as failures; by default those that tell of the device. Others
+            are answers, and count as successes.
+        observer: is told when the state changes.
+    """
+
+    __slots__ = (
+        "_backoff", "_counts", "_failures", "_in_row", "_minimum", "_observer", "_opened",
+        "_outcomes", "_phase", "_probes", "_probing", "_refused", "_reopens_at", "_state",
+        "_successes", "_threshold", "_window", "_within",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        window: int = 20,
+        within: float = 60.0,
+        minimum: int = 5,
+        threshold: float = 0.5,
+        probes: int = 1,
+        backoff: Backoff | None = None,
+        counts: Callable[[Exception], bool] = is_device_fault,
+        observer: Observer | None = None,
+    ) -> None:
+        for name, value in ("window", window), ("minimum", minimum), ("probes", probes):
+            check_whole(name, value)
+            if value < 1:
+                raise ValueError(f"{name} must be positive, got {value}")
+        check_number("within", within)
+        check_number("threshold", threshold)
+        if minimum > window:
+            raise ValueError(f"minimum={minimum} is more than the window of {window} outcomes")
+        if not (within > 0 and 0 < threshold <= 1):
+            raise ValueError(
+                "CircuitBreaker wants within > 0 seconds and 0 < threshold <= 1, "
+                f"got within={within!r}, threshold={threshold!r}"
+            )
+        if backoff is None:
+            backoff = Backoff(initial=1.0, base=2.0, maximum=30.0, jitter=0.1)
+        check_instance("backoff", backoff, Backoff)
+        if not callable(counts):
+            raise TypeError(f"counts must be a function of an exception, got {counts!r}")
+        self._window = window
+        self._within = within
+        self._minimum = minimum
+        self._threshold = threshold
+        self._probes = probes
+        self._backoff = backoff
+        self._counts = counts
+        self._observer = guarded(observer)
+        self._state = CircuitState.CLOSED
+        self._phase = 0
+        self._outcomes: deque[tuple[float, bool]] = deque()
+        self._failures = 0
+        self._probing = self._successes = 0
+        self._reopens_at = -math.inf
+        self._in_row = self._opened = self._refused = 0
+
+    @property
+    def state(self) -> CircuitState:
+        """What it lets through now."""
+        if self._state is CircuitState.OPEN and trio.current_time() >= self._reopens_at:
+            return CircuitState.HALF_OPEN
+        return self._state
+
+    def statistics(self) -> CircuitStatistics:
+        """A snapshot."""
+        self._forget(trio.current_time())
+        return CircuitStatistics(
+            state=self.state,
+            outcomes=len(self._outcomes),
+            failures=self._failures,
+            refused=self._refused,
+            opened=self._opened,
+            retry_in=self._retry_in(),
+        )
+
+    async def __call__(self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+        """Call ``function`` with ``args`` and note the outcome.
+
+        Raises:
+            CircuitOpen: it was not called.
+        """
+        _check_function("breaker", function)
+        with self.attempt():
+            return await _awaited("CircuitBreaker", function, *args)
+
+    def around(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """Make a function whose calls go through the breaker: a decorator."""
+        _check_function("breaker.around", function)
+
+        @functools.wraps(function)
+        async def broken(*args: P.args, **kwargs: P.kwargs) -> T:
+            return await self(functools.partial(function, *args, **kwargs))
+
+        return broken
+
+    def attempt(self) -> AbstractContextManager[None]:
+        """``with breaker.attempt():`` is one call: how the block ends is its outcome.
+
+        Raises:
+            CircuitOpen: by the ``with``; the block was not begun.
+        """
+        return _Attempt(self)
+
+    def would_admit(self) -> bool:
+        """Whether a call made now would be let through."""
+        state = self.state
+        return state is CircuitState.CLOSED or (
+            state is CircuitState.HALF_OPEN
+            and (self._state is CircuitState.OPEN or self._probing + self._successes < self._probes)
+        )
+
+    def _begin(self) -> int:
+        """Let a call through, and say in which phase, or raise `CircuitOpen`."""
+        if not self.would_admit():
+            self._refused += 1
+            retry_in = self._retry_in()
+            when = (
+                f"the next try is in {retry_in:.3g} s"
+                if retry_in
+                else "a try is being made just now"
+            )
+            raise CircuitOpen(f"too much has failed of late; {when}", retry_in=retry_in)
+        if self._state is CircuitState.OPEN:
+            self._change(CircuitState.HALF_OPEN)
+        if self._state is CircuitState.HALF_OPEN:
+            self._probing += 1
+        return self._phase
+
+    def _ended(self, phase: int, failure: bool | None) -> None:
+        """A call of that phase has ended: well, in a failure, or (None) without an outcome."""
+        if phase != self._phase:
+            return
+        if self._state is CircuitState.HALF_OPEN:
+            self._probing -= 1
+            if failure:
+                self._open()
+            elif failure is False:
+                self._successes += 1
+                if self._successes == self._probes:
+                    self._in_row = 0
+                    self._change(CircuitState.CLOSED)
+        elif failure is not None:
+            now = trio.current_time()
+            self._outcomes.append((now, failure))
+            self._failures += failure
+            self._forget(now)
+            seen = len(self._outcomes)
+            if failure and seen >= self._minimum and self._failures >= self._threshold * seen:
+                self._open()
+
+    def _forget(self, now: float) -> None:
+        """Drop what is no longer in the window."""
+        outcomes = self._outcomes
+        while outcomes and (len(outcomes) > self._window or outcomes[0][0] <= now - self._within):
+            self._failures -= outcomes.popleft()[1]
+
+    def _open(self) -> None:
+        self._in_row += 1
+        self._opened += 1
+        self._reopens_at = trio.current_time() + self._backoff.delay(self._in_row)
+        self._change(CircuitState.OPEN)
+
+    def _change(self, state: CircuitState) -> None:
+        self._state = state
+        self._phase += 1
+        self._probing = self._successes = 0
+        self._outcomes.clear()
+        self._failures = 0
+        if self._observer is not None:
+            self._observer.circuit_changed(state)
+
+    def _retry_in(self) -> float:
+        if self._state is not CircuitState.OPEN:
+            return 0.0
+        return max(0.0, self._reopens_at - trio.current_time())
+
+
+@final
+class _Attempt(AbstractContextManager[None]):
+    """One call through a breaker."""
+
+    __slots__ = ("_breaker", "_phase")
+
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self._breaker = breaker
+
+    @trio.lowlevel.enable_ki_protection
+    def __enter__(self) -> None:
+        self._phase = self._breaker._begin()
+
+    @trio.lowlevel.enable_ki_protection
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        failure: bool | None = False
+        if error is not None:
+            failure = None
+            if isinstance(error, Exception):
+                failure = bool(self._breaker._counts(error))
+        self._breaker._ended(self._phase, failure)
+
+
+def _check_function(what: str, function: object) -> None:
+    if not callable(function):
+        raise TypeError(
+            f"{what} takes an async function and its arguments, not {said_of(function)}: "
+            f"write `{what}(function, x)`"
+        )
+
+
+async def _awaited(what: str, function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    made = function(*args)
+    if not inspect.isawaitable(made):
+        raise TypeError(f"{what} takes an async function; {function!r} returned {made!r}")
+    return await made

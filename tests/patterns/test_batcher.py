@@ -1,0 +1,569 @@
+"""When batches begin, who is in them, and what happens to those whose batch fails."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, assert_type
+
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel.actors import Overflow
+from atomr_accel.patterns import (
+    Batcher,
+    Closed,
+    Dropped,
+    Observer,
+    Overloaded,
+    by_length,
+    open_batcher,
+    open_fair_share,
+)
+
+from .worlds import Clients, Doubler, on_mock_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@on_mock_clock
+async def test_types() -> None:
+    async def lengths(items: list[str]) -> list[int]:
+        await trio.lowlevel.checkpoint()
+        return [len(item) for item in items]
+
+    async def padded(items: list[str], size: int) -> list[bytes | Exception]:
+        await trio.lowlevel.checkpoint()
+        return [item.ljust(size).encode() for item in items]
+
+    async with open_batcher(lengths, max_size=4) as batcher:
+        assert_type(batcher, Batcher[str, int])
+        assert assert_type(await batcher("three"), int) == 5
+        assert assert_type(await batcher.ask("three", priority=2), int) == 5
+    bucket: Callable[[str], int] = by_length([4, 8])
+    async with open_batcher(padded, max_size=4, bucket=bucket) as by_size:
+        assert_type(by_size, Batcher[str, bytes])
+        assert assert_type(await by_size("three"), bytes) == b"three   "
+
+
+@on_mock_clock
+async def test_what_waits_while_a_batch_runs_is_the_next() -> None:
+    double = Doubler()
+    async with open_batcher(double, max_size=3) as batcher, trio.open_nursery() as nursery:
+        clients = Clients(nursery, batcher)
+        for item in range(6):
+            await clients.ask(item)
+    assert double.batches == [[0], [1, 2, 3], [4, 5]]
+    assert clients.got == {item: 2 * item for item in range(6)}
+    assert double.most == 1
+
+
+@on_mock_clock
+async def test_a_batch_begins_when_it_is_full_or_its_oldest_has_waited() -> None:
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=3, max_wait=5, max_in_flight=9) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        start = trio.current_time()
+        clients = Clients(nursery, batcher)
+        await clients.ask(0)
+        await trio.sleep(2)
+        await clients.ask(1)
+        await trio.sleep(10)
+        for item in (2, 3, 4):
+            await clients.ask(item)
+    assert double.batches == [[0, 1], [2, 3, 4]]
+    assert [time - start for time in double.times] == [5, 12]
+
+
+@on_mock_clock
+async def test_a_deadline_hastens_a_batch_by_what_batches_take() -> None:
+    double = Doubler(seconds=2)
+    async with (
+        open_batcher(double, max_size=9, max_wait=100) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        await clients.ask(0, within=150)  # the first batch: nothing is known of how long it takes
+        await trio.sleep(110)
+        start = trio.current_time()
+        await clients.ask(1)
+        await clients.ask(2, within=10)
+        await trio.sleep(20)
+    assert [sorted(batch) for batch in double.batches] == [[0], [1, 2]]
+    assert double.times[1] - start == 6  # batches take two seconds, and it leaves four
+    assert clients.got == {0: 0, 1: 2, 2: 4}
+
+
+@on_mock_clock
+async def test_preferred_sizes_are_taken_when_a_batch_is_due() -> None:
+    double = Doubler()
+    options: dict[str, Any] = {"max_size": 10, "max_wait": 1, "preferred_sizes": (4, 8)}
+    async with open_batcher(double, **options) as batcher, trio.open_nursery() as nursery:
+        clients = Clients(nursery, batcher)
+        for item in range(8):
+            await clients.ask(item)
+        assert [len(batch) for batch in double.batches] == [8]  # full, at once
+        for item in range(8, 15):
+            await clients.ask(item)
+    assert [len(batch) for batch in double.batches] == [8, 4, 3]
+
+
+@on_mock_clock
+async def test_buckets_are_not_mixed() -> None:
+    seen: list[tuple[int, list[str]]] = []
+
+    async def pad(items: list[str], size: int) -> list[str]:
+        seen.append((size, items))
+        await trio.sleep(1)
+        return [item.ljust(size, ".") for item in items]
+
+    bucket: Callable[[str], int] = by_length([2, 4])
+    async with (
+        open_batcher(pad, max_size=3, bucket=bucket, max_wait=1) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in ("a", "abc", "ab", "abcd", "", "abc."):
+            await clients.ask(item)
+        with pytest.raises(ValueError, match="length 5, and the longest bucket 4"):
+            await batcher("abcde")
+    assert seen == [(2, ["a", "ab", ""]), (4, ["abc", "abcd", "abc."])]
+    assert clients.got["a"] == "a."
+
+
+@on_mock_clock
+async def test_higher_priorities_go_first_then_earlier_deadlines() -> None:
+    double = Doubler()
+    async with open_batcher(double, max_size=2) as batcher, trio.open_nursery() as nursery:
+        clients = Clients(nursery, batcher)
+        await clients.ask(0)
+        await clients.ask(1)
+        await clients.ask(2, within=90)
+        await clients.ask(3, within=50)
+        await clients.ask(4, priority=1)
+        await clients.ask(5, priority=-1, within=20)
+        await clients.ask(6, priority=1, within=30)
+    assert double.batches == [[0], [6, 4], [3, 2], [1, 5]]
+
+
+@on_mock_clock
+async def test_several_batches_run_at_a_time_but_not_more() -> None:
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=1, max_in_flight=3) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        start = trio.current_time()
+        for item in range(6):
+            await clients.ask(item)
+        assert double.most == 3
+    assert trio.current_time() - start == 2
+    assert double.most == 3
+
+
+@on_mock_clock
+async def test_no_cap_on_concurrency_but_the_one_given() -> None:
+    """As many requests wait and run as there are clients."""
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=400, max_wait=1, capacity=400) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in range(400):
+            nursery.start_soon(clients._client, item, 0, float("inf"))
+    assert [len(batch) for batch in double.batches] == [400]
+
+
+@on_mock_clock
+async def test_other_tasks_run_while_many_are_answered() -> None:
+    turn = 0
+    turns: list[int] = []
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await trio.lowlevel.checkpoint()
+            turn += 1
+
+    async with open_batcher(Doubler(seconds=0), max_size=500) as batcher:
+
+        async def client(item: int) -> None:
+            assert await batcher(item) == 2 * item
+            turns.append(turn)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            async with trio.open_nursery() as clients:
+                for item in range(500):
+                    clients.start_soon(client, item)
+            nursery.cancel_scope.cancel()
+    assert batcher.statistics().batches == 1
+    assert max(turns.count(one) for one in turns) <= 2 * 64  # tasks of a turn run in any order
+
+
+@on_mock_clock
+async def test_waiting_adapts_to_arrivals() -> None:
+    double = Doubler(seconds=0)
+    async with (
+        open_batcher(double, max_size=100, max_wait=1.0, adaptive=True) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in range(5):  # too few to wait for more
+            await clients.ask(item)
+            await trio.sleep(3)
+        assert [len(batch) for batch in double.batches] == [1] * 5
+        for item in range(100, 130):  # many at once, until the estimate is small
+            await clients.ask(item)
+        await trio.sleep(3)
+        double.batches.clear()
+        double.times.clear()
+        start = trio.current_time()
+        for item in range(200, 216):
+            await clients.ask(item)
+            await trio.sleep(0.01)
+        await trio.sleep(3)
+    assert sum(len(batch) for batch in double.batches) == 16
+    assert len(double.batches) <= 3
+    assert double.times[-1] - start < 0.9  # it did not wait for as long as it might
+
+
+# --- room ------------------------------------------------------------------------------
+
+
+@on_mock_clock
+async def test_a_full_queue_rejects() -> None:
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=1, capacity=2, overflow=Overflow.REJECT) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in range(3):
+            await clients.ask(item)
+        with pytest.raises(Overloaded, match="2 requests wait already") as info:
+            await batcher(3)
+        assert (info.value.waiting, info.value.capacity) == (2, 2)
+    assert clients.got == {0: 0, 1: 2, 2: 4}
+    assert batcher.statistics().refused == 1
+
+
+@on_mock_clock
+async def test_a_full_queue_drops_its_oldest() -> None:
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=1, capacity=2, overflow=Overflow.DROP_OLDEST) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        await clients.ask(0)
+        await clients.ask(1, priority=5)
+        await clients.ask(2)
+        await clients.ask(3)
+    assert isinstance(clients.got.pop(1), Dropped)
+    assert clients.got == {0: 0, 2: 4, 3: 6}
+
+
+@on_mock_clock
+async def test_a_full_queue_is_waited_for() -> None:
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=1, capacity=1) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in range(4):
+            await clients.ask(item)
+        assert batcher.statistics().queued == 1
+        assert batcher.statistics().outside == 2
+        clients.scopes[1].cancel()  # there is room, and the next one comes in
+        await trio.testing.wait_all_tasks_blocked()
+        assert batcher.statistics().queued == 1
+        clients.scopes[3].cancel()
+        await clients.ask(4, priority=1)
+    assert double.batches == [[0], [2], [4]]
+    assert clients.got == {0: 0, 1: "cancelled", 2: 4, 3: "cancelled", 4: 8}
+
+
+@on_mock_clock
+async def test_a_full_queue_does_not_wait_for_a_batch_to_fill() -> None:
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=8, max_wait=100, capacity=2) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        start = trio.current_time()
+        await clients.ask(0)
+        await clients.ask(1)
+    assert trio.current_time() - start == 1
+
+
+@on_mock_clock
+async def test_it_can_be_tuned_while_it_runs() -> None:
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=2, max_wait=50, capacity=2) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in range(5):
+            await clients.ask(item)
+        assert double.batches == [[0, 1]]
+        assert batcher.statistics().outside == 1
+        batcher.tune(max_size=3, capacity=9, max_in_flight=2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert double.batches == [[0, 1], [2, 3, 4]]
+        await trio.sleep(5)
+        await clients.ask(5)
+        start = trio.current_time()
+        batcher.tune(max_wait=1)
+    assert double.times[-1] - start == 1
+    with pytest.raises(ValueError, match="preferred sizes must be from 1 to max_size=3"):
+        batcher.tune(preferred_sizes=[4])
+
+
+# --- cancellation ----------------------------------------------------------------------
+
+
+@on_mock_clock
+async def test_who_is_gone_before_a_batch_begins_is_left_out() -> None:
+    double = Doubler()
+    async with open_batcher(double, max_size=9) as batcher, trio.open_nursery() as nursery:
+        clients = Clients(nursery, batcher)
+        for item in range(4):
+            await clients.ask(item, within=0.5 if item == 2 else 50)
+    assert double.batches == [[0], [1, 3]]
+    assert clients.got[2] == "cancelled"
+
+
+@on_mock_clock
+async def test_one_caller_that_leaves_does_not_hold_up_the_others() -> None:
+    """Nor does its result go to somebody else, nor the next batch wait for it."""
+    double = Doubler()
+    async with open_batcher(double, max_size=3) as batcher, trio.open_nursery() as nursery:
+        clients = Clients(nursery, batcher)
+        batcher.tune(max_wait=1)
+        for item in (1, 2, 3):
+            await clients.ask(item)
+        clients.scopes[2].cancel()
+        await clients.ask(4)
+    assert clients.got == {1: 2, 2: "cancelled", 3: 6, 4: 8}
+    assert double.batches == [[1, 2, 3], [4]]
+
+
+@on_mock_clock
+async def test_after_a_wave_of_client_timeouts_all_is_as_before() -> None:
+    double = Doubler()
+    async with (
+        open_batcher(double, max_size=4, max_in_flight=2) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for within in (100.0, 0.5, 100.0):
+            base = trio.current_time()
+            for item in range(40):
+                await clients.ask(round(1000 * base) + item, within=within)
+            await trio.sleep(100)
+    results = [*clients.got.items()]
+    assert all(result == 2 * item for item, result in results[:40] + results[80:])
+    statistics = batcher.statistics()
+    assert statistics.answered + statistics.dropped == 120
+    assert (statistics.queued, statistics.running, statistics.in_flight) == (0, 0, 0)
+
+
+@on_mock_clock
+async def test_a_batch_that_nobody_waits_for_is_cancelled() -> None:
+    double = Doubler(seconds=100)
+    async with open_batcher(double, max_size=2, max_wait=1) as batcher:
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            clients = Clients(nursery, batcher)
+            await clients.ask(1, within=2)
+            await clients.ask(2, within=3)
+            await clients.ask(3, within=150)
+        assert clients.got == {1: "cancelled", 2: "cancelled", 3: 6}
+        assert trio.current_time() - start == 103
+    assert batcher.statistics().abandoned == 1
+
+
+@on_mock_clock
+async def test_a_function_that_fails_as_it_is_cancelled_harms_nobody() -> None:
+    async def rude(_items: list[int]) -> list[int]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep, 100)
+            try:
+                await trio.sleep(100)
+            finally:
+                raise ValueError("rude")
+
+    async with open_batcher(rude, max_size=2) as batcher:
+        with trio.move_on_after(1):
+            await batcher(1)
+        with pytest.raises(ExceptionGroup):
+            await batcher(2)
+
+
+@on_mock_clock
+async def test_who_is_cancelled_already_asks_for_nothing() -> None:
+    double = Doubler()
+    async with open_batcher(double, max_size=1) as batcher:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await batcher(1)
+    assert scope.cancelled_caught
+    assert batcher.statistics().submitted == 0
+
+
+# --- the block -------------------------------------------------------------------------
+
+
+@on_mock_clock
+async def test_leaving_the_block_answers_what_was_asked() -> None:
+    double = Doubler()
+    async with trio.open_nursery() as nursery:
+        async with open_batcher(double, max_size=2, max_wait=100, capacity=2) as batcher:
+            clients = Clients(nursery, batcher)
+            start = trio.current_time()
+            for item in range(5):
+                await clients.ask(item)
+        assert trio.current_time() - start == 3
+        with pytest.raises(Closed):
+            await batcher(7)
+    assert clients.got == {item: 2 * item for item in range(5)}
+
+
+@on_mock_clock
+async def test_a_failure_of_the_block_is_told_to_all_who_wait() -> None:
+    double = Doubler(seconds=50)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(KeyError):
+            async with open_batcher(double, max_size=1, capacity=1) as batcher:
+                clients = Clients(nursery, batcher)
+                for item in range(3):
+                    await clients.ask(item)
+                raise KeyError("the block's")
+    assert all(isinstance(error, Closed) for error in clients.got.values())
+    assert {type(error.__cause__) for error in clients.got.values()} == {KeyError}
+    statistics = batcher.statistics()
+    assert (statistics.refused, statistics.running, statistics.queued) == (3, 0, 0)
+
+
+@on_mock_clock
+async def test_what_is_no_error_of_a_request_leaves_the_block() -> None:
+    async def leave(items: list[int]) -> list[int]:
+        await trio.sleep(1)
+        raise SystemExit(3)
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(SystemExit):
+            async with open_batcher(leave, max_size=1) as batcher:
+                clients = Clients(nursery, batcher)
+                await clients.ask(1)
+                await trio.sleep(5)
+    assert isinstance(clients.got[1], Closed)
+
+
+@on_mock_clock
+async def test_an_observer_that_fails_is_not_called_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Observer):
+        calls = 0
+
+        def submitted(self, item: object) -> None:
+            self.calls += 1
+            raise RuntimeError
+
+    observer = Broken()
+    async with open_batcher(Doubler(), max_size=1, observer=observer) as batcher:
+        assert await batcher(1) == 2
+        assert await batcher(2) == 4
+    assert observer.calls == 1
+    assert "will not be called again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"max_size": 0}, "max_size must be positive"), ({"max_wait": -1}, "max_wait"),
+     ({"max_in_flight": 0}, "max_in_flight"), ({"capacity": 1.5}, "capacity must be a whole"),
+     ({"overflow": "wait"}, "overflow must be one of Overflow.WAIT"),
+     ({"preferred_sizes": [9]}, "preferred sizes"), ({"retry": 3}, "retry must be an instance"),
+     ({"observer": print}, "observer must be an instance"), ({"bucket": 4}, "bucket must be")],
+)  # fmt: skip
+def test_options_are_checked_at_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        open_batcher(Doubler(), **{"max_size": 8, **options})
+
+
+def test_another_thread_is_told_how_to_ask() -> None:
+    async def main() -> None:
+        async with (
+            open_batcher(Doubler(seconds=0), max_size=1) as batcher,
+            open_fair_share(capacity=1) as share,
+        ):
+
+            async def take() -> None:
+                async with share.slot("a"):
+                    pass
+
+            def work() -> None:
+                with pytest.raises(RuntimeError, match="the batcher belongs to"):
+                    trio.run(batcher, 1)
+                with pytest.raises(RuntimeError, match="the fair share belongs to"):
+                    trio.run(take)
+                assert trio.from_thread.run(batcher, 3) == 6
+                trio.from_thread.run(take)
+
+            await trio.to_thread.run_sync(work)
+            assert batcher.statistics().submitted == 1
+
+    trio.run(main)
+
+
+@on_mock_clock
+async def test_marked_requests_do_not_pile_up() -> None:
+    double = Doubler(seconds=1e5)
+    async with open_batcher(double, max_size=1) as batcher, trio.open_nursery() as nursery:
+        clients = Clients(nursery, batcher)
+        await clients.ask(0)
+        await clients.ask(1)
+        for item in range(2, 500):
+            with trio.move_on_after(0.1):
+                await batcher(item)
+        (bucket,) = batcher._buckets.values()
+        assert len(bucket.heap._entries) < 100
+        assert len(bucket._arrivals) < 100
+        nursery.cancel_scope.cancel()
+
+
+@on_mock_clock
+async def test_few_empty_buckets_are_kept() -> None:
+    async def same(items: list[int], _bucket: int) -> list[int]:
+        await trio.lowlevel.checkpoint()
+        return items
+
+    def bucket(item: int) -> int:
+        return item
+
+    async with open_batcher(same, max_size=2, bucket=bucket) as batcher:
+        for item in range(1000):
+            assert await batcher(item) == item
+        assert len(batcher._buckets) <= 257
+
+
+def test_asking_from_a_partial_is_fine() -> None:
+    async def scale(factor: int, items: list[int]) -> list[int]:
+        await trio.lowlevel.checkpoint()
+        return [factor * item for item in items]
+
+    async def main() -> None:
+        async with open_batcher(partial(scale, 3), max_size=2) as batcher:
+            assert assert_type(await batcher(2), int) == 6
+
+    trio.run(main)
