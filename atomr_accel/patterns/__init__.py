@@ -11,13 +11,26 @@ from ._errors import (
     CircuitOpen,
     Closed,
     Dropped,
+    MalformedStream,
     Overloaded,
     PatternError,
+    QuorumMissed,
     Refused,
+    ReplicaLost,
+    RolledBack,
+    SwapInProgress,
     WrongResults,
 )
 from ._halving import is_for_one
 from ._observer import Observer
+from ._pipeline import (
+    Pipeline,
+    PipelineRun,
+    PipelineStatistics,
+    Stage,
+    StageStatistics,
+    open_pipeline,
+)
 from ._queue import by_length
 from ._retry import (
     CircuitBreaker,
@@ -28,6 +41,7 @@ from ._retry import (
     is_device_fault,
     is_transient,
 )
+from ._streams import receive_frames, receive_lines, send_frames, send_lines
 
 __all__ = [
     "Batcher",
@@ -38,16 +52,31 @@ __all__ = [
     "CircuitStatistics",
     "Closed",
     "Dropped",
+    "MalformedStream",
     "Observer",
     "Overloaded",
     "PatternError",
+    "Pipeline",
+    "PipelineRun",
+    "PipelineStatistics",
+    "QuorumMissed",
     "Refused",
+    "ReplicaLost",
     "Retry",
     "RetryBudget",
+    "RolledBack",
+    "Stage",
+    "StageStatistics",
+    "SwapInProgress",
     "WrongResults",
     "by_length",
     "is_device_fault",
     "is_for_one",
     "is_transient",
     "open_batcher",
+    "open_pipeline",
+    "receive_frames",
+    "receive_lines",
+    "send_frames",
+    "send_lines",
 ]
