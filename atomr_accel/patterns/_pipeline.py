@@ -306,6 +306,8 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
                 await state.send.send(failed)
             finally:
                 state.send.close()
+                if state.closed:
+                    state.withdraw()  # it may have been on its way here with one more
                 if inspect.isasyncgen(source):
                     await source.aclose()
 
@@ -341,13 +343,17 @@ class _RunState:
         """End the run: read no more of its source, and withdraw what is in the stages."""
         self.scope.cancel()
         self.pipeline._runs.discard(self)
-        for ticket in self.tickets:
-            ticket.withdraw()
-        self.tickets.clear()
+        self.withdraw()
         self.head = None
         self.closed = True
         if self.consumer is not None:
             self.consumer.cancel()
+
+    def withdraw(self) -> None:
+        """Nobody waits for what is in the stages."""
+        for ticket in self.tickets:
+            ticket.withdraw()
+        self.tickets.clear()
 
     def over(self) -> Exception:
         """Why there is no further result."""
