@@ -121,7 +121,8 @@ class Calls:
         It returns when all have left, so that nothing is closed that they still use.
         """
         self._closing = True
-        self._why = self._why or why
+        if not isinstance(why, trio.Cancelled):
+            self._why = self._why or why
         for scope in self._scopes:
             scope.cancel()
         with trio.CancelScope(shield=True):
