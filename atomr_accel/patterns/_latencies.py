@@ -39,4 +39,5 @@ class Latencies:
         if not self._order:
             return math.nan
         rank = math.ceil(share * len(self._order)) - 1
-        return self._sorted[max(rank, 0)]
+        seconds: float = self._sorted[max(rank, 0)]
+        return seconds
