@@ -21,7 +21,16 @@ from ._errors import (
     SwapInProgress,
     WrongResults,
 )
+from ._gate import Gate, Shadow
 from ._halving import is_for_one
+from ._hot_swap import (
+    HotSwap,
+    HotSwapStatistics,
+    SwapState,
+    VersionRole,
+    VersionStatistics,
+    open_hot_swap,
+)
 from ._observer import Observer
 from ._pipeline import (
     Pipeline,
@@ -63,7 +72,10 @@ __all__ = [
     "CircuitStatistics",
     "Closed",
     "Dropped",
+    "Gate",
     "Hedge",
+    "HotSwap",
+    "HotSwapStatistics",
     "LeastLoaded",
     "MalformedStream",
     "Observer",
@@ -86,15 +98,20 @@ __all__ = [
     "RetryBudget",
     "RolledBack",
     "RoundRobin",
+    "Shadow",
     "Stage",
     "StageStatistics",
     "SwapInProgress",
+    "SwapState",
+    "VersionRole",
+    "VersionStatistics",
     "WrongResults",
     "by_length",
     "is_device_fault",
     "is_for_one",
     "is_transient",
     "open_batcher",
+    "open_hot_swap",
     "open_pipeline",
     "open_replica_pool",
     "receive_frames",

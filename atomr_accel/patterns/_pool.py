@@ -12,24 +12,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVa
 
 import trio
 
-from .._errors import DeviceLost
 from ..actors import Backoff, ChildSpec, Intensity, NameTaken, Overflow, Supervisor, open_supervisor
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance, check_member, check_whole
-from ._calls import Calls, closing, unprotected
+from ._calls import Calls, closing
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies
+from ._members import Factory, check_call, check_factory, is_fault, opened, tells_of_member
 from ._replicas import (
     Hedge,
     LeastLoaded,
     Policy,
     PowerOfTwo,
     Replica,
-    ReplicaFactory,
     ReplicaStatistics,
     RoundRobin,
 )
-from ._retry import CircuitBreaker, is_transient, tell
+from ._retry import CircuitBreaker, tell
 
 if TYPE_CHECKING:
     from ._observer import Observer
@@ -44,18 +43,9 @@ _INTENSITY: Final = Intensity(restarts=10, within=60.0)
 _BACKOFF: Final = Backoff(initial=0.0, base=1.0, factor=2.0, maximum=30.0)
 
 
-def tells_of_replica(error: Exception) -> bool:
-    """Whether a failure is held against the replica where it happened.
-
-    All are, but those that blame the request (`ValueError`, `TypeError`) and those that say that
-    there was no room for it.
-    """
-    return not isinstance(error, (ValueError, TypeError, Overloaded, Dropped))
-
-
 def usual_breaker() -> CircuitBreaker:
     """What ejects a replica unless the pool is told otherwise: half of ten outcomes have failed."""
-    return CircuitBreaker(window=20, minimum=10, threshold=0.5, counts=tells_of_replica)
+    return CircuitBreaker(window=20, minimum=10, threshold=0.5, counts=tells_of_member)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +200,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                 f"{self._policy!r} must choose one of the replicas it is given, and chose "
                 f"{chosen!r}"
             )
-        chosen._in_flight += 1
+        chosen._member.take()
         return chosen
 
     async def _take(self, tried: list[Replica]) -> Replica:
@@ -269,23 +259,12 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         breaker = replica._breaker
         deadline = trio.current_effective_deadline()
         began = trio.current_time()
-        scope = trio.CancelScope()
-        replica._scopes.add(scope)
         try:
             self._tally.start(item)
-            with scope, breaker.attempt() if breaker.would_admit() else nullcontext():
-                call = replica._call
-                if call is None:  # it has ended in the turn in which it was chosen
-                    raise self._lost(replica)
-                try:
-                    result = await unprotected(call, item)
-                except Exception as error:
-                    if scope.cancel_called and not _is_fault(error):
-                        raise self._lost(replica) from error
-                    raise
-                replica._took(trio.current_time() - began)
-                return result
-            raise self._lost(replica)
+            with breaker.attempt() if breaker.would_admit() else nullcontext():
+                result = await replica._member.ask(item)
+            replica._took(trio.current_time() - began)
+            return result
         except trio.Cancelled:
             if trio.current_time() >= deadline:
                 # It was too slow for its caller, which no error tells.
@@ -296,16 +275,8 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
             replica._failed += 1
             raise
         finally:
-            replica._scopes.discard(scope)
-            replica._leave()
+            replica._member.leave()
             self._wake()
-
-    def _lost(self, replica: Replica) -> ReplicaLost:
-        return ReplicaLost(
-            f"replica {replica.name!r} ended while it had the request, which may have been done; "
-            "requests that are marked idempotent are asked elsewhere",
-            replica=replica.name,
-        )
 
     async def _ask_hedged(
         self, hedge: Hedge, first: Replica, item: Any, tried: list[Replica]
@@ -361,7 +332,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
     # --- lives of replicas
 
-    async def add(self, factory: ReplicaFactory[In, Out], *, name: str | None = None) -> str:
+    async def add(self, factory: Factory[In, Out], *, name: str | None = None) -> str:
         """Add a replica, and wait until it is open.
 
         Args:
@@ -380,16 +351,13 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         await self._open(replica)
         return replica.name
 
-    def _enlist(self, factory: ReplicaFactory[In, Out], name: str | None = None) -> Replica:
+    def _enlist(self, factory: Factory[In, Out], name: str | None = None) -> Replica:
         if name is None:
             self._numbers += 1
             name = f"replica-{self._numbers}"
         if name in self._replicas:
             raise NameTaken(f"the pool has a replica {name!r} already; choose another name")
-        if not callable(factory):
-            raise TypeError(
-                f"a replica wants a function that makes an async context manager, got {factory!r}"
-            )
+        check_factory(factory)
         replica = Replica._create(name, factory, self._max_in_flight, self._breaker)
         self._replicas[name] = replica
         return replica
@@ -408,23 +376,14 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         lives = 0
         try:
             while True:
-                async with _made_by(replica) as call:
-                    if not callable(call):
-                        raise TypeError(
-                            f"replica {replica.name!r} must open as a coroutine function, "
-                            f"got {call!r}"
-                        )
+                async with opened(replica._factory, replica._member.what) as call:
+                    check_call(call, replica._member.what)
                     replica._begin(call)
                     self._wake()
                     if not lives:
                         task_status.started()
                     lives += 1
-                    try:
-                        await replica._retire.wait()
-                    finally:
-                        replica._end()
-                        with trio.CancelScope(shield=True):  # they may still use what it owns
-                            await replica._until_idle()
+                    await replica._member.serve(replica._retire.wait)
         except BaseException as error:
             replica._failure = error
             replica._notify()
@@ -442,7 +401,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         replica = self._find(name)
         replica._held += 1
         try:
-            await replica._until_idle()
+            await replica._member.until_idle()
             await trio.lowlevel.checkpoint()
         except BaseException:
             self._release(replica)
@@ -483,7 +442,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
             await began.wait()
             if isinstance(replica._failure, Exception):
                 raise replica._failure
-            if replica._call is None:
+            if replica._member.call is None:
                 raise self._calls.closed("was closed while it restarted a replica")
         finally:
             self._release(replica)
@@ -533,28 +492,14 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         return replica
 
 
-def _made_by(replica: Replica) -> Any:
-    made = replica._factory()
-    if not hasattr(made, "__aenter__"):
-        raise TypeError(
-            f"the factory of replica {replica.name!r} must make an async context manager, not "
-            f"{made!r}; partial(nullcontext, function) is one for a function that owns nothing"
-        )
-    return made
-
-
 def _may_ask_elsewhere(error: Exception, idempotent: bool) -> bool:
     """Whether the request has had no effect, or may have it twice."""
-    return _is_fault(error) or (idempotent and isinstance(error, ReplicaLost))
-
-
-def _is_fault(error: Exception) -> bool:
-    return is_transient(error) or isinstance(error, DeviceLost)
+    return is_fault(error) or (idempotent and isinstance(error, ReplicaLost))
 
 
 @asynccontextmanager
 async def open_replica_pool(
-    factories: Iterable[ReplicaFactory[In, Out]],
+    factories: Iterable[Factory[In, Out]],
     *,
     policy: PolicyName | Policy = "least_loaded",
     max_in_flight: int = 1,

@@ -5,28 +5,18 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Final, Protocol, TypeVar, final
 from weakref import WeakKeyDictionary
 
 import trio
 
 from ..actors._util import NoPublicConstructor, check_number, check_whole
+from ._members import Factory, Member
 from ._retry import CircuitBreaker, CircuitState
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-
-ReplicaFactory: TypeAlias = Callable[
-    [], AbstractAsyncContextManager[Callable[[In], Awaitable[Out]]]
-]
-"""Makes what a replica is for one life: an async context manager that gives a coroutine function.
-
-What the replica owns, such as a device, lives as long as the block. ``open_batcher`` and the like
-give such context managers. For a function that owns nothing, ``partial(nullcontext, function)``
-makes a factory.
-"""
 
 _WEIGHT: Final = 0.125
 
@@ -78,27 +68,24 @@ class Replica(metaclass=NoPublicConstructor):
         "_answered",
         "_began",
         "_breaker",
-        "_call",
         "_ejections",
         "_factory",
         "_failed",
         "_failure",
         "_held",
-        "_idle",
-        "_in_flight",
         "_limit",
         "_lives",
         "_make_breaker",
+        "_member",
         "_name",
         "_retire",
-        "_scopes",
         "_seconds",
     )
 
     def __init__(
         self,
         name: str,
-        factory: ReplicaFactory[Any, Any],
+        factory: Factory[Any, Any],
         limit: int,
         make_breaker: Callable[[], CircuitBreaker],
     ) -> None:
@@ -107,19 +94,17 @@ class Replica(metaclass=NoPublicConstructor):
         self._limit = limit
         self._make_breaker = make_breaker
         self._breaker = make_breaker()
-        self._call: Callable[[Any], Awaitable[Any]] | None = None
+        self._member = Member("replica", name)
         self._held = 0
-        self._in_flight = self._answered = self._failed = self._lives = self._ejections = 0
+        self._answered = self._failed = self._lives = self._ejections = 0
         self._seconds = 0.0
-        self._scopes: set[trio.CancelScope] = set()
-        self._idle = trio.Event()
         self._retire = trio.Event()
         # The next life, or the failure to come to it; for those who wait for that.
         self._began = trio.Event()
         self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<Replica {self._name!r}: {self.state.value}, {self._in_flight} in flight>"
+        return f"<Replica {self._name!r}: {self.state.value}, {self.in_flight} in flight>"
 
     @property
     def name(self) -> str:
@@ -129,7 +114,7 @@ class Replica(metaclass=NoPublicConstructor):
     @property
     def in_flight(self) -> int:
         """How many requests it has."""
-        return self._in_flight
+        return self._member.in_flight
 
     @property
     def seconds(self) -> float:
@@ -140,8 +125,8 @@ class Replica(metaclass=NoPublicConstructor):
     def state(self) -> ReplicaState:
         """What it is doing."""
         if self._held:
-            return ReplicaState.DRAINING if self._in_flight else ReplicaState.DRAINED
-        if self._call is None:
+            return ReplicaState.DRAINING if self.in_flight else ReplicaState.DRAINED
+        if self._member.call is None:
             return ReplicaState.STARTING
         match self._breaker.state:
             case CircuitState.OPEN:
@@ -153,17 +138,17 @@ class Replica(metaclass=NoPublicConstructor):
     @property
     def _up(self) -> bool:
         """Whether it takes part at all, whether ejected or not."""
-        return self._call is not None and not self._held
+        return self._member.call is not None and not self._held
 
     @property
     def _has_room(self) -> bool:
-        return self._in_flight < self._limit
+        return self.in_flight < self._limit
 
     def _statistics(self) -> ReplicaStatistics:
         return ReplicaStatistics(
             name=self._name,
             state=self.state,
-            in_flight=self._in_flight,
+            in_flight=self.in_flight,
             answered=self._answered,
             failed=self._failed,
             lives=self._lives,
@@ -174,7 +159,7 @@ class Replica(metaclass=NoPublicConstructor):
     # --- lives
 
     def _begin(self, call: Callable[[Any], Awaitable[Any]]) -> None:
-        self._call = call
+        self._member.call = call
         self._lives += 1
         self._ejections += self._breaker.statistics().opened
         self._breaker = self._make_breaker()  # what failed in an earlier life is forgotten
@@ -182,26 +167,11 @@ class Replica(metaclass=NoPublicConstructor):
         self._failure = None
         self._notify()
 
-    def _end(self) -> None:
-        self._call = None
-        for scope in self._scopes:
-            scope.cancel()
-
     def _notify(self) -> None:
         self._began.set()
         self._began = trio.Event()
 
     # --- requests
-
-    def _leave(self) -> None:
-        self._in_flight -= 1
-        if not self._in_flight:
-            self._idle.set()
-            self._idle = trio.Event()
-
-    async def _until_idle(self) -> None:
-        if self._in_flight:
-            await self._idle.wait()
 
     def _took(self, seconds: float) -> None:
         self._answered += 1
