@@ -21,6 +21,14 @@ from ._errors import (
     SwapInProgress,
     WrongResults,
 )
+from ._fair_share import (
+    FairServer,
+    FairShare,
+    FairShareStatistics,
+    Slot,
+    TenantStatistics,
+    open_fair_share,
+)
 from ._gate import Gate, Shadow
 from ._halving import is_for_one
 from ._hot_swap import (
@@ -61,17 +69,22 @@ from ._retry import (
     is_device_fault,
     is_transient,
 )
+from ._shares import Budget
 from ._streams import receive_frames, receive_lines, send_frames, send_lines
 
 __all__ = [
     "Batcher",
     "BatcherStatistics",
+    "Budget",
     "CircuitBreaker",
     "CircuitOpen",
     "CircuitState",
     "CircuitStatistics",
     "Closed",
     "Dropped",
+    "FairServer",
+    "FairShare",
+    "FairShareStatistics",
     "Gate",
     "Hedge",
     "HotSwap",
@@ -99,10 +112,12 @@ __all__ = [
     "RolledBack",
     "RoundRobin",
     "Shadow",
+    "Slot",
     "Stage",
     "StageStatistics",
     "SwapInProgress",
     "SwapState",
+    "TenantStatistics",
     "VersionRole",
     "VersionStatistics",
     "WrongResults",
@@ -111,6 +126,7 @@ __all__ = [
     "is_for_one",
     "is_transient",
     "open_batcher",
+    "open_fair_share",
     "open_hot_swap",
     "open_pipeline",
     "open_replica_pool",

@@ -367,9 +367,8 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
                 return -math.inf
             due = min(due, bucket.last + _SILENCE * bucket.gap)
         deadline = bucket.heap.top()[1]
-        if deadline != math.inf:
-            due = min(due, deadline - self._seconds)
-        return due
+        latest = deadline - 2 * self._seconds
+        return due if due <= latest else latest if self._seconds else -math.inf
 
     def _next(self, now: float) -> tuple[Bucket | None, float]:
         """The bucket whose turn it is, or none and when the first one is due."""
@@ -385,9 +384,10 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         return first, earliest
 
     @trio.lowlevel.enable_ki_protection
-    async def _form(self) -> None:
+    async def _form(self, *, task_status: trio.TaskStatus[None]) -> None:
         """The task that forms batches, until the block is left and all is answered."""
         self._former = trio.lowlevel.current_task()
+        task_status.started()  # it parks before anybody can ask
         while True:
             due = -math.inf
             if self._running < self._settings.max_in_flight and not self._suspects:
@@ -508,16 +508,16 @@ def open_batcher(
     exception or a cancellation that leaves it cancels the batches, and those who wait get `Closed`.
 
     A batch begins when it is full, or when its oldest request has waited ``max_wait`` seconds, or
-    when its first request's deadline could not be met otherwise, as far as the time that batches
-    took so far tells; and not before one of the ``max_in_flight`` places is free. While none is,
-    requests collect. So ``max_wait=0`` makes batches, too, wherever it pays.
+    when its first request's deadline leaves but twice the time that batches take on average; and
+    not before one of the ``max_in_flight`` places is free. While none is, requests collect. So
+    ``max_wait=0`` makes batches, too, wherever it pays.
 
     **When a batch fails,** by a fault of the device or any other error, it is asked again in
     halves, and the half that fails in halves again, until each request that fails has failed
     alone. It gets the error; the others have their results. That is at most ``2 * n - 1`` calls
     for ``n`` requests beside the retries, and for one request that fails, two of each size. After
     a fault of the device nothing else runs until that is settled, since one request's fault takes
-    down all. Each such fault is one of the restarts that the device's ``intensity`` counts.
+    down all. Each such fault is one of the restarts that ``open_device(max_restarts=...)`` bounds.
     Requests are asked more than once then, so the function must stand being called again for the
     same item.
 
@@ -576,7 +576,7 @@ async def _opened(batcher: Batcher[In, Out]) -> AsyncIterator[Batcher[In, Out]]:
     try:
         async with PlainNursery() as nursery:
             batcher._nursery = nursery
-            nursery.start_soon(batcher._form)
+            await nursery.start(batcher._form)
             yield batcher
             batcher._drain()
     except BaseException as caught:

@@ -156,24 +156,31 @@ class _Call:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> None:
         calls, scope = self._calls, self._scope
         calls._scopes.discard(scope)
         if not calls._scopes:
             calls._idle.set()
             calls._idle = trio.Event()
-        caught = bool(scope.__exit__(kind, error, traceback))
+        try:
+            scope.__exit__(kind, error, traceback)
+        except BaseException as rest:  # of a group, without what the scope has caught
+            self._count(rest)
+            raise
         if scope.cancelled_caught:
             closed = calls.closed("was closed before it had answered")
-            calls.tally.fail(self._item, closed, self._began)
+            self._count(closed)
             raise closed from closed.__cause__
+        self._count(error)
+
+    def _count(self, error: BaseException | None) -> None:
+        tally = self._calls.tally
         if error is None:
-            calls.tally.answer(self._item, self._began)
+            tally.answer(self._item, self._began)
         elif isinstance(error, Exception):
-            calls.tally.fail(self._item, error, self._began)
+            tally.fail(self._item, error, self._began)
         else:
-            calls.tally.drop(self._item, self._began)
-        return caught
+            tally.drop(self._item, self._began)
 
 
 @trio.lowlevel.disable_ki_protection

@@ -413,6 +413,7 @@ class PipelineRun(Generic[Out], metaclass=NoPublicConstructor):
         if state.closed:
             raise state.over()
         ticket, state.head = state.head, None
+        assert ticket is not None
         if state.tickets and state.tickets[0] is ticket:
             state.tickets.popleft()
         if ticket.error is not None:

@@ -155,8 +155,10 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                 tried.append(first)
                 try:
                     if twice and self._hedge is not None:
-                        return await self._ask_hedged(self._hedge, first, item, tried)
-                    return await self._ask_one(first, item)
+                        answer: Out = await self._ask_hedged(self._hedge, first, item, tried)
+                    else:
+                        answer = await self._ask_one(first, item)
+                    return answer
                 except Exception as error:
                     attempt = len(earlier) + 1
                     if attempt >= self._attempts or not _may_ask_elsewhere(error, twice):

@@ -146,7 +146,7 @@ async def test_waits_that_are_cancelled_lose_nothing(
             await there.send_all(bytes([byte]))
         await there.aclose()
 
-    got = []
+    got: list[bytes] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
         items = receive(here)

@@ -1,0 +1,455 @@
+"""Turns for tenants: each gets its share, whatever the others ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final, overload
+
+import outcome
+import trio
+
+from ..actors._nursery import PlainNursery
+from ..actors._util import NoPublicConstructor, check_instance, check_whole
+from ._errors import Closed, Overloaded
+from ._observer import Observer, guarded
+from ._shares import Budget, Shares, Waiting, check_cost, check_path
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantStatistics:
+    """A tenant, or a group of tenants, at one moment."""
+
+    path: str
+    weight: float
+    waiting: int
+    """Requests that wait, of the tenant and of those below it."""
+    serving: int
+    """Requests that have a slot."""
+    work: float
+    """What was begun since it was last forgotten, in units of cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairShareStatistics:
+    """A fair share at one moment."""
+
+    capacity: int
+    waiting: int
+    """Requests that wait for a slot."""
+    serving: int
+    """Requests that have one."""
+    granted: int
+    """Slots given so far."""
+    refused: int
+    """Requests that got a refusal."""
+    dropped: int
+    """Requests whose callers were cancelled while they waited."""
+    work: float
+    """What was begun so far, in units of cost."""
+    tenants: tuple[TenantStatistics, ...]
+    """Those that are not idle, and some that were not of late, sorted by path."""
+
+
+@final
+class Slot(metaclass=NoPublicConstructor):
+    """One turn: what `FairShare.slot` gives. ``async with`` waits for it, and gives it back."""
+
+    _made_by = "share.slot"
+
+    __slots__ = ("_arrived", "_entered", "_item", "_path", "_said", "_share", "_task", "_waiting")
+
+    def __init__(self, share: FairShare, path: str, cost: float, item: object) -> None:
+        self._share = share
+        self._path = path
+        self._said = cost
+        self._item = item
+        self._waiting: Waiting | None = None
+        self._task: trio.lowlevel.Task | None = None
+        self._entered = False
+        self._arrived = 0.0
+
+    @property
+    def cost(self) -> float:
+        """What the turn costs, as far as is known."""
+        return self._said if self._waiting is None else self._waiting.cost
+
+    def charge(self, more: float) -> None:
+        """Add to the cost what only shows while the work is done, such as tokens generated.
+
+        The tenant's next turns come that much later. Less than zero gives something back.
+        """
+        waiting = self._waiting
+        if waiting is None:
+            raise RuntimeError("only a slot that is held can be charged")
+        if not 0 <= waiting.cost + more < math.inf:
+            raise ValueError(f"the slot costs {waiting.cost}, which cannot change by {more!r}")
+        self._share._shares.charge(waiting, more)
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aenter__(self) -> Slot:
+        if self._entered:
+            raise RuntimeError("a slot is one turn: take another with share.slot(...)")
+        self._entered = True
+        await self._share._take(self, self._path, self._said)
+        return self
+
+    @trio.lowlevel.enable_ki_protection
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._share._give_back(self, error)
+
+
+class FairShare(metaclass=NoPublicConstructor):
+    """What `open_fair_share` gives: ``async with share.slot("tenant"):`` is one turn."""
+
+    _made_by = "open_fair_share"
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        weights: Mapping[str, float],
+        budgets: Mapping[str, Budget],
+        max_waiting: int,
+        observer: Observer | None,
+    ) -> None:
+        for name, value in ("capacity", capacity), ("max_waiting", max_waiting):
+            check_whole(name, value)
+            if value < 1:
+                raise ValueError(f"{name} must be positive, got {value}")
+        self._capacity = capacity
+        self._max_waiting = max_waiting
+        self._shares = Shares(weights, budgets)
+        self._observer = guarded(observer)
+        self._waiting: dict[Waiting, Slot] = {}
+        self._granted = self._refused = self._dropped = 0
+        self._closing = False
+        self._closed_by: BaseException | None = None
+        self._idle: trio.Event | None = None
+        self._clerk: trio.lowlevel.Task | None = None
+        self._sleeps_until = math.inf
+
+    def slot(self, tenant: str, *, cost: float = 1.0) -> Slot:
+        """One turn of a tenant: ``async with share.slot("tenant/user", cost=3):``.
+
+        Entering waits for the turn. If you are cancelled meanwhile, the request is withdrawn and
+        costs nothing. Requests of one tenant have their turns in the order in which they came.
+
+        Args:
+            tenant: whose turn it is: a name, or several with slashes between them. What a group
+                such as ``"tenant"`` gets is shared by those below it; requests that name the group
+                itself count as one of these.
+            cost: how much work it is, in units of your own.
+
+        Raises:
+            Overloaded: by the ``async with``: too many of the tenant's requests wait already.
+            Closed: by the ``async with``: the block was left.
+        """
+        check_path(tenant)
+        check_cost(cost)
+        slot: Slot = Slot._create(self, tenant, cost, tenant)
+        return slot
+
+    def tune(
+        self, *, capacity: int | None = None, weights: Mapping[str, float] | None = None
+    ) -> None:
+        """Change how many slots there are, and the weights of those named, from now on."""
+        if capacity is not None:
+            check_whole("capacity", capacity)
+            if capacity < 1:
+                raise ValueError(f"capacity must be positive, got {capacity}")
+            self._capacity = capacity
+        self._shares.weigh(weights or {})
+        self._grant()
+
+    def statistics(self) -> FairShareStatistics:
+        """A snapshot."""
+        root = self._shares.root
+        tenants = (
+            TenantStatistics(
+                path=node.path,
+                weight=node.weight,
+                waiting=node.queued,
+                serving=node.serving,
+                work=node.work,
+            )
+            for node in self._shares.nodes()
+        )
+        return FairShareStatistics(
+            capacity=self._capacity,
+            waiting=root.queued,
+            serving=root.serving,
+            granted=self._granted,
+            refused=self._refused,
+            dropped=self._dropped,
+            work=root.work,
+            tenants=tuple(sorted(tenants, key=lambda tenant: tenant.path)),
+        )
+
+    async def _take(self, slot: Slot, path: str, cost: float) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        slot._arrived = trio.current_time()
+        if self._observer is not None:
+            self._observer.submitted(slot._item)
+        if self._closing:
+            raise self._refuse(slot, self._refusal())
+        queued = len(self._shares.leaf(path).queue)
+        if queued >= self._max_waiting:
+            raise self._refuse(
+                slot,
+                Overloaded(
+                    f"{queued} requests of {path!r} wait already, and no more than "
+                    f"{self._max_waiting} may",
+                    waiting=queued,
+                    capacity=self._max_waiting,
+                ),
+            )
+        waiting = self._shares.add(path, cost)
+        self._waiting[waiting] = slot
+        self._grant()
+        if slot._waiting is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+
+        def withdraw(_: object) -> trio.lowlevel.Abort:
+            slot._task = None
+            del self._waiting[waiting]
+            self._shares.withdraw(waiting)
+            self._dropped += 1
+            if self._observer is not None:
+                self._observer.dropped(slot._item, trio.current_time() - slot._arrived)
+            self._grant()
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        slot._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(withdraw)
+
+    def _give_back(self, slot: Slot, error: BaseException | None) -> None:
+        waiting = slot._waiting
+        assert waiting is not None
+        slot._said, slot._waiting = waiting.cost, None
+        self._shares.end(waiting)
+        if self._observer is not None:
+            seconds = trio.current_time() - slot._arrived
+            if error is None:
+                self._observer.answered(slot._item, seconds)
+            else:
+                self._observer.failed(slot._item, error, seconds)
+        self._grant()
+
+    def _grant(self) -> None:
+        """Give out what slots there are, and see to it that the clerk looks in time."""
+        shares = self._shares
+        while shares.root.serving < self._capacity:
+            waiting = shares.next(trio.current_time())
+            if waiting is None:
+                if shares.ready() < self._sleeps_until:
+                    self._wake()
+                break
+            slot = self._waiting.pop(waiting)
+            slot._waiting = waiting
+            self._granted += 1
+            if self._observer is not None:
+                self._observer.started([slot._item])
+            if slot._task is not None:
+                trio.lowlevel.reschedule(slot._task)
+                slot._task = None
+        if self._idle is not None and shares.root.idle:
+            self._idle.set()
+
+    def _refuse(self, slot: Slot, error: Exception) -> Exception:
+        self._refused += 1
+        if self._observer is not None:
+            self._observer.failed(slot._item, error, trio.current_time() - slot._arrived)
+        return error
+
+    def _refusal(self) -> Closed:
+        error = Closed("the block of the fair share was left, so there are no more slots")
+        error.__cause__ = self._closed_by
+        return error
+
+    @trio.lowlevel.enable_ki_protection
+    async def _look_in_time(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """The clerk: looks again when a budget lets somebody go."""
+        task_status.started()
+        while True:
+            # While no slot is free there is nothing to look for: who gives one back looks.
+            free = self._shares.root.serving < self._capacity
+            self._sleeps_until = self._shares.ready() if free else math.inf
+            self._clerk = trio.lowlevel.current_task()
+            with trio.CancelScope(deadline=self._sleeps_until):
+                await trio.lowlevel.wait_task_rescheduled(self._woken_otherwise)
+            self._sleeps_until = -math.inf  # it looks just now
+            self._grant()
+
+    def _woken_otherwise(self, _: object) -> trio.lowlevel.Abort:
+        self._clerk = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _wake(self) -> None:
+        if self._clerk is not None:
+            trio.lowlevel.reschedule(self._clerk)
+            self._clerk = None
+
+    async def _drain(self) -> None:
+        self._closing = True
+        if not self._shares.root.idle:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    def _abandon(self, error: BaseException | None) -> None:
+        self._closing = True
+        self._closed_by = error
+        for waiting, slot in self._waiting.items():
+            self._shares.withdraw(waiting)
+            task, slot._task = slot._task, None
+            refused = outcome.Error(self._refuse(slot, self._refusal()))
+            if task is not None:
+                trio.lowlevel.reschedule(task, refused)
+        self._waiting.clear()
+
+
+@final
+class FairServer(FairShare, Generic[In, Out]):
+    """A fair share in front of a function: ``await server(item)`` is one request."""
+
+    def __init__(
+        self,
+        function: Callable[[In], Awaitable[Out]],
+        capacity: int,
+        *,
+        tenant: Callable[[In], str],
+        cost: Callable[[In], float] | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(capacity, **options)
+        self._function = function
+        self._tenant = tenant
+        self._cost = cost
+
+    async def __call__(self, item: In) -> Out:
+        """Call the function when it is the turn of the item's tenant. See `FairShare.slot`."""
+        cost = 1.0 if self._cost is None else self._cost(item)
+        check_cost(cost)
+        slot: Slot = Slot._create(self, check_path(self._tenant(item)), cost, item)
+        async with slot:
+            return await self._function(item)
+
+
+@overload
+def open_fair_share(
+    function: None = None,
+    *,
+    capacity: int,
+    weights: Mapping[str, float] = ...,
+    budgets: Mapping[str, Budget] = ...,
+    max_waiting: int = ...,
+    observer: Observer | None = ...,
+) -> AbstractAsyncContextManager[FairShare]: ...
+
+
+@overload
+def open_fair_share(
+    function: Callable[[In], Awaitable[Out]],
+    *,
+    capacity: int,
+    tenant: Callable[[In], str],
+    cost: Callable[[In], float] | None = ...,
+    weights: Mapping[str, float] = ...,
+    budgets: Mapping[str, Budget] = ...,
+    max_waiting: int = ...,
+    observer: Observer | None = ...,
+) -> AbstractAsyncContextManager[FairServer[In, Out]]: ...
+
+
+def open_fair_share(
+    function: Callable[[Any], Awaitable[Any]] | None = None,
+    *,
+    capacity: int,
+    tenant: Callable[[Any], str] | None = None,
+    cost: Callable[[Any], float] | None = None,
+    weights: Mapping[str, float] | None = None,
+    budgets: Mapping[str, Budget] | None = None,
+    max_waiting: int = 1024,
+    observer: Observer | None = None,
+) -> AbstractAsyncContextManager[FairShare] | AbstractAsyncContextManager[FairServer[Any, Any]]:
+    """Give tenants turns in proportion to their weights.
+
+    ``async with open_fair_share(capacity=8) as share:``, and then ``async with
+    share.slot("tenant", cost=3):`` around the work. With a function, such as a batcher, ``await
+    share(item)`` does both. Leaving the block waits until all who wait have had their turns; an
+    exception or a cancellation that leaves it has them get `Closed`.
+
+    Requests are begun by hierarchical start-time fair queueing (Goyal, Vin and Cheng, 1996), with
+    up to ``capacity`` in service. While two tenants of one group both have requests waiting, the
+    work begun for each, divided by its weight, differs by at most the sum of what the largest
+    request of each costs, divided by its weight. So nobody starves, however much others ask for, and how long
+    requests take need not be known. What a tenant does not use goes to the others. A pause
+    earns nothing: who comes back competes from then on, and no debt is left of having used what
+    others did not want.
+
+    Args:
+        function: what to call for each item, in its turn. Without it, there are only slots.
+        capacity: how many slots there are: for a batcher, some batches' worth.
+        tenant: whose request an item is.
+        cost: what it costs; one by default.
+        weights: by tenant or group, such as ``{"paid": 3, "paid/ann": 2}``. One by default.
+        budgets: bounds for tenants and groups, such as ``{"free": Budget(rate=100, burst=500)}``;
+            ``""`` is all of them together. Who has used up a budget waits. What it cannot use
+            goes to the others, and is not made up for later.
+        max_waiting: how many requests of one tenant wait at most; more raise `Overloaded`. It is
+            for each tenant, so that one who floods the queue gets in nobody's way.
+        observer: is told what happens. For slots, the items it is told of are the tenants.
+    """
+    for path, budget in (budgets or {}).items():
+        check_instance(f"the budget of {path!r}", budget, Budget)
+    options: dict[str, Any] = {
+        "weights": weights or {}, "budgets": budgets or {}, "max_waiting": max_waiting,
+        "observer": observer,
+    }  # fmt: skip
+    if function is None:
+        if tenant is not None or cost is not None:
+            raise TypeError("tenant and cost are for a function: slots are told both")
+        share: FairShare = FairShare._create(capacity, **options)
+        return _opened(share)
+    if not callable(function):
+        raise TypeError(f"open_fair_share takes an async function of an item, got {function!r}")
+    if not callable(tenant):
+        raise TypeError(f"tenant must be a function of an item, got {tenant!r}")
+    if cost is not None and not callable(cost):
+        raise TypeError(f"cost must be a function of an item, got {cost!r}")
+    kind: type[FairServer[Any, Any]] = FairServer
+    return _opened(kind._create(function, capacity, tenant=tenant, cost=cost, **options))
+
+
+_Share = TypeVar("_Share", bound=FairShare)
+
+
+@asynccontextmanager
+async def _opened(share: _Share) -> AsyncIterator[_Share]:
+    error: BaseException | None = None
+    try:
+        async with PlainNursery() as nursery:
+            await nursery.start(share._look_in_time)
+            yield share
+            await share._drain()
+            nursery.cancel_scope.cancel()
+    except BaseException as caught:
+        error = caught
+        raise
+    finally:
+        share._abandon(error)
+        del error

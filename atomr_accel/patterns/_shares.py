@@ -1,0 +1,361 @@
+"""Who is next: hierarchical start-time fair queueing with token budgets, without any waiting.
+
+Each tenant has a *start tag* and a *finish tag* in its parent's virtual time. The one with the
+smallest start tag goes next; its start tag becomes the virtual time; its finish tag is its start
+tag and the cost over the weight, and that is where its next request starts. Who comes back after
+a pause starts at the virtual time, or at its own finish tag if that is later: a pause earns
+nothing. Where nothing of a parent's waits or is served, its virtual time jumps to the largest
+finish tag.
+
+That is the algorithm of P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queueing: a scheduling
+algorithm for integrated services packet switching networks", SIGCOMM 1996. It needs no knowledge of
+how fast requests are served. That several are served at a time is from W. Jin, J. S. Chase,
+J. Kaur, "Interposed proportional sharing for a storage service utility", SIGMETRICS 2004; a tree
+of such queues from P. Goyal, X. Guo, H. M. Vin, "A hierarchical CPU scheduler for multimedia
+operating systems", OSDI 1996.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from ..actors._util import check_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_SWEEP = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much work a tenant may have done: a token bucket.
+
+    In any stretch of ``t`` seconds no more than ``burst + rate * t`` is begun. A request that costs
+    more than ``burst`` waits for a full bucket, and leaves a debt.
+
+    Attributes:
+        rate: units of work a second.
+        burst: how many units an idle tenant saves up at most, and has to begin with.
+    """
+
+    rate: float
+    burst: float
+
+    def __post_init__(self) -> None:
+        check_number("rate", self.rate)
+        check_number("burst", self.burst)
+        if not (0 < self.rate < math.inf and 0 < self.burst < math.inf):
+            raise ValueError(
+                f"Budget wants rate > 0 and burst > 0, got rate={self.rate!r}, burst={self.burst!r}"
+            )
+
+
+class _Bucket:
+    """The tokens of a budget."""
+
+    __slots__ = ("budget", "stamp", "tokens")
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.tokens = budget.burst
+        self.stamp = math.inf  # full, and not looked at yet
+
+    def ready(self, cost: float, now: float) -> float:
+        """When there will be enough: now, or later."""
+        budget = self.budget
+        gained = max(0.0, now - self.stamp) * budget.rate
+        self.tokens = min(budget.burst, self.tokens + gained)
+        self.stamp = now
+        short = min(cost, budget.burst) - self.tokens
+        if short <= 1e-9 * budget.burst:  # the clock's sums are rounded
+            return now
+        return now + short / budget.rate
+
+
+class Waiting:
+    """A request that waits for its turn, or is served."""
+
+    __slots__ = ("cost", "node")
+
+    def __init__(self, node: Node, cost: float) -> None:
+        self.node = node
+        self.cost = cost
+
+
+class Node:
+    """A tenant, or a group of them; or, at the bottom, the requests of one.
+
+    Attributes:
+        start: where its next request starts, in its parent's virtual time, while it is ``active``.
+        finish: where its latest one ended.
+        active: whether it has a request that may go.
+        queued: requests that wait, here and below.
+        serving: requests that are served, here and below.
+        work: what was begun here and below, in units of cost.
+    """
+
+    __slots__ = (
+        "active", "bucket", "children", "finish", "furthest", "going", "heap", "parent", "path",
+        "queue", "queued", "serving", "start", "throttled", "ticket", "time", "weight", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self, path: str, parent: Node | None, weight: float, bucket: _Bucket | None
+    ) -> None:
+        self.path = path
+        self.parent = parent
+        self.weight = weight
+        self.bucket = bucket
+        self.children: dict[str, Node] = {}
+        self.queue: OrderedDict[Waiting, None] = OrderedDict()
+        self.heap: list[tuple[float, int, Node]] = []
+        self.time = self.furthest = 0.0
+        self.start = self.finish = 0.0
+        self.ticket = -1
+        self.active = self.throttled = False
+        self.going = self.queued = self.serving = 0
+        self.work = 0.0
+
+    def up(self) -> Iterator[Node]:
+        """This one and all above it."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits or is served here."""
+        return not (self.queued or self.serving)
+
+
+class Shares:
+    """The tree of all tenants. It reads no clock: each call is told the time."""
+
+    def __init__(self, weights: Mapping[str, float], budgets: Mapping[str, Budget]) -> None:
+        self._order = count()
+        self._weights: dict[str, float] = {}
+        self._buckets = {
+            path if path == "" else check_path(path): _Bucket(budget)
+            for path, budget in budgets.items()
+        }
+        self._throttled: list[tuple[float, int, Node]] = []
+        self.root = Node("", None, 1.0, self._buckets.get(""))
+        self.weigh(weights)
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Change weights, for what is begun from now on."""
+        for path, weight in weights.items():
+            check_path(path)
+            check_number(f"the weight of {path!r}", weight)
+            if not 0 < weight < math.inf:
+                raise ValueError(f"the weight of {path!r} must be positive, got {weight!r}")
+        self._weights.update(weights)
+        for node in self.nodes():
+            node.weight = self._weights.get(node.path, 1.0)
+
+    def nodes(self) -> list[Node]:
+        """All tenants and groups that are known at the moment, but the root."""
+        found = []
+        todo = [self.root]
+        while todo:
+            below = [node for key, node in todo.pop().children.items() if key]
+            found += below
+            todo += below
+        return found
+
+    def add(self, path: str, cost: float) -> Waiting:
+        """A request comes."""
+        leaf = self.leaf(path)
+        waiting = Waiting(leaf, cost)
+        leaf.queue[waiting] = None
+        for node in leaf.up():
+            node.queued += 1
+        self._activate(leaf)
+        return waiting
+
+    def leaf(self, path: str) -> Node:
+        """Where the requests of a tenant wait: below the tenant, which may have others below it."""
+        node = self.root
+        walked = ""
+        for name in path.split("/"):
+            walked = f"{walked}/{name}" if walked else name
+            node = self._child(node, name, walked)
+        return self._child(node, "", "")
+
+    def _child(self, parent: Node, name: str, path: str) -> Node:
+        child = parent.children.get(name)
+        if child is None:
+            busy = parent.serving + parent.queued
+            if len(parent.children) > 2 * busy + _SWEEP:
+                self._sweep(parent)
+            weight = self._weights.get(path, 1.0)
+            bucket = self._buckets.get(path) if path else None
+            child = parent.children[name] = Node(path, parent, weight, bucket)
+        return child
+
+    def _sweep(self, parent: Node) -> None:
+        """Forget those who would start where anybody new does."""
+        parent.children = {
+            name: child
+            for name, child in parent.children.items()
+            if not child.idle or child.finish > parent.time
+        }
+
+    def withdraw(self, waiting: Waiting) -> None:
+        """A request that waits is taken back."""
+        leaf = waiting.node
+        del leaf.queue[waiting]
+        for node in leaf.up():
+            node.queued -= 1
+            if node.throttled:  # it was, for the sake of what is gone
+                self._release(node)
+        if not leaf.queue and leaf.active:
+            self._deactivate(leaf)
+        self._rest(leaf)
+
+    def next(self, now: float) -> Waiting | None:
+        """Begin the request whose turn it is, if there is one that may go."""
+        while self._throttled and self._throttled[0][0] <= now:
+            _, ticket, node = heapq.heappop(self._throttled)
+            if node.throttled and node.ticket == ticket:
+                self._release(node)
+        while not self.root.throttled and self.root.going:
+            leaf = self._first()
+            waiting = next(iter(leaf.queue))
+            for node in reversed([*leaf.up()]):
+                if node.bucket is not None:
+                    ready = node.bucket.ready(waiting.cost, now)
+                    if ready > now:
+                        self._throttle(node, ready)
+                        break
+            else:
+                self._begin(leaf, waiting)
+                return waiting
+        return None
+
+    def ready(self) -> float:
+        """When a budget lets somebody go who waits for that now."""
+        heap = self._throttled
+        while heap and not (heap[0][2].throttled and heap[0][2].ticket == heap[0][1]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def charge(self, waiting: Waiting, more: float) -> None:
+        """What is served costs more than was said, or less."""
+        waiting.cost += more
+        for node in waiting.node.up():
+            node.work += more
+            if node.bucket is not None:
+                node.bucket.tokens -= more
+            parent = node.parent
+            if parent is not None:
+                node.finish = max(0.0, node.finish + more / node.weight)
+                parent.furthest = max(parent.furthest, node.finish)
+                if node.active:
+                    self._place(node, parent, max(parent.time, node.start + more / node.weight))
+
+    def end(self, waiting: Waiting) -> None:
+        """A request has been served."""
+        for node in waiting.node.up():
+            node.serving -= 1
+        self._rest(waiting.node)
+
+    # --- the tree ----------------------------------------------------------------------
+
+    def _first(self) -> Node:
+        """From the top to the bottom, always to the smallest start tag."""
+        node = self.root
+        while node.going:
+            heap = node.heap
+            while not (heap[0][2].active and heap[0][2].ticket == heap[0][1]):
+                heapq.heappop(heap)
+            node = heap[0][2]
+        return node
+
+    def _begin(self, leaf: Node, waiting: Waiting) -> None:
+        del leaf.queue[waiting]
+        cost = waiting.cost
+        for node in leaf.up():
+            node.queued -= 1
+            node.serving += 1
+            node.work += cost
+            if node.bucket is not None:
+                node.bucket.tokens -= cost
+            parent = node.parent
+            if parent is not None:
+                parent.time = max(parent.time, node.start)
+                node.finish = node.start + cost / node.weight
+                parent.furthest = max(parent.furthest, node.finish)
+                if node.queue or node.going:
+                    self._place(node, parent, node.finish)
+                else:
+                    node.active = False
+                    parent.going -= 1
+
+    def _place(self, node: Node, parent: Node, start: float) -> None:
+        node.start = start
+        node.ticket = next(self._order)
+        heapq.heappush(parent.heap, (start, node.ticket, node))
+
+    def _activate(self, node: Node) -> None:
+        """It has a request that may go, and with it all above that had none."""
+        parent = node.parent
+        while parent is not None and not (node.active or node.throttled):
+            node.active = True
+            parent.going += 1
+            self._place(node, parent, max(parent.time, node.finish))
+            node, parent = parent, parent.parent
+
+    def _deactivate(self, node: Node) -> None:
+        """It has none any more, and perhaps those above have none either."""
+        parent = node.parent
+        while parent is not None and node.active:
+            node.active = False
+            parent.going -= 1
+            if parent.going:
+                break
+            node, parent = parent, parent.parent
+
+    def _throttle(self, node: Node, ready: float) -> None:
+        self._deactivate(node)
+        node.throttled = True
+        node.ticket = next(self._order)
+        heapq.heappush(self._throttled, (ready, node.ticket, node))
+
+    def _release(self, node: Node) -> None:
+        node.throttled = False
+        if node.going:
+            self._activate(node)
+
+    def _rest(self, leaf: Node) -> None:
+        """Where nothing waits or is served any more, the tags are forgotten."""
+        for node in leaf.up():
+            if not node.idle:
+                break
+            node.time = max(node.time, node.furthest)
+            node.children.clear()
+            node.heap.clear()
+
+
+def check_path(path: str) -> str:
+    """Raise unless it names a tenant: names with slashes between them."""
+    given: object = path
+    if not isinstance(given, str):
+        raise TypeError(f"a tenant is a string such as 'tenant/user', got {given!r}")
+    if not all(path.split("/")):
+        raise ValueError(f"a tenant is one name or several with slashes between, got {path!r}")
+    return path
+
+
+def check_cost(cost: float) -> None:
+    """Raise unless it is a number of units of work."""
+    check_number("cost", cost)
+    if not 0 < cost < math.inf:
+        raise ValueError(f"cost must be positive, got {cost!r}")

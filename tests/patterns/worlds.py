@@ -1,0 +1,106 @@
+"""What tests of patterns share: a clock that jumps, and a device that faults when asked to."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, ParamSpec
+
+import trio
+import trio.testing
+
+from atomr_accel import ContextPoisoned
+from atomr_accel.patterns import Observer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+P = ParamSpec("P")
+
+LONG = 1e6
+"""Trio's seconds after which a program hangs: with a clock that jumps they take no time."""
+
+
+def on_mock_clock(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Make a test of an async function: run by trio, whose clock jumps when all wait."""
+
+    @functools.wraps(function)
+    def test(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(functools.partial(function, *args, **kwargs))
+
+    return test
+
+
+def run(function: Callable[[], Awaitable[None]]) -> None:
+    """Run an async function by trio, whose clock jumps when all wait."""
+
+    async def main() -> None:
+        with trio.fail_after(LONG):
+            await function()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def poisoned() -> ContextPoisoned:
+    """What everything on a device raises after a fault."""
+    return ContextPoisoned(
+        "a fault of the test", generation=1, status=700, status_name="FAULT", op="test"
+    )
+
+
+class FaultyDevice:
+    """A device for functions of tests. A fault takes down all that runs on it at that moment."""
+
+    def __init__(self) -> None:
+        self.running: set[trio.CancelScope] = set()
+        self.faults = 0
+
+    async def work(self, seconds: float) -> None:
+        """Compute for a while."""
+        with trio.CancelScope() as scope:
+            self.running.add(scope)
+            try:
+                await trio.sleep(seconds)
+            finally:
+                self.running.discard(scope)
+        if scope.cancelled_caught:
+            raise poisoned()
+
+    def fault(self) -> None:
+        """Fault, at whoever calls this and at all others."""
+        self.faults += 1
+        for scope in self.running:
+            scope.cancel()
+        raise poisoned()
+
+
+class Log(Observer):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[object, ...]] = []
+
+    def submitted(self, item: object) -> None:
+        self.lines.append(("submitted", item))
+
+    def started(self, items: Sequence[object]) -> None:
+        self.lines.append(("started", *items))
+
+    def retried(self, items: Sequence[object], error: Exception) -> None:
+        self.lines.append(("retried", *items))
+
+    def answered(self, item: object, seconds: float) -> None:
+        self.lines.append(("answered", item))
+
+    def failed(self, item: object, error: BaseException, seconds: float) -> None:
+        self.lines.append(("failed", item))
+
+    def dropped(self, item: object, seconds: float) -> None:
+        self.lines.append(("dropped", item))
+
+    def ends(self) -> dict[object, int]:
+        """How many ends each request has had."""
+        ends = dict.fromkeys((line[1] for line in self.lines if line[0] == "submitted"), 0)
+        for what, *items in self.lines:
+            if what in {"answered", "failed", "dropped"}:
+                ends[items[0]] += 1
+        return ends
