@@ -7,6 +7,15 @@ are the callers' scopes, and waits are on trio's clock.
 """
 
 from ._batcher import Batcher, BatcherStatistics, open_batcher
+from ._cascade import (
+    Cascade,
+    CascadeAnswer,
+    CascadeStage,
+    CascadeStageStatistics,
+    CascadeStatistics,
+    open_cascade,
+)
+from ._ensemble import Ensemble, EnsembleStatistics, open_ensemble
 from ._errors import (
     CircuitOpen,
     Closed,
@@ -76,12 +85,19 @@ __all__ = [
     "Batcher",
     "BatcherStatistics",
     "Budget",
+    "Cascade",
+    "CascadeAnswer",
+    "CascadeStage",
+    "CascadeStageStatistics",
+    "CascadeStatistics",
     "CircuitBreaker",
     "CircuitOpen",
     "CircuitState",
     "CircuitStatistics",
     "Closed",
     "Dropped",
+    "Ensemble",
+    "EnsembleStatistics",
     "FairServer",
     "FairShare",
     "FairShareStatistics",
@@ -126,6 +142,8 @@ __all__ = [
     "is_for_one",
     "is_transient",
     "open_batcher",
+    "open_cascade",
+    "open_ensemble",
     "open_fair_share",
     "open_hot_swap",
     "open_pipeline",

@@ -586,7 +586,8 @@ async def open_hot_swap(
     check_factory(factory)
     async with PlainNursery() as nursery:
         present = _Version(name, factory)
-        swap: HotSwap[In, Out] = HotSwap._create(
+        kind: type[HotSwap[In, Out]] = HotSwap
+        swap = kind._create(
             nursery,
             present,
             idempotent,

@@ -222,7 +222,8 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
         state = _RunState(self, self._capacity)
         self._runs.add(state)
         self._nursery.start_soon(self._feed, source, state, name="pipeline/source")
-        return PipelineRun._create(state)
+        kind: type[PipelineRun[Out]] = PipelineRun
+        return kind._create(state)
 
     def statistics(self) -> PipelineStatistics:
         """The pipeline and its stages at this moment."""

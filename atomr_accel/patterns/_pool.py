@@ -578,7 +578,8 @@ async def open_replica_pool(
     if not makers:
         raise ValueError("a pool wants one replica or more")
     async with open_supervisor("pool", intensity=intensity, backoff=backoff) as supervisor:
-        pool: ReplicaPool[In, Out] = ReplicaPool._create(
+        kind: type[ReplicaPool[In, Out]] = ReplicaPool
+        pool = kind._create(
             supervisor,
             policy=policy,
             max_in_flight=max_in_flight,

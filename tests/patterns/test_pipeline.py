@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.patterns import Closed, Observer, Pipeline, Stage, open_pipeline
+
+from .worlds import run
 
 
 class Bad(Exception):
@@ -32,10 +34,6 @@ async def name(x: int) -> str:
 async def numbers(count: int) -> AsyncIterator[int]:
     for x in range(count):
         yield x
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def test_one_item(autojump_clock: trio.testing.MockClock) -> None:

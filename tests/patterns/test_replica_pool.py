@@ -27,16 +27,14 @@ from atomr_accel.patterns import (
     open_replica_pool,
 )
 
+from .worlds import poisoned
+
 AT_ONCE = Backoff(initial=0.0, base=0.0)
 OFTEN = Intensity(restarts=1000)
 
 
 class Bad(Exception):
     """What a replica raises for an item."""
-
-
-def fault() -> ContextPoisoned:
-    return ContextPoisoned("a fault", generation=1, status=700, status_name="E", op="gemm")
 
 
 class Worker:
@@ -251,7 +249,9 @@ async def test_an_error_is_an_answer(autojump_clock: trio.testing.MockClock) -> 
     assert worker.calls == [1]
 
 
-@pytest.mark.parametrize("error", [fault(), DeviceLost("gone"), ExceptionGroup("both", [fault()])])
+@pytest.mark.parametrize(
+    "error", [poisoned(), DeviceLost("gone"), ExceptionGroup("both", [poisoned()])]
+)
 async def test_after_a_fault_of_the_device_another_replica_is_asked(
     error: Exception, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -265,7 +265,7 @@ async def test_after_a_fault_of_the_device_another_replica_is_asked(
 
 async def test_there_is_a_last_attempt(autojump_clock: trio.testing.MockClock) -> None:
     worker = Worker()
-    worker.fails = fault()
+    worker.fails = poisoned()
     async with opened(worker, attempts=2) as pool:
         with pytest.raises(ContextPoisoned):
             await pool(1)
@@ -621,8 +621,8 @@ async def test_what_a_factory_makes_is_checked() -> None:
         async with open_replica_pool([]):
             pass
     with pytest.raises(TypeError, match="must make an async context manager"):
-        async with open_replica_pool([lambda: 3]):  # type: ignore[arg-type,return-value]
+        async with open_replica_pool([lambda: 3]):  # type: ignore[arg-type]
             pass
     with pytest.raises(TypeError, match="must open as a coroutine function"):
-        async with open_replica_pool([lambda: nullcontext(3)]):  # type: ignore[arg-type,return-value]
+        async with open_replica_pool([lambda: nullcontext(3)]):  # type: ignore[arg-type]
             pass

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import trio
-import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,8 @@ from atomr_accel.patterns import (
     open_replica_pool,
 )
 
+from .worlds import poisoned, run
+
 
 class Bad(Exception):
     """What a replica raises for an item."""
@@ -37,10 +38,6 @@ class Bad(Exception):
 
 class Death(Exception):
     """What ends a replica."""
-
-
-def fault() -> ContextPoisoned:
-    return ContextPoisoned("a fault", generation=1, status=700, status_name="E", op="gemm")
 
 
 @dataclass
@@ -78,7 +75,7 @@ class World:
                 await trio.sleep(self.rng.choice([0, 0.1, 1, 1, 1, 7]))
                 chance = self.rng.random()
                 if chance < self.faults:
-                    raise fault()
+                    raise poisoned()
                 if chance < self.faults + self.errors:
                     raise Bad(item)
                 return ("answer", item)
@@ -265,7 +262,7 @@ def test_every_request_has_one_end(
         if not faults and not idempotent:
             assert all(count == 1 for count in world.starts.values())
 
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+    run(test)
 
 
 @settings(max_examples=25)
@@ -324,4 +321,4 @@ def test_hedging_stays_in_its_share(
             assert statistics.hedged > 20
             assert statistics.hedges_won > 0
 
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+    run(test)
