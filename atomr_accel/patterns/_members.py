@@ -21,7 +21,7 @@ Factory: TypeAlias = Callable[[], AbstractAsyncContextManager[Callable[[In], Awa
 
 What the function needs and owns, such as a device, lives as long as the block. ``open_batcher`` and
 the like give such context managers. For a function that owns nothing,
-``partial(nullcontext, function)`` makes a factory.
+``lambda: nullcontext(function)`` is a factory.
 """
 
 
@@ -119,7 +119,7 @@ def opened(factory: Factory[In, Out], what: str) -> AbstractAsyncContextManager[
     if not hasattr(made, "__aenter__"):
         raise TypeError(
             f"the factory of {what} must make an async context manager, not {made!r}; "
-            "partial(nullcontext, function) is one for a function that owns nothing"
+            "lambda: nullcontext(function) is one for a function that owns nothing"
         )
     return made  # type: ignore[return-value]
 

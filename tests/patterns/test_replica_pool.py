@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
@@ -132,7 +131,7 @@ async def test_requests_are_shared_out(autojump_clock: trio.testing.MockClock) -
 async def test_a_function_that_owns_nothing(autojump_clock: trio.testing.MockClock) -> None:
     worker = Worker()
     worker.open = True
-    async with open_replica_pool([partial(nullcontext, worker.work)], max_in_flight=4) as pool:
+    async with open_replica_pool([lambda: nullcontext(worker.work)], max_in_flight=4) as pool:
         await ask_all(pool, range(4))
     assert worker.most == 4
 

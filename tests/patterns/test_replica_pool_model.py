@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import trio
@@ -295,7 +294,7 @@ def test_hedging_stays_in_its_share(
 
     async def test() -> None:
         async with open_replica_pool(
-            [partial(nullcontext, work)] * 4,
+            [lambda: nullcontext(work)] * 4,
             max_in_flight=50,
             idempotent=True,
             hedge=Hedge(quantile=quantile, share=share, minimum=5),
