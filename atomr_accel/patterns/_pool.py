@@ -120,6 +120,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         # Those who wait for a replica with room, first come, first served. The first is woken
         # when there may be one, and chooses in its own task; who comes later does not overtake.
         self._waiting: dict[_Waiter, None] = {}
+        self._left = False
         self._latencies = Latencies()
         self._elsewhere = self._hedgeable = self._hedged = self._hedges_won = 0
 
@@ -219,7 +220,11 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                 if first and (candidates := self._candidates(tried)):
                     return self._choose(candidates)
                 waiter.event = trio.Event()
-                with trio.move_on_at(self._next_return() if first else math.inf):
+                look_at = self._next_return() if first else math.inf
+                if look_at < math.inf:
+                    with trio.move_on_at(look_at):
+                        await waiter.event.wait()
+                else:
                     await waiter.event.wait()
                 if waiter.dropped:
                     raise Dropped("a later request took its place in the queue")
@@ -250,7 +255,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         left = [
             replica._breaker.statistics().retry_in
             for replica in self._replicas.values()
-            if replica._up and replica._has_room
+            if replica._up and replica._has_room and not replica._breaker.would_admit()
         ]
         return trio.current_time() + min((each for each in left if each > 0), default=math.inf)
 
@@ -387,7 +392,8 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                     lives += 1
                     await replica._member.serve(replica._retire.wait)
         except BaseException as error:
-            replica._failure = error
+            if isinstance(error, Exception):
+                replica._failure = error
             replica._notify()
             raise
 
@@ -399,6 +405,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
         Raises:
             LookupError: there is no replica of that name.
+            Closed: the block was left.
         """
         replica = self._find(name)
         replica._held += 1
@@ -414,6 +421,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
         Raises:
             LookupError: there is no replica of that name.
+            Closed: the block was left.
             RuntimeError: it was not drained.
         """
         replica = self._find(name)
@@ -433,16 +441,18 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
         Raises:
             LookupError: there is no replica of that name.
+            Closed: the block was left.
             Exception: what opening it has raised. That is a failure, and its supervisor goes on
                 to try.
         """
         replica = self._find(name)
         await self.drain(name)
         try:
+            self._find(name)  # also after a while
             began = replica._began
             replica._retire.set()
             await began.wait()
-            if isinstance(replica._failure, Exception):
+            if replica._failure is not None:
                 raise replica._failure
             if replica._member.call is None:
                 raise self._calls.closed("was closed while it restarted a replica")
@@ -475,6 +485,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
         Raises:
             LookupError: there is no replica of that name.
+            Closed: the block was left.
             ValueError: it is the last one.
         """
         replica = self._find(name)
@@ -486,6 +497,8 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         await self._supervisor.stop_child(name)
 
     def _find(self, name: str) -> Replica:
+        if self._left:
+            raise self._calls.closed()
         replica = self._replicas.get(name)
         if replica is None:
             raise LookupError(
@@ -599,5 +612,6 @@ async def open_replica_pool(
             async with closing(pool._calls):
                 yield pool
         finally:
+            pool._left = True
             for replica in pool._replicas.values():
                 replica._notify()  # who waits for its next life waits for nothing

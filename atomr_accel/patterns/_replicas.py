@@ -101,7 +101,7 @@ class Replica(metaclass=NoPublicConstructor):
         self._retire = trio.Event()
         # The next life, or the failure to come to it; for those who wait for that.
         self._began = trio.Event()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
 
     def __repr__(self) -> str:
         return f"<Replica {self._name!r}: {self.state.value}, {self.in_flight} in flight>"

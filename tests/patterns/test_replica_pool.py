@@ -579,6 +579,10 @@ async def test_leaving_the_block_waits_for_requests(autojump_clock: trio.testing
         assert sorted(ends) == [0, 1, 2]
         with pytest.raises(Closed):
             await pool(4)
+        with pytest.raises(Closed):
+            await pool.restart("replica-1")
+        with pytest.raises(Closed):
+            pool.resume("replica-1")
 
 
 async def test_who_restarts_a_pool_that_is_left_is_told(
