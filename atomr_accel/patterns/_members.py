@@ -25,8 +25,10 @@ the like give such context managers. For a function that owns nothing,
 """
 
 
-def is_fault(error: Exception) -> bool:
+def is_fault(error: BaseException) -> bool:
     """Whether a device's fault is all that went wrong: what was asked had no effect outside it."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_fault, error.exceptions))
     return is_transient(error) or isinstance(error, DeviceLost)
 
 

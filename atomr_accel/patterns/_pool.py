@@ -22,6 +22,7 @@ from ._members import Factory, check_call, check_factory, is_fault, opened, tell
 from ._replicas import (
     Hedge,
     LeastLoaded,
+    Life,
     Policy,
     PowerOfTwo,
     Replica,
@@ -154,6 +155,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
             while True:
                 first = await self._take(tried)
                 tried.append(first)
+                life = first._life
                 try:
                     if twice and self._hedge is not None:
                         answer: Out = await self._ask_hedged(self._hedge, first, item, tried)
@@ -161,8 +163,10 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                         answer = await self._ask_one(first, item)
                     return answer
                 except Exception as error:
-                    attempt = len(earlier) + 1
-                    if attempt >= self._attempts or not _may_ask_elsewhere(error, twice):
+                    elsewhere = is_fault(error)
+                    if isinstance(error, ReplicaLost):
+                        elsewhere = twice or await _lost_by_fault(error, life)
+                    if len(earlier) + 1 >= self._attempts or not elsewhere:
                         tell(error, earlier)
                         raise
                     earlier.append(error)
@@ -394,6 +398,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         except BaseException as error:
             if isinstance(error, Exception):
                 replica._failure = error
+            replica._life.end(replica._failure)
             replica._notify()
             raise
 
@@ -507,9 +512,15 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         return replica
 
 
-def _may_ask_elsewhere(error: Exception, idempotent: bool) -> bool:
-    """Whether the request has had no effect, or may have it twice."""
-    return is_fault(error) or (idempotent and isinstance(error, ReplicaLost))
+async def _lost_by_fault(error: ReplicaLost, life: Life) -> bool:
+    """Whether it was a device's fault that has ended a replica under a request.
+
+    The fault is on its way then: what the replica owns is being closed.
+    """
+    await life.ended.wait()
+    if error.__cause__ is None:
+        error.__cause__ = life.failure
+    return life.failure is not None and is_fault(life.failure)
 
 
 @asynccontextmanager
@@ -538,9 +549,10 @@ async def open_replica_pool(
     fails: ``SupervisionFailed`` leaves the block.
 
     A request that fails by a device's fault (``is_transient``, or `DeviceLost`) is asked again,
-    rather at another replica: what was running on a device then has had no effect outside it. One
-    whose replica ended under it is asked elsewhere if it is marked idempotent, and gets
-    ``ReplicaLost`` otherwise. Other errors are its answer.
+    rather at another replica: what was running on a device then has had no effect outside it. So
+    is one whose replica was ended by such a fault under it. If the replica ended otherwise, it is
+    asked elsewhere if it is marked idempotent, and gets ``ReplicaLost`` if not, whose
+    ``__cause__`` is what the replica failed with. Other errors are its answer.
 
     Too many failures eject a replica: it gets no requests for a while, and is then probed with
     one. If all that are open would be ejected, none is.

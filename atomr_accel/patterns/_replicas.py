@@ -57,6 +57,21 @@ class ReplicaStatistics:
     eighth; zero before the first."""
 
 
+class Life:
+    """From the opening of a replica to its end."""
+
+    __slots__ = ("ended", "failure")
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.failure: Exception | None = None
+
+    def end(self, failure: Exception | None) -> None:
+        """It has ended, by a failure or without one."""
+        self.failure = failure
+        self.ended.set()
+
+
 @final
 class Replica(metaclass=NoPublicConstructor):
     """One replica of a pool, as policies see it."""
@@ -73,6 +88,7 @@ class Replica(metaclass=NoPublicConstructor):
         "_failed",
         "_failure",
         "_held",
+        "_life",
         "_limit",
         "_lives",
         "_make_breaker",
@@ -99,6 +115,7 @@ class Replica(metaclass=NoPublicConstructor):
         self._answered = self._failed = self._lives = self._ejections = 0
         self._seconds = 0.0
         self._retire = trio.Event()
+        self._life = Life()
         # The next life, or the failure to come to it; for those who wait for that.
         self._began = trio.Event()
         self._failure: Exception | None = None
@@ -164,6 +181,7 @@ class Replica(metaclass=NoPublicConstructor):
         self._ejections += self._breaker.statistics().opened
         self._breaker = self._make_breaker()  # what failed in an earlier life is forgotten
         self._retire = trio.Event()
+        self._life = Life()
         self._failure = None
         self._notify()
 

@@ -271,21 +271,25 @@ async def test_there_is_a_last_attempt(autojump_clock: trio.testing.MockClock) -
     assert worker.calls == [1, 1]
 
 
+@pytest.mark.parametrize("death", [Bad("died"), DeviceLost("gone")])
 @pytest.mark.parametrize("idempotent", [True, False])
 async def test_a_replica_that_dies(
-    idempotent: bool, autojump_clock: trio.testing.MockClock
+    idempotent: bool, death: Exception, autojump_clock: trio.testing.MockClock
 ) -> None:
     workers = [Worker(), Worker()]
+    workers[0].death = death
     async with opened(*workers) as pool:
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
-                if idempotent:
-                    assert await pool.ask(1, idempotent=True) == 1
+                if idempotent or isinstance(death, DeviceLost):
+                    assert await pool.ask(1, idempotent=idempotent) == 1
                 else:
                     with pytest.raises(ReplicaLost) as info:
                         await pool(1)
                     assert info.value.replica == "replica-1"
+                    assert isinstance(info.value.__cause__, ExceptionGroup)
+                    assert info.value.__cause__.exceptions == (death,)
 
             nursery.start_soon(ask)
             await trio.sleep(0.5)
