@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
@@ -50,7 +50,7 @@ class EnsembleStatistics:
 class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
     """What ``open_ensemble`` gives: ``await ensemble(item)`` is one request."""
 
-    _made_by: ClassVar[str] = "open_ensemble(members)"
+    _made_by: ClassVar[str] = "open_ensemble(member, ...)"
 
     def __init__(
         self,
@@ -130,8 +130,7 @@ class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
 
 @asynccontextmanager
 async def open_ensemble(
-    members: Iterable[Callable[[In], Awaitable[Part]]],
-    *,
+    *members: Callable[[In], Awaitable[Part]],
     combine: Callable[[list[Part]], Out],
     quorum: int | None = None,
     observer: Observer | None = None,
@@ -152,17 +151,16 @@ async def open_ensemble(
         quorum: how many have to answer; by default, all.
         observer: is told what becomes of requests.
     """
-    checked = tuple(members)
-    if not checked:
-        raise ValueError("an ensemble wants one member or more")
-    for member in (*checked, combine):
+    if not members:
+        raise TypeError("an ensemble wants one member or more")
+    for member in (*members, combine):
         if not callable(member):
             raise TypeError(f"members and combine must be functions, got {member!r}")
-    needed = len(checked) if quorum is None else quorum
+    needed = len(members) if quorum is None else quorum
     check_whole("quorum", needed)
-    if not 1 <= needed <= len(checked):
-        raise ValueError(f"quorum must be from 1 to {len(checked)}, got {needed}")
+    if not 1 <= needed <= len(members):
+        raise ValueError(f"quorum must be from 1 to {len(members)}, got {needed}")
     kind: type[Ensemble[In, Out]] = Ensemble
-    ensemble = kind._create(checked, combine, needed, observer)
+    ensemble = kind._create(members, combine, needed, observer)
     async with closing(ensemble._calls):
         yield ensemble

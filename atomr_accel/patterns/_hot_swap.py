@@ -572,7 +572,8 @@ async def open_hot_swap(
 
     Leaving the block takes no more requests, ends roll-outs, waits for the requests in progress
     and closes the versions. Where an exception or a cancellation leaves it, those in progress get
-    ``Closed``.
+    ``Closed``. What the present version raises as it is closed leaves the block; what one raises
+    that another took over from is logged.
 
     Args:
         factory: makes the first version. What opening it raises leaves the block.

@@ -558,7 +558,8 @@ async def open_replica_pool(
     one. If all that are open would be ejected, none is.
 
     Leaving the block takes no more requests, waits for those in progress and closes the replicas.
-    Where an exception or a cancellation leaves it, those in progress get ``Closed``.
+    Where an exception or a cancellation leaves it, those in progress get ``Closed``. What a replica
+    raises as it is closed leaves the block.
 
     Args:
         factories: one for each replica; the same one several times is fine. All are opened before

@@ -37,7 +37,7 @@ def member(
 
 
 async def test_all_answer(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_ensemble([member(1, 3), member(2), member(3, 2)], combine=list) as ensemble:
+    async with open_ensemble(member(1, 3), member(2), member(3, 2), combine=list) as ensemble:
         assert await ensemble(10) == [11, 12, 13]
         assert trio.current_time() == 3
     with pytest.raises(Closed):
@@ -46,7 +46,7 @@ async def test_all_answer(autojump_clock: trio.testing.MockClock) -> None:
 
 async def test_a_quorum_answers(autojump_clock: trio.testing.MockClock) -> None:
     members = [member(1, 100), member(2), member(3, 2)]
-    async with open_ensemble(members, combine=total, quorum=2) as ensemble:
+    async with open_ensemble(*members, combine=total, quorum=2) as ensemble:
         assert await ensemble(10) == 25
         assert trio.current_time() == 2
         statistics = ensemble.statistics()
@@ -58,7 +58,7 @@ async def test_where_all_have_to_answer_the_first_error_is_raised(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     members = [member(1, 100), member(2, 2, fails=True), member(3, 1)]
-    async with open_ensemble(members, combine=total) as ensemble:
+    async with open_ensemble(*members, combine=total) as ensemble:
         with pytest.raises(Bad):
             await ensemble(10)
         assert trio.current_time() == 2
@@ -66,7 +66,7 @@ async def test_where_all_have_to_answer_the_first_error_is_raised(
 
 async def test_too_many_failures(autojump_clock: trio.testing.MockClock) -> None:
     members = [member(1, 100), member(2, fails=True), member(3, 2, fails=True)]
-    async with open_ensemble(members, combine=total, quorum=2) as ensemble:
+    async with open_ensemble(*members, combine=total, quorum=2) as ensemble:
         with pytest.raises(QuorumMissed, match="2 of 3 members have to answer") as info:
             await ensemble(10)
         assert (info.value.quorum, info.value.answered) == (2, 0)
@@ -78,10 +78,10 @@ async def test_too_many_failures(autojump_clock: trio.testing.MockClock) -> None
 @pytest.mark.parametrize("quorum", [0, 3])
 async def test_quorums_are_checked(quorum: int) -> None:
     with pytest.raises(ValueError, match="quorum must be from 1 to 2"):
-        async with open_ensemble([member(1), member(2)], combine=total, quorum=quorum):
+        async with open_ensemble(member(1), member(2), combine=total, quorum=quorum):
             pass
-    with pytest.raises(ValueError, match="one member or more"):
-        async with open_ensemble([], combine=total):
+    with pytest.raises(TypeError, match="one member or more"):
+        async with open_ensemble(combine=total):
             pass
 
 
@@ -116,7 +116,7 @@ def test_against_a_model(members: list[tuple[int, bool]], quorum: int, leave: fl
     missed = bad[spare] if len(bad) > spare else math.inf
 
     async def test() -> None:
-        async with open_ensemble(map(made, range(len(members))), combine=list, quorum=quorum) as e:
+        async with open_ensemble(*map(made, range(len(members))), combine=list, quorum=quorum) as e:
             outcome = "left"
             with trio.move_on_after(leave):
                 try:
