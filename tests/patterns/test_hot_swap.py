@@ -245,6 +245,13 @@ async def test_a_gate_that_fails_on_latency(autojump_clock: trio.testing.MockClo
         await swap.load(new.factory, canary=[0.5], gate=Gate(minimum=20, latency_ratio=2))
 
 
+async def test_each_step_has_outcomes_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
+    old, new = Model("old"), Model("new")
+    async with open_hot_swap(old.factory) as swap, asking(swap, []):
+        await swap.load(new.factory, canary=[0.4, 0.5, 0.6], gate=Gate(minimum=30))
+        assert len(new.calls) >= 90
+
+
 async def test_a_gate_that_fails_on_answers(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new")
     async with open_hot_swap(old.factory) as swap, asking(swap, []):

@@ -80,6 +80,24 @@ async def test_items_enter_each_stage_in_their_order(
     assert seen == [*range(20)]
 
 
+async def test_items_that_are_taken_at_once_keep_their_order(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    entered: list[list[int]] = [[], []]
+
+    def stage(place: int) -> Stage[int, int]:
+        async def work(x: int) -> int:
+            entered[place].append(x)
+            await trio.sleep(1)  # all that have begun together also end together
+            return x
+
+        return Stage(work, concurrency=4)
+
+    async with open_pipeline(stage(0), stage(1), buffer=8) as pipeline:
+        assert [x async for x in pipeline.run(numbers(60))] == [*range(60)]
+    assert entered == [[*range(60)]] * 2
+
+
 async def test_a_source_is_read_no_further_than_there_is_room(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
