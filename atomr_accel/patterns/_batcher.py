@@ -15,6 +15,7 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from threading import get_ident
 from typing import Generic, TypeVar, final, overload
 
 import outcome
@@ -29,7 +30,7 @@ from ..actors._util import (
     check_number,
     check_whole,
 )
-from ._errors import Closed, Dropped, Overloaded
+from ._errors import Closed, Dropped, Overloaded, elsewhere
 from ._halving import Run, is_for_one
 from ._observer import Observer, guarded
 from ._queue import Bucket, Entry, Heap, Place, Request
@@ -165,6 +166,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         self._left_over: list[Request] = []
         self._closing = False
         self._closed_by: BaseException | None = None
+        self._thread = get_ident()
         self._nursery: trio.Nursery
         self._former: trio.lowlevel.Task
         self._parked = False
@@ -188,7 +190,10 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             Dropped: it was full, and this was the oldest request in it.
             Closed: the block was left.
             WrongResults: the function returned too few or too many results.
+            RuntimeError: the batcher lives in the trio run of another thread.
         """
+        if get_ident() != self._thread:
+            raise elsewhere("batcher", "batcher")
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closing:
             raise self._refusal()
@@ -576,6 +581,7 @@ async def _opened(batcher: Batcher[In, Out]) -> AsyncIterator[Batcher[In, Out]]:
     try:
         async with PlainNursery() as nursery:
             batcher._nursery = nursery
+            batcher._thread = get_ident()
             await nursery.start(batcher._form)
             yield batcher
             batcher._drain()

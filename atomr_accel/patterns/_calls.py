@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from ._errors import Closed, Refused
+from ._errors import Closed, Refused, elsewhere
 from ._observer import Observer, guarded
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Calls:
     def __init__(self, what: str, observer: Observer | None) -> None:
         self.tally = Tally(observer)
         self._what = what
+        self._thread = get_ident()
         self._scopes: set[trio.CancelScope] = set()
         self._closing = False
         self._why: BaseException | None = None
@@ -104,6 +106,22 @@ class Calls:
                 and did not wait.
         """
         return _Call(self, item)
+
+    def check(self) -> None:
+        """Whether it can be used at all, here and now.
+
+        Raises:
+            Closed: no calls are taken any more.
+            RuntimeError: it belongs to another thread.
+        """
+        self.check_thread()
+        if self._closing:
+            raise self.closed()
+
+    def check_thread(self) -> None:
+        """Raise a `RuntimeError` where it belongs to another thread."""
+        if get_ident() != self._thread:
+            raise elsewhere(self._what, self._what)
 
     def refuse(self) -> None:
         """Take no further calls."""
@@ -130,7 +148,7 @@ class Calls:
 
     def closed(self, when: str = "is closed: ask it inside its block") -> Closed:
         """What the callers are told."""
-        error = Closed(f"{self._what} {when}")
+        error = Closed(f"the {self._what} {when}")
         error.__cause__ = self._why
         return error
 
@@ -144,8 +162,7 @@ class _Call:
 
     def __enter__(self) -> None:
         calls = self._calls
-        if calls._closing:
-            raise calls.closed()
+        calls.check()
         self._began = calls.tally.submit(self._item)
         self._scope = trio.CancelScope()
         self._scope.__enter__()

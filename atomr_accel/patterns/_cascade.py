@@ -136,7 +136,7 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
         self._confidence = confidence
         self._budget = budget
         self._reserve = reserve
-        self._calls = Calls("the cascade", observer)
+        self._calls = Calls("cascade", observer)
         self._cost = 0.0
 
     async def __call__(self, item: In) -> Out:

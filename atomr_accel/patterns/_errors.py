@@ -150,3 +150,11 @@ class QuorumMissed(PatternError):
 
 class MalformedStream(PatternError):
     """The bytes of a stream are no lines or frames of the lengths that are allowed."""
+
+
+def elsewhere(what: str, call: str) -> RuntimeError:
+    """The error of who uses a pattern from another thread than its own."""
+    return RuntimeError(
+        f"the {what} belongs to a trio.run of another thread: from this one, write "
+        f"`trio.from_thread.run({call}, ...)`"
+    )

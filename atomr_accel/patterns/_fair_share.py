@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final, overload
 
 import outcome
@@ -13,7 +14,7 @@ import trio
 
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance, check_whole
-from ._errors import Closed, Overloaded
+from ._errors import Closed, Overloaded, elsewhere
 from ._observer import Observer, guarded
 from ._shares import Budget, Shares, Waiting, check_cost, check_path
 
@@ -136,6 +137,7 @@ class FairShare(metaclass=NoPublicConstructor):
         self._observer = guarded(observer)
         self._waiting: dict[Waiting, Slot] = {}
         self._granted = self._refused = self._dropped = 0
+        self._thread = get_ident()
         self._closing = False
         self._closed_by: BaseException | None = None
         self._idle: trio.Event | None = None
@@ -200,6 +202,8 @@ class FairShare(metaclass=NoPublicConstructor):
         )
 
     async def _take(self, slot: Slot, path: str, cost: float) -> None:
+        if get_ident() != self._thread:
+            raise elsewhere("fair share", "function_that_takes_a_slot")
         await trio.lowlevel.checkpoint_if_cancelled()
         slot._arrived = trio.current_time()
         if self._observer is not None:
@@ -396,10 +400,10 @@ def open_fair_share(
     Requests are begun by hierarchical start-time fair queueing (Goyal, Vin and Cheng, 1996), with
     up to ``capacity`` in service. While two tenants of one group both have requests waiting, the
     work begun for each, divided by its weight, differs by at most the sum of what the largest
-    request of each costs, divided by its weight. So nobody starves, however much others ask for, and how long
-    requests take need not be known. What a tenant does not use goes to the others. A pause
-    earns nothing: who comes back competes from then on, and no debt is left of having used what
-    others did not want.
+    request of each costs, divided by its weight. So nobody starves, however much others ask for,
+    and how long requests take need not be known. What a tenant does not use goes to the others. A
+    pause earns nothing: who comes back competes from then on, and no debt is left of having used
+    what others did not want.
 
     Args:
         function: what to call for each item, in its turn. Without it, there are only slots.
@@ -443,6 +447,7 @@ async def _opened(share: _Share) -> AsyncIterator[_Share]:
     error: BaseException | None = None
     try:
         async with PlainNursery() as nursery:
+            share._thread = get_ident()
             await nursery.start(share._look_in_time)
             yield share
             await share._drain()

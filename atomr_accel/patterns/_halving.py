@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+    Set,
+)
 from typing import TYPE_CHECKING, Any, final
 
 import outcome
@@ -117,6 +126,7 @@ class Run:
         while True:
             if self._suspect:
                 await self._be_alone()
+                part.requests = waiting(part.requests)
             error = await self._call(part)
             if error is None:
                 return None
@@ -149,22 +159,23 @@ class Run:
                 results = await _called(batcher._function, items, self._key)
         except Exception as error:  # noqa: BLE001 (it is answered)
             return error
+        try:
+            answers = _one_for_each(len(requests), results)
+        except WrongResults as error:
+            self._fail(waiting(requests), error)
+            return None
         seconds = trio.current_time() - began
         batcher._seconds += (seconds - batcher._seconds) / 8 if batcher._seconds else seconds
-        self._answer(requests, results)
+        self._answer(requests, answers)
         return None
 
-    def _answer(self, requests: Sequence[Request], results: object) -> None:
-        wrong = _wrong(len(requests), results)
-        if wrong is not None:
-            self._fail(waiting(requests), wrong)
-            return
+    def _answer(self, requests: Sequence[Request], results: Sequence[object]) -> None:
         batcher = self._batcher
         observer = batcher._observer
         taken = Place.TAKEN
         answered = 0
         now = trio.current_time()
-        for request, result in zip(requests, results, strict=True):  # type: ignore[call-overload]
+        for request, result in zip(requests, results, strict=True):
             if request.place is not taken:
                 continue
             if isinstance(result, Exception):
@@ -216,22 +227,21 @@ async def _called(function: Callable[..., Awaitable[Any]], *args: object) -> Any
     return await function(*args)
 
 
-def _wrong(expected: int, results: object) -> WrongResults | None:
-    """What is wrong with what a function returned, if anything is."""
-    got: int | None = None
-    if not isinstance(results, (str, bytes, Mapping, Set)):
-        try:
-            got = len(results)  # type: ignore[arg-type]
-        except TypeError:
-            got = None
-    if got == expected:
-        return None
-    what = type(results).__name__ if got is None else f"{got} results"
-    return WrongResults(
+def _one_for_each(expected: int, results: Any) -> Sequence[object]:
+    """What a function returned, if that is one result for each; otherwise raise `WrongResults`."""
+    listed: Sequence[object] | None = None
+    if isinstance(results, list):
+        listed = results
+    elif isinstance(results, Collection) and not isinstance(results, (str, bytes, Mapping, Set)):
+        listed = [*results]
+    if listed is not None and len(listed) == expected:
+        return listed
+    what = type(results).__name__ if listed is None else f"{len(listed)} results"
+    raise WrongResults(
         f"the function was given a list of {expected}, and should return a list of as many "
         f"results in the same order; it returned {what}",
         expected=expected,
-        got=got,
+        got=None if listed is None else len(listed),
     )
 
 

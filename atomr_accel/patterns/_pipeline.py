@@ -167,7 +167,7 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
         observer: Observer | None,
     ) -> None:
         self._nursery = nursery
-        self._calls = Calls("the pipeline", observer)
+        self._calls = Calls("pipeline", observer)
         self._tally = self._calls.tally
         self._runs: set[_RunState] = set()
         self._capacity = sum(stage.concurrency + buffer for stage in stages)
@@ -217,8 +217,7 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
         """
         if not hasattr(source, "__aiter__"):
             raise TypeError(f"a run wants an async iterable, got {source!r}")
-        if self._calls.closing:
-            raise self._calls.closed()
+        self._calls.check()
         state = _RunState(self, self._capacity)
         self._runs.add(state)
         self._nursery.start_soon(self._feed, source, state, name="pipeline/source")

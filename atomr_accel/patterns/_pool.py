@@ -114,7 +114,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         self._idempotent = idempotent
         self._hedge = hedge
         self._breaker = breaker
-        self._calls = Calls("the pool", observer)
+        self._calls = Calls("pool", observer)
         self._tally = self._calls.tally
         self._replicas: dict[str, Replica] = {}
         self._numbers = 0
@@ -363,6 +363,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         return replica.name
 
     def _enlist(self, factory: Factory[In, Out], name: str | None = None) -> Replica:
+        self._calls.check_thread()
         if name is None:
             self._numbers += 1
             name = f"replica-{self._numbers}"
@@ -502,6 +503,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         await self._supervisor.stop_child(name)
 
     def _find(self, name: str) -> Replica:
+        self._calls.check_thread()
         if self._left:
             raise self._calls.closed()
         replica = self._replicas.get(name)

@@ -423,9 +423,11 @@ class _Attempt(AbstractContextManager[None]):
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._breaker = breaker
 
+    @trio.lowlevel.enable_ki_protection
     def __enter__(self) -> None:
         self._phase = self._breaker._begin()
 
+    @trio.lowlevel.enable_ki_protection
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -22,6 +22,7 @@ from atomr_accel.patterns import (
     WrongResults,
     by_length,
     open_batcher,
+    open_fair_share,
 )
 
 from .worlds import FaultyDevice, Log, on_mock_clock, poisoned
@@ -604,6 +605,56 @@ async def test_other_than_one_result_each_is_an_error_for_all(
 
 
 @on_mock_clock
+async def test_results_that_cannot_be_listed_are_an_error_of_the_function() -> None:
+    class Torn(list[int]):
+        pass
+
+    class Rows:
+        def __len__(self) -> int:
+            return 1
+
+        def __contains__(self, _: object) -> bool:
+            return False
+
+        def __iter__(self) -> Any:
+            raise OSError("torn")
+
+    async def tear(items: list[int]) -> Any:
+        await trio.lowlevel.checkpoint()
+        return Rows() if items == [1] else Torn(items)
+
+    async with open_batcher(tear, max_size=1) as batcher:
+        with pytest.raises(OSError, match="torn"):
+            await batcher(1)
+        assert await batcher(2) == 2
+    assert batcher.statistics().running == 0
+
+
+@on_mock_clock
+async def test_who_leaves_while_a_fault_is_looked_into_is_not_asked_for_again() -> None:
+    device = FaultyDevice()
+    calls: list[list[int]] = []
+
+    async def compute(items: list[int]) -> list[int]:
+        calls.append(items)
+        await device.work(1 if 13 in items else 1.25)
+        if 13 in items and len(calls) < 4:
+            device.fault()
+        return items
+
+    retry = Retry(attempts=3, backoff=Backoff(base=0))
+    async with (
+        open_batcher(compute, max_size=2, max_wait=1, max_in_flight=2, retry=retry) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in (1, 13, 2, 3):
+            await clients.ask(item, within=1.5 if item == 3 else 50)
+    assert clients.got == {1: 1, 13: 13, 2: 2, 3: "cancelled"}
+    assert [call for call in calls[2:] if 3 in call] == []
+
+
+@on_mock_clock
 async def test_an_array_of_results_is_taken_row_by_row() -> None:
     async def twice(items: list[int]) -> Any:
         await trio.lowlevel.checkpoint()
@@ -692,6 +743,31 @@ async def test_an_observer_that_fails_is_not_called_again(
 def test_options_are_checked_at_once(options: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         open_batcher(Doubler(), **{"max_size": 8, **options})
+
+
+def test_another_thread_is_told_how_to_ask() -> None:
+    async def main() -> None:
+        async with (
+            open_batcher(Doubler(seconds=0), max_size=1) as batcher,
+            open_fair_share(capacity=1) as share,
+        ):
+
+            async def take() -> None:
+                async with share.slot("a"):
+                    pass
+
+            def work() -> None:
+                with pytest.raises(RuntimeError, match="the batcher belongs to"):
+                    trio.run(batcher, 1)
+                with pytest.raises(RuntimeError, match="the fair share belongs to"):
+                    trio.run(take)
+                assert trio.from_thread.run(batcher, 3) == 6
+                trio.from_thread.run(take)
+
+            await trio.to_thread.run_sync(work)
+            assert batcher.statistics().submitted == 1
+
+    trio.run(main)
 
 
 @on_mock_clock

@@ -261,3 +261,53 @@ def test_the_order_is_by_priority_then_deadline_then_age(
     waiting = sorted(world.asked[1:], key=lambda one: (-one.priority, one.leaves, one.number))
     assert rest == [waiting[at : at + size] for at in range(0, len(waiting), size)]
     assert world.got == ({} if flawed == "one too few" else {n: n for n in range(len(asked))})
+
+
+@settings(max_examples=80)
+@given(
+    pauses=st.lists(st.sampled_from([0.0, 0.0, 0.05, 0.3, 1.0]), min_size=1, max_size=25),
+    size=st.integers(1, 5),
+    wait=st.sampled_from([0.0, 0.2, 0.9]),
+    adaptive=st.booleans(),
+    preferred=st.sets(st.integers(1, 5), max_size=2),
+)
+def test_nobody_waits_longer_than_told_nor_less_without_cause(
+    pauses: list[float], size: int, wait: float, adaptive: bool, preferred: set[int]
+) -> None:
+    """While there is a place for every batch."""
+    came: dict[int, float] = {}
+    batches: list[tuple[float, list[int]]] = []
+    sizes = sorted(one for one in preferred if one <= size)
+
+    async def note(items: list[int]) -> list[int]:
+        batches.append((trio.current_time(), items))
+        await trio.sleep(0.1)
+        return items
+
+    async def client(batcher: Any, number: int) -> None:
+        came[number] = trio.current_time()
+        assert await batcher(number) == number
+
+    async def main() -> None:
+        async with (
+            open_batcher(
+                note,
+                max_size=size,
+                max_wait=wait,
+                max_in_flight=100,
+                adaptive=adaptive,
+                preferred_sizes=sizes,
+            ) as batcher,
+            trio.open_nursery() as nursery,
+        ):
+            for number, pause in enumerate(pauses):
+                nursery.start_soon(client, batcher, number)
+                await trio.sleep(pause)
+
+    run(main)
+    target = sizes[-1] if sizes else size
+    for began, items in batches:
+        waited = began - min(came[number] for number in items)
+        assert waited <= wait + 1e-9
+        if not adaptive and len(items) < target:
+            assert waited >= wait - 1e-9
