@@ -36,7 +36,7 @@ async def main() -> None:
     """Load two versions under the eyes of a gate."""
     answers: Counter[str] = Counter()
     enough = trio.Event()
-    gate = Gate(minimum=30, latency_ratio=5.0)
+    gate = Gate(minimum=30, latency_ratio=20.0)
 
     async with (
         open_hot_swap(version(0.0), rng=random.Random(1)) as swap,

@@ -164,6 +164,8 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         self._present = present
         self._idempotent = idempotent
         self._rng = rng
+        # Apart, so that which keys a roll-out reaches does not hang on how much was asked before.
+        self._salts = random.Random(rng.random())  # noqa: S311 (no secret)
         self._calls = Calls("swap", observer)
         self._tally = self._calls.tally
         self._loads = Calls("swap", None)
@@ -188,7 +190,8 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         Args:
             item: what to ask.
             key: whom it is for. Requests of one key get the same version throughout a roll-out
-                as long as its share does not reach them; without a key, each draws its own.
+                as long as its share does not reach them; without a key, each draws its own. Of
+                few keys, a small share may reach none.
 
         Raises:
             ReplicaLost: the version ended meanwhile, and requests are not idempotent.
@@ -368,7 +371,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             if name in self._versions:
                 raise NameTaken(f"version {name!r} serves just now; choose another name")
             old = self._present
-            roll_out = _RollOut(_Version(name, factory), gate, self._rng.randbytes(8))
+            roll_out = _RollOut(_Version(name, factory), gate, self._salts.randbytes(8))
             await self._try(roll_out, warm_up, shadow, canary)
             if roll_out.promoted:
                 await old.gone.wait()

@@ -115,7 +115,7 @@ def rolled_back(match: str) -> Iterator[None]:
 
 async def test_one_version(autojump_clock: trio.testing.MockClock) -> None:
     model = Model("a")
-    async with open_hot_swap(model.factory) as swap:
+    async with open_hot_swap(model.factory, rng=random.Random(1)) as swap:
         assert await swap(1) == ("a", 1)
         assert swap.version == "v1"
         assert swap.state is SwapState.SERVING
@@ -128,7 +128,10 @@ async def test_one_version(autojump_clock: trio.testing.MockClock) -> None:
 
 async def test_another_takes_over(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old", 10), Model("new", opening=3)
-    async with open_hot_swap(old.factory) as swap, trio.open_nursery() as nursery:
+    async with (
+        open_hot_swap(old.factory, rng=random.Random(1)) as swap,
+        trio.open_nursery() as nursery,
+    ):
         got = []
 
         async def ask(item: int) -> None:
@@ -157,7 +160,7 @@ async def test_a_version_that_does_not_open_changes_nothing(
 ) -> None:
     old, new = Model("old"), Model("new")
     new.fails_to_open = Bad("cannot")
-    async with open_hot_swap(old.factory) as swap:
+    async with open_hot_swap(old.factory, rng=random.Random(1)) as swap:
         with pytest.raises(Bad, match="cannot"):
             await swap.load(new.factory)
         assert await swap(1) == ("old", 1)
@@ -226,7 +229,10 @@ async def test_a_gate_that_fails_on_errors(autojump_clock: trio.testing.MockCloc
     old, new = Model("old"), Model("new")
     new.fails = Bad("no")
     answers: list[Any] = []
-    async with open_hot_swap(old.factory, idempotent=True) as swap, asking(swap, answers):
+    async with (
+        open_hot_swap(old.factory, rng=random.Random(1), idempotent=True) as swap,
+        asking(swap, answers),
+    ):
         with rolled_back("of .* requests failed"):
             await swap.load(new.factory, canary=[0.5], gate=Gate(minimum=20))
         assert not new.open
@@ -239,7 +245,7 @@ async def test_a_gate_that_fails_on_errors(autojump_clock: trio.testing.MockCloc
 
 async def test_a_gate_that_fails_on_latency(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new", 2)
-    async with open_hot_swap(old.factory) as swap, asking(swap, []):
+    async with open_hot_swap(old.factory, rng=random.Random(1)) as swap, asking(swap, []):
         with rolled_back("answers take 2 s and those of the present version 1 s"):
             await swap.load(new.factory, canary=[0.5], gate=Gate(minimum=20))
         await swap.load(new.factory, canary=[0.5], gate=Gate(minimum=20, latency_ratio=2))
@@ -247,14 +253,14 @@ async def test_a_gate_that_fails_on_latency(autojump_clock: trio.testing.MockClo
 
 async def test_each_step_has_outcomes_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new")
-    async with open_hot_swap(old.factory) as swap, asking(swap, []):
+    async with open_hot_swap(old.factory, rng=random.Random(1)) as swap, asking(swap, []):
         await swap.load(new.factory, canary=[0.4, 0.5, 0.6], gate=Gate(minimum=30))
         assert len(new.calls) >= 90
 
 
 async def test_a_gate_that_fails_on_answers(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new")
-    async with open_hot_swap(old.factory) as swap, asking(swap, []):
+    async with open_hot_swap(old.factory, rng=random.Random(1)) as swap, asking(swap, []):
         with rolled_back("answers differ"):
             await swap.load(new.factory, shadow=Shadow(lambda item, a, b: a == b))
         with pytest.raises(Bad, match="compare"):
@@ -272,7 +278,7 @@ async def test_shadows_do_not_answer_and_are_bounded(
 ) -> None:
     old, new = Model("old"), Model("new", 100)
     answers: list[Any] = []
-    async with open_hot_swap(old.factory) as swap, asking(swap, answers):
+    async with open_hot_swap(old.factory, rng=random.Random(1)) as swap, asking(swap, answers):
         with trio.move_on_after(20):
             await swap.load(new.factory, shadow=Shadow(agree, max_in_flight=4))
         assert len(new.calls) == 4
@@ -284,7 +290,10 @@ async def test_shadows_do_not_answer_and_are_bounded(
 
 async def test_by_call(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new")
-    async with open_hot_swap(old.factory) as swap, trio.open_nursery() as nursery:
+    async with (
+        open_hot_swap(old.factory, rng=random.Random(1)) as swap,
+        trio.open_nursery() as nursery,
+    ):
         with pytest.raises(RuntimeError, match="no version is being rolled out"):
             swap.rollback()
 
@@ -352,7 +361,7 @@ async def test_a_candidate_that_ends_by_itself(autojump_clock: trio.testing.Mock
 async def test_faults_of_a_candidate_reach_nobody(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new")
     new.fails = poisoned()
-    async with open_hot_swap(old.factory) as swap, asking(swap, []):
+    async with open_hot_swap(old.factory, rng=random.Random(1)) as swap, asking(swap, []):
         with rolled_back("requests failed"):
             await swap.load(new.factory, canary=[0.5], gate=Gate(minimum=10))
         assert swap.statistics().asked_again > 0
@@ -361,7 +370,7 @@ async def test_faults_of_a_candidate_reach_nobody(autojump_clock: trio.testing.M
 async def test_the_present_version_ends_by_itself(autojump_clock: trio.testing.MockClock) -> None:
     model = Model("a")
     with pytest.RaisesGroup(Bad):
-        async with open_hot_swap(model.factory):
+        async with open_hot_swap(model.factory, rng=random.Random(1)):
             model.death.set()
             await trio.sleep_forever()
 
@@ -371,7 +380,7 @@ async def test_a_version_that_fails_to_close(
 ) -> None:
     old, new = Model("old"), Model("new")
     old.fails_to_close = Bad("stuck")
-    async with open_hot_swap(old.factory) as swap:
+    async with open_hot_swap(old.factory, rng=random.Random(1)) as swap:
         assert await swap.load(new.factory) == "v2"
         assert "version 'v1' has failed as it was closed" in caplog.text
         assert await swap(1) == ("new", 1)
@@ -381,7 +390,7 @@ async def test_who_loads_and_is_cancelled_has_not_loaded(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     old, new = Model("old"), Model("new", 5, opening=1)
-    async with open_hot_swap(old.factory) as swap:
+    async with open_hot_swap(old.factory, rng=random.Random(1)) as swap:
         for seconds in (0.5, 3, 20):
             with trio.move_on_after(seconds):
                 await swap.load(new.factory, warm_up=[1], canary=[0.5])
@@ -394,7 +403,7 @@ async def test_who_loads_and_is_cancelled_has_not_loaded(
 async def test_leaving_the_block_ends_a_roll_out(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new")
     async with trio.open_nursery() as nursery:
-        async with open_hot_swap(old.factory) as swap:
+        async with open_hot_swap(old.factory, rng=random.Random(1)) as swap:
 
             async def load() -> None:
                 with pytest.raises(Closed):
@@ -408,7 +417,7 @@ async def test_leaving_the_block_ends_a_roll_out(autojump_clock: trio.testing.Mo
 @pytest.mark.parametrize("canary", [[0], [1], [0.5, 0.1], [2]])
 async def test_shares_are_checked(canary: list[float]) -> None:
     model = Model("a")
-    async with open_hot_swap(model.factory) as swap:
+    async with open_hot_swap(model.factory, rng=random.Random(1)) as swap:
         with pytest.raises(ValueError, match="canary wants growing shares"):
             await swap.load(model.factory, canary=canary)
 
