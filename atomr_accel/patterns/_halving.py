@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from ._batcher import Batcher
 
 
+_AT_ONCE = 64
+"""So many callers resume in one turn of the loop, so that the program's other tasks run, too."""
+
+
 def is_for_one(error: Exception) -> bool:
     """Whether another part of a batch may do better than all of it: the default of ``halve``.
 
@@ -166,10 +170,16 @@ class Run:
             return None
         seconds = trio.current_time() - began
         batcher._seconds += (seconds - batcher._seconds) / 8 if batcher._seconds else seconds
-        self._answer(requests, answers)
+        await self._answer(requests, answers)
         return None
 
-    def _answer(self, requests: Sequence[Request], results: Sequence[object]) -> None:
+    async def _answer(self, requests: Sequence[Request], results: Sequence[object]) -> None:
+        for at in range(0, len(requests), _AT_ONCE):
+            if at:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            self._answer_some(requests[at : at + _AT_ONCE], results[at : at + _AT_ONCE])
+
+    def _answer_some(self, requests: Sequence[Request], results: Sequence[object]) -> None:
         batcher = self._batcher
         observer = batcher._observer
         taken = Place.TAKEN

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned
-from atomr_accel.patterns import Observer
+from atomr_accel.patterns import Batcher, Observer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -104,3 +104,48 @@ class Log(Observer):
             if what in {"answered", "failed", "dropped"}:
                 ends[items[0]] += 1
         return ends
+
+
+class Doubler:
+    """Doubles the items of a list, which takes a second, and notes what it was given when."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.seconds = seconds
+        self.batches: list[list[int]] = []
+        self.times: list[float] = []
+        self.running = self.most = 0
+
+    async def __call__(self, items: list[int]) -> list[int | Exception]:
+        self.batches.append(list(items))
+        self.times.append(trio.current_time())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await trio.sleep(self.seconds)
+        finally:
+            self.running -= 1
+        return [2 * item for item in items]
+
+
+class Clients:
+    """Tasks that each ask for one item, and what they got."""
+
+    def __init__(self, nursery: trio.Nursery, batcher: Batcher[Any, Any]) -> None:
+        self.nursery = nursery
+        self.batcher = batcher
+        self.got: dict[Any, Any] = {}
+        self.scopes: dict[Any, trio.CancelScope] = {}
+
+    async def ask(self, item: Any, *, priority: float = 0, within: float = float("inf")) -> None:
+        """Start a client, and wait until it has asked."""
+        self.nursery.start_soon(self._client, item, priority, within)
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def _client(self, item: Any, priority: float, within: float) -> None:
+        with trio.move_on_after(within) as self.scopes[item]:
+            try:
+                self.got[item] = await self.batcher.ask(item, priority=priority)
+            except Exception as error:  # noqa: BLE001
+                self.got[item] = error
+        if self.scopes[item].cancelled_caught:
+            self.got[item] = "cancelled"
