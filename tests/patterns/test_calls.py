@@ -37,6 +37,10 @@ async def work(item: float) -> float:
     return item
 
 
+def total(answers: list[float]) -> float:
+    return sum(answers)
+
+
 PATTERNS: dict[str, Opens] = {
     "pool": lambda **options: open_replica_pool(
         [lambda: nullcontext(work)], max_in_flight=9, **options
@@ -44,7 +48,7 @@ PATTERNS: dict[str, Opens] = {
     "swap": lambda **options: open_hot_swap(lambda: nullcontext(work), **options),
     "pipeline": lambda **options: open_pipeline(work, **options),
     "cascade": lambda **options: open_cascade(CascadeStage(work), confidence=float, **options),
-    "ensemble": lambda **options: open_ensemble(work, combine=sum, **options),
+    "ensemble": lambda **options: open_ensemble(work, combine=total, **options),
 }
 
 every = pytest.mark.parametrize("name", PATTERNS)
