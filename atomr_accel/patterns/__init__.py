@@ -7,13 +7,27 @@ are the callers' scopes, and waits are on trio's clock.
 """
 
 from ._batcher import Batcher, BatcherStatistics, open_batcher
+from ._cascade import (
+    Cascade,
+    CascadeAnswer,
+    CascadeStage,
+    CascadeStageStatistics,
+    CascadeStatistics,
+    open_cascade,
+)
+from ._ensemble import Ensemble, EnsembleStatistics, open_ensemble
 from ._errors import (
     CircuitOpen,
     Closed,
     Dropped,
+    MalformedStream,
     Overloaded,
     PatternError,
+    QuorumMissed,
     Refused,
+    ReplicaLost,
+    RolledBack,
+    SwapInProgress,
     WrongResults,
 )
 from ._fair_share import (
@@ -24,9 +38,37 @@ from ._fair_share import (
     TenantStatistics,
     open_fair_share,
 )
+from ._gate import Gate, Shadow
 from ._halving import is_for_one
+from ._hot_swap import (
+    HotSwap,
+    HotSwapStatistics,
+    SwapState,
+    VersionRole,
+    VersionStatistics,
+    open_hot_swap,
+)
 from ._observer import Observer
+from ._pipeline import (
+    Pipeline,
+    PipelineRun,
+    PipelineStatistics,
+    Stage,
+    StageStatistics,
+    open_pipeline,
+)
+from ._pool import ReplicaPool, ReplicaPoolStatistics, open_replica_pool
 from ._queue import by_length
+from ._replicas import (
+    Hedge,
+    LeastLoaded,
+    Policy,
+    PowerOfTwo,
+    Replica,
+    ReplicaState,
+    ReplicaStatistics,
+    RoundRobin,
+)
 from ._retry import (
     CircuitBreaker,
     CircuitState,
@@ -37,33 +79,77 @@ from ._retry import (
     is_transient,
 )
 from ._shares import Budget
+from ._streams import receive_frames, receive_lines, send_frames, send_lines
 
 __all__ = [
     "Batcher",
     "BatcherStatistics",
     "Budget",
+    "Cascade",
+    "CascadeAnswer",
+    "CascadeStage",
+    "CascadeStageStatistics",
+    "CascadeStatistics",
     "CircuitBreaker",
     "CircuitOpen",
     "CircuitState",
     "CircuitStatistics",
     "Closed",
     "Dropped",
+    "Ensemble",
+    "EnsembleStatistics",
     "FairServer",
     "FairShare",
     "FairShareStatistics",
+    "Gate",
+    "Hedge",
+    "HotSwap",
+    "HotSwapStatistics",
+    "LeastLoaded",
+    "MalformedStream",
     "Observer",
     "Overloaded",
     "PatternError",
+    "Pipeline",
+    "PipelineRun",
+    "PipelineStatistics",
+    "Policy",
+    "PowerOfTwo",
+    "QuorumMissed",
     "Refused",
+    "Replica",
+    "ReplicaLost",
+    "ReplicaPool",
+    "ReplicaPoolStatistics",
+    "ReplicaState",
+    "ReplicaStatistics",
     "Retry",
     "RetryBudget",
+    "RolledBack",
+    "RoundRobin",
+    "Shadow",
     "Slot",
+    "Stage",
+    "StageStatistics",
+    "SwapInProgress",
+    "SwapState",
     "TenantStatistics",
+    "VersionRole",
+    "VersionStatistics",
     "WrongResults",
     "by_length",
     "is_device_fault",
     "is_for_one",
     "is_transient",
     "open_batcher",
+    "open_cascade",
+    "open_ensemble",
     "open_fair_share",
+    "open_hot_swap",
+    "open_pipeline",
+    "open_replica_pool",
+    "receive_frames",
+    "receive_lines",
+    "send_frames",
+    "send_lines",
 ]

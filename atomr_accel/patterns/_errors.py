@@ -6,8 +6,13 @@
         │   ├── Overloaded       there was no room for it
         │   ├── Dropped          it made room for a later one
         │   ├── Closed           the pattern's block was left
-        │   └── CircuitOpen      too much has failed of late
-        └── WrongResults         a function answered a batch with what is no answer to it
+        │   ├── CircuitOpen      too much has failed of late
+        │   └── SwapInProgress   another version is being rolled out just now
+        ├── WrongResults         a function answered a batch with what is no answer to it
+        ├── ReplicaLost          a replica, or a version, ended while it had the request
+        ├── RolledBack           a new version did not take over
+        ├── QuorumMissed         too few members of an ensemble have answered
+        └── MalformedStream      the bytes of a stream are no lines or frames as expected
 
 What the functions of a program raise reaches who asked as it is, not wrapped in any of these.
 """
@@ -89,6 +94,62 @@ class WrongResults(PatternError):
         super().__init__(message)
         self.expected = expected
         self.got = got
+
+
+class SwapInProgress(Refused):
+    """Another version is being rolled out just now, and there is one such at a time."""
+
+
+class ReplicaLost(PatternError):
+    """A replica, or a version, ended while it had the request, which may have had effects.
+
+    You get it for requests that are not marked idempotent; others are asked elsewhere.
+
+    Attributes:
+        replica: its name.
+    """
+
+    _fields = ("replica",)
+
+    def __init__(self, message: str, *, replica: str) -> None:
+        super().__init__(message)
+        self.replica = replica
+
+
+class RolledBack(PatternError):
+    """A new version did not take over: its gate has failed, or somebody called it back.
+
+    ``__cause__`` is what it failed with, if it has failed by itself.
+
+    Attributes:
+        version: its name.
+    """
+
+    _fields = ("version",)
+
+    def __init__(self, message: str, *, version: str) -> None:
+        super().__init__(message)
+        self.version = version
+
+
+class QuorumMissed(PatternError):
+    """Too few members of an ensemble have answered; ``__cause__`` is a group of what they raised.
+
+    Attributes:
+        quorum: how many had to.
+        answered: how many did.
+    """
+
+    _fields = ("quorum", "answered")
+
+    def __init__(self, message: str, *, quorum: int, answered: int) -> None:
+        super().__init__(message)
+        self.quorum = quorum
+        self.answered = answered
+
+
+class MalformedStream(PatternError):
+    """The bytes of a stream are no lines or frames of the lengths that are allowed."""
 
 
 def elsewhere(what: str, call: str) -> RuntimeError:

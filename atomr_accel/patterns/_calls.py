@@ -1,0 +1,217 @@
+"""Calls that run in the tasks of their callers: who is in, who may come, and how all leave."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from threading import get_ident
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from ._errors import Closed, Refused, elsewhere
+from ._observer import Observer, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from types import TracebackType
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Tally:
+    """What becomes of the requests of a pattern: counted, and told to its observer."""
+
+    __slots__ = ("answered", "dropped", "failed", "observer", "refused", "submitted")
+
+    def __init__(self, observer: Observer | None) -> None:
+        self.observer = guarded(observer)
+        self.submitted = self.answered = self.failed = self.refused = self.dropped = 0
+
+    @property
+    def in_progress(self) -> int:
+        """Requests that are still open."""
+        return self.submitted - self.answered - self.failed - self.refused - self.dropped
+
+    def submit(self, item: object) -> float:
+        """A request was made; the time, which its end wants to know."""
+        self.submitted += 1
+        if self.observer is not None:
+            self.observer.submitted(item)
+        return trio.current_time()
+
+    def start(self, item: object) -> None:
+        """A function is about to be called for it."""
+        if self.observer is not None:
+            self.observer.started((item,))
+
+    def retry(self, item: object, error: Exception) -> None:
+        """It failed, and is asked again."""
+        if self.observer is not None:
+            self.observer.retried((item,), error)
+
+    def answer(self, item: object, began: float) -> None:
+        """A request has its result."""
+        self.answered += 1
+        if self.observer is not None:
+            self.observer.answered(item, trio.current_time() - began)
+
+    def fail(self, item: object, error: BaseException, began: float) -> None:
+        """A request has an error for its answer."""
+        if isinstance(error, Refused):
+            self.refused += 1
+        else:
+            self.failed += 1
+        if self.observer is not None:
+            self.observer.failed(item, error, trio.current_time() - began)
+
+    def drop(self, item: object, began: float) -> None:
+        """Nobody waits for it any more."""
+        self.dropped += 1
+        if self.observer is not None:
+            self.observer.dropped(item, trio.current_time() - began)
+
+
+class Calls:
+    """The calls in progress of one pattern.
+
+    What a caller asks for is done in its own task, so its deadlines, its cancellation and its
+    context variables reach all of it, and nothing of it outlives the caller. What is left to do
+    is to refuse calls once the pattern closes, to wait for those in progress, and to end them
+    where the pattern cannot go on.
+    """
+
+    def __init__(self, what: str, observer: Observer | None) -> None:
+        self.tally = Tally(observer)
+        self._what = what
+        self._thread = get_ident()
+        self._scopes: set[trio.CancelScope] = set()
+        self._closing = False
+        self._why: BaseException | None = None
+        self._idle = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    @property
+    def closing(self) -> bool:
+        """Whether further calls are refused."""
+        return self._closing
+
+    def one(self, item: object) -> _Call:
+        """``with calls.one(item):`` around what is done for a caller, which counts it, too.
+
+        Raises:
+            Closed: no calls are taken any more; or, at its end, the pattern was closed meanwhile
+                and did not wait.
+        """
+        return _Call(self, item)
+
+    def check(self) -> None:
+        """Whether it can be used at all, here and now.
+
+        Raises:
+            Closed: no calls are taken any more.
+            RuntimeError: it belongs to another thread.
+        """
+        self.check_thread()
+        if self._closing:
+            raise self.closed()
+
+    def check_thread(self) -> None:
+        """Raise a `RuntimeError` where it belongs to another thread."""
+        if get_ident() != self._thread:
+            raise elsewhere(self._what, self._what)
+
+    def refuse(self) -> None:
+        """Take no further calls."""
+        self._closing = True
+
+    async def close(self) -> None:
+        """Take no further calls, and wait until none is in progress."""
+        self._closing = True
+        if self._scopes:
+            await self._idle.wait()
+
+    async def end(self, why: BaseException | None) -> None:
+        """Take no further calls, and end those in progress: their callers get ``Closed``.
+
+        It returns when all have left, so that nothing is closed that they still use.
+        """
+        self._closing = True
+        if not isinstance(why, trio.Cancelled):
+            self._why = self._why or why
+        for scope in self._scopes:
+            scope.cancel()
+        with trio.CancelScope(shield=True):
+            await self.close()
+
+    def closed(self, when: str = "is closed: ask it inside its block") -> Closed:
+        """What the callers are told."""
+        error = Closed(f"the {self._what} {when}")
+        error.__cause__ = self._why
+        return error
+
+
+class _Call:
+    __slots__ = ("_began", "_calls", "_item", "_scope")
+
+    def __init__(self, calls: Calls, item: object) -> None:
+        self._calls = calls
+        self._item = item
+
+    def __enter__(self) -> None:
+        calls = self._calls
+        calls.check()
+        self._began = calls.tally.submit(self._item)
+        self._scope = trio.CancelScope()
+        self._scope.__enter__()
+        calls._scopes.add(self._scope)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        calls, scope = self._calls, self._scope
+        calls._scopes.discard(scope)
+        if not calls._scopes:
+            calls._idle.set()
+            calls._idle = trio.Event()
+        try:
+            scope.__exit__(kind, error, traceback)
+        except BaseException as rest:  # of a group, without what the scope has caught
+            self._count(rest)
+            raise
+        if scope.cancelled_caught:
+            closed = calls.closed("was closed before it had answered")
+            self._count(closed)
+            raise closed from closed.__cause__
+        self._count(error)
+
+    def _count(self, error: BaseException | None) -> None:
+        tally = self._calls.tally
+        if error is None:
+            tally.answer(self._item, self._began)
+        elif isinstance(error, Exception):
+            tally.fail(self._item, error, self._began)
+        else:
+            tally.drop(self._item, self._began)
+
+
+@trio.lowlevel.disable_ki_protection
+async def unprotected(function: Callable[[In], Awaitable[Out]], item: In) -> Out:
+    """Call a function of the program from code that keeps Ctrl+C away from itself."""
+    return await function(item)
+
+
+@asynccontextmanager
+async def closing(calls: Calls) -> AsyncIterator[None]:
+    """The block of a pattern: its end waits for the calls in progress, or ends them."""
+    try:
+        yield
+        await calls.close()
+    except BaseException as error:
+        await calls.end(error)
+        raise

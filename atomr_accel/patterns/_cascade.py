@@ -1,0 +1,292 @@
+"""Cascades: cheap stages answer what is easy, and costly ones the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, final
+
+import trio
+
+from ..actors._util import NoPublicConstructor, check_number
+from ._calls import Calls, closing, unprotected
+from ._errors import Refused
+from ._latencies import Latencies
+from ._members import is_fault
+from ._retry import tell
+
+if TYPE_CHECKING:
+    from ._observer import Observer
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+_QUANTILE: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeStage(Generic[In, Out]):
+    """One stage of a cascade.
+
+    Attributes:
+        function: a coroutine function, or anything that is called like one: with a ``Batcher``,
+            the items of many callers go through the stage together.
+        threshold: an answer of at least this confidence is given, and no later stage is asked.
+        cost: what asking it takes from a request's budget, in a unit of your own.
+        name: what answers and statistics call it; by default, the function's name.
+    """
+
+    function: Callable[[In], Awaitable[Out]]
+    threshold: float = 1.0
+    cost: float = 1.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a stage wants a coroutine function, got {self.function!r}")
+        check_number("threshold", self.threshold)
+        check_number("cost", self.cost)
+        if not self.cost >= 0:
+            raise ValueError(f"cost must not be negative, got {self.cost!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeAnswer(Generic[Out]):
+    """The answer to a request, and how it came about."""
+
+    value: Out
+    confidence: float
+    stage: str
+    """The name of the stage that has given it."""
+    cost: float
+    """What all stages that were asked have cost."""
+    skipped: tuple[str, ...]
+    """Stages that would have been asked, had budget and deadline allowed it, or had they not
+    failed by a device's fault or a refusal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeStageStatistics:
+    """One stage of a cascade, at one moment."""
+
+    name: str
+    asked: int
+    accepted: int
+    """Answers that were confident enough."""
+    failed: int
+    """Requests that have failed there, for whatever reason."""
+    over_budget: int
+    """How often it was skipped because of its cost."""
+    out_of_time: int
+    """How often it was skipped, or ended, because of the caller's deadline."""
+    seconds: float
+    """Nine of ten requests take no longer; zero before the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeStatistics:
+    """A cascade at one moment.
+
+    Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
+    ``refused``, ``dropped``.
+    """
+
+    submitted: int
+    running: int
+    answered: int
+    failed: int
+    refused: int
+    """Requests that got a refusal: of the last stage that could be asked, or the block was left."""
+    dropped: int
+    """Requests whose callers were cancelled."""
+    cost: float
+    """What all of them have cost."""
+    stages: tuple[CascadeStageStatistics, ...]
+
+
+class _Stage:
+    def __init__(self, stage: CascadeStage[Any, Any], number: int) -> None:
+        name = stage.name or getattr(stage.function, "__name__", "") or f"stage-{number}"
+        self.stage = replace(stage, name=name)
+        self.latencies = Latencies()
+        self.asked = self.accepted = self.failed = self.over_budget = self.out_of_time = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.latencies.quantile(_QUANTILE) if len(self.latencies) else 0.0
+
+
+@final
+class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
+    """What ``open_cascade`` gives: ``await cascade(item)`` is one request."""
+
+    _made_by: ClassVar[str] = "open_cascade(stage, ...)"
+
+    def __init__(
+        self,
+        stages: tuple[CascadeStage[In, Out], ...],
+        confidence: Callable[[Out], float],
+        budget: float,
+        reserve: float,
+        observer: Observer | None,
+    ) -> None:
+        self._stages = [_Stage(stage, number) for number, stage in enumerate(stages, 1)]
+        self._confidence = confidence
+        self._budget = budget
+        self._reserve = reserve
+        self._calls = Calls("cascade", observer)
+        self._cost = 0.0
+
+    async def __call__(self, item: In) -> Out:
+        """Ask for one item, within the cascade's budget. See ``ask``."""
+        return (await self.ask(item)).value
+
+    @trio.lowlevel.enable_ki_protection
+    async def ask(self, item: In, *, budget: float | None = None) -> CascadeAnswer[Out]:
+        """Ask stage after stage until one is confident enough, and give the most confident answer.
+
+        The stages run in your own task. Once there is an answer, a stage that would cost too much,
+        or that in nine of ten cases takes longer than your deadline leaves, is skipped; and one
+        that takes too long after all is cancelled in time for you to have the answer there is.
+
+        Args:
+            item: what to ask.
+            budget: what the stages may cost together; by default, what the cascade was told.
+
+        Raises:
+            ValueError: no stage costs as little as the budget.
+            Closed: the block was left.
+            Exception: what a stage raised. A device's fault and a refusal are raised only if no
+                stage has answered.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        limit = self._budget if budget is None else budget
+        _check_budget(limit, self._stages)
+        with self._calls.one(item):
+            deadline = trio.current_effective_deadline()
+            best: CascadeAnswer[Out] | None = None
+            skipped: list[str] = []
+            errors: list[Exception] = []
+            spent = 0.0
+            for one in self._stages:
+                stage = one.stage
+                if spent + stage.cost > limit:
+                    one.over_budget += 1
+                    skipped.append(stage.name)
+                    continue
+                leave_at = math.inf if best is None else deadline - self._reserve
+                if trio.current_time() + one.seconds >= leave_at:
+                    one.out_of_time += 1
+                    skipped.append(stage.name)
+                    continue
+                spent += stage.cost
+                self._cost += stage.cost
+                try:
+                    with trio.move_on_at(leave_at) as scope:
+                        value: Out = await self._ask_stage(one, item)
+                except Exception as error:
+                    one.failed += 1
+                    # Nobody's answer: another stage may have one.
+                    if not (is_fault(error) or isinstance(error, Refused)):
+                        raise
+                    errors.append(error)
+                    skipped.append(stage.name)
+                    continue
+                if scope.cancelled_caught:
+                    one.out_of_time += 1
+                    skipped.append(stage.name)
+                    continue
+                confidence = self._confidence(value)
+                if best is None or confidence > best.confidence:
+                    best = CascadeAnswer(value, confidence, stage.name, 0.0, ())
+                if confidence >= stage.threshold:
+                    one.accepted += 1
+                    break
+            if best is None:
+                tell(errors[-1], errors[:-1])
+                raise errors[-1]
+            return replace(best, cost=spent, skipped=tuple(skipped))
+
+    async def _ask_stage(self, one: _Stage, item: Any) -> Any:
+        one.asked += 1
+        began = trio.current_time()
+        self._calls.tally.start(item)
+        try:
+            return await unprotected(one.stage.function, item)
+        finally:
+            # Also where it was cut short: it takes at least so long.
+            one.latencies.add(trio.current_time() - began)
+
+    def statistics(self) -> CascadeStatistics:
+        """A snapshot."""
+        tally = self._calls.tally
+        return CascadeStatistics(
+            submitted=tally.submitted,
+            running=tally.in_progress,
+            answered=tally.answered,
+            failed=tally.failed,
+            refused=tally.refused,
+            dropped=tally.dropped,
+            cost=self._cost,
+            stages=tuple(
+                CascadeStageStatistics(
+                    name=one.stage.name,
+                    asked=one.asked,
+                    accepted=one.accepted,
+                    failed=one.failed,
+                    over_budget=one.over_budget,
+                    out_of_time=one.out_of_time,
+                    seconds=one.seconds,
+                )
+                for one in self._stages
+            ),
+        )
+
+
+def _check_budget(budget: float, stages: list[_Stage]) -> None:
+    check_number("budget", budget)
+    least = min(one.stage.cost for one in stages)
+    if not budget >= least:
+        raise ValueError(f"the cheapest stage costs {least:g}, more than the budget of {budget!r}")
+
+
+@asynccontextmanager
+async def open_cascade(
+    *stages: CascadeStage[In, Out],
+    confidence: Callable[[Out], float],
+    budget: float = math.inf,
+    reserve: float = 0.005,
+    observer: Observer | None = None,
+) -> AsyncIterator[Cascade[In, Out]]:
+    """Open a cascade: stages that are asked one after the other until one is sure.
+
+    A stage that fails by a device's fault, or that refuses (``Overloaded``, ``CircuitOpen``), is
+    passed over, and the next one is asked. Other errors are answers.
+
+    Leaving the block takes no more requests and waits for those in progress. Where an exception or
+    a cancellation leaves it, those get ``Closed``.
+
+    Args:
+        stages: from the cheapest to the best.
+        confidence: says how sure an answer is: the thresholds of stages are compared with it.
+        budget: what the stages may cost together for one request, unless that says otherwise.
+        reserve: how many seconds before a caller's deadline it gets the best answer so far.
+        observer: is told what becomes of requests.
+    """
+    if not stages:
+        raise TypeError("a cascade wants one stage or more")
+    for stage in stages:
+        if not isinstance(stage, CascadeStage):
+            raise TypeError(f"a cascade is made of CascadeStage objects, got {stage!r}")
+    if not callable(confidence):
+        raise TypeError(f"confidence must be a function of an answer, got {confidence!r}")
+    check_number("reserve", reserve)
+    if not reserve >= 0:
+        raise ValueError(f"reserve must not be negative, got {reserve!r}")
+    kind: type[Cascade[In, Out]] = Cascade
+    cascade = kind._create(stages, confidence, budget, reserve, observer)
+    _check_budget(budget, cascade._stages)
+    async with closing(cascade._calls):
+        yield cascade

@@ -1,0 +1,166 @@
+"""Ensembles: several functions are asked, and their answers combined."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+
+import trio
+
+from ..actors._nursery import PlainNursery
+from ..actors._util import NoPublicConstructor, check_whole
+from ._calls import Calls, closing, unprotected
+from ._errors import QuorumMissed
+
+if TYPE_CHECKING:
+    from ._observer import Observer
+
+In = TypeVar("In")
+Part = TypeVar("Part")
+Out = TypeVar("Out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleStatistics:
+    """An ensemble at one moment.
+
+    Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
+    ``refused``, ``dropped``.
+    """
+
+    submitted: int
+    running: int
+    answered: int
+    failed: int
+    refused: int
+    """Requests that got a refusal: of a member that had to answer, or the block was left."""
+    dropped: int
+    """Requests whose callers were cancelled."""
+    answers: tuple[int, ...]
+    """How many answers of each member were in time."""
+    errors: tuple[int, ...]
+    """How often each member has failed."""
+    stragglers: tuple[int, ...]
+    """How often each member was cancelled because enough others had answered, or had failed."""
+
+
+@final
+class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
+    """What ``open_ensemble`` gives: ``await ensemble(item)`` is one request."""
+
+    _made_by: ClassVar[str] = "open_ensemble(member, ...)"
+
+    def __init__(
+        self,
+        members: tuple[Callable[[In], Awaitable[Any]], ...],
+        combine: Callable[[list[Any]], Out],
+        quorum: int,
+        observer: Observer | None,
+    ) -> None:
+        self._members = members
+        self._combine = combine
+        self._quorum = quorum
+        self._calls = Calls("ensemble", observer)
+        self._answers = [0] * len(members)
+        self._errors = [0] * len(members)
+        self._stragglers = [0] * len(members)
+
+    @trio.lowlevel.enable_ki_protection
+    async def __call__(self, item: In) -> Out:
+        """Ask all members at once, and combine what the quorum answers.
+
+        If you are cancelled, or your deadline passes, so are they.
+
+        Raises:
+            QuorumMissed: so many members have failed that there can be no quorum.
+            Closed: the block was left.
+            Exception: what a member raised, where all have to answer.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with self._calls.one(item):
+            answers: dict[int, Any] = {}
+            errors: dict[int, Exception] = {}
+            spare = len(self._members) - self._quorum
+
+            async def ask(number: int) -> None:
+                try:
+                    answers[number] = await unprotected(self._members[number], item)
+                    self._answers[number] += 1
+                except Exception as error:  # noqa: BLE001 (raised below, if it counts)
+                    errors[number] = error
+                    self._errors[number] += 1
+                if len(answers) == self._quorum or len(errors) > spare:
+                    nursery.cancel_scope.cancel()
+
+            self._calls.tally.start(item)
+            async with PlainNursery() as nursery:
+                for number in range(len(self._members)):
+                    nursery.start_soon(ask, number)
+            for number in range(len(self._members)):
+                self._stragglers[number] += number not in answers and number not in errors
+            if len(answers) >= self._quorum:
+                return self._combine([answers[number] for number in sorted(answers)])
+            failures = [*errors.values()]
+            if not spare:
+                raise failures[0]
+            raise QuorumMissed(
+                f"{self._quorum} of {len(self._members)} members have to answer, and "
+                f"{len(failures)} have failed",
+                quorum=self._quorum,
+                answered=len(answers),
+            ) from ExceptionGroup("members of an ensemble failed", failures)
+
+    def statistics(self) -> EnsembleStatistics:
+        """A snapshot. Members are in the order in which they were given."""
+        tally = self._calls.tally
+        return EnsembleStatistics(
+            submitted=tally.submitted,
+            running=tally.in_progress,
+            answered=tally.answered,
+            failed=tally.failed,
+            refused=tally.refused,
+            dropped=tally.dropped,
+            answers=tuple(self._answers),
+            errors=tuple(self._errors),
+            stragglers=tuple(self._stragglers),
+        )
+
+
+@asynccontextmanager
+async def open_ensemble(
+    *members: Callable[[In], Awaitable[Part]],
+    combine: Callable[[list[Part]], Out],
+    quorum: int | None = None,
+    observer: Observer | None = None,
+) -> AsyncIterator[Ensemble[In, Out]]:
+    """Open an ensemble: each request goes to all members, and their answers become one.
+
+    As soon as a quorum has answered, the others are cancelled. What a member raises, be it a
+    device's fault or not, is an answer less: a member that is to be asked again is a function with
+    a ``Retry`` around it, or a replica pool.
+
+    Leaving the block takes no more requests and waits for those in progress. Where an exception or
+    a cancellation leaves it, those get ``Closed``.
+
+    Args:
+        members: coroutine functions, or what is called like them.
+        combine: makes one answer of a list of answers, which are in the order of the members. A
+            list may be longer than the quorum, where several answer at the same moment.
+        quorum: how many have to answer; by default, all.
+        observer: is told what becomes of requests.
+    """
+    if not members:
+        raise TypeError("an ensemble wants one member or more")
+    for member in (*members, combine):
+        if not callable(member):
+            raise TypeError(f"members and combine must be functions, got {member!r}")
+    needed = len(members) if quorum is None else quorum
+    check_whole("quorum", needed)
+    if not 1 <= needed <= len(members):
+        raise ValueError(f"quorum must be from 1 to {len(members)}, got {needed}")
+    kind: type[Ensemble[In, Out]] = Ensemble
+    ensemble = kind._create(members, combine, needed, observer)
+    async with closing(ensemble._calls):
+        yield ensemble

@@ -1,0 +1,136 @@
+"""Whether a new version does as well as the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ..actors._util import check_number, check_whole
+from ._latencies import Latencies
+from ._members import tells_of_member
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow(Generic[In, Out]):
+    """How a new version is tried on copies of requests, which it does not answer.
+
+    A copy is made when the present version has answered, and is compared with that answer. It has
+    a task of its own, so nobody waits for it; items and answers must be good as long.
+
+    Attributes:
+        compare: gets the item, the answer given and that of the new version, and says whether
+            the two agree.
+        share: of the requests, that are copied.
+        max_in_flight: how many copies may be in progress; requests that come while there are as
+            many are not copied.
+    """
+
+    compare: Callable[[In, Out, Out], bool]
+    share: float = 1.0
+    max_in_flight: int = 16
+
+    def __post_init__(self) -> None:
+        if not callable(self.compare):
+            raise TypeError(
+                f"compare must be a function of an item and two answers, got {self.compare!r}"
+            )
+        check_number("share", self.share)
+        check_whole("max_in_flight", self.max_in_flight)
+        if not (0 < self.share <= 1 and self.max_in_flight >= 1):
+            raise ValueError(
+                "Shadow wants 0 < share <= 1 and max_in_flight >= 1, got "
+                f"share={self.share!r}, max_in_flight={self.max_in_flight!r}"
+            )
+
+
+class Outcomes:
+    """What became of the requests of a version in one step of a roll-out."""
+
+    __slots__ = ("compared", "count", "failures", "latencies", "mismatches")
+
+    def __init__(self) -> None:
+        self.count = self.failures = self.compared = self.mismatches = 0
+        self.latencies = Latencies()
+
+    def answered(self, seconds: float) -> None:
+        """A request was answered."""
+        self.count += 1
+        self.latencies.add(seconds)
+
+    def failed(self) -> None:
+        """A request failed, in a way that tells of the version."""
+        self.count += 1
+        self.failures += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What a new version must do to take over.
+
+    It is looked at in each step of a roll-out, once ``minimum`` requests of that step have come to
+    an end at either version, and sooner where the new one has failed so often that it cannot pass.
+
+    Attributes:
+        minimum: requests that have to be seen of each version.
+        error_margin: how much larger a share of its requests may fail than of the present one's.
+        latency_quantile: which of the times that answers took are compared.
+        latency_ratio: how many times as long as the present one it may take at that quantile.
+        mismatches: the share of its shadowed answers that may differ.
+        counts: which errors count as failures. By default all but those that blame the request,
+            which are `ValueError` and `TypeError`, and those that say that there was no room. A
+            request that its caller has given up because of its deadline counts as a failure by
+            `trio.TooSlowError`.
+    """
+
+    minimum: int = 50
+    error_margin: float = 0.01
+    latency_quantile: float = 0.95
+    latency_ratio: float = 1.5
+    mismatches: float = 0.0
+    counts: Callable[[Exception], bool] = tells_of_member
+
+    def __post_init__(self) -> None:
+        check_whole("minimum", self.minimum)
+        for name in ("error_margin", "latency_quantile", "latency_ratio", "mismatches"):
+            check_number(name, getattr(self, name))
+        if not (
+            self.minimum >= 1
+            and 0 <= self.error_margin <= 1
+            and 0 < self.latency_quantile <= 1
+            and self.latency_ratio > 0
+            and 0 <= self.mismatches <= 1
+        ):
+            raise ValueError(
+                "Gate wants minimum >= 1, 0 <= error_margin <= 1, 0 < latency_quantile <= 1, "
+                f"latency_ratio > 0 and 0 <= mismatches <= 1, got {self!r}"
+            )
+        if not callable(self.counts):
+            raise TypeError(f"counts must be a function of an exception, got {self.counts!r}")
+
+    def judge(self, present: Outcomes, candidate: Outcomes) -> str | None:
+        """Why it fails; an empty string if it passes; None if that is not known yet."""
+        if present.count < self.minimum:
+            return None
+        base = present.failures / present.count
+        least = max(candidate.count, self.minimum)
+        if candidate.failures > (base + self.error_margin) * least:
+            return (
+                f"{candidate.failures} of {candidate.count} requests failed, and of the present "
+                f"version's {present.failures} of {present.count}"
+            )
+        if candidate.mismatches > self.mismatches * max(candidate.compared, self.minimum):
+            return f"{candidate.mismatches} of {candidate.compared} answers differ"
+        if candidate.count < self.minimum:
+            return None
+        ours = present.latencies.quantile(self.latency_quantile)
+        theirs = candidate.latencies.quantile(self.latency_quantile)
+        if theirs > ours * self.latency_ratio:  # False where nothing was answered
+            return (
+                f"answers take {theirs:.3g} s and those of the present version {ours:.3g} s, at "
+                f"the quantile {self.latency_quantile:g}"
+            )
+        return ""

@@ -1,0 +1,610 @@
+"""Hot swaps: a new version takes over from the present one, under the eyes of a gate."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import logging
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+
+import trio
+
+from ..actors import NameTaken
+from ..actors._nursery import PlainNursery
+from ..actors._util import NoPublicConstructor, check_instance, check_number
+from ._calls import Calls, closing
+from ._errors import ReplicaLost, RolledBack, SwapInProgress
+from ._gate import Gate, Outcomes, Shadow
+from ._members import Factory, Member, check_call, check_factory, is_fault, opened
+
+if TYPE_CHECKING:
+    from ._observer import Observer
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+_log = logging.getLogger("atomr_accel.patterns")
+
+
+class SwapState(enum.Enum):
+    """What a hot swap is doing."""
+
+    SERVING = "serving"
+    """One version serves, and there is no other."""
+    LOADING = "loading"
+    """Another version is being opened."""
+    WARMING_UP = "warming_up"
+    """The other version answers requests that nobody made."""
+    SHADOWING = "shadowing"
+    """The other version gets copies of requests."""
+    CANARY = "canary"
+    """The other version answers a share of the requests."""
+    DRAINING = "draining"
+    """A version that serves no longer comes to an end of its requests."""
+
+
+class VersionRole(enum.Enum):
+    """What a version is there for."""
+
+    PRESENT = "present"
+    """It answers the requests, or all but a share."""
+    CANDIDATE = "candidate"
+    """It may take over."""
+    LEAVING = "leaving"
+    """It gets no further requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionStatistics:
+    """One version, at one moment."""
+
+    name: str
+    role: VersionRole
+    in_flight: int
+    answered: int
+    """Requests that it has answered."""
+    failed: int
+    """Requests that have failed there, for whatever reason."""
+    copies: int
+    """Copies of requests that it has got."""
+    compared: int
+    """Answers of it that were compared with the present version's."""
+    mismatches: int
+    """Those of them that differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotSwapStatistics:
+    """A hot swap at one moment.
+
+    Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
+    ``refused``, ``dropped``.
+    """
+
+    state: SwapState
+    share: float
+    """Of the requests, that the candidate answers."""
+    submitted: int
+    running: int
+    answered: int
+    failed: int
+    """Requests that got an error of a version's."""
+    refused: int
+    """Requests that got a refusal: the block was left."""
+    dropped: int
+    """Requests whose callers were cancelled."""
+    asked_again: int
+    """Requests that had failed at the candidate, and were given to the present version."""
+    promoted: int
+    """How often a version has taken over."""
+    rolled_back: int
+    """How often one has not."""
+    versions: tuple[VersionStatistics, ...]
+    """Those that are there, in the order in which they were loaded."""
+
+
+class _Version:
+    """A version, and its life."""
+
+    def __init__(self, name: str, factory: Factory[Any, Any]) -> None:
+        self.name = name
+        self.factory = factory
+        self.member = Member("version", name)
+        self.retire = trio.Event()
+        self.gone = trio.Event()
+        self.step = Outcomes()
+        self.answered = self.failed = self.copies = self.compared = self.mismatches = 0
+
+
+class _RollOut:
+    """A candidate on its way."""
+
+    def __init__(self, candidate: _Version, gate: Gate, salt: bytes) -> None:
+        self.candidate = candidate
+        self.gate = gate
+        self.salt = salt
+        self.scope = trio.CancelScope()
+        self.state = SwapState.LOADING
+        self.share = 0.0
+        self.shadow: Shadow[Any, Any] | None = None
+        self.copies: trio.Nursery | None = None
+        self.in_copies = 0
+        self.passed = trio.Event()
+        self.at_once = False
+        self.promoted = False
+        self.reason: str | None = None
+        self.failure: Exception | None = None
+
+    def back(self, reason: str, failure: Exception | None = None) -> None:
+        """It is not to take over."""
+        if self.reason is None:
+            self.reason, self.failure = reason, failure
+            self.scope.cancel()
+
+
+@final
+class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
+    """What ``open_hot_swap`` gives: ``await swap(item)`` is one request."""
+
+    _made_by: ClassVar[str] = "open_hot_swap(factory)"
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        present: _Version,
+        idempotent: bool,
+        rng: random.Random,
+        observer: Observer | None,
+    ) -> None:
+        self._nursery = nursery
+        self._present = present
+        self._idempotent = idempotent
+        self._rng = rng
+        # Apart, so that which keys a roll-out reaches does not hang on how much was asked before.
+        self._salts = random.Random(rng.random())  # noqa: S311 (no secret)
+        self._calls = Calls("swap", observer)
+        self._tally = self._calls.tally
+        self._loads = Calls("swap", None)
+        self._versions = {present.name: present}
+        self._numbers = 1
+        self._roll_out: _RollOut | None = None
+        self._asked_again = self._promoted = self._rolled_back = 0
+
+    # --- requests
+
+    async def __call__(self, item: In) -> Out:
+        """Ask for one item. See ``ask``."""
+        return await self.ask(item)
+
+    @trio.lowlevel.enable_ki_protection
+    async def ask(self, item: In, *, key: str | bytes | None = None) -> Out:
+        """Ask the version whose turn it is, and wait for its answer.
+
+        The version's function runs in your own task. If you are cancelled, or your deadline
+        passes, so is it.
+
+        Args:
+            item: what to ask.
+            key: whom it is for. Requests of one key get the same version throughout a roll-out
+                as long as its share does not reach them; without a key, each draws its own. Of
+                few keys, a small share may reach none.
+
+        Raises:
+            ReplicaLost: the version ended meanwhile, and requests are not idempotent.
+            Closed: the block was left.
+            Exception: what the version raised.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with self._calls.one(item):
+            version = self._route(key)
+            try:
+                result = await self._ask(version, item)
+            except Exception as error:
+                # What a candidate does wrong is not its callers' matter, if that can be helped.
+                candidate = version is not self._present
+                if not candidate or not (self._idempotent or is_fault(error)):
+                    raise
+                self._asked_again += 1
+                self._tally.retry(item, error)
+                result = await self._ask(self._present, item)
+            else:
+                if version is self._present:
+                    self._copy_to_candidate(item, result)
+            answer: Out = result
+            return answer
+
+    def _route(self, key: str | bytes | None) -> _Version:
+        roll_out = self._roll_out
+        if roll_out is None or not roll_out.share:
+            return self._present
+        if key is None:
+            point = self._rng.random()
+        else:
+            data = key.encode() if isinstance(key, str) else key
+            digest = hashlib.blake2b(data, digest_size=8, salt=roll_out.salt).digest()
+            point = int.from_bytes(digest, "big") / 2**64
+        return roll_out.candidate if point < roll_out.share else self._present
+
+    async def _ask(self, version: _Version, item: Any) -> Any:
+        deadline = trio.current_effective_deadline()
+        began = trio.current_time()
+        version.member.take()
+        try:
+            self._tally.start(item)
+            result = await version.member.ask(item)
+        except trio.Cancelled:
+            if trio.current_time() >= deadline:
+                self._failed(version, trio.TooSlowError("it was too slow for its caller"))
+            raise
+        except Exception as error:
+            version.failed += 1
+            self._failed(version, error)
+            raise
+        finally:
+            version.member.leave()
+        version.answered += 1
+        self._succeeded(version, trio.current_time() - began)
+        return result
+
+    def _succeeded(self, version: _Version, seconds: float) -> None:
+        version.step.answered(seconds)
+        self._judge()
+
+    def _failed(self, version: _Version, error: Exception) -> None:
+        roll_out = self._roll_out
+        if roll_out is None or roll_out.gate.counts(error):
+            version.step.failed()
+            self._judge()
+
+    # --- roll-outs
+
+    def _judge(self) -> None:
+        roll_out = self._roll_out
+        if roll_out is None or roll_out.state not in {SwapState.SHADOWING, SwapState.CANARY}:
+            return
+        reason = roll_out.gate.judge(self._present.step, roll_out.candidate.step)
+        if reason == "":
+            roll_out.passed.set()
+        elif reason is not None:
+            roll_out.back(f"its gate has failed: {reason}")
+
+    def _copy_to_candidate(self, item: Any, result: Any) -> None:
+        roll_out = self._roll_out
+        if roll_out is None or roll_out.copies is None or roll_out.shadow is None:
+            return
+        shadow = roll_out.shadow
+        if roll_out.in_copies < shadow.max_in_flight and self._rng.random() < shadow.share:
+            roll_out.in_copies += 1
+            roll_out.copies.start_soon(self._copy, roll_out, shadow, item, result)
+
+    async def _copy(
+        self, roll_out: _RollOut, shadow: Shadow[Any, Any], item: Any, result: Any
+    ) -> None:
+        version = roll_out.candidate
+        version.copies += 1
+        version.member.take()
+        began = trio.current_time()
+        try:
+            other = await version.member.ask(item)
+        except Exception as error:  # noqa: BLE001 (nobody asked)
+            self._failed(version, error)
+        else:
+            same = shadow.compare(item, result, other)
+            version.compared += 1
+            version.step.compared += 1
+            version.mismatches += not same
+            version.step.mismatches += not same
+            self._succeeded(version, trio.current_time() - began)
+        finally:
+            version.member.leave()
+            roll_out.in_copies -= 1
+
+    @trio.lowlevel.enable_ki_protection
+    async def load(
+        self,
+        factory: Factory[In, Out],
+        *,
+        name: str | None = None,
+        warm_up: Iterable[In] = (),
+        shadow: Shadow[In, Out] | None = None,
+        canary: Sequence[float] = (),
+        gate: Gate = Gate(),  # noqa: B008 (frozen)
+    ) -> str:
+        """Open a version beside the present one, and let it take over if it does well.
+
+        The steps are: it is opened; it answers the requests of ``warm_up``; it gets copies of
+        requests, where ``shadow`` is given; it answers a share of them, for each share of
+        ``canary``; it answers all, and the version before it comes to an end of its requests and
+        is closed. Each step of copies or shares ends when the gate has seen enough. Where nobody
+        asks, that takes for ever: deadlines are scopes.
+
+        Until it has taken over, whatever goes wrong changes nothing: if opening it or warming it up
+        fails, if the gate fails, if ``rollback`` is called, or if you are cancelled, the present
+        version goes on, and the new one comes to an end of its requests and is closed. After that
+        your cancellation only ends the wait for the one before.
+
+        A request that fails at the new version is given to the present one, if that was a device's
+        fault or requests are idempotent. That it failed counts for the gate all the same.
+
+        Args:
+            factory: makes its context manager.
+            name: its name; by default, ``v2`` and so on.
+            warm_up: requests to begin with, one after the other.
+            shadow: how it gets copies of requests. Without it, it gets none.
+            canary: the shares of the requests that it answers, one after the other: growing, and
+                between 0 and 1.
+            gate: what it must do.
+
+        Returns:
+            Its name, when it has taken over and the version before it is closed.
+
+        Raises:
+            SwapInProgress: there is another version already.
+            RolledBack: it did not take over.
+            NameTaken: there is a version of that name.
+            Closed: the block was left.
+            Exception: what opening it, or warming it up, raised.
+        """
+        check_factory(factory)
+        check_instance("gate", gate, Gate)
+        if shadow is not None:
+            check_instance("shadow", shadow, Shadow)
+        for share in canary:
+            check_number("a share of canary", share)
+        if [*canary] != sorted(canary) or any(not 0 < share < 1 for share in canary):
+            raise ValueError(f"canary wants growing shares between 0 and 1, got {canary!r}")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with self._loads.one(factory):
+            if len(self._versions) > 1:
+                other = [*self._versions][-1]
+                raise SwapInProgress(
+                    f"version {other!r} is there beside {self._present.name!r}: wait until one of "
+                    "the two has left"
+                )
+            if name is None:
+                self._numbers += 1
+                name = f"v{self._numbers}"
+            if name in self._versions:
+                raise NameTaken(f"version {name!r} serves just now; choose another name")
+            old = self._present
+            roll_out = _RollOut(_Version(name, factory), gate, self._salts.randbytes(8))
+            await self._try(roll_out, warm_up, shadow, canary)
+            if roll_out.promoted:
+                await old.gone.wait()
+                return name
+            await roll_out.candidate.gone.wait()
+            raise RolledBack(
+                f"version {name!r} did not take over: {roll_out.reason}", version=name
+            ) from roll_out.failure
+
+    async def _try(
+        self,
+        roll_out: _RollOut,
+        warm_up: Iterable[Any],
+        shadow: Shadow[Any, Any] | None,
+        canary: Sequence[float],
+    ) -> None:
+        """Take a candidate through its steps; it is promoted afterwards, or retired."""
+        candidate = roll_out.candidate
+        self._roll_out = roll_out
+        self._versions[candidate.name] = candidate
+        try:
+            with roll_out.scope:
+                await self._nursery.start(self._live, candidate)
+                roll_out.state = SwapState.WARMING_UP
+                await self._warm_up(candidate, warm_up)
+                if shadow is not None:
+                    roll_out.shadow = shadow
+                    async with PlainNursery() as copies:
+                        roll_out.copies = copies
+                        try:
+                            await self._step(roll_out, SwapState.SHADOWING, 0.0)
+                        finally:
+                            roll_out.copies = None  # before the nursery takes no more
+                        copies.cancel_scope.cancel()
+                for share in canary:
+                    await self._step(roll_out, SwapState.CANARY, share)
+                await trio.lowlevel.checkpoint_if_cancelled()
+                self._present.retire.set()
+                self._present = candidate
+                roll_out.promoted = True
+                self._promoted += 1
+        finally:
+            self._roll_out = None
+            if not roll_out.promoted:
+                self._rolled_back += 1
+                candidate.retire.set()
+
+    async def _warm_up(self, candidate: _Version, items: Iterable[Any]) -> None:
+        for item in items:
+            candidate.member.take()
+            try:
+                await candidate.member.ask(item)
+            except ReplicaLost:
+                ended = True
+            else:
+                ended = False
+            finally:
+                candidate.member.leave()
+            if ended:
+                await candidate.gone.wait()  # and with that, the roll-out is over
+
+    async def _step(self, roll_out: _RollOut, state: SwapState, share: float) -> None:
+        if roll_out.at_once:
+            return
+        self._present.step, roll_out.candidate.step = Outcomes(), Outcomes()
+        roll_out.state, roll_out.share = state, share
+        roll_out.passed = trio.Event()
+        await roll_out.passed.wait()
+
+    def promote(self) -> None:
+        """Let the version that is being rolled out take over without further steps.
+
+        It is opened and warmed up all the same.
+
+        Raises:
+            RuntimeError: none is being rolled out.
+        """
+        roll_out = self._in_progress()
+        roll_out.at_once = True
+        roll_out.passed.set()
+
+    def rollback(self, reason: str = "it was called back") -> None:
+        """Do not let the version take over that is being rolled out.
+
+        ``load`` then raises `RolledBack`. Once a version has taken over, the one before it is gone:
+        load that again.
+
+        Raises:
+            RuntimeError: none is being rolled out.
+        """
+        self._in_progress().back(reason)
+
+    def _in_progress(self) -> _RollOut:
+        if self._roll_out is None:
+            raise RuntimeError(
+                f"no version is being rolled out; {self._present.name!r} serves by itself"
+            )
+        return self._roll_out
+
+    # --- what is there
+
+    @property
+    def state(self) -> SwapState:
+        """What it is doing."""
+        if self._roll_out is not None:
+            return self._roll_out.state
+        return SwapState.DRAINING if len(self._versions) > 1 else SwapState.SERVING
+
+    @property
+    def version(self) -> str:
+        """The name of the present version."""
+        return self._present.name
+
+    def statistics(self) -> HotSwapStatistics:
+        """A snapshot."""
+        tally = self._tally
+        return HotSwapStatistics(
+            state=self.state,
+            share=0.0 if self._roll_out is None else self._roll_out.share,
+            submitted=tally.submitted,
+            running=tally.in_progress,
+            answered=tally.answered,
+            failed=tally.failed,
+            refused=tally.refused,
+            dropped=tally.dropped,
+            asked_again=self._asked_again,
+            promoted=self._promoted,
+            rolled_back=self._rolled_back,
+            versions=tuple(
+                VersionStatistics(
+                    name=version.name,
+                    role=self._role(version),
+                    in_flight=version.member.in_flight,
+                    answered=version.answered,
+                    failed=version.failed,
+                    copies=version.copies,
+                    compared=version.compared,
+                    mismatches=version.mismatches,
+                )
+                for version in self._versions.values()
+            ),
+        )
+
+    def _role(self, version: _Version) -> VersionRole:
+        if version is self._present:
+            return VersionRole.PRESENT
+        if self._roll_out is not None and version is self._roll_out.candidate:
+            return VersionRole.CANDIDATE
+        return VersionRole.LEAVING
+
+    # --- lives of versions
+
+    @trio.lowlevel.enable_ki_protection
+    async def _live(self, version: _Version, *, task_status: trio.TaskStatus[None]) -> None:
+        """A version's task, from its opening to its closing."""
+        member = version.member
+        began = False
+
+        async def retired() -> None:
+            await version.retire.wait()
+            await member.until_idle()
+
+        try:
+            async with opened(version.factory, member.what) as call:
+                check_call(call, member.what)
+                member.call = call
+                task_status.started()
+                began = True
+                await member.serve(retired)
+        except Exception as error:
+            if not began or version is self._present:
+                raise  # to who loads it; or the block cannot go on
+            roll_out = self._roll_out
+            if roll_out is not None and version is roll_out.candidate:
+                roll_out.back("it has ended by itself", error)
+            else:
+                _log.exception("%s has failed as it was closed", member.what)
+        finally:
+            del self._versions[version.name]
+            version.gone.set()
+
+
+@asynccontextmanager
+async def open_hot_swap(
+    factory: Factory[In, Out],
+    *,
+    name: str = "v1",
+    idempotent: bool = False,
+    rng: random.Random | None = None,
+    observer: Observer | None = None,
+) -> AsyncIterator[HotSwap[In, Out]]:
+    """Open a function that can be exchanged for another while it serves.
+
+    A version is what its factory makes: an async context manager that gives a coroutine function,
+    and that owns what this needs. ``await swap.load(factory)`` opens another version beside it,
+    tries it as it is told, and lets it take over or not. Each request is answered by one version,
+    and those that the old one has begun it also ends.
+
+    Versions are not restarted. If the present one's context manager fails, so does the block; one
+    made by ``open_replica_pool`` looks after itself.
+
+    Leaving the block takes no more requests, ends roll-outs, waits for the requests in progress
+    and closes the versions. Where an exception or a cancellation leaves it, those in progress get
+    ``Closed``. What the present version raises as it is closed leaves the block; what one raises
+    that another took over from is logged.
+
+    Args:
+        factory: makes the first version. What opening it raises leaves the block.
+        name: its name.
+        idempotent: whether requests may be done twice: by the candidate, and where that fails, by
+            the present version. Copies for ``Shadow`` are made in any case.
+        rng: what decides which requests the candidate gets; pass ``random.Random(seed)`` to make
+            that repeatable.
+        observer: is told what becomes of requests.
+    """
+    check_factory(factory)
+    async with PlainNursery() as nursery:
+        present = _Version(name, factory)
+        kind: type[HotSwap[In, Out]] = HotSwap
+        swap = kind._create(
+            nursery,
+            present,
+            idempotent,
+            rng or random.Random(),  # noqa: S311 (no secret)
+            observer,
+        )
+        await nursery.start(swap._live, present)
+        try:
+            async with closing(swap._calls):
+                try:
+                    yield swap
+                finally:
+                    await swap._loads.end(None)
+        finally:
+            for version in swap._versions.values():
+                version.retire.set()

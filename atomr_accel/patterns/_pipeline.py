@@ -1,0 +1,549 @@
+"""Pipelines: stages that overlap, with bounded room between them and the order kept."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, final, overload
+
+import trio
+
+from ..actors._nursery import PlainNursery
+from ..actors._util import NoPublicConstructor, check_whole
+from ._calls import Calls, Tally, closing, unprotected
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
+
+    from ._observer import Observer
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[In, Out]):
+    """One stage of a pipeline.
+
+    Attributes:
+        function: a coroutine function, or anything that is called like one, such as a ``Batcher``.
+        concurrency: how many items may be in it at once. They leave in the order in which they
+            came, so one that takes long holds up those behind it, and no more than these many.
+        name: what statistics call it; by default, the function's name.
+    """
+
+    function: Callable[[In], Awaitable[Out]]
+    concurrency: int = 1
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a stage wants a coroutine function, got {self.function!r}")
+        check_whole("concurrency", self.concurrency)
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency must be positive, got {self.concurrency}")
+
+
+AsStage: TypeAlias = Callable[[In], Awaitable[Out]] | Stage[In, Out]
+"""What a stage is made of: a coroutine function, or a ``Stage`` that says more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatistics:
+    """One stage of a pipeline, at one moment."""
+
+    name: str
+    concurrency: int
+    waiting: int
+    """Items in the channel before it."""
+    in_progress: int
+    """Items that its function works on, and that wait for those before them to leave."""
+    finished: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatistics:
+    """A pipeline at one moment. What was submitted has one of these ends, or is in it."""
+
+    submitted: int
+    answered: int
+    failed: int
+    refused: int
+    """Items that got ``Closed``, or another refusal by a stage."""
+    dropped: int
+    """Items whose callers were cancelled, and those of runs that were left early."""
+    in_progress: int
+    stages: tuple[StageStatistics, ...]
+
+
+class _Ticket:
+    """An item on its way through the stages, and then its result."""
+
+    __slots__ = ("began", "deadline", "done", "error", "gone", "item", "scope", "tally", "value")
+
+    def __init__(self, item: Any, deadline: float, tally: Tally | None = None) -> None:
+        self.item = self.value = item
+        self.deadline = deadline
+        self.tally = tally  # an item of a run; others are counted as calls
+        self.began = 0.0 if tally is None else tally.submit(item)
+        self.done = trio.Event()
+        self.error: Exception | None = None
+        self.gone = False
+        self.scope: trio.CancelScope | None = None
+
+    def answer(self, error: Exception | None = None) -> None:
+        """It has a result, or this error for one."""
+        if self.gone:
+            return
+        self.error = error
+        self.done.set()
+        if self.tally is not None:
+            if error is None:
+                self.tally.answer(self.item, self.began)
+            else:
+                self.tally.fail(self.item, error, self.began)
+
+    def withdraw(self) -> None:
+        """Nobody waits for it any more: what is being done for it ends."""
+        if self.gone or self.done.is_set():
+            return
+        self.gone = True
+        if self.scope is not None:
+            self.scope.cancel()
+        if self.tally is not None:
+            self.tally.drop(self.item, self.began)
+
+    def result(self) -> Any:
+        try:
+            if self.error is not None:
+                raise self.error
+            return self.value
+        finally:
+            self.error = None  # its traceback has this frame in it
+
+
+class _Station:
+    """A stage at work: its channels, and whose turn it is to leave."""
+
+    __slots__ = ("failed", "finished", "in_progress", "intake", "last", "receive", "send", "stage")
+
+    def __init__(
+        self,
+        stage: Stage[Any, Any],
+        receive: trio.MemoryReceiveChannel[_Ticket],
+        send: trio.MemorySendChannel[_Ticket] | None,
+    ) -> None:
+        self.stage = stage
+        self.receive = receive
+        self.send = send
+        self.intake = trio.Lock()
+        self.last = trio.Event()
+        self.last.set()
+        self.in_progress = self.finished = self.failed = 0
+
+
+@final
+class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
+    """Stages in a row, each of which works while the others do. ``open_pipeline`` makes one."""
+
+    _made_by: ClassVar[str] = "open_pipeline(stage, ...)"
+
+    def __init__(
+        self,
+        stages: tuple[Stage[Any, Any], ...],
+        buffer: int,
+        nursery: trio.Nursery,
+        observer: Observer | None,
+    ) -> None:
+        self._nursery = nursery
+        self._calls = Calls("pipeline", observer)
+        self._tally = self._calls.tally
+        self._runs: set[_RunState] = set()
+        self._capacity = sum(stage.concurrency + buffer for stage in stages)
+        self._entry, receive = trio.open_memory_channel[_Ticket](buffer)
+        self._stations: list[_Station] = []
+        for number, stage in enumerate(stages, 1):
+            here, send = receive, None
+            if number < len(stages):
+                send, receive = trio.open_memory_channel[_Ticket](buffer)
+            self._stations.append(_Station(stage, here, send))
+        for station in self._stations:
+            for _ in range(station.stage.concurrency):
+                nursery.start_soon(self._work, station, name=f"pipeline/{station.stage.name}")
+
+    @trio.lowlevel.enable_ki_protection
+    async def __call__(self, item: In) -> Out:
+        """Send one item through all stages.
+
+        Raises:
+            Closed: the pipeline's block was left.
+            Exception: what a stage raised for this item. Others are not concerned.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with self._calls.one(item):
+            ticket = _Ticket(item, trio.current_effective_deadline())
+            try:
+                await self._entry.send(ticket)
+                await ticket.done.wait()
+            finally:
+                ticket.withdraw()
+            result: Out = ticket.result()
+            return result
+
+    def run(self, source: AsyncIterable[In]) -> PipelineRun[Out]:
+        """Send all items of an async iterable through the stages.
+
+        ``async for result in pipeline.run(source):`` gives the results in the order of the items.
+        The source is read ahead as far as the pipeline has room, and no further: a consumer that
+        is slow slows it down. What a stage raises for an item is raised where its result would
+        have come, after those of the items before it, and so is what the source raises; with
+        that, the run is over. A run that is left early, or dropped, is over as well: nothing more
+        is read, and what is in the stages for it is cancelled. An async generator that is given
+        is closed at the end of the run; other sources, such as files, stay as they are.
+
+        Raises:
+            Closed: the pipeline's block was left.
+        """
+        if not hasattr(source, "__aiter__"):
+            raise TypeError(f"a run wants an async iterable, got {source!r}")
+        self._calls.check()
+        state = _RunState(self, self._capacity)
+        self._runs.add(state)
+        self._nursery.start_soon(self._feed, source, state, name="pipeline/source")
+        kind: type[PipelineRun[Out]] = PipelineRun
+        return kind._create(state)
+
+    def statistics(self) -> PipelineStatistics:
+        """The pipeline and its stages at this moment."""
+        return PipelineStatistics(
+            submitted=self._tally.submitted,
+            answered=self._tally.answered,
+            failed=self._tally.failed,
+            refused=self._tally.refused,
+            dropped=self._tally.dropped,
+            in_progress=self._tally.in_progress,
+            stages=tuple(
+                StageStatistics(
+                    name=station.stage.name,
+                    concurrency=station.stage.concurrency,
+                    waiting=station.receive.statistics().current_buffer_used,
+                    in_progress=station.in_progress,
+                    finished=station.finished,
+                    failed=station.failed,
+                )
+                for station in self._stations
+            ),
+        )
+
+    # --- the stages
+
+    @trio.lowlevel.enable_ki_protection
+    async def _work(self, station: _Station) -> None:
+        """One of the hands of a stage.
+
+        The hands take items in turn, and give them on in the turn in which they took them. What
+        nobody waits for any more, and what has failed, is not given on.
+        """
+        while True:
+            async with station.intake:
+                ticket = await station.receive.receive()
+                before, station.last = station.last, trio.Event()
+                done = station.last
+            station.in_progress += 1
+            goes_on = not ticket.gone and await self._at(station, ticket)
+            await before.wait()
+            if goes_on and station.send is not None:
+                await station.send.send(ticket)
+            elif goes_on:
+                ticket.answer()
+            done.set()
+            station.in_progress -= 1
+
+    async def _at(self, station: _Station, ticket: _Ticket) -> bool:
+        """Whether the stage has made something of the item."""
+        if station is self._stations[0]:
+            self._tally.start(ticket.item)
+        ticket.scope = trio.CancelScope(deadline=ticket.deadline)
+        try:
+            with ticket.scope:
+                ticket.value = await unprotected(station.stage.function, ticket.value)
+                station.finished += 1
+                return True
+            # Its caller leaves at the same moment, unless it has put off its deadline since.
+            ticket.answer(trio.TooSlowError("the deadline that it was sent with has passed"))
+        except Exception as error:  # noqa: BLE001 (its caller's)
+            station.failed += 1
+            ticket.answer(error)
+        finally:
+            ticket.scope = None
+        return False
+
+    # --- runs
+
+    @trio.lowlevel.enable_ki_protection
+    async def _feed(self, source: AsyncIterable[Any], state: _RunState) -> None:
+        with state.scope:
+            try:
+                async for item in source:
+                    ticket = _Ticket(item, math.inf, self._tally)
+                    state.tickets.append(ticket)
+                    await state.send.send(ticket)
+                    await self._entry.send(ticket)
+            except Exception as error:  # noqa: BLE001 (told in its turn)
+                failed = _Ticket(None, math.inf)
+                failed.answer(error)
+                await state.send.send(failed)
+            finally:
+                state.send.close()
+                if state.closed:
+                    state.withdraw()  # it may have been on its way here with one more
+                if inspect.isasyncgen(source):
+                    await source.aclose()
+
+    def _end_runs(self) -> None:
+        for state in [*self._runs]:
+            state.close()
+
+
+class _RunState:
+    """What a run's two ends share. It does not know the end that the consumer holds."""
+
+    __slots__ = (
+        "closed",
+        "consumer",
+        "head",
+        "pipeline",
+        "receive",
+        "scope",
+        "send",
+        "tickets",
+    )
+
+    def __init__(self, pipeline: Pipeline[Any, Any], capacity: int) -> None:
+        self.pipeline = pipeline
+        self.scope = trio.CancelScope()
+        self.send, self.receive = trio.open_memory_channel[_Ticket](capacity)
+        self.tickets: deque[_Ticket] = deque()
+        self.head: _Ticket | None = None
+        self.consumer: trio.CancelScope | None = None
+        self.closed = False
+
+    def close(self) -> None:
+        """End the run: read no more of its source, and withdraw what is in the stages."""
+        self.scope.cancel()
+        self.pipeline._runs.discard(self)
+        self.withdraw()
+        self.head = None
+        self.closed = True
+        if self.consumer is not None:
+            self.consumer.cancel()
+
+    def withdraw(self) -> None:
+        """Nobody waits for what is in the stages."""
+        for ticket in self.tickets:
+            ticket.withdraw()
+        self.tickets.clear()
+
+    def over(self) -> Exception:
+        """Why there is no further result."""
+        calls = self.pipeline._calls
+        return calls.closed() if calls.closing else StopAsyncIteration()
+
+
+@final
+class PipelineRun(Generic[Out], metaclass=NoPublicConstructor):
+    """The results of ``Pipeline.run``, in order: an async iterator.
+
+    Leaving a loop early ends the run as soon as nothing refers to it. ``async with run:`` or
+    ``await run.aclose()`` end it at once.
+    """
+
+    _made_by: ClassVar[str] = "pipeline.run(source)"
+
+    def __init__(self, state: _RunState) -> None:
+        self._state = state
+        # A loop that is left tells nobody, and what it waited for is work that nobody wants.
+        # The finalizer may run in any thread; the run is closed in that of the pipeline.
+        token = trio.lowlevel.current_trio_token()
+        self._dropped = weakref.finalize(self, _close_soon, token, state)
+        self._dropped.atexit = False
+
+    def __aiter__(self) -> PipelineRun[Out]:
+        """The run itself."""
+        return self
+
+    @trio.lowlevel.enable_ki_protection
+    async def __anext__(self) -> Out:
+        """The next result.
+
+        Raises:
+            StopAsyncIteration: that was the last, or the run is over.
+            Closed: the pipeline's block was left.
+            trio.BusyResourceError: another task waits for the next result already.
+            Exception: what a stage, or the source, has raised.
+        """
+        state = self._state
+        if state.consumer is not None:
+            raise trio.BusyResourceError("another task waits for the next result of this run")
+        if state.closed:
+            await trio.lowlevel.checkpoint()
+            raise state.over()
+        try:
+            with trio.CancelScope() as state.consumer:
+                # If the caller is cancelled, the next call goes on where this one was.
+                if state.head is None:
+                    state.head = await state.receive.receive()
+                await state.head.done.wait()
+        except trio.EndOfChannel:
+            self._end()
+            raise StopAsyncIteration from None
+        finally:
+            state.consumer = None
+        if state.closed:
+            raise state.over()
+        ticket, state.head = state.head, None
+        assert ticket is not None
+        if state.tickets and state.tickets[0] is ticket:
+            state.tickets.popleft()
+        if ticket.error is not None:
+            self._end()
+        result: Out = ticket.result()
+        return result
+
+    async def aclose(self) -> None:
+        """End the run: also for a task that waits for its next result."""
+        self._end()
+        await trio.lowlevel.checkpoint()
+
+    async def __aenter__(self) -> PipelineRun[Out]:
+        """The run itself; leaving the block ends it."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._dropped.detach()
+        if not self._state.closed:
+            self._state.close()
+
+
+def _close_soon(token: trio.lowlevel.TrioToken, state: _RunState) -> None:
+    with suppress(trio.RunFinishedError):
+        token.run_sync_soon(_close_dropped, state)
+
+
+def _close_dropped(state: _RunState) -> None:
+    if not state.closed:
+        state.close()
+
+
+@overload
+def open_pipeline(
+    first: AsStage[In, Out], /, *, buffer: int = 1, observer: Observer | None = None
+) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
+@overload
+def open_pipeline(
+    first: AsStage[In, A],
+    second: AsStage[A, Out],
+    /,
+    *,
+    buffer: int = 1,
+    observer: Observer | None = None,
+) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
+@overload
+def open_pipeline(
+    first: AsStage[In, A],
+    second: AsStage[A, B],
+    third: AsStage[B, Out],
+    /,
+    *,
+    buffer: int = 1,
+    observer: Observer | None = None,
+) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
+@overload
+def open_pipeline(
+    first: AsStage[In, A],
+    second: AsStage[A, B],
+    third: AsStage[B, C],
+    fourth: AsStage[C, Out],
+    /,
+    *,
+    buffer: int = 1,
+    observer: Observer | None = None,
+) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
+@overload
+def open_pipeline(
+    first: AsStage[In, A],
+    second: AsStage[A, B],
+    third: AsStage[B, C],
+    fourth: AsStage[C, D],
+    fifth: AsStage[D, Out],
+    /,
+    *,
+    buffer: int = 1,
+    observer: Observer | None = None,
+) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
+@asynccontextmanager
+async def open_pipeline(
+    *stages: AsStage[Any, Any], buffer: int = 1, observer: Observer | None = None
+) -> AsyncIterator[Pipeline[Any, Any]]:
+    """Open a pipeline of one stage or more.
+
+    ``async with open_pipeline(decode, classify, encode) as pipeline:``, and then
+    ``await pipeline(item)`` or ``async for result in pipeline.run(items)``.
+
+    Each stage has tasks of its own, as many as its concurrency, and takes items from a trio
+    memory channel. So the stages overlap, a stage that is slow holds back those before it, and no
+    more items are inside than fit. Every stage sees the items in the order in which they came, and
+    gives them on in it. Type checkers follow the types through five stages; a pipeline can be a
+    stage of another.
+
+    An item whose caller is cancelled, or is past its deadline, is not worked on any more. Leaving
+    the block waits for the calls in progress and ends the runs. A block that is left by an
+    exception or a cancellation ends the calls, too: their callers get ``Closed``.
+
+    Args:
+        stages: coroutine functions of one argument, or ``Stage`` objects, in their order.
+        buffer: how many items may wait before each stage.
+        observer: is told what becomes of the items.
+    """
+    if not stages:
+        raise TypeError("a pipeline wants one stage or more")
+    check_whole("buffer", buffer)
+    if buffer < 0:
+        raise ValueError(f"buffer must not be negative, got {buffer}")
+    checked = tuple(_named(stage, number) for number, stage in enumerate(stages, 1))
+    async with PlainNursery() as nursery:
+        pipeline: Pipeline[Any, Any] = Pipeline._create(checked, buffer, nursery, observer)
+        try:
+            async with closing(pipeline._calls):
+                yield pipeline
+                pipeline._calls.refuse()
+                pipeline._end_runs()
+        finally:
+            pipeline._end_runs()
+            nursery.cancel_scope.cancel()
+
+
+def _named(stage: AsStage[Any, Any], number: int) -> Stage[Any, Any]:
+    if not isinstance(stage, Stage):
+        stage = Stage(stage)
+    name = stage.name or getattr(stage.function, "__name__", "") or f"stage-{number}"
+    return replace(stage, name=name)

@@ -1,0 +1,288 @@
+"""The members of a replica pool, and the policies that choose between them."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol, TypeVar, final
+from weakref import WeakKeyDictionary
+
+import trio
+
+from ..actors._util import NoPublicConstructor, check_number, check_whole
+from ._members import Factory, Member
+from ._retry import CircuitBreaker, CircuitState
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+_WEIGHT: Final = 0.125
+
+
+class ReplicaState(enum.Enum):
+    """What a replica of a pool is doing."""
+
+    STARTING = "starting"
+    """It is being opened: for the first time, after a failure, or in a planned restart."""
+    SERVING = "serving"
+    EJECTED = "ejected"
+    """Too much has failed there of late: it gets no requests for a while, if others can."""
+    PROBING = "probing"
+    """It was ejected; a request that is tried there decides."""
+    DRAINING = "draining"
+    """It gets no requests, and those it has come to their ends."""
+    DRAINED = "drained"
+    """It has none, and gets none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """One replica of a pool, at one moment."""
+
+    name: str
+    state: ReplicaState
+    in_flight: int
+    answered: int
+    """Requests that it has answered."""
+    failed: int
+    """Requests that have failed there, for whatever reason."""
+    lives: int
+    """How often it was opened."""
+    ejections: int
+    """How often it was ejected."""
+    seconds: float
+    """How long a request takes there: an average in which each next one has a weight of an
+    eighth; zero before the first."""
+
+
+class Life:
+    """From the opening of a replica to its end."""
+
+    __slots__ = ("ended", "failure")
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.failure: Exception | None = None
+
+    def end(self, failure: Exception | None) -> None:
+        """It has ended, by a failure or without one."""
+        self.failure = failure
+        self.ended.set()
+
+
+@final
+class Replica(metaclass=NoPublicConstructor):
+    """One replica of a pool, as policies see it."""
+
+    _made_by: ClassVar[str] = "open_replica_pool(factories)"
+
+    __slots__ = (
+        "__weakref__",
+        "_answered",
+        "_began",
+        "_breaker",
+        "_ejections",
+        "_factory",
+        "_failed",
+        "_failure",
+        "_held",
+        "_life",
+        "_limit",
+        "_lives",
+        "_make_breaker",
+        "_member",
+        "_name",
+        "_retire",
+        "_seconds",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        factory: Factory[Any, Any],
+        limit: int,
+        make_breaker: Callable[[], CircuitBreaker],
+    ) -> None:
+        self._name = name
+        self._factory = factory
+        self._limit = limit
+        self._make_breaker = make_breaker
+        self._breaker = make_breaker()
+        self._member = Member("replica", name)
+        self._held = 0
+        self._answered = self._failed = self._lives = self._ejections = 0
+        self._seconds = 0.0
+        self._retire = trio.Event()
+        self._life = Life()
+        # The next life, or the failure to come to it; for those who wait for that.
+        self._began = trio.Event()
+        self._failure: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<Replica {self._name!r}: {self.state.value}, {self.in_flight} in flight>"
+
+    @property
+    def name(self) -> str:
+        """Its name in the pool."""
+        return self._name
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests it has."""
+        return self._member.in_flight
+
+    @property
+    def seconds(self) -> float:
+        """How long a request takes there; zero before the first. See ``ReplicaStatistics``."""
+        return self._seconds
+
+    @property
+    def state(self) -> ReplicaState:
+        """What it is doing."""
+        if self._held:
+            return ReplicaState.DRAINING if self.in_flight else ReplicaState.DRAINED
+        if self._member.call is None:
+            return ReplicaState.STARTING
+        match self._breaker.state:
+            case CircuitState.OPEN:
+                return ReplicaState.EJECTED
+            case CircuitState.HALF_OPEN:
+                return ReplicaState.PROBING
+        return ReplicaState.SERVING
+
+    @property
+    def _up(self) -> bool:
+        """Whether it takes part at all, whether ejected or not."""
+        return self._member.call is not None and not self._held
+
+    @property
+    def _has_room(self) -> bool:
+        return self.in_flight < self._limit
+
+    def _statistics(self) -> ReplicaStatistics:
+        return ReplicaStatistics(
+            name=self._name,
+            state=self.state,
+            in_flight=self.in_flight,
+            answered=self._answered,
+            failed=self._failed,
+            lives=self._lives,
+            ejections=self._ejections + self._breaker.statistics().opened,
+            seconds=self._seconds,
+        )
+
+    # --- lives
+
+    def _begin(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+        self._member.call = call
+        self._lives += 1
+        self._ejections += self._breaker.statistics().opened
+        self._breaker = self._make_breaker()  # what failed in an earlier life is forgotten
+        self._retire = trio.Event()
+        self._life = Life()
+        self._failure = None
+        self._notify()
+
+    def _notify(self) -> None:
+        self._began.set()
+        self._began = trio.Event()
+
+    # --- requests
+
+    def _took(self, seconds: float) -> None:
+        self._answered += 1
+        known = self._seconds or seconds
+        self._seconds = known + _WEIGHT * (seconds - known)
+
+
+class Policy(Protocol):
+    """Chooses the replica for a request."""
+
+    def choose(self, replicas: Sequence[Replica]) -> Replica:
+        """One of the replicas given, which are those that have room: at least one.
+
+        They come in the order in which they were added to the pool.
+        """
+        ...
+
+
+@final
+class RoundRobin:
+    """Each in turn."""
+
+    def __init__(self) -> None:
+        self._turns: WeakKeyDictionary[Replica, int] = WeakKeyDictionary()
+        self._turn = 0
+
+    def choose(self, replicas: Sequence[Replica]) -> Replica:
+        """The one whose turn is longest ago."""
+        chosen = min(replicas, key=lambda replica: self._turns.get(replica, 0))
+        self._turn += 1
+        self._turns[chosen] = self._turn
+        return chosen
+
+
+@final
+class LeastLoaded:
+    """The one with the fewest requests; of several, the one that was chosen longest ago."""
+
+    def __init__(self) -> None:
+        self._ties = RoundRobin()
+
+    def choose(self, replicas: Sequence[Replica]) -> Replica:
+        """One with the fewest requests in flight."""
+        least = min(replica.in_flight for replica in replicas)
+        return self._ties.choose([each for each in replicas if each.in_flight == least])
+
+
+@final
+class PowerOfTwo:
+    """The less loaded of two that are drawn at random (Mitzenmacher, 2001).
+
+    Nearly as even as to look at all of them, and where several programs share the replicas, they
+    do not all run to the same one.
+
+    Args:
+        rng: what they are drawn by; pass ``random.Random(seed)`` to make that repeatable.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()  # noqa: S311 (no secret)
+
+    def choose(self, replicas: Sequence[Replica]) -> Replica:
+        """The less loaded of two drawn at random."""
+        if len(replicas) == 1:
+            return replicas[0]
+        one, other = self._rng.sample(replicas, 2)
+        return one if one.in_flight <= other.in_flight else other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hedge:
+    """When a request that takes long is made a second time, at another replica.
+
+    The first answer counts and the other request is cancelled (Dean and Barroso, 2013). A second
+    request goes out when the first has taken longer than ``quantile`` of those before, if another
+    replica has room at that moment. There are never more of them than ``share`` of the requests.
+
+    Attributes:
+        quantile: of the times that the last 512 requests took.
+        share: second requests for each request, at most.
+        minimum: with fewer times known there is none.
+    """
+
+    quantile: float = 0.95
+    share: float = 0.05
+    minimum: int = 20
+
+    def __post_init__(self) -> None:
+        check_number("quantile", self.quantile)
+        check_number("share", self.share)
+        check_whole("minimum", self.minimum)
+        if not (0 < self.quantile <= 1 and 0 <= self.share <= 1 and self.minimum >= 1):
+            raise ValueError(
+                "Hedge wants 0 < quantile <= 1, 0 <= share <= 1 and minimum >= 1, got "
+                f"quantile={self.quantile!r}, share={self.share!r}, minimum={self.minimum!r}"
+            )

@@ -1,0 +1,63 @@
+"""Type checkers know what goes into a pattern and what comes out: mypy holds the types."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from typing import assert_type
+
+import trio
+
+from atomr_accel.patterns import (
+    CascadeAnswer,
+    CascadeStage,
+    Stage,
+    open_cascade,
+    open_ensemble,
+    open_hot_swap,
+    open_pipeline,
+    open_replica_pool,
+)
+
+
+async def length(word: str) -> int:
+    await trio.lowlevel.checkpoint()
+    return len(word)
+
+
+async def half(number: int) -> float:
+    await trio.lowlevel.checkpoint()
+    return number / 2
+
+
+@asynccontextmanager
+async def replica() -> AsyncIterator[Callable[[str], Awaitable[int]]]:
+    yield length
+
+
+async def words() -> AsyncIterator[str]:
+    yield "four"
+
+
+async def test_what_comes_out() -> None:
+    async with open_replica_pool([replica]) as pool:
+        assert_type(await pool("four"), int)
+        assert assert_type(await pool.ask("four", idempotent=True), int) == 4
+
+    async with open_hot_swap(replica) as swap:
+        assert assert_type(await swap("four"), int) == 4
+        assert assert_type(await swap.load(lambda: nullcontext(length)), str) == "v2"
+
+    async with open_pipeline(length, Stage(half, concurrency=2)) as pipeline:
+        assert assert_type(await pipeline("four"), float) == 2.0
+        async for result in pipeline.run(words()):
+            assert assert_type(result, float) == 2.0
+
+    # A pattern is a function to the next.
+    async with (
+        open_replica_pool([lambda: open_pipeline(length)]) as pool,
+        open_cascade(CascadeStage(pool), confidence=float) as cascade,
+        open_ensemble(cascade, length, combine=lambda lengths: max(lengths)) as ensemble,
+    ):
+        assert_type(await cascade.ask("four"), CascadeAnswer[int])
+        assert assert_type(await ensemble("four"), int) == 4
