@@ -343,7 +343,20 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             IndexError: out of bounds, or more indices than dimensions.
             TypeError: an index array or a mask.
         """
-        return self._seen(*selected(self.shape, self.strides, key))
+        token = _token_of(key)
+        known = (self.shape, self._strides, self.dtype.itemsize, token)
+        made = None if token is None else _VIEWS.get(known)
+        if made is None:
+            view = self._seen(*selected(self.shape, self.strides, key))
+            if token is not None:
+                if len(_VIEWS) >= _MOST_VIEWS:
+                    _VIEWS.clear()
+                start = view._block.offset - self._block.offset
+                _VIEWS[known] = start, view.shape, view.nbytes, view._strides
+            return view
+        start, shape, nbytes, strides = made
+        block = part_of(self._block, start) if start else self._place
+        return _ref(block, shape, self.dtype, nbytes, strides)
 
     @property
     def T(self) -> GpuRef:  # noqa: N802 - NumPy's name
@@ -545,6 +558,31 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} {strides}"
             f"on {self.device}, generation {block.generation}>"
         )
+
+
+_View = tuple[int, tuple[int, ...], int, tuple[int, ...] | None]
+
+_VIEWS: Final[dict[tuple[object, ...], _View]] = {}
+"""What indexing gives, by layout and key: the same parts are taken again and again."""
+
+_MOST_VIEWS: Final = 1 << 10
+
+
+def _token_of(key: object) -> tuple[object, ...] | None:
+    """What equal keys have in common; None for those that are not remembered."""
+    parts = []
+    for part in key if type(key) is tuple else (key,):
+        kind = type(part)
+        if kind is slice:
+            bounds = (part.start, part.stop, part.step)
+            if not all(each is None or type(each) is int for each in bounds):
+                return None
+            parts.append(bounds)
+        elif kind is int or part is None or part is Ellipsis:
+            parts.append(part)
+        else:
+            return None
+    return tuple(parts)
 
 
 def _ref(

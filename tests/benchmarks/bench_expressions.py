@@ -105,7 +105,7 @@ def rivals_of(
         wait = cupy.cuda.Device().synchronize
         found["cupy"] = Rival(lambda: function(a, b, cupy), wait)
         if len(shape) == 1:
-            fuse = cupy.fuse(lambda a, b: function(a, b, cupy))
+            fuse = cupy.fuse(kernel_name="fused")(lambda a, b: function(a, b, cupy))
             found["cupy.fuse"] = Rival(lambda: fuse(a, b), wait)
     if there("torch"):
         import torch

@@ -15,7 +15,7 @@ from atomr_accel.libraries import _traces
 from atomr_accel.libraries._traces import Trace, signature
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program, used_by
+from ..harness import cpu_only, on_shared, opened, program, used_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,6 +199,7 @@ async def test_views_are_traced() -> None:
         np.testing.assert_array_equal(await device.get(y), np.full((SIDE, SIDE), SIDE))
 
 
+@cpu_only
 @on_shared
 async def test_scalars_with_a_sign(device: Device) -> None:
     x = await device.put(np.ones((SIDE, SIDE)))

@@ -379,10 +379,25 @@ def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
     nodes: list[Node] = []
     reads: list[Read] = []
     made: dict[int, int] = {}
+    # Of the numbers it takes only what it uses: a launch with more than that is refused.
+    words = sorted({node.args[0] for node in flat.nodes if node.kind == "scalar"})
+    numbers = dict(zip(words, flat.constants, strict=True))
+    places: dict[int, int] = {}
+    constants: list[int] = []
+    end = 0
 
     def put(node: Node) -> int:
         nodes.append(node)
         return len(nodes) - 1
+
+    def scalar(node: Node) -> int:
+        nonlocal end
+        word = node.args[0]
+        if word not in places:
+            places[word] = end
+            constants.append(numbers[word])
+            end += -(-DTYPES[node.dtype].itemsize // 8)
+        return put(Node(node.kind, node.name, (places[word],), node.dtype))
 
     def read(each: Read, kind: str) -> int:
         reads.append(each)
@@ -403,7 +418,7 @@ def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
             each = flat.reads[node.args[0]]
             made[at] = read(each._replace(strides=(*each.strides[:kept], 0)), node.kind)
         elif node.kind == "scalar":
-            made[at] = put(node)
+            made[at] = scalar(node)
         else:
             args = tuple(made[arg] for arg in node.args)
             made[at] = put(Node(node.kind, node.name, args, node.dtype))
@@ -411,4 +426,10 @@ def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
         each._replace(strides=(*each.strides[:kept], 0), node=made[each.node])
         for each in flat.writes
     )
-    return flat._replace(nodes=tuple(nodes), reads=tuple(reads), writes=writes, reduced=(parts,))
+    return flat._replace(
+        nodes=tuple(nodes),
+        reads=tuple(reads),
+        writes=writes,
+        reduced=(parts,),
+        constants=tuple(constants),
+    )

@@ -90,6 +90,8 @@ class Case:
             words = struct.pack(f"={len(pointers)}Q", *pointers)
             words += struct.pack(f"={len(each.numbers)}q", *each.numbers)
             words += b"".join(constants[at] for at in each.constants)
+            # A driver refuses a launch with more words than the kernel takes.
+            assert f"u64 words[{max(1, len(words) // 8)}];" in body_of(each.form)
             launch(words, each.blocks, each.form.threads)
         return self.outputs
 
