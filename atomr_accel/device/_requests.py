@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
 
 from ..libraries._library import Home
 from ..libraries._op import Described
+from ..libraries.array._evaluate import Evaluating
 from ._proxy import Proxy
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ R = TypeVar("R")
 
 
 @final
-class Requests(Proxy[Described]):
+class Requests(Evaluating[Described], Proxy[Described]):
     """The libraries of a device, with methods that make requests and send nothing.
 
     ``device.requests.blas.gemm(a, b)`` is a message that is answered with a ``GpuRef``:
@@ -61,6 +62,10 @@ class Requests(Proxy[Described]):
         """
         described: Facade[Described] = self._use(made)
         return described
+
+    @property
+    def _device(self) -> Requests:  # type: ignore[override] # as an attribute it would be a cycle
+        return self
 
     # --- what facades ask for -------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from ..libraries.run.wire._messages import (
     Supply,
 )
 from ..libraries.run.wire._pickling import TakesLong, TooMuch, dumps, loads
-from ..memory import Block, GpuRef, block_at
+from ..memory import Block, GpuRef, block_at, repeats
 from ..wire import SLAB_SHIFT, CloseLane
 from .data._bulk import Bulk
 from .data._transfer import in_thread
@@ -137,8 +137,10 @@ class _Packed:
         reads: list[Block] = []
         writes: list[Block] = []
         for number, ref in enumerate(self.refs):
-            block = require_readable(ref, core.memory, f"ref {number}")
-            buffers.append(Buffer(block.address, ref.shape, ref.dtype.name, block.sealed))
+            block = require_readable(ref, core.memory, f"ref {number}", strided=True)
+            strides = ref._strides
+            fixed = block.sealed or (strides is not None and repeats(ref.shape, strides))
+            buffers.append(Buffer(block.address, ref.shape, ref.dtype.name, fixed, strides))
             # Nobody tells what the function does with a buffer.
             (reads if block.sealed else writes).append(block)
         return tuple(buffers), reads, writes

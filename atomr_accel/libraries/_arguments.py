@@ -6,7 +6,16 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from .._errors import Unsupported
-from ..memory import Block, GpuRef, MemoryMap, ref_error, sealed_error
+from ..memory import (
+    Block,
+    GpuRef,
+    MemoryMap,
+    ref_error,
+    repeats,
+    sealed_error,
+    share_elements,
+    span,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -21,48 +30,103 @@ BLOCK_ALIGNMENT: Final = 256
 _LARGEST_INT: Final = 2**31 - 1
 
 
-def require_readable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
+class NotContiguous(ValueError):
+    """A view whose elements have gaps or another order, where an op takes none as it is.
+
+    What carries ops out has it copied then, see ``_staging``.
+    """
+
+
+def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool = False) -> Block:
     """The block of a ref that may be read here and now.
+
+    Args:
+        ref: what the caller gave.
+        memory: the map of the device's memory.
+        name: what to call it in errors.
+        strided: the op looks at the ref's strides. An op that does not would take any view for
+            a contiguous one.
 
     Raises:
         TypeError: it is no ref.
         ValueError: it is of another device.
         GpuRefStale: it is of an older generation, or freed.
+        NotContiguous: it is not contiguous.
     """
     if type(ref) is GpuRef:
         block = ref._block
         epoch = block.epoch
         if epoch is memory.epoch or epoch is memory.sealed_epoch:
-            return block
+            if ref._strides is None or strided:
+                return block
+            raise not_contiguous(ref, name)
     raise ref_error(ref, memory, name)
 
 
-def require_writable(ref: GpuRef, memory: MemoryMap, name: str) -> Block:
+def require_writable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool = False) -> Block:
     """Like ``require_readable``, for a ref that will be written.
 
     Raises:
+        ValueError: several of its elements are the same memory.
         GpuRefSealed: it is sealed.
     """
-    block = require_readable(ref, memory, name)
+    block = require_readable(ref, memory, name, strided=strided)
     if block.sealed:
         raise sealed_error(ref, name)
+    if ref._strides is not None and repeats(ref.shape, ref._strides):
+        raise ValueError(
+            f"{name} is read-only: elements of {ref!r} are the same memory, as broadcast_to has "
+            "made it; write to what it was made of, or to a copy"
+        )
     return block
 
 
-def overlap(one: GpuRef, other: GpuRef) -> bool:
-    """Whether two refs share memory: they may be views of one buffer, and of the same part."""
-    first, second = one._block, other._block
-    return first.base is second.base and (
-        first.offset < second.offset + other.nbytes and second.offset < first.offset + one.nbytes
+def not_contiguous(ref: GpuRef, name: str) -> NotContiguous:
+    """The error for a view that an op does not take as it is."""
+    return NotContiguous(
+        f"{name} is not contiguous, and is needed so here: {ref!r}; copy it first: "
+        f"await device.copy(...)"
     )
+
+
+def overlap(one: GpuRef, other: GpuRef) -> bool:
+    """Whether two refs share memory: they may be views of one buffer, and of the same elements.
+
+    Where that takes long to find out, they are said to.
+    """
+    first, second = one._block, other._block
+    if first.base is not second.base:
+        return False
+    (low, high), (other_low, other_high) = _span(one), _span(other)
+    if low >= other_high or other_low >= high:
+        return False
+    if one._strides is None and other._strides is None:
+        return True
+    return share_elements(
+        (one.shape, one.strides, first.offset),
+        (other.shape, other.strides, second.offset),
+        (one.dtype.itemsize, other.dtype.itemsize),
+    )
+
+
+def _span(ref: GpuRef) -> tuple[int, int]:
+    """Where a ref's memory begins and ends in its buffer."""
+    start = ref._block.offset
+    if ref._strides is None:
+        return start, start + ref.nbytes
+    low, high = span(ref.shape, ref._strides, ref.dtype.itemsize)
+    return start + low, start + high
 
 
 def same_place(one: GpuRef, other: GpuRef) -> bool:
-    """Whether two refs are the same memory, from beginning to end."""
+    """Whether two refs are the same memory, from beginning to end, in the same order."""
     first, second = one._block, other._block
-    return (
-        first.base is second.base and first.offset == second.offset and one.nbytes == other.nbytes
-    )
+    if first.base is not second.base or first.offset != second.offset:
+        return False
+    if one._strides is None and other._strides is None:
+        return one.nbytes == other.nbytes
+    same = one.shape == other.shape and one.dtype.itemsize == other.dtype.itemsize
+    return same and one._strides == other._strides
 
 
 def require_no_alias(
@@ -101,6 +165,9 @@ def require_no_alias(
             )
         ]
     every = [*outputs, *inputs]
+    if any(ref._strides is not None for _, ref in every):
+        _require_apart(op, outputs, inputs, in_place)
+        return
     spans = sorted(
         (id(ref._block.base), ref._block.offset, ref._block.offset + ref.nbytes, at)
         for at, (_, ref) in enumerate(every)
@@ -114,14 +181,30 @@ def require_no_alias(
         before, reach, given = furthest if writes else furthest_written
         if base == before and start < reach:
             one, another = (at, -given) if writes else (-given, at)
-            one_name, other_name = every[one][0], every[another][0]
-            what = f"{one_name} shares memory with {other_name}, which {op} does not take"
-            if (one_name, other_name) in in_place:
-                what += f", unless {one_name} is all of {other_name}"
-            raise ValueError(f"{what}; give it a buffer of its own")
+            raise _shares(op, every[one][0], every[another][0], in_place)
         furthest = max(furthest, (base, end, -at))
         if writes:
             furthest_written = max(furthest_written, (base, end, -at))
+
+
+def _require_apart(
+    op: str,
+    outputs: list[tuple[str, GpuRef]],
+    inputs: list[tuple[str, GpuRef]],
+    in_place: Collection[tuple[str, str]],
+) -> None:
+    """Look at each pair: between the elements of a view there may be those of others."""
+    for at, (name, ref) in enumerate(outputs):
+        for other_name, other in (*outputs[:at], *inputs):
+            if overlap(ref, other):
+                raise _shares(op, name, other_name, in_place)
+
+
+def _shares(op: str, one: str, other: str, in_place: Collection[tuple[str, str]]) -> ValueError:
+    what = f"{one} shares memory with {other}, which {op} does not take"
+    if (one, other) in in_place:
+        what += f", unless {one} is all of {other}"
+    return ValueError(f"{what}; give it a buffer of its own")
 
 
 def alignment(ref: GpuRef) -> int:

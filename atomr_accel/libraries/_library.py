@@ -73,7 +73,16 @@ class LaneSpec:
 
 
 class Submitted(Protocol):
-    """An op on its way."""
+    """An op on its way.
+
+    Attributes:
+        sent: whether it is on its way to the host, and cannot be withdrawn.
+    """
+
+    sent: bool
+
+    def withdraw(self) -> None:
+        """Let the host do nothing for it, if it is not sent."""
 
     async def wait(self) -> Any:
         """Wait until it is done; its result."""

@@ -30,6 +30,7 @@ import trio
 
 from ._origin import bound
 from ._request import perform, send
+from ._staging import request_of
 from ._traces import Traces
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
                     made, submitted = sent
                     await submitted.wait()
                     return made  # type: ignore[no-any-return]
-            result: T = await perform(device, make(facade, *args, **kwargs))
+            result: T = await perform(device, request_of(make, facade, args, kwargs))
             return result
 
         @functools.wraps(make)
@@ -116,7 +117,7 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
         @functools.wraps(make)
         def described(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
-            return bound(make(facade, *args, **kwargs), facade._device.memory)
+            return bound(request_of(make, facade, args, kwargs), facade._device.memory)
 
         signature = inspect.signature(make)
         result = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")

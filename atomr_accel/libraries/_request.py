@@ -44,6 +44,8 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
         sent: called when it is submitted, right before.
         done: called once it was executed, if it did not fail; for what a batch has
             collected, once all of the batch was, and never for what is only recorded.
+        before: what is submitted right before, so that nothing comes in between.
+        after: what is submitted right after it. Neither has any of its own, or a result.
     """
 
     message: Any
@@ -53,6 +55,8 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     finish: Callable[[Any], T] | None = None
     sent: Callable[[], None] | None = None
     done: Callable[[], None] | None = None
+    before: tuple[Request[Any], ...] = ()
+    after: tuple[Request[Any], ...] = ()
 
 
 class Keeper(Protocol):
@@ -243,6 +247,33 @@ class _Nothing:
 _NOTHING: Final = _Nothing()
 
 
+@final
+class _Together:
+    """An op with those before and after it."""
+
+    def __init__(self, op: Submitted, before: list[Submitted], after: list[Submitted]) -> None:
+        self._op = op
+        self._before = before
+        self._after = after
+
+    async def wait(self) -> Any:
+        """Wait for all; what the op itself gives.
+
+        Who is cancelled withdraws the op, and with it what comes after it: that alone has
+        effects that others see. What comes before is not withdrawn, since the op may be on its way.
+        """
+        try:
+            answer = await self._op.wait()
+        except trio.Cancelled:
+            if not any(op.sent for op in self._after):
+                for op in self._after:
+                    op.withdraw()
+            raise
+        for op in (*self._before, *self._after):
+            await op.wait()
+        return answer
+
+
 def submit(
     device: Submitter, request: Request[T], driver: FirstTry | NextTry
 ) -> tuple[Submission[T], Submitted]:
@@ -260,11 +291,37 @@ def submit(
         raise Pending(request.lane)
     if submission.message is None:
         return submission, _NOTHING
+    if submission.before or submission.after:
+        return submission, _submit_all(device, request, submission, driver)
     if submission.sent is not None:
         submission.sent()
     return submission, device.submit(
         port, request.name, submission.message, submission.reads, submission.writes
     )
+
+
+def _submit_all(
+    device: Submitter,
+    request: Request[T],
+    submission: Submission[T],
+    driver: FirstTry | NextTry,
+) -> Submitted:
+    """Submit what comes right before and after, too, once all of it is known to be ready."""
+    ready: list[tuple[Any, str, Submission[Any]]] = []
+    for each in (*submission.before, request, *submission.after):
+        port = device.ports.get(each.lane.name)
+        if port is None:
+            raise Pending(each.lane)
+        ready.append((port, each.name, submission if each is request else each.prepare(driver)))
+    if submission.sent is not None:
+        submission.sent()
+    ops = [
+        device.submit(port, name, each.message, each.reads, each.writes)
+        for port, name, each in ready
+        if each.message is not None
+    ]
+    at = len(submission.before)
+    return _Together(ops[at], ops[:at], ops[at + 1 :])
 
 
 def send(device: Submitter, trace: Trace, refs: list[GpuRef]) -> tuple[Any, Submitted] | None:

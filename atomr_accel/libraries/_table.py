@@ -25,7 +25,7 @@ CALLED: Final = (
     *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
-LANES: Final = ("blas", "blaslt", "dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng")
+LANES: Final = ("array", "array-builds", "blas", "blaslt", "dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng")
 """The names of their lanes."""
 NAMES: Final = ("blas", "blaslt", "dnn", "fft", "nvrtc", "rng")
 """The names of the facades."""

@@ -191,7 +191,7 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if type(block) is not Block:
+            if type(block) is not Block or value._strides is not None:
                 return None
             if block.epoch is not epoch and block.epoch is not memory.sealed_epoch:
                 return None
@@ -454,7 +454,8 @@ class _Tracer:
         for at, ref in enumerate(self._refs):
             if ref._block is result._block:
                 shape, dtype, nbytes = result.shape, result.dtype, result.nbytes
-                return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes)
+                strides = result._strides
+                return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes, strides)
         raise Untraceable
 
 

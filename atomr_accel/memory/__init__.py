@@ -9,7 +9,7 @@ from ._kept import Kept, Release, keep
 from ._map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
 from ._ref import Block, Epoch, GpuRef, Hold, block_at, part_of, ref_error, sealed_error
 from ._scope import MemoryScope
-from ._views import as_shape
+from ._views import as_shape, repeats, share_elements, span
 
 __all__ = [
     "SLICE",
@@ -31,6 +31,9 @@ __all__ = [
     "least_slab",
     "part_of",
     "ref_error",
+    "repeats",
     "round_size",
     "sealed_error",
+    "share_elements",
+    "span",
 ]

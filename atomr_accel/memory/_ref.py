@@ -10,7 +10,22 @@ import numpy as np
 
 from .._dtypes import as_dtype
 from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
-from ._views import Key, reshaped, selected
+from ..expressions import Operand
+from ._views import (
+    Key,
+    as_shape,
+    broadcast,
+    diagonals,
+    is_contiguous,
+    moved,
+    regrouped,
+    reshaped,
+    selected,
+    squeezed,
+    strides_of,
+    swapped,
+    transposed,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -197,27 +212,31 @@ class Hold:
 
 
 @final
-class GpuRef(msgspec.Struct, eq=False, weakref=True):
+class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     """A handle to an array in device memory: device, generation, shape, dtype.
 
     It is hashable, cheap to pass in messages, and never a pointer. Refs come from a
-    device (``put``, ``empty``, the libraries' results); a ref that is dropped frees its
-    memory after the last op that uses it. Arrays are C-contiguous.
+    device (``put``, ``empty``, the libraries' results), C-contiguous; a ref that is dropped frees
+    its memory after the last op that uses it.
 
-    ``ref[10:20]``, ``ref[3]``, ``ref.reshape(...)`` and ``ref.view(dtype)`` are views: refs
-    of the same memory, which lives until the last of them is gone, and is freed, sealed and
-    refused for all of them together.
+    ``ref[10:20]``, ``ref[:, 1]``, ``ref[::-2]``, ``ref.T``, ``ref.reshape(...)``,
+    ``ref.view(dtype)`` and their like are views, as NumPy's are: refs of the same memory, which
+    lives until the last of them is gone, and is freed, sealed and refused for all of them together.
+    Where they are not contiguous, libraries take them as they are if the vendor's do, and otherwise
+    work on contiguous copies, made on the device for the call; what a call writes to such a view
+    is copied back. ``device.copy(view)`` makes a copy to keep.
 
     Attributes:
         shape: as in NumPy.
         dtype: a ``numpy.dtype``, also for bfloat16 and fp8 (from ``ml_dtypes``).
-        nbytes: size of the data in bytes.
+        nbytes: size of the elements in bytes.
     """
 
     _block: Block
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int
+    _strides: tuple[int, ...] | None = None  # None: it is C-contiguous
 
     def __setattr__(self, name: str, value: object) -> None:
         # What it says of its memory is what ops go by.
@@ -227,8 +246,19 @@ class GpuRef(msgspec.Struct, eq=False, weakref=True):
         )
 
     def on_block(self, block: Block) -> GpuRef:
-        """The same array in another block."""
-        return GpuRef(block, self.shape, self.dtype, self.nbytes)
+        """The same array in another block, which begins where its first element is."""
+        return GpuRef(block, self.shape, self.dtype, self.nbytes, self._strides)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis; as in NumPy."""
+        strides = self._strides
+        return strides_of(self.shape, self.dtype.itemsize) if strides is None else strides
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether its elements follow each other without gaps, in C order."""
+        return self._strides is None
 
     @property
     def ndim(self) -> int:
@@ -264,18 +294,101 @@ class GpuRef(msgspec.Struct, eq=False, weakref=True):
     def __getitem__(self, key: Key) -> GpuRef:
         """A view of a part, as NumPy's basic indexing gives it.
 
-        Arrays on the device are C-contiguous, so the part must be too: whole numbers for
-        leading axes, then at most one slice with step 1.
+        Args:
+            key: whole numbers, slices with any step, ``...`` and ``None``.
 
         Raises:
             IndexError: out of bounds, or more indices than dimensions.
             TypeError: an index array or a mask.
-            ValueError: the part is not contiguous; the message says what to do.
         """
-        shape, first = selected(self.shape, key)
-        itemsize = self.dtype.itemsize
-        block = part_of(self._block, first * itemsize) if first else self._block
-        return GpuRef(block, shape, self.dtype, math.prod(shape) * itemsize)
+        return self._seen(*selected(self.shape, self.strides, key))
+
+    @property
+    def T(self) -> GpuRef:  # noqa: N802 - NumPy's name
+        """A view with the axes in reverse order."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> GpuRef:  # noqa: N802 - NumPy's name
+        """A view with the last two axes exchanged.
+
+        Raises:
+            ValueError: it has fewer than two.
+        """
+        if len(self.shape) < 2:
+            raise ValueError(f"matrix transpose with ndim < 2 is undefined: shape {self.shape}")
+        return self.swapaxes(-1, -2)
+
+    def transpose(self, *axes: SupportsIndex | tuple[SupportsIndex, ...] | None) -> GpuRef:
+        """A view with the axes in another order; as ``numpy.ndarray.transpose``.
+
+        Args:
+            *axes: which axis comes where, or one tuple of them; reversed by default.
+
+        Raises:
+            ValueError: not each axis once.
+        """
+        return self._seen(*transposed(self.shape, self.strides, axes))
+
+    def swapaxes(self, axis1: SupportsIndex, axis2: SupportsIndex) -> GpuRef:
+        """A view with two axes exchanged; as ``numpy.ndarray.swapaxes``.
+
+        Raises:
+            numpy.exceptions.AxisError: there is no such axis.
+        """
+        return self.transpose(swapped(len(self.shape), axis1, axis2))
+
+    def moveaxis(
+        self,
+        source: SupportsIndex | tuple[SupportsIndex, ...],
+        destination: SupportsIndex | tuple[SupportsIndex, ...],
+    ) -> GpuRef:
+        """A view with axes at other places; as ``numpy.moveaxis``.
+
+        Raises:
+            ValueError: an axis twice, or other numbers of them; an ``AxisError`` where there
+                is no such axis.
+        """
+        return self.transpose(moved(len(self.shape), source, destination))
+
+    def broadcast_to(self, shape: int | tuple[int, ...]) -> GpuRef:
+        """A view whose elements repeat along new axes and those of one element.
+
+        As ``numpy.broadcast_to``. Nothing can be written to it, unless nothing is repeated.
+
+        Raises:
+            ValueError: the shapes do not fit.
+        """
+        wanted = as_shape(shape)
+        return self._seen(wanted, broadcast(self.shape, self.strides, wanted))
+
+    def squeeze(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None) -> GpuRef:
+        """A view without axes of one element; as ``numpy.squeeze``.
+
+        Args:
+            axis: which; by default all of them.
+
+        Raises:
+            ValueError: one has more elements.
+        """
+        return self._seen(*squeezed(self.shape, self.strides, axis))
+
+    def diagonal(
+        self, offset: SupportsIndex = 0, axis1: SupportsIndex = 0, axis2: SupportsIndex = 1
+    ) -> GpuRef:
+        """A view of diagonals, which are its last axis; as ``numpy.diagonal``.
+
+        It can be written, unlike NumPy's.
+
+        Args:
+            offset: how far above the main diagonal.
+            axis1: the axis of the matrices' rows.
+            axis2: that of their columns.
+
+        Raises:
+            ValueError: fewer than two axes, or twice the same.
+        """
+        return self._seen(*diagonals(self.shape, self.strides, offset, axis1, axis2))
 
     def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
         """A view with another shape of the same size; as ``numpy.ndarray.reshape``.
@@ -284,9 +397,26 @@ class GpuRef(msgspec.Struct, eq=False, weakref=True):
             *shape: its extents, or one tuple of them; one may be -1.
 
         Raises:
-            ValueError: the sizes differ.
+            ValueError: the sizes differ, or it takes a copy.
         """
-        return GpuRef(self._block, reshaped(self.shape, shape), self.dtype, self.nbytes)
+        new = reshaped(self.shape, shape)
+        if self._strides is None:
+            return GpuRef(self._block, new, self.dtype, self.nbytes)
+        strides = regrouped(self.shape, self._strides, new)
+        if strides is None:
+            raise ValueError(
+                f"a view of shape {self.shape} and strides {self._strides} has no view of shape "
+                f"{new}; copy it first: (await device.copy(ref)).reshape({new})"
+            )
+        return self._seen(new, strides)
+
+    def ravel(self) -> GpuRef:
+        """A view with one axis; as ``numpy.ravel``, but that it never copies.
+
+        Raises:
+            ValueError: it takes a copy.
+        """
+        return self.reshape(-1)
 
     def view(self, dtype: DTypeLike) -> GpuRef:
         """A view of the same bytes with another dtype; as ``numpy.ndarray.view``.
@@ -296,29 +426,53 @@ class GpuRef(msgspec.Struct, eq=False, weakref=True):
 
         Raises:
             TypeError: no dtype that device memory holds.
-            ValueError: the last axis does not divide into elements of that size, or the
-                first one would not begin at a multiple of its size.
+            ValueError: the last axis does not divide into elements of that size, or has gaps;
+                or an element would not begin at a multiple of its size.
         """
         dtype = as_dtype(dtype)
-        shape = self.shape
-        if dtype.itemsize != self.dtype.itemsize:
+        shape, strides = self.shape, self._strides
+        size, before = dtype.itemsize, self.dtype.itemsize
+        if size != before:
             if not shape:
                 raise ValueError(
                     f"a 0-d buffer of {self.dtype.name} cannot be seen as {dtype.name}"
                 )
-            last, rest = divmod(shape[-1] * self.dtype.itemsize, dtype.itemsize)
+            if strides is not None:
+                if strides[-1] != before and shape[-1] != 1:
+                    raise ValueError(
+                        "To change to a dtype of a different size, the last axis must be "
+                        f"contiguous, and here its stride is {strides[-1]}; copy it first"
+                    )
+                strides = (*strides[:-1], size)
+            last, rest = divmod(shape[-1] * before, size)
             if rest:
                 raise ValueError(
-                    f"the last axis of shape {shape} is {shape[-1] * self.dtype.itemsize} bytes of "
+                    f"the last axis of shape {shape} is {shape[-1] * before} bytes of "
                     f"{self.dtype.name}, which is no whole number of {dtype.name}"
                 )
             shape = (*shape[:-1], last)
-        if self._block.offset % dtype.itemsize:
+        if self._block.offset % size:
             raise ValueError(
                 f"the view begins {self._block.offset} bytes into its buffer, which is no multiple "
-                f"of the {dtype.itemsize} bytes of {dtype.name}; copy it first"
+                f"of the {size} bytes of {dtype.name}; copy it first"
             )
-        return GpuRef(self._block, shape, dtype, self.nbytes)
+        if strides is None:
+            return GpuRef(self._block, shape, dtype, self.nbytes)
+        if any(stride % size for stride, extent in zip(strides, shape, strict=True) if extent > 1):
+            raise ValueError(
+                f"elements of the view are {strides} bytes apart, which are no multiples of the "
+                f"{size} bytes of {dtype.name}; copy it first"
+            )
+        contiguous = is_contiguous(shape, strides, size)
+        return GpuRef(self._block, shape, dtype, self.nbytes, None if contiguous else strides)
+
+    def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
+        """A view with another shape, that begins so many bytes behind it."""
+        itemsize = self.dtype.itemsize
+        block = part_of(self._block, start) if start else self._block
+        contiguous = is_contiguous(shape, strides, itemsize)
+        nbytes = math.prod(shape) * itemsize
+        return GpuRef(block, shape, self.dtype, nbytes, None if contiguous else strides)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -328,19 +482,6 @@ class GpuRef(msgspec.Struct, eq=False, weakref=True):
     def __iter__(self) -> None:
         # Without this, __len__ alone would make list(ref) try integer indices.
         raise TypeError("a GpuRef is not iterable; fetch it first: host = await device.get(ref)")
-
-    def __bool__(self) -> bool:
-        # Not that of __len__, which would call every array true that has any elements.
-        raise TypeError(
-            "a GpuRef is neither true nor false, because what it holds is on the device; "
-            "fetch it first: host = await device.get(ref); or ask: ref is not None, ref.size"
-        )
-
-    def __array__(self, *_args: object, **_kwargs: object) -> np.ndarray[Any, Any]:
-        raise TypeError(
-            "a GpuRef does not turn into an array by itself, because fetching it takes time; "
-            "write: host = await device.get(ref)"
-        )
 
     def __copy__(self) -> NoReturn:
         self.__reduce_ex__(4)
@@ -357,8 +498,9 @@ class GpuRef(msgspec.Struct, eq=False, weakref=True):
         block = self._block
         state = "freed " if block.epoch is None else "stale " if self.is_stale else ""
         sealed = "sealed " if block.sealed else ""
+        strides = "" if self._strides is None else f"strides {list(self._strides)} "
         return (
-            f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} "
+            f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} {strides}"
             f"on {self.device}, generation {block.generation}>"
         )
 

@@ -1,19 +1,32 @@
-"""Which parts of a C-contiguous array are C-contiguous arrays themselves."""
+"""Views of arrays: shapes, strides and offsets, as NumPy's views have them.
+
+A layout is a shape with strides in bytes, and views of it begin so many bytes behind where it does.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 from types import EllipsisType
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 Index = SupportsIndex | slice | EllipsisType | None
 Key = Index | tuple[Index, ...]
 
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+"""A shape, strides, and where it begins, behind what it is a view of."""
+
 LARGEST_EXTENT = 2**63 - 1
 """What messages, and NumPy, can count to along an axis."""
+
+_SOMEWHERE: Final = 1 << 44
+"""Where arrays that stand for views seem to be: memory that nobody touches."""
+
+_MOST_WORK: Final = 1 << 14
+"""How many candidates NumPy looks at to tell views apart, some microseconds each thousand."""
 
 
 def as_shape(shape: object) -> tuple[int, ...]:
@@ -47,45 +60,254 @@ def _is_sequence(shape: object) -> bool:
     return not hasattr(shape, "__index__") or getattr(shape, "ndim", 0) > 0
 
 
-def selected(shape: tuple[int, ...], key: Key) -> tuple[tuple[int, ...], int]:
-    """What ``array[key]`` selects: its shape, and the index of its first element in ``array``.
+def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The strides of a C-contiguous array; those of NumPy, also where it is empty."""
+    strides = []
+    stride = itemsize
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= extent or 1
+    return tuple(reversed(strides))
+
+
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether elements follow each other without gaps, in C order; as NumPy has it."""
+    expected = itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1:
+            if not extent:
+                return True
+            if stride != expected:
+                break
+            expected *= extent
+    else:
+        return True
+    return 0 in shape
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """The first byte of an array, and that behind its last, counted from where it begins."""
+    if 0 in shape:
+        return 0, 0
+    low, high = 0, itemsize
+    for extent, stride in zip(shape, strides, strict=True):
+        reach = (extent - 1) * stride
+        if reach < 0:
+            low += reach
+        else:
+            high += reach
+    return low, high
+
+
+def repeats(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether several elements are the same memory, as those that ``broadcast_to`` gives.
+
+    No other view has elements that overlap.
+    """
+    return 0 not in shape and any(
+        extent > 1 and not stride for extent, stride in zip(shape, strides, strict=True)
+    )
+
+
+def share_elements(one: Layout, other: Layout, itemsizes: tuple[int, int]) -> bool:
+    """Whether two views of the same memory have an element, or a part of one, in common.
+
+    Where it would take long to find out, they are said to.
+    """
+    first, second = _stand_in(*one, itemsizes[0]), _stand_in(*other, itemsizes[1])
+    try:
+        return bool(np.shares_memory(first, second, max_work=_MOST_WORK))
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Memory:
+    """Memory that is nowhere, for arrays that nobody reads."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _stand_in(
+    shape: tuple[int, ...], strides: tuple[int, ...], start: int, itemsize: int
+) -> np.ndarray[Any, Any]:
+    """An array of such a layout, whose elements must not be looked at."""
+    interface = {
+        "data": (_SOMEWHERE + start, True),
+        "shape": shape,
+        "strides": strides,
+        "typestr": f"|V{itemsize}",
+        "version": 3,
+    }
+    return np.asarray(_Memory(interface))
+
+
+def selected(shape: tuple[int, ...], strides: tuple[int, ...], key: Key) -> Layout:
+    """What ``array[key]`` selects.
 
     Raises:
         IndexError: out of bounds, or more indices than dimensions.
         TypeError: not basic indexing.
-        ValueError: the part is not contiguous.
     """
     indices = key if isinstance(key, tuple) else (key,)
     first = 0
     extents: list[int] = []
-    strides: list[int] = []
-    axis, stride = 0, math.prod(shape)
+    steps: list[int] = []
+    axis = 0
     for index in _expanded(shape, indices):
         if index is None:
             extents.append(1)
-            strides.append(0)
+            steps.append(0)
             continue
-        extent = shape[axis]
-        stride = stride // extent if extent else 0
+        extent, stride = shape[axis], strides[axis]
         if isinstance(index, slice):
             start, _, step = indices_ = index.indices(extent)
             length = len(range(*indices_))
-            first += start * stride if length else 0
+            if length:
+                first += start * stride
+            else:
+                step = 1
             extents.append(length)
-            strides.append(step * stride)
+            steps.append(step * stride)
         else:
             at = operator.index(index)
             if not -extent <= at < extent:
                 raise IndexError(f"index {at} is out of bounds for axis {axis} with size {extent}")
             first += at % extent * stride
         axis += 1
-    if not _contiguous(extents, strides):
-        raise ValueError(
-            f"ref[{_text(indices)}] of shape {shape} is not contiguous, which views on the device "
-            f"are: whole numbers may come first, then one slice with step 1. Take the part before "
-            f"it is put, or after it was fetched: (await device.get(ref))[{_text(indices)}]"
-        )
-    return tuple(extents), first
+    return tuple(extents), tuple(steps), first
+
+
+def transposed(
+    shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[Any, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides with axes in another order, as given to ``numpy.ndarray.transpose``."""
+    ndim = len(shape)
+    given: Any = axes
+    if len(axes) == 1 and not hasattr(axes[0], "__index__"):
+        (given,) = axes
+    if given is None or not axes:
+        return shape[::-1], strides[::-1]
+    order = normalize_axis_tuple(given, ndim)
+    if len(order) != ndim:
+        raise ValueError(f"axes {tuple(given)} don't match a buffer of {ndim} dimensions")
+    return tuple(shape[axis] for axis in order), tuple(strides[axis] for axis in order)
+
+
+def moved(ndim: int, source: Any, destination: Any) -> tuple[int, ...]:
+    """The order of axes that ``numpy.moveaxis`` gives."""
+    origin = normalize_axis_tuple(source, ndim, "source")
+    target = normalize_axis_tuple(destination, ndim, "destination")
+    if len(origin) != len(target):
+        raise ValueError("source and destination must have the same number of axes")
+    order = [axis for axis in range(ndim) if axis not in origin]
+    for to, axis in sorted(zip(target, origin, strict=True)):
+        order.insert(to, axis)
+    return tuple(order)
+
+
+def swapped(ndim: int, one: SupportsIndex, other: SupportsIndex) -> tuple[int, ...]:
+    """The order of axes with two of them exchanged."""
+    first, second = normalize_axis_index(one, ndim), normalize_axis_index(other, ndim)
+    order = [*range(ndim)]
+    order[first], order[second] = second, first
+    return tuple(order)
+
+
+def broadcast(
+    shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The strides with which an array has a larger shape.
+
+    Raises:
+        ValueError: it does not broadcast to that.
+    """
+    more = len(wanted) - len(shape)
+    fits = more >= 0 and all(
+        extent in (1, new) for extent, new in zip(shape, wanted[more:], strict=True)
+    )
+    if not fits:
+        raise ValueError(f"a buffer of shape {shape} could not be broadcast to shape {wanted}")
+    return (0,) * more + tuple(
+        stride if extent == new else 0
+        for extent, new, stride in zip(shape, wanted[more:], strides, strict=True)
+    )
+
+
+def squeezed(
+    shape: tuple[int, ...], strides: tuple[int, ...], axis: Any
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides without axes of one element."""
+    if axis is None:
+        gone = {at for at, extent in enumerate(shape) if extent == 1}
+    else:
+        gone = set(normalize_axis_tuple(axis, len(shape)))
+        if any(shape[at] != 1 for at in gone):
+            raise ValueError(
+                "cannot select an axis to squeeze out which has size not equal to one: "
+                f"axis {axis} of shape {shape}"
+            )
+    kept = [at for at in range(len(shape)) if at not in gone]
+    return tuple(shape[at] for at in kept), tuple(strides[at] for at in kept)
+
+
+def diagonals(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: SupportsIndex,
+    axis1: SupportsIndex,
+    axis2: SupportsIndex,
+) -> Layout:
+    """The diagonals of two axes, along a last axis."""
+    ndim = len(shape)
+    if ndim < 2:
+        raise ValueError("diag requires a buffer of at least two dimensions")
+    one, other = normalize_axis_index(axis1, ndim), normalize_axis_index(axis2, ndim)
+    if one == other:
+        raise ValueError("axis1 and axis2 cannot be the same")
+    shift = operator.index(offset)
+    rows, columns = shape[one] + min(shift, 0), shape[other] - max(shift, 0)
+    length = max(min(rows, columns), 0)
+    start = (shift * strides[other] if shift > 0 else -shift * strides[one]) if length else 0
+    rest = [axis for axis in range(ndim) if axis not in (one, other)]
+    extents = (*(shape[axis] for axis in rest), length)
+    steps = (*(strides[axis] for axis in rest), strides[one] + strides[other])
+    return extents, steps, start
+
+
+def regrouped(
+    shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The strides with which a view of an array has another shape; None where none has.
+
+    Args:
+        shape: of an array with elements.
+        strides: its own.
+        new: another shape of the same size.
+    """
+    # Axes that follow each other without a gap are as good as one.
+    groups: list[tuple[int, int]] = []
+    for extent, stride in zip(shape, strides, strict=True):
+        if extent == 1:
+            continue
+        if groups and groups[-1][1] == extent * stride:
+            groups[-1] = groups[-1][0] * extent, stride
+        else:
+            groups.append((extent, stride))
+    left, step = 1, 0
+    steps: list[int] = []
+    for extent in reversed(new):
+        if extent == 1:
+            steps.append(step)
+            continue
+        if left == 1:
+            left, step = groups.pop()
+        left, rest = divmod(left, extent)
+        if rest:
+            return None
+        steps.append(step)
+        step *= extent
+    return tuple(reversed(steps))
 
 
 def reshaped(old: tuple[int, ...], shape: tuple[int | tuple[int, ...], ...]) -> tuple[int, ...]:
@@ -136,32 +358,3 @@ def _basic(index: Any) -> bool:
     except TypeError:
         return False
     return not isinstance(index, bool)
-
-
-def _contiguous(extents: list[int], strides: list[int]) -> bool:
-    if 0 in extents:
-        return True
-    expected = 1
-    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
-        if extent != 1:
-            if stride != expected:
-                return False
-            expected *= extent
-    return True
-
-
-def _text(indices: tuple[Index, ...]) -> str:
-    return ", ".join(map(_index_text, indices))
-
-
-def _index_text(index: Index) -> str:
-    if index is ...:
-        return "..."
-    if not isinstance(index, slice):
-        return repr(index)
-    start, stop, step = ("" if part is None else str(part) for part in _parts(index))
-    return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
-
-
-def _parts(index: slice) -> tuple[object, object, object]:
-    return index.start, index.stop, index.step

@@ -62,11 +62,16 @@ from ._messages import (
     too_large,
     unpack_exception,
 )
+from ._ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 
 __all__ = [
+    "ARG_REDUCTIONS",
     "FETCH_DESCRIPTOR",
     "OFFSET_MASK",
+    "PAIRS",
+    "REDUCTIONS",
     "SLAB_SHIFT",
+    "UFUNCS",
     "WITHDRAWN",
     "Advise",
     "AskFree",
@@ -112,6 +117,7 @@ __all__ = [
     "arrived",
     "encode",
     "encoder",
+    "find_ufunc",
     "make_read_only",
     "map_file",
     "numpy_at",

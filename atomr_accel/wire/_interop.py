@@ -156,6 +156,7 @@ class DeviceArray(NotForNumpy):
         dtype: as in NumPy.
         device: the GPU's index.
         sealed: whether the memory is read-only; a kernel that writes there faults.
+        strides: as in NumPy; None if it is C-contiguous.
     """
 
     def __init__(
@@ -167,7 +168,9 @@ class DeviceArray(NotForNumpy):
         device: int,
         sealed: bool = False,
         owner: object = None,
+        strides: tuple[int, ...] | None = None,
     ) -> None:
+        self.strides: Final = strides
         self.pointer: Final = pointer
         self.shape: Final = shape
         self.dtype: Final = dtype
@@ -206,7 +209,7 @@ class DeviceArray(NotForNumpy):
             # Not marked read-only where it is sealed: PyTorch takes no such arrays, which
             # would keep sealed weights from it. The hardware refuses the writes.
             "data": (self.pointer if self.nbytes else 0, False),
-            "strides": None,
+            "strides": self.strides,
             "stream": None,  # what was queued before is done
             "version": 3,
         }
@@ -233,7 +236,17 @@ class DeviceArray(NotForNumpy):
             owner=self,
             read_only=self.sealed,
             max_version=max_version,
+            strides=self.strides,
         )
+
+
+def in_elements(
+    shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """The strides of an array, as DLPack counts them."""
+    if strides is None:
+        return strides_of(shape)
+    return tuple(stride // dtype.itemsize for stride in strides)
 
 
 def lend(
@@ -245,8 +258,9 @@ def lend(
     owner: object,
     read_only: bool,
     max_version: tuple[int, int] | None = None,
+    strides: tuple[int, ...] | None = None,
 ) -> Any:
-    """A DLPack capsule of C-contiguous memory.
+    """A DLPack capsule of memory.
 
     Args:
         pointer: to the first element.
@@ -256,6 +270,7 @@ def lend(
         owner: is kept alive for as long as the consumer uses the memory.
         read_only: says so, if the consumer can be told.
         max_version: the newest version of DLPack that the consumer knows.
+        strides: as in NumPy; C-contiguous if None.
 
     Raises:
         BufferError: DLPack has no such dtype.
@@ -263,7 +278,7 @@ def lend(
     if dtype.name not in _CODES:
         raise BufferError(f"DLPack has no {dtype.name} as it is laid out here")
     ndim = len(shape)
-    extents = (c_int64 * max(1, 2 * ndim))(*shape, *strides_of(shape))
+    extents = (c_int64 * max(1, 2 * ndim))(*shape, *in_elements(shape, dtype, strides))
     tensor = _Tensor(
         None if 0 in shape else pointer,
         *device,

@@ -16,6 +16,7 @@ from atomr_accel.device._context import MEMORY_LANE
 from atomr_accel.device._settings import _LANES
 from atomr_accel.device.batches._record import PROGRAMS
 from atomr_accel.libraries._table import LANES
+from atomr_accel.libraries.array import _copy as array
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
 from atomr_accel.libraries.dnn.graph import _run as dnn
@@ -82,7 +83,7 @@ async def an_index() -> int:
         ({"completion": 1}, TypeError, "completion must be"),
         ({"priorities": [("blas", 1)]}, TypeError, "priorities must map names of lanes to numbers"),
         ({"priorities": {1: 1}}, TypeError, "a key is 1"),
-        ({"priorities": {"blass": 1}}, ValueError, "a lane 'blass'; the lanes are memory, blas, "),
+        ({"priorities": {"blass": 1}}, ValueError, "a lane 'blass'; the lanes are memory, array, "),
         ({"priorities": {"blas": "1"}}, TypeError, r"priorities\['blas'\] must be a whole number"),
         ({"priorities": {"blas": True}}, TypeError, "must be a whole number, not True, of type b"),
     ],
@@ -121,6 +122,7 @@ async def test_a_forgotten_await_is_said_to_be_one() -> None:
 
 def test_every_lane_can_have_a_priority() -> None:
     specs = (
+        array.LANE,
         blas.LANE,
         blaslt.LANE,
         dnn.LANE,

@@ -33,6 +33,7 @@ from ...lanes import Port, uninterrupted
 from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
 from ...libraries._request import Pending
+from ...libraries._staging import request_of
 from ...memory import GpuRef
 from ...wire import Copy
 from .._context import MEMORY_LANE
@@ -180,7 +181,8 @@ class Batch(Collector):
         """Copy a buffer from the device, as it is at this point of the batch.
 
         Args:
-            ref: the buffer, or a view of a part of one.
+            ref: the buffer, or any view of one; one that is not contiguous is copied to a
+                contiguous buffer first.
 
         Returns:
             An array that holds it once the block is left.
@@ -188,8 +190,11 @@ class Batch(Collector):
         Raises:
             GpuRefStale: of an older generation, or freed.
         """
-        block = require_readable(ref, self.memory, "ref")
+        require_readable(ref, self.memory, "ref", strided=True)
         self._check()
+        if not ref.contiguous:
+            ref = self.copy(ref)
+        block = ref._block
         host = np.empty(ref.shape, ref.dtype)
         piece = self._piece(host.nbytes)
         if piece is not None:
@@ -324,7 +329,7 @@ class Batch(Collector):
                         return result  # type: ignore[no-any-return]
                     finally:
                         self._filling = False
-        return self._add_request(make(facade, *args, **kwargs))
+        return self._add_request(request_of(make, facade, args, kwargs))
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """A buffer; where there is no room its memory comes at the end of the block."""

@@ -9,6 +9,7 @@ from ...libraries._library import Home
 from ...libraries._op import Collected
 from ...libraries._origin import require_made_on
 from ...libraries._request import Driver, Preparing, Request
+from ...libraries._staging import request_of
 from ...libraries._table import NAMES
 from ...libraries.nvrtc._facade import launching
 from .._proxy import Proxy
@@ -120,7 +121,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         kwargs: dict[str, Any],
     ) -> T:
         """Carry out a call at once; its result gets its content later."""
-        return self._add_request(make(facade, *args, **kwargs))
+        return self._add_request(request_of(make, facade, args, kwargs))
 
     def perform(self, request: Request[T]) -> T:
         """Take a request into the program.
@@ -150,11 +151,15 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         message = submission.message
         if message is None:
             return result  # type: ignore[no-any-return]
+        for each in submission.before:
+            self._add_request(each)
         if submission.sent is not None:
             submission.sent()
         lane = request.lane
         port = self.ports.get(lane.name, lane)
         self.submit(port, request.name, message, submission.reads, submission.writes)
+        for each in submission.after:
+            self._add_request(each)
         if submission.done is not None:
             self._done.append(submission.done)
         return result  # type: ignore[no-any-return]

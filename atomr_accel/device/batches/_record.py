@@ -12,7 +12,13 @@ import numpy as np
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...lanes import uninterrupted
-from ...libraries._arguments import BLOCK_ALIGNMENT, alignment, require_readable, require_writable
+from ...libraries._arguments import (
+    BLOCK_ALIGNMENT,
+    alignment,
+    require_readable,
+    require_writable,
+    same_place,
+)
 from ...libraries._library import LaneSpec
 from ...libraries.nvrtc._facade import KERNELS
 from ...libraries.programs.wire._messages import (
@@ -24,7 +30,7 @@ from ...libraries.programs.wire._messages import (
     Section,
     Step,
 )
-from ...memory import Block, GpuRef, LateAddress, part_of, sealed_error
+from ...memory import Block, GpuRef, LateAddress, part_of, sealed_error, span
 from ...wire import encode
 from ._collector import Collector
 
@@ -195,7 +201,7 @@ class Recording(Collector):
 
         So what replaces an input on replay also replaces its views.
         """
-        require_readable(argument, self.memory, "argument")
+        require_readable(argument, self.memory, "argument", strided=True)
         for stand_in in self._stand_ins.get(argument._block.base, ()):
             start = _start(argument, self._bound[stand_in])
             if start is not None:
@@ -355,7 +361,7 @@ class Recording(Collector):
         writes = [block for part in (program, *program._called) for block in part._made]
         for stand_in, ref in arguments.items():
             if stand_in in program._written:
-                writes.append(require_writable(ref, self.memory, "a buffer"))
+                writes.append(require_writable(ref, self.memory, "a buffer", strided=True))
         self._particular = self._particular or program._particular
         self._called.update(dict.fromkeys((program, *program._called)))
         self._add(_Call(program, arguments), writes)
@@ -422,7 +428,7 @@ class Recording(Collector):
         for stand_in, ref in bound.items():
             written = stand_in in self._written
             check = require_writable if written else require_readable
-            block = check(ref, self.memory, "a buffer of the program")
+            block = check(ref, self.memory, "a buffer of the program", strided=True)
             (writes if written else reads).append(block)
             addresses.append(block.address)
         for part in parts:
@@ -473,9 +479,11 @@ class Recording(Collector):
                 raise ValueError(
                     f"{recorded!r} is a view of {self._bound[stand_in]!r}; replace that"
                 )
-            require_readable(ref, self.memory, "a buffer of the program")
+            require_readable(ref, self.memory, "a buffer of the program", strided=True)
             if ref.shape != recorded.shape:
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
+            if ref._strides != recorded._strides:
+                raise ValueError(f"{ref!r} has not the strides of {recorded!r}, which it replaces")
             if ref.dtype != recorded.dtype:
                 raise TypeError(f"{ref!r} has not the dtype of {recorded!r}, which it replaces")
             begins = min(_ALIGNMENT, alignment(recorded))
@@ -561,7 +569,12 @@ class Recording(Collector):
 def _start(part: GpuRef, whole: GpuRef) -> int | None:
     """Where in ``whole`` the memory of ``part`` begins, in bytes; None if it is not inside."""
     start = part._block.offset - whole._block.offset
-    if part._block.base is not whole._block.base or not 0 <= start <= whole.nbytes - part.nbytes:
+    if part._block.base is not whole._block.base:
+        return None
+    if whole._strides is not None:  # between its elements there is what is not its own
+        return start if same_place(part, whole) else None
+    low, high = span(part.shape, part.strides, part.dtype.itemsize)
+    if not 0 <= start + low <= start + high <= whole.nbytes:
         return None
     return start
 

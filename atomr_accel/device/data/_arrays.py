@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
 from ...libraries._arguments import overlap, require_readable, require_writable
-from ...libraries._op import D, Facade, op
+from ...libraries._op import D, op
 from ...libraries._request import Request, Submission
-from ...memory import as_shape
+from ...libraries.array._evaluate import Evaluating
+from ...libraries.array._copy import LANE as ARRAY_LANE
+from ...libraries.array._copy import copying as copy_strided
+from ...memory import GpuRef, as_shape
 from ...wire import Copy, Fill
 
 if TYPE_CHECKING:
@@ -18,13 +22,13 @@ if TYPE_CHECKING:
 
     from ...libraries._library import Home
     from ...libraries._request import Driver
-    from ...memory import GpuRef, MemoryMap
+    from ...memory import MemoryMap
 
 Shape = int | tuple[int, ...]
 Number = bool | int | float | complex | np.generic
 
 
-class Arrays(Facade[D]):
+class Arrays(Evaluating[D]):
     """Making and filling buffers, as NumPy does."""
 
     @op
@@ -82,7 +86,7 @@ class Arrays(Facade[D]):
 
     @op
     def fill(self, ref: GpuRef, value: Number) -> Request[GpuRef]:
-        """Set every element of a buffer, or of a view of it, to one value.
+        """Set every element of a buffer, or of any view of it, to one value.
 
         Args:
             ref: the buffer.
@@ -94,10 +98,13 @@ class Arrays(Facade[D]):
 
         Raises:
             OverflowError: ``value`` is out of the range of the buffer's integers.
-            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device.
+            ValueError: ``value`` is an array, or NaN for integers; the ref is of another device,
+                or made by ``broadcast_to``.
             TypeError: ``value`` is no number, or a complex one for a real buffer.
             GpuRefStale, GpuRefSealed: the buffer cannot be written.
         """
+        if isinstance(ref, GpuRef) and not ref.contiguous:
+            return self._fill_strided(ref, value)
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
             block = require_writable(ref, driver.memory, "ref")
@@ -105,6 +112,24 @@ class Arrays(Facade[D]):
             return Submission(message, (), (block,), ref)
 
         return Request(self._device.memory_lane, "fill", prepare)
+
+    def _fill_strided(self, ref: GpuRef, value: Number) -> Request[GpuRef]:
+        """Fill a view from one element beside it, which is repeated."""
+        lane = self._device.memory_lane
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            require_writable(ref, driver.memory, "ref", strided=True)
+            one = driver.output((), ref.dtype)
+            message = Fill(one._block.address, one.nbytes, _element(value, ref.dtype))
+
+            def prepare_one(_driver: Driver) -> Submission[GpuRef]:
+                return Submission(message, (), (one._block,), one)
+
+            submission = copy_strided(one.broadcast_to(ref.shape), ref).prepare(driver)
+            before = (Request(lane, "fill", prepare_one),)
+            return msgspec.structs.replace(submission, before=before)
+
+        return Request(ARRAY_LANE, "fill", prepare)
 
     def _full(self, shape: Shape, element: bytes, dtype: np.dtype[Any]) -> Request[GpuRef]:
         sizes = as_shape(shape)
@@ -119,6 +144,16 @@ class Arrays(Facade[D]):
 
 def copying(device: Home, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
     """The request to copy one buffer of a device to another."""
+    strided = any(isinstance(ref, GpuRef) and not ref.contiguous for ref in (src, dst))
+
+    def prepare_strided(driver: Driver) -> Submission[GpuRef]:
+        require_readable(src, driver.memory, "src", strided=True)
+        if dst is not None:
+            check_pair(src, dst, driver.memory)
+        return copy_strided(src, dst, ("src", "dst")).prepare(driver)
+
+    if strided:
+        return Request(ARRAY_LANE, "copy", prepare_strided)
 
     def prepare(driver: Driver) -> Submission[GpuRef]:
         source = require_readable(src, driver.memory, "src")
@@ -135,7 +170,7 @@ def copying(device: Home, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
 
 def check_pair(src: GpuRef, dst: GpuRef, memory: MemoryMap) -> None:
     """``dst`` can take what ``src`` holds."""
-    require_writable(dst, memory, "dst")
+    require_writable(dst, memory, "dst", strided=True)
     check_like(dst, src.shape, src.dtype, "dst", "src")
     if overlap(src, dst):
         raise ValueError("dst shares memory with src, which the copy would overwrite")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
-from ..._errors import said_of
+from ..._errors import GpuRefStale, said_of
 from ...libraries._arguments import require_readable, require_writable
 from ...libraries._op import Awaited
 from ...libraries._request import perform
@@ -67,9 +67,10 @@ class MemoryMethods(Arrays[Awaited]):
         Args:
             array: a NumPy array or what ``numpy.asarray`` takes; a copy is made where it
                 is not C-contiguous. Do not change it before ``put`` returns.
-            out: where to put it: a ref, or a view of a part of one, of the same shape and
-                dtype. Made if absent. What it holds after ``put`` was cancelled or failed
-                is undefined.
+            out: where to put it: a ref, or any view of one, of the same shape and dtype.
+                Made if absent. What it holds after ``put`` was cancelled or failed is undefined.
+                To a view that is not contiguous it goes by way of a contiguous copy on the
+                device.
             sealed: make the buffer read-only for good; it then survives rebuilds.
 
         Returns:
@@ -79,7 +80,8 @@ class MemoryMethods(Arrays[Awaited]):
             TypeError: a dtype that device memory cannot hold, such as objects, or another
                 than that of ``out``.
             ValueError: another shape than that of ``out``; ``out`` together with
-                ``sealed``; a page-locked array whose block was left.
+                ``sealed``; ``out`` was made by ``broadcast_to``; a page-locked array whose
+                block was left.
             GpuRefStale, GpuRefSealed: ``out`` cannot be written.
             OutOfMemory: no room.
             Unsupported: sealing, where the platform cannot export device memory.
@@ -88,10 +90,12 @@ class MemoryMethods(Arrays[Awaited]):
         if out is not None:
             if sealed:
                 raise ValueError("put(..., sealed=True) makes a buffer of its own; leave out away")
-            require_writable(out, core.memory, "out")
+            require_writable(out, core.memory, "out", strided=True)
         host = await arranged(array)
         if out is not None:
             check_like(out, host.shape, host.dtype, "out", "the array")
+            if not out.contiguous:
+                return await self.copy(await self.put(host), out)
             await core.ready()
             await upload(core, host, out, new=False, wait=False)
             return out
@@ -115,7 +119,8 @@ class MemoryMethods(Arrays[Awaited]):
         """Copy a buffer from the device.
 
         Args:
-            ref: the buffer, or a view of a part of one.
+            ref: the buffer, or any view of one; one that is not contiguous is copied to a
+                contiguous buffer on the device first.
             out: an array to fill, of the same shape and dtype. With an array of
                 ``device.pinned`` nothing is copied on the way; once under way, such a
                 transfer is followed to its end even if the caller is cancelled.
@@ -127,15 +132,16 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: of an older generation, or freed.
             ValueError: a ref of another device, ``out`` of another shape or read-only.
             TypeError: ``out`` of another dtype.
+            OutOfMemory: no room for that copy.
         """
         core = self._core
-        require_readable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref", strided=True)
         if out is None:
             host = np.empty(ref.shape, ref.dtype)
         else:
             _check_out(out, ref)
             host = out if out.flags.c_contiguous else np.empty(ref.shape, ref.dtype)
-        await download(core, ref, host)
+        await self._download(ref, host)
         if out is None:
             return host
         if host is not out:
@@ -150,12 +156,13 @@ class MemoryMethods(Arrays[Awaited]):
     async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
         """Copy a buffer, on the device or from another device to this one.
 
-        Between GPUs that can reach each other nothing goes through the host.
+        Between GPUs that can reach each other nothing goes through the host. A copy of a view that
+        is not contiguous is: ``ref.T`` is turned round by it, and ``ref[:, ::2]`` gathered.
 
         Args:
             src: what to copy, on this device or another one.
-            dst: where to, on this device: same shape and dtype, no memory in common. Made
-                if absent.
+            dst: where to, on this device: any view, of the same shape and dtype, no memory in
+                common. A contiguous buffer is made if absent.
 
         Returns:
             ``dst``, or a new buffer.
@@ -168,7 +175,7 @@ class MemoryMethods(Arrays[Awaited]):
         """
         core = self._core
         if lives_elsewhere(core, src):
-            require_readable(src, src._block.memory, "src")
+            require_readable(src, src._block.memory, "src", strided=True)
             if dst is not None:
                 check_pair(src, dst, core.memory)
             src = await copy_here(core, src)
@@ -319,8 +326,9 @@ class MemoryMethods(Arrays[Awaited]):
 
         The descriptor is of this buffer only: it moves to memory of its own when it is first
         shared, all of it if ``ref`` is a view, and a buffer that is not sealed is copied
-        there. On the CPU backend whoever has the descriptor can neither write to it nor
-        change its size. A GPU's driver knows no such thing: there he can write to the buffer.
+        there. Of a view that is not contiguous a copy is shared in any case. On the CPU backend
+        whoever has the descriptor can neither write to it nor change its size. A GPU's driver
+        knows no such thing: there he can write to the buffer.
 
         Args:
             ref: the buffer, or a view of a part of one.
@@ -373,9 +381,9 @@ class MemoryMethods(Arrays[Awaited]):
             ValueError: a ref of another device.
         """
         core = self._core
-        require_readable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref", strided=True)
         await core.ready()
-        core.memory.free(require_readable(ref, core.memory, "ref"))
+        core.memory.free(require_readable(ref, core.memory, "ref", strided=True))
         if core.memory.unmapped:
             await core.growth.unmap()
 
@@ -427,10 +435,10 @@ class MemoryMethods(Arrays[Awaited]):
             Unsupported: the platform cannot export device memory.
         """
         core = self._core
-        block = require_readable(ref, core.memory, "ref").base
+        block = require_readable(ref, core.memory, "ref", strided=True).base
         with refusing_writers(core, block):
             await core.ready()
-            require_readable(ref, core.memory, "ref")
+            require_readable(ref, core.memory, "ref", strided=True)
             if block.epoch is not core.memory.sealed_epoch:
                 await seal(core, ref)
         return ref
@@ -451,10 +459,24 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: it was freed.
             OutOfMemory: no room for the copy.
         """
-        require_readable(ref, self._core.memory, "ref")
+        require_readable(ref, self._core.memory, "ref", strided=True)
         if not ref.sealed:
             raise ValueError(f"ref is not sealed: {ref!r}; device.copy makes a copy of any buffer")
         return await self.copy(ref)
+
+    async def _download(self, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
+        """Copy any view into an array, which is C-contiguous."""
+        if ref.contiguous:
+            await download(self._core, ref, host)
+            return
+        while True:
+            try:
+                await download(self._core, await self.copy(ref), host)
+            except GpuRefStale:
+                if not ref.sealed or ref.is_stale:
+                    raise
+            else:
+                return
 
     async def _upload(self, array: np.ndarray[Any, Any], ref: GpuRef) -> None:
         """Put into a buffer that a batch has made."""

@@ -509,25 +509,25 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
     """Move a block into a sealed slab; its handles and all views of it stay the same."""
     # One at a time: two that seal the same buffer would undo each other's work.
     async with core.sealing:
-        source = require_readable(ref, core.memory, "ref").base
+        source = require_readable(ref, core.memory, "ref", strided=True).base
         if source.epoch is core.memory.sealed_epoch:
             return
         if source.holds:
             await core.exports.sweep()
-            require_readable(ref, core.memory, "ref")
+            require_readable(ref, core.memory, "ref", strided=True)
             if source.holds:
                 raise ValueError(
                     "ref is exported: sealing moves the content, and the arrays made of it would "
                     "be left behind; let go of them first, or seal before exporting"
                 )
         target = (await core.empty(source.size, np.uint8, sealed=True))._block
-        require_readable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref", strided=True)
         try:
             async with filling(core, target):
                 message = Copy(target.address, source.address, source.size)
                 port = core.ports[MEMORY_LANE]
                 await core.submit(port, "seal", message, (source,), (target,)).wait()
-            require_readable(ref, core.memory, "ref")  # not freed meanwhile
+            require_readable(ref, core.memory, "ref", strided=True)  # not freed meanwhile
         except Rebuilt:
             raise ref_error(ref, core.memory, "ref") from None
         core.memory.rebind(source, target)

@@ -21,7 +21,7 @@ import trio
 from ..._errors import LibraryError, Unsupported, said_of
 from ...lanes import HostDied, uninterrupted
 from ...libraries._arguments import BLOCK_ALIGNMENT, require_readable
-from ...memory import Block, GpuRef, Hold, Slab, part_of
+from ...memory import Block, GpuRef, Hold, Slab, part_of, repeats
 from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
 from ...wire._interop import (
     CPU,
@@ -34,6 +34,7 @@ from ...wire._interop import (
     borrow,
     contiguous,
     device_type,
+    in_elements,
     lend,
 )
 from .._context import MEMORY_LANE
@@ -165,6 +166,9 @@ class Export:
         self.dtype: Final = ref.dtype
         self.nbytes: Final = ref.nbytes
         self.sealed: Final = ref.sealed
+        self._strides: Final = ref._strides
+        # As NumPy's broadcast_to: elements that are the same memory are not to be written.
+        self._read_only = ref.sealed or repeats(ref.shape, ref.strides)
         self._memory = ref._block.memory
         self._pointer = pointer
         self._lease = lease
@@ -200,7 +204,7 @@ class Export:
         raise NotImplementedError
 
     def _check(self) -> None:
-        require_readable(self.ref, self._memory, "the exported ref")
+        require_readable(self.ref, self._memory, "the exported ref", strided=True)
 
 
 @final
@@ -214,7 +218,12 @@ class HostExport(Export):
         """The buffer's memory as a NumPy array, read-only if it is sealed."""
         self._check()
         return numpy_at(
-            self._pointer, self.shape, self.dtype, owner=self._lease, read_only=self.sealed
+            self._pointer,
+            self.shape,
+            self.dtype,
+            owner=self._lease,
+            read_only=self._read_only,
+            strides=in_elements(self.shape, self.dtype, self._strides),
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -258,8 +267,9 @@ class HostExport(Export):
             self.dtype,
             (CPU, 0),
             owner=self._lease,
-            read_only=self.sealed,
+            read_only=self._read_only,
             max_version=max_version,
+            strides=self._strides,
         )
 
 
@@ -278,8 +288,9 @@ class DeviceExport(NotForNumpy, Export):
             self.shape,
             self.dtype,
             device=int(self.ref.device.rpartition(":")[2]),
-            sealed=self.sealed,
+            sealed=self._read_only,
             owner=self._lease,
+            strides=self._strides,
         )
 
     @property
@@ -324,16 +335,16 @@ class Exports:
     async def export(self, ref: GpuRef) -> Export:
         """See ``Device.export``."""
         core = self._core
-        require_readable(ref, core.memory, "ref")
+        require_readable(ref, core.memory, "ref", strided=True)
         await self.sweep()
         while True:
             while core.context is None:
                 await core.ready()
             # An op that does nothing, in its place after those that write the buffer.
-            block = require_readable(ref, core.memory, "ref")
+            block = require_readable(ref, core.memory, "ref", strided=True)
             message = Copy(block.address, block.address, 0)
             await core.submit(core.ports[MEMORY_LANE], "export", message, (block,), ()).wait()
-            block = require_readable(ref, core.memory, "ref")
+            block = require_readable(ref, core.memory, "ref", strided=True)
             slab = core.memory.slab_of(block)
             base = self._view.mapped.get(slab.id)
             if base is not None:
@@ -353,7 +364,7 @@ class Exports:
         """
         core = self._core
         if isinstance(array, Export) and array.ref._block.memory is core.memory:
-            require_readable(array.ref, core.memory, "array")
+            require_readable(array.ref, core.memory, "array", strided=True)
             await trio.lowlevel.checkpoint()
             return array.ref
         kind = device_type(array)

@@ -14,7 +14,8 @@ from ..._dtypes import DTYPES
 from ..._errors import GpuRefStale, LibraryError, OutOfMemory, Unsupported
 from ...lanes import HostDied
 from ...libraries._arguments import require_readable
-from ...memory import Block, GpuRef, Hold, Slab, block_at, part_of, ref_error
+from ...libraries._request import perform
+from ...memory import Block, GpuRef, Hold, Slab, block_at, part_of, ref_error, span
 from ...wire import (
     OFFSET_MASK,
     SLAB_SHIFT,
@@ -26,6 +27,7 @@ from ...wire import (
     make_read_only,
 )
 from .._context import MEMORY_LANE
+from ..data._arrays import copying
 from ..data._transfer import Rebuilt, after, download, filling, in_chunks, in_worker, receive, send
 
 if TYPE_CHECKING:
@@ -83,7 +85,9 @@ async def unmap(core: DeviceCore, context: Context, number: int) -> None:
 async def copy_here(core: DeviceCore, src: GpuRef) -> GpuRef:
     """A new buffer with the content of one of another device."""
     there = cast("DeviceCore", src._block.memory.owner)
-    require_readable(src, there.memory, "src")
+    require_readable(src, there.memory, "src", strided=True)
+    if not src.contiguous:
+        src = await perform(there, copying(there, src, None))
     while True:
         ref = await core.empty(src.shape, src.dtype)
         try:
@@ -176,6 +180,11 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
     if not lives_here(core, ref):
         raise ref_error(ref, core.memory, "ref")
     block = ref._block
+    if not ref.contiguous:
+        low, high = span(ref.shape, ref.strides, ref.dtype.itemsize)
+        around = GpuRef(part_of(block, low), (high - low,), DTYPES["uint8"], high - low)
+        data = await salvage(core, around)
+        return np.ndarray(ref.shape, ref.dtype, data, -low, ref.strides).copy()
     host = np.empty(ref.shape, ref.dtype)
     if block.epoch is None:
         raise ref_error(ref, core.memory, "ref")
@@ -300,7 +309,9 @@ def _decoded(description: bytes) -> _Description:
 
 async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
     """See ``Device.share``."""
-    require_readable(ref, core.memory, "ref")
+    require_readable(ref, core.memory, "ref", strided=True)
+    if not ref.contiguous:
+        ref = await perform(core, copying(core, ref, None))
     await core.growth.tidy()
     sealed = ref._block.epoch is core.memory.sealed_epoch  # not only about to be
     if sealed:

@@ -14,6 +14,7 @@ import time
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from ...._errors import DeviceUnavailable, OutOfMemory, Unsupported
 from ....wire import (
@@ -193,9 +194,19 @@ class CpuContext:
         return self.bytes_at(address, nbytes)
 
     def array(
-        self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...] | None = None,
     ) -> np.ndarray[Any, Any]:
-        """A buffer as a NumPy array."""
+        """A buffer as a NumPy array; C-contiguous unless it has strides, of any sign."""
+        if strides is not None:
+            reaches = [(extent - 1) * step for extent, step in zip(shape, strides, strict=True)]
+            low = sum(reach for reach in reaches if reach < 0)
+            high = sum(reach for reach in reaches if reach > 0) + dtype.itemsize
+            first = self.bytes_at(address + low, high - low)[-low : dtype.itemsize - low]
+            return as_strided(first.view(dtype), shape, strides)
         nbytes = dtype.itemsize
         for extent in shape:
             nbytes *= extent

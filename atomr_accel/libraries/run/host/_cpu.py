@@ -28,8 +28,10 @@ class CpuRunner(Runner):
     def array_of(self, buffer: Buffer) -> np.ndarray[Any, Any]:
         """The buffer's memory; read-only if it is sealed."""
         array: np.ndarray[Any, Any] = self._context.array(
-            buffer.address, buffer.shape, DTYPES[buffer.dtype]
+            buffer.address, buffer.shape, DTYPES[buffer.dtype], buffer.strides
         )
+        if buffer.sealed:
+            array.flags.writeable = False
         return array
 
     def on_device(self, thing: Any) -> bool:

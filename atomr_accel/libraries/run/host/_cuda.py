@@ -30,6 +30,7 @@ class CudaRunner(Runner):
             DTYPES[buffer.dtype],
             device=self._context.info.index,
             sealed=buffer.sealed,
+            strides=buffer.strides,
         )
 
     def on_device(self, thing: Any) -> bool:

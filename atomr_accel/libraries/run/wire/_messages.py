@@ -19,12 +19,21 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 47)]
 
 
 class Buffer(Message, frozen=True):
-    """A buffer, which the function gets as an array."""
+    """A buffer, which the function gets as an array.
+
+    Attributes:
+        address: of the first element.
+        shape: as in NumPy.
+        dtype: by name.
+        sealed: whether it must not be written.
+        strides: as in NumPy; None if it is C-contiguous.
+    """
 
     address: int
     shape: tuple[int, ...]
     dtype: str
     sealed: bool
+    strides: tuple[int, ...] | None = None
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True):

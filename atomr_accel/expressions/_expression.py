@@ -1,0 +1,828 @@
+"""Expressions: immutable, typed, and computed by nobody yet."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+
+from .._dtypes import as_dtype
+from .._errors import Unsupported, said_of
+from ..wire import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
+from ._promotion import FLOAT32, HALVES, common, kind_of, reduced, resolve
+from ._text import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import DTypeLike
+
+Number = complex | np.generic
+"""What a number may be; complex stands for float, int and bool, too."""
+
+Kind = Literal["ufunc", "cast", "where", "reduce", "arg", "view", "constant", "index"]
+Axis = int | tuple[int, ...] | None
+
+_INT64: Final = as_dtype(np.int64)
+_BOOL: Final = as_dtype(np.bool_)
+
+FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
+"""What NumPy's functions do with refs and expressions."""
+
+
+class Operand:
+    """What takes part in expressions: Python's operators, NumPy's ufuncs and functions.
+
+    Each of them makes an expression, by NumPy's rules for shapes and dtypes. Nothing is
+    computed before ``await device.evaluate(expression)``, or ``batch.evaluate(expression)``.
+
+    Attributes:
+        shape: as in NumPy.
+        dtype: a ``numpy.dtype``.
+    """
+
+    __slots__ = ()
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    __hash__ = object.__hash__
+
+    # --- operators ------------------------------------------------------------------------
+
+    def __add__(self, other: Value) -> Expression:
+        return _operator("add", self, other)
+
+    def __radd__(self, other: Number) -> Expression:
+        return _operator("add", other, self)
+
+    def __sub__(self, other: Value) -> Expression:
+        return _operator("subtract", self, other)
+
+    def __rsub__(self, other: Number) -> Expression:
+        return _operator("subtract", other, self)
+
+    def __mul__(self, other: Value) -> Expression:
+        return _operator("multiply", self, other)
+
+    def __rmul__(self, other: Number) -> Expression:
+        return _operator("multiply", other, self)
+
+    def __truediv__(self, other: Value) -> Expression:
+        return _operator("divide", self, other)
+
+    def __rtruediv__(self, other: Number) -> Expression:
+        return _operator("divide", other, self)
+
+    def __floordiv__(self, other: Value) -> Expression:
+        return _operator("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Number) -> Expression:
+        return _operator("floor_divide", other, self)
+
+    def __mod__(self, other: Value) -> Expression:
+        return _operator("remainder", self, other)
+
+    def __rmod__(self, other: Number) -> Expression:
+        return _operator("remainder", other, self)
+
+    def __divmod__(self, other: Value) -> tuple[Expression, Expression]:
+        return _operator("floor_divide", self, other), _operator("remainder", self, other)
+
+    def __rdivmod__(self, other: Number) -> tuple[Expression, Expression]:
+        return _operator("floor_divide", other, self), _operator("remainder", other, self)
+
+    def __pow__(self, other: Value) -> Expression:
+        return power(self, other)
+
+    def __rpow__(self, other: Number) -> Expression:
+        return power(other, self)
+
+    def __lshift__(self, other: Value) -> Expression:
+        return _operator("left_shift", self, other)
+
+    def __rlshift__(self, other: Number) -> Expression:
+        return _operator("left_shift", other, self)
+
+    def __rshift__(self, other: Value) -> Expression:
+        return _operator("right_shift", self, other)
+
+    def __rrshift__(self, other: Number) -> Expression:
+        return _operator("right_shift", other, self)
+
+    def __and__(self, other: Value) -> Expression:
+        return _operator("bitwise_and", self, other)
+
+    def __rand__(self, other: Number) -> Expression:
+        return _operator("bitwise_and", other, self)
+
+    def __or__(self, other: Value) -> Expression:
+        return _operator("bitwise_or", self, other)
+
+    def __ror__(self, other: Number) -> Expression:
+        return _operator("bitwise_or", other, self)
+
+    def __xor__(self, other: Value) -> Expression:
+        return _operator("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Number) -> Expression:
+        return _operator("bitwise_xor", other, self)
+
+    def __eq__(self, other: object) -> Expression:  # type: ignore[override] # as ndarray has it
+        return _operator("equal", self, other)
+
+    def __ne__(self, other: object) -> Expression:  # type: ignore[override]
+        return _operator("not_equal", self, other)
+
+    def __lt__(self, other: Value) -> Expression:
+        return _operator("less", self, other)
+
+    def __le__(self, other: Value) -> Expression:
+        return _operator("less_equal", self, other)
+
+    def __gt__(self, other: Value) -> Expression:
+        return _operator("greater", self, other)
+
+    def __ge__(self, other: Value) -> Expression:
+        return _operator("greater_equal", self, other)
+
+    def __neg__(self) -> Expression:
+        return ufunc("negative", self)
+
+    def __pos__(self) -> Expression:
+        return ufunc("positive", self)
+
+    def __abs__(self) -> Expression:
+        return ufunc("absolute", self)
+
+    def __invert__(self) -> Expression:
+        return ufunc("invert", self)
+
+    def _in_place(self, _other: object) -> NoReturn:
+        raise TypeError(
+            "refs and expressions are not changed in place; write x = x + y, and to have the "
+            "result in the buffer of x: await device.evaluate(x + y, out=x)"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _in_place
+    __ipow__ = __ilshift__ = __irshift__ = __iand__ = __ior__ = __ixor__ = _in_place
+
+    def __matmul__(self, _other: object) -> NoReturn:
+        raise TypeError(
+            "products of matrices are not part of expressions; write: "
+            "await device.blas.gemm(a, b), or device.blaslt.matmul with an epilogue"
+        )
+
+    __rmatmul__ = __imatmul__ = __matmul__
+
+    # --- what would have to look at values --------------------------------------------------
+
+    def __bool__(self) -> bool:
+        what = _what(self)
+        raise TypeError(
+            f"{what} is neither true nor false, because what it holds is on the device, so a "
+            "program cannot branch or compare by it; choose elements with np.where(condition, x, "
+            f"y), or fetch it first: bool({_fetched(self)})"
+        )
+
+    def __float__(self) -> float:
+        raise _not_here(self, "float")
+
+    def __int__(self) -> int:
+        raise _not_here(self, "int")
+
+    def __complex__(self) -> complex:
+        raise _not_here(self, "complex")
+
+    def __index__(self) -> int:
+        # As an index in Python, or as the length of a range.
+        raise _not_here(self, "int")
+
+    def __contains__(self, _value: object) -> bool:
+        raise TypeError(
+            f"whether {_what(self)} contains something only the device can tell: "
+            "await device.evaluate((x == value).any())"
+        )
+
+    def __array__(self, *_args: object, **_kwargs: object) -> np.ndarray[Any, Any]:
+        raise TypeError(
+            f"{_what(self)} does not turn into an array by itself, because computing and fetching "
+            f"take time; write: host = {_fetched(self)}"
+        )
+
+    # --- NumPy ------------------------------------------------------------------------------
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """What NumPy's ufuncs do with it."""
+        return _apply(function, method, inputs, options)
+
+    def __array_function__(
+        self,
+        function: Callable[..., Any],
+        _types: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """What NumPy's other functions do with it."""
+        found = FUNCTIONS.get(function)
+        if found is None:
+            raise TypeError(
+                f"{function.__module__}.{function.__name__} is none of the functions that "
+                "expressions are made of; the documentation of expressions has a list"
+            )
+        if kwargs.get("out") is not None:
+            raise _no_out(function.__name__)
+        return found(*args, **kwargs)
+
+    # --- methods ----------------------------------------------------------------------------
+
+    def sum(
+        self, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
+    ) -> Operand:
+        """``numpy.ndarray.sum``; sums of floats of 16 bits and less are made in float32."""
+        kind = None if dtype is None else as_dtype(dtype)
+        return reduce("add", self, axis, dtype=kind, keepdims=keepdims)
+
+    def prod(
+        self, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
+    ) -> Operand:
+        """``numpy.ndarray.prod``; products of floats of 16 bits and less are made in float32."""
+        kind = None if dtype is None else as_dtype(dtype)
+        return reduce("multiply", self, axis, dtype=kind, keepdims=keepdims)
+
+    def max(self, axis: Axis = None, *, keepdims: bool = False) -> Operand:
+        """``numpy.ndarray.max``: NaN where there is one."""
+        return reduce("maximum", self, axis, keepdims=keepdims)
+
+    def min(self, axis: Axis = None, *, keepdims: bool = False) -> Operand:
+        """``numpy.ndarray.min``: NaN where there is one."""
+        return reduce("minimum", self, axis, keepdims=keepdims)
+
+    def any(self, axis: Axis = None, *, keepdims: bool = False) -> Operand:
+        """``numpy.ndarray.any``."""
+        return reduce("logical_or", self, axis, keepdims=keepdims)
+
+    def all(self, axis: Axis = None, *, keepdims: bool = False) -> Operand:
+        """``numpy.ndarray.all``."""
+        return reduce("logical_and", self, axis, keepdims=keepdims)
+
+    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Expression:
+        """``numpy.ndarray.argmax``: the first of several, the first NaN if there is one."""
+        return arg_reduce("argmax", self, axis, keepdims=keepdims)
+
+    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Expression:
+        """``numpy.ndarray.argmin``: the first of several, the first NaN if there is one."""
+        return arg_reduce("argmin", self, axis, keepdims=keepdims)
+
+    def mean(
+        self, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
+    ) -> Operand:
+        """``numpy.ndarray.mean``; of floats of 16 bits and less it is made in float32."""
+        made: Operand = FUNCTIONS[np.mean](self, axis, dtype, keepdims=keepdims)
+        return made
+
+    def var(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        *,
+        ddof: float = 0,
+        keepdims: bool = False,
+    ) -> Operand:
+        """``numpy.ndarray.var``; of floats of 16 bits and less it is made in float32."""
+        made: Operand = FUNCTIONS[np.var](self, axis, dtype, ddof=ddof, keepdims=keepdims)
+        return made
+
+    def std(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        *,
+        ddof: float = 0,
+        keepdims: bool = False,
+    ) -> Operand:
+        """``numpy.ndarray.std``; of floats of 16 bits and less it is made in float32."""
+        made: Operand = FUNCTIONS[np.std](self, axis, dtype, ddof=ddof, keepdims=keepdims)
+        return made
+
+    def astype(self, dtype: DTypeLike) -> Operand:
+        """``numpy.ndarray.astype``; the same if it has that dtype."""
+        return cast(self, as_dtype(dtype))
+
+    def clip(self, min: Value | None = None, max: Value | None = None) -> Operand:  # noqa: A002
+        """``numpy.ndarray.clip``."""
+        made: Operand = FUNCTIONS[np.clip](self, min, max)
+        return made
+
+    def round(self, decimals: int = 0) -> Operand:
+        """``numpy.ndarray.round``: halves go to the even neighbour."""
+        made: Operand = FUNCTIONS[np.round](self, decimals)
+        return made
+
+    def conj(self) -> Expression:
+        """``numpy.ndarray.conj``."""
+        return ufunc("conjugate", self)
+
+    @property
+    def real(self) -> Operand:
+        """The real part; of real numbers they themselves."""
+        return self if self.dtype.kind != "c" else _part("real", self)
+
+    @property
+    def imag(self) -> Operand:
+        """The imaginary part; of real numbers zeros."""
+        return (
+            cast(_part("imag", self), self.dtype) if self.dtype.kind != "c" else _part("imag", self)
+        )
+
+
+Value = Operand | Number
+"""What expressions are made of."""
+
+
+def _what(x: Operand) -> str:
+    return f"an {type(x).__name__}" if isinstance(x, Expression) else f"a {type(x).__name__}"
+
+
+def _fetched(x: Operand) -> str:
+    """How to get at the values."""
+    if isinstance(x, Expression):
+        return "await device.get(await device.evaluate(expression))"
+    return "await device.get(ref)"
+
+
+def _not_here(x: Operand, name: str) -> TypeError:
+    return TypeError(
+        f"{name}() of {_what(x)}: the number is on the device; write: {name}({_fetched(x)})"
+    )
+
+
+def _no_out(name: str) -> TypeError:
+    return TypeError(
+        f"{name}(..., out=...) makes an expression, which computes nothing yet; leave out= away "
+        "and give it to what computes: await device.evaluate(expression, out=ref)"
+    )
+
+
+@final
+class Expression(Operand):
+    """A value that a device is to compute: made of refs by operators and NumPy's functions.
+
+    It has shape and dtype as NumPy's result would have; ``await device.evaluate(expression)``
+    gives it. Nothing is computed before, and an expression can be part of several others.
+
+    Attributes:
+        shape: as in NumPy.
+        dtype: a ``numpy.dtype``, by NumPy's rules of promotion.
+    """
+
+    __slots__ = ("__weakref__", "_args", "_kind", "_name", "_params", "dtype", "shape")
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __init__(
+        self,
+        kind: Kind,
+        name: str,
+        args: tuple[Operand, ...],
+        params: tuple[Any, ...],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:
+        put = object.__setattr__
+        put(self, "_kind", kind)
+        put(self, "_name", name)
+        put(self, "_args", args)
+        put(self, "_params", params)
+        put(self, "shape", shape)
+        put(self, "dtype", dtype)
+
+    _kind: Kind
+    _name: str
+    _args: tuple[Operand, ...]
+    _params: tuple[Any, ...]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> Operand:  # noqa: N802 - NumPy's name
+        """With its axes in reverse order."""
+        return self.transpose()
+
+    def transpose(self, *axes: int | tuple[int, ...] | None) -> Operand:
+        """``numpy.ndarray.transpose``."""
+        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        made: Operand = FUNCTIONS[np.transpose](self, given or None)
+        return made
+
+    def swapaxes(self, axis1: int, axis2: int) -> Operand:
+        """``numpy.ndarray.swapaxes``."""
+        made: Operand = FUNCTIONS[np.swapaxes](self, axis1, axis2)
+        return made
+
+    def squeeze(self, axis: Axis = None) -> Operand:
+        """``numpy.ndarray.squeeze``."""
+        made: Operand = FUNCTIONS[np.squeeze](self, axis)
+        return made
+
+    def __getitem__(self, key: object) -> Operand:
+        """New axes, ``expression[:, None]``. Parts are taken of what it is made of.
+
+        Raises:
+            IndexError: more axes than there are.
+            Unsupported: another index.
+        """
+        return _indexed(self, key if isinstance(key, tuple) else (key,))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an Expression of no dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "an Expression is not iterable; compute it first: ref = await device.evaluate(...)"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an Expression is made of handles of this program and cannot be pickled or copied; "
+            "evaluate it first"
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"an Expression's {name} cannot be set; make another expression")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"an Expression's {name} cannot be deleted")
+
+    def __repr__(self) -> str:
+        return f"<Expression {text_of(self)}: {self.dtype.name}{list(self.shape)}>"
+
+
+def constant(value: Number, dtype: np.dtype[Any] | None = None) -> Expression:
+    """A number as an expression of no dimensions.
+
+    Args:
+        value: the number.
+        dtype: what it is to be; by default what NumPy makes of it.
+
+    Raises:
+        OverflowError: integers that do not hold it, in NumPy's words.
+        TypeError: what it is does not live in device memory.
+    """
+    number = np.asarray(value)
+    if dtype is None:
+        dtype = as_dtype(number.dtype)
+    if number.dtype is not dtype:
+        with np.errstate(all="ignore"):
+            # From Python's number, because integers are held against the bounds so.
+            number = np.asarray(value, dtype) if isinstance(value, int) else number.astype(dtype)
+    return Expression("constant", "", (), (number[()],), (), dtype)
+
+
+def index(shape: tuple[int, ...], axis: int) -> Expression:
+    """Each element's index along an axis, int64."""
+    axis = normalize_axis_index(axis, len(shape))
+    return Expression("index", "", (), (axis,), shape, _INT64)
+
+
+def cast(x: Operand, dtype: np.dtype[Any]) -> Operand:
+    """``x`` with another dtype, rounded and wrapped as ``astype`` does."""
+    if x.dtype is dtype:
+        return x
+    if isinstance(x, Expression) and x._kind == "constant":
+        with np.errstate(all="ignore"):
+            return Expression("constant", "", (), (x._params[0].astype(dtype),), (), dtype)
+    return Expression("cast", "", (x,), (), x.shape, dtype)
+
+
+def _converted(value: Operand | Number, dtype: np.dtype[Any]) -> Operand:
+    return cast(value, dtype) if isinstance(value, Operand) else constant(value, dtype)
+
+
+def _kinds(values: Sequence[Operand | Number]) -> tuple[Any, ...]:
+    return tuple(value.dtype if isinstance(value, Operand) else kind_of(value) for value in values)
+
+
+def _joint(values: Sequence[Operand | Number]) -> tuple[int, ...]:
+    """The shape that they broadcast to.
+
+    Raises:
+        ValueError: they do not, in NumPy's words.
+    """
+    shapes = {value.shape for value in values if isinstance(value, Operand)}
+    shapes.discard(())
+    if len(shapes) < 2:
+        return shapes.pop() if shapes else ()
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        each = " ".join(
+            str(value.shape).replace(" ", "") for value in values if isinstance(value, Operand)
+        )
+        raise ValueError(f"operands could not be broadcast together with shapes {each}") from None
+
+
+def ufunc(
+    name: str,
+    *values: Operand | Number,
+    dtype: np.dtype[Any] | None = None,
+    casting: str = "same_kind",
+) -> Expression:
+    """What a ufunc gives; that of two results is named with the one that is meant."""
+    base, _, which = name.partition(":")
+    shape = _joint(values)
+    dtypes = resolve(base, _kinds(values), dtype, casting)
+    args = tuple([_converted(value, each) for value, each in zip(values, dtypes, strict=False)])
+    result = dtypes[len(values) + int(which or 0)]
+    return Expression("ufunc", name, args, (), shape, result)
+
+
+def where(condition: Operand | Number, x: Operand | Number, y: Operand | Number) -> Expression:
+    """``numpy.where``."""
+    dtype = common(_kinds((x, y)))
+    shape = _joint((condition, x, y))
+    args = _converted(condition, _BOOL), _converted(x, dtype), _converted(y, dtype)
+    return Expression("where", "", args, (), shape, dtype)
+
+
+def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
+    """The axes that are meant, in their order.
+
+    Raises:
+        numpy.exceptions.AxisError: there is none of that number.
+        ValueError: one is named twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(sorted(normalize_axis_tuple(axis, ndim)))
+
+
+def _kept(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:
+    if keepdims:
+        return tuple(1 if at in axes else extent for at, extent in enumerate(shape))
+    return tuple(extent for at, extent in enumerate(shape) if at not in axes)
+
+
+def reduce(
+    name: str,
+    x: Operand,
+    axis: Axis = None,
+    *,
+    dtype: np.dtype[Any] | None = None,
+    keepdims: bool = False,
+) -> Operand:
+    """A ufunc's reduction. Sums and products of narrow floats are made in float32."""
+    axes = axes_of(axis, len(x.shape))
+    result = reduced(name, x.dtype if dtype is None else dtype)
+    if dtype is not None and name in ("add", "multiply"):
+        result = dtype
+    compute = result
+    if name in ("add", "multiply") and result in HALVES:
+        compute = FLOAT32
+    elif name.startswith("logical"):
+        compute = result = _BOOL
+    if name in ("maximum", "minimum", "fmax", "fmin"):
+        empty = [x.shape[at] for at in axes if not x.shape[at]]
+        if empty and 0 not in _kept(x.shape, axes, keepdims=False):
+            raise ValueError(f"zero-size array to reduction operation {name} which has no identity")
+    shape = _kept(x.shape, axes, keepdims=keepdims)
+    params = axes, bool(keepdims)
+    made: Operand = Expression("reduce", name, (cast(x, compute),), params, shape, compute)
+    return cast(made, result)
+
+
+def arg_reduce(name: str, x: Operand, axis: int | None, *, keepdims: bool) -> Expression:
+    """``argmax`` or ``argmin``: the index of the first; of all elements if ``axis`` is None."""
+    if axis is None:
+        axes = tuple(range(len(x.shape)))
+    else:
+        axes = (normalize_axis_index(axis, len(x.shape)),)
+    if any(not x.shape[at] for at in axes) or (axis is None and 0 in x.shape):
+        raise ValueError(f"attempt to get {name} of an empty sequence")
+    if x.dtype.kind == "c":
+        raise TypeError(f"{name} of complex numbers is not computed on devices; take real parts")
+    shape = _kept(x.shape, axes, keepdims=keepdims)
+    return Expression("arg", name, (x,), (axes, bool(keepdims)), shape, _INT64)
+
+
+def view(x: Operand, axes: tuple[int | None, ...], shape: tuple[int, ...]) -> Operand:
+    """``x`` with its axes in other places.
+
+    Args:
+        x: what is seen.
+        axes: for each axis the one of ``x`` that it is; None for one that repeats all of it.
+            Those that are left out have one element.
+        shape: what it is then.
+    """
+    if axes == tuple(range(len(x.shape))) and shape == x.shape:
+        return x
+    if isinstance(x, Expression) and x._kind == "view":
+        inner = x._params[0]
+        axes = tuple(None if at is None else inner[at] for at in axes)
+        return view(x._args[0], axes, shape)
+    return Expression("view", "", (x,), (axes,), shape, x.dtype)
+
+
+def broadcast(x: Operand, shape: tuple[int, ...]) -> Operand:
+    """``numpy.broadcast_to``."""
+    extra = len(shape) - len(x.shape)
+    if extra < 0 or any(
+        one not in (1, other) for one, other in zip(x.shape, shape[max(0, extra) :], strict=False)
+    ):
+        raise ValueError(
+            "operands could not be broadcast together with remapped shapes "
+            f"[original->remapped]: {x.shape} and requested shape {shape}"
+        )
+    axes = tuple(
+        None if at < extra or x.shape[at - extra] != extent else at - extra
+        for at, extent in enumerate(shape)
+    )
+    return view(x, axes, shape)
+
+
+def _indexed(x: Expression, key: tuple[object, ...]) -> Operand:
+    whole = slice(None)
+    taken = sum(part is not None and part is not Ellipsis for part in key)
+    if taken > len(x.shape):
+        raise IndexError(
+            f"too many indices for array: array is {len(x.shape)}-dimensional, but {taken} were "
+            "indexed"
+        )
+    axes: list[int | None] = []
+    at = 0
+    rest = len(x.shape) - taken
+    for part in key:
+        if part is None:
+            axes.append(None)
+        elif part is Ellipsis:
+            axes += range(at, at + rest)
+            at, rest = at + rest, 0
+        elif isinstance(part, slice) and part == whole:
+            axes.append(at)
+            at += 1
+        else:
+            raise Unsupported(
+                f"an expression takes no index such as {part!r}, only None, ':' and '...'; take "
+                "the part of the refs that it is made of, or evaluate it first"
+            )
+    axes += range(at, len(x.shape))
+    shape = tuple(1 if each is None else x.shape[each] for each in axes)
+    return view(x, tuple(axes), shape)
+
+
+def _part(name: str, x: Operand) -> Expression:
+    """Of complex numbers the real or the imaginary parts; of others ``imag`` is zero."""
+    if x.dtype.kind != "c":
+        return broadcast_constant(x.shape, x.dtype)
+    dtype = as_dtype(np.float32 if x.dtype.itemsize == 8 else np.float64)
+    return Expression("ufunc", name, (x,), (), x.shape, dtype)
+
+
+def broadcast_constant(
+    shape: tuple[int, ...], dtype: np.dtype[Any], value: Number = 0
+) -> Expression:
+    """One number everywhere."""
+    number = constant(value, dtype)
+    return Expression("view", "", (number,), ((None,) * len(shape),), shape, dtype)
+
+
+def power(x: Value, exponent: Value) -> Expression:
+    """``x ** exponent``; a square where NumPy's operator computes one."""
+    if not (_is_value(x) and _is_value(exponent)):
+        return NotImplemented
+    if isinstance(x, Operand) and type(exponent) in (int, float) and x.dtype.kind in "fcV":
+        if exponent == 2 and resolve("power", _kinds((x, exponent)))[2] is x.dtype:
+            return ufunc("square", x)
+        if exponent == 0.5 and resolve("power", _kinds((x, exponent)))[2] is x.dtype:
+            return ufunc("sqrt", x)
+    return ufunc("power", x, exponent)
+
+
+def _is_value(value: object) -> bool:
+    if isinstance(value, Operand | int | float | complex | np.generic):
+        return True
+    return isinstance(value, np.ndarray) and not value.shape
+
+
+def _operator(name: str, x: Any, y: Any) -> Expression:
+    if _is_value(x) and _is_value(y):
+        return ufunc(name, x, y)
+    for value in (x, y):
+        if isinstance(value, np.ndarray | list):
+            raise _not_there(value)
+    return NotImplemented
+
+
+def _not_there(value: object) -> TypeError:
+    return TypeError(
+        f"{said_of(value)} meets an array on the device; put it there first: "
+        "await device.put(array)"
+    )
+
+
+def values_of(values: Sequence[Any]) -> tuple[Value, ...]:
+    """What a function was given, as far as expressions are made of it.
+
+    Raises:
+        TypeError: something is neither a ref, nor an expression, nor a number.
+    """
+    for value in values:
+        if not _is_value(value):
+            if isinstance(value, np.ndarray | list | tuple):
+                raise _not_there(value)
+            raise TypeError(
+                f"expressions are made of refs, expressions and numbers, not {said_of(value)}"
+            )
+    return tuple(value[()] if isinstance(value, np.ndarray) else value for value in values)
+
+
+def _apply(
+    function: np.ufunc, method: str, inputs: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    name = function.__name__
+    name = {"matvec": "matmul", "vecmat": "matmul"}.get(name, name)
+    out = options.pop("out", None)
+    if out is not None and any(each is not None for each in out):
+        raise _no_out(name)
+    known = name in PAIRS or (name in UFUNCS and find_ufunc(name) is function)
+    if not known:
+        raise TypeError(
+            f"{name} is none of the ufuncs that expressions are made of; the documentation of "
+            "expressions has a list"
+        )
+    mask = options.pop("where", True)
+    dtype = options.pop("dtype", None)
+    kind = None if dtype is None else as_dtype(dtype)
+    values = values_of(inputs)
+    if method == "__call__":
+        casting = options.pop("casting", "same_kind")
+        options.pop("order", None)
+        options.pop("subok", None)
+        if options:
+            raise TypeError(f"{name} of refs takes no {', '.join(options)}")
+        results = [
+            ufunc(each, *values, dtype=kind, casting=casting)
+            for each in ([f"{name}:0", f"{name}:1"] if name in PAIRS else [name])
+        ]
+        if mask is not True:
+            results = [
+                where(*values_of((mask,)), each, constant(0, each.dtype)) for each in results
+            ]
+        return tuple(results) if name in PAIRS else results[0]
+    if method == "reduce" and name in REDUCTIONS:
+        axis, keepdims = options.pop("axis", 0), options.pop("keepdims", False)
+        initial = options.pop("initial", None)
+        if options:
+            raise TypeError(f"{name}.reduce of refs takes no {', '.join(options)}")
+        given = values[0]
+        assert isinstance(given, Operand)
+        return masked(name, given, axis, kind, keepdims=keepdims, initial=initial, mask=mask)
+    if method == "outer" and not options:
+        one, other = (each if isinstance(each, Operand) else constant(each) for each in values)
+        axes = (*range(len(one.shape)), *[None] * len(other.shape))
+        shape = one.shape + (1,) * len(other.shape)
+        return ufunc(name, view(one, axes, shape), other, dtype=kind)
+    raise TypeError(f"{name}.{method} is no part of expressions")
+
+
+def masked(
+    name: str,
+    x: Operand,
+    axis: Axis,
+    dtype: np.dtype[Any] | None,
+    *,
+    keepdims: bool = False,
+    initial: Value | None = None,
+    mask: Value = True,
+) -> Operand:
+    """A reduction with NumPy's ``initial`` and ``where``."""
+    if mask is not True:
+        identity = find_ufunc(name).identity
+        if identity is None:
+            if initial is None:
+                raise ValueError(
+                    f"reduction operation '{name}' does not have an identity, so to use a where "
+                    "mask one has to specify 'initial'"
+                )
+            identity = initial
+        x = where(mask, x, _converted(identity, x.dtype))
+    if initial is None:
+        return reduce(name, x, axis, dtype=dtype, keepdims=keepdims)
+    if name in ("maximum", "minimum", "fmax", "fmin") and 0 in x.shape:
+        shape = _kept(x.shape, axes_of(axis, len(x.shape)), keepdims=keepdims)
+        return broadcast(_converted(initial, x.dtype), shape)
+    made = reduce(name, x, axis, dtype=dtype, keepdims=keepdims)
+    return ufunc(name, made, _converted(initial, made.dtype))

@@ -1,0 +1,77 @@
+"""Which dtypes functions take and give: NumPy is asked, once for each combination."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .._dtypes import NAMES, as_dtype
+from ..wire import find_ufunc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Kind = np.dtype[Any] | type
+"""What NumPy decides by: a dtype, or int, float or complex for Python's numbers."""
+
+_MANY: Final = 4096
+HALVES: Final = frozenset(dtype for dtype in NAMES if dtype.kind == "V" or dtype.name == "float16")
+"""Floats narrower than 32 bits, whose sums are made in float32."""
+FLOAT32: Final = as_dtype(np.float32)
+
+
+def kind_of(value: object) -> Kind:
+    """What decides, of a number: a Python number takes the dtype of what it meets."""
+    if type(value) in (int, float, complex):
+        return type(value)
+    return as_dtype(np.asarray(value).dtype)
+
+
+@lru_cache(_MANY)
+def resolve(
+    name: str,
+    kinds: tuple[Kind, ...],
+    dtype: np.dtype[Any] | None = None,
+    casting: str = "same_kind",
+) -> tuple[np.dtype[Any], ...]:
+    """The dtypes that a ufunc computes with: those of its inputs, then those of its results.
+
+    Args:
+        name: the ufunc.
+        kinds: of what it is given.
+        dtype: what the result shall be, if that was asked for.
+        casting: which casts of inputs are allowed.
+
+    Raises:
+        TypeError: it has no loop for these, in NumPy's words, or one of the dtypes does not live
+            in device memory.
+    """
+    ufunc = getattr(np, name) if name in ("modf", "frexp", "divmod") else find_ufunc(name)
+    given: Any = (*kinds, *[None] * ufunc.nout)
+    options: dict[str, Any] = {"casting": casting}
+    if dtype is not None:
+        options["signature"] = (*[None] * ufunc.nin, *[dtype] * ufunc.nout)
+    found = ufunc.resolve_dtypes(given, **options)
+    return tuple(as_dtype(each) for each in found)
+
+
+@lru_cache(_MANY)
+def reduced(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a ufunc's reduction.
+
+    Raises:
+        TypeError: there is none, in NumPy's words.
+    """
+    initial: Mapping[str, Any] = {}
+    if find_ufunc(name).identity is None:
+        return as_dtype(find_ufunc(name).reduce(np.zeros(1, dtype), **initial).dtype)
+    return as_dtype(find_ufunc(name).reduce(np.zeros(0, dtype)).dtype)
+
+
+@lru_cache(_MANY)
+def common(kinds: tuple[Kind, ...]) -> np.dtype[Any]:
+    """The dtype that values of several kinds are given together, as ``numpy.result_type``."""
+    samples = [kind(0) if isinstance(kind, type) else kind for kind in kinds]
+    return as_dtype(np.result_type(*samples))

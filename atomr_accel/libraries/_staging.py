@@ -1,0 +1,152 @@
+"""Views that an op does not take as they are: it works on contiguous copies of them.
+
+Most ops take contiguous buffers only, as their vendors do. Where one is given another view, its
+request is made again on scratch memory in the place of that. What the view holds is copied there
+right before the op, and back right after it if the op has written it. All of that is submitted
+together, so no op of another task comes in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import msgspec
+
+from ..memory import GpuRef
+from ._arguments import NotContiguous, overlap, require_readable, require_writable
+from ._request import Preparing, Request, Submission
+from .array._copy import copying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from ..memory import Block, MemoryMap
+    from ._library import Home
+    from ._request import Driver, Keeper
+
+T = TypeVar("T")
+
+
+def request_of(
+    make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Request[T]:
+    """The request that a call makes, on any views."""
+    request = make(facade, *args, **kwargs)
+    prepare = request.prepare
+
+    def prepare_any(driver: Driver) -> Submission[T]:
+        try:
+            return prepare(driver)
+        except NotContiguous:
+            staging = _Staging(driver)
+            given, named = staging.put(args, "argument"), staging.put(kwargs, "argument")
+            if not staging.scratch:
+                raise  # it is none of the arguments
+            return staging.around(make(facade, *given, **named).prepare(staging))
+
+    return Request(request.lane, request.name, prepare_any)
+
+
+@final
+class _Staging(Preparing):
+    """The driver of a request on scratch memory.
+
+    Attributes:
+        scratch: by the identity of a view: what to call it, the view, and its copy.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.home: Final[Home] = driver.home
+        self.memory: Final[MemoryMap] = driver.memory
+        self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
+
+    def put(self, value: Any, name: str) -> Any:
+        """An argument with scratch memory in the place of views."""
+        if type(value) is GpuRef:
+            return value if value._strides is None else self._copy_of(value, name)
+        if type(value) in (list, tuple):
+            items: Any = (self.put(item, f"{name}[{at}]") for at, item in enumerate(value))
+            return type(value)(items)
+        if type(value) is dict:
+            return {key: self.put(item, str(key)) for key, item in value.items()}
+        return value
+
+    def _copy_of(self, ref: GpuRef, name: str) -> GpuRef:
+        if id(ref) not in self.scratch:
+            require_readable(ref, self.memory, name, strided=True)
+            self.scratch[id(ref)] = name, ref, self.output(ref.shape, ref.dtype)
+        return self.scratch[id(ref)][2]
+
+    def around(self, submission: Submission[Any]) -> Submission[Any]:
+        """A submission with the copies that come before and after it."""
+        reads, writes = tuple(submission.reads), tuple(submission.writes)
+        touched = {block.base for block in (*reads, *writes)}
+        written = {block.base for block in writes}
+        used = [each for each in self.scratch.values() if each[2]._block in touched]
+        back = [each for each in used if each[2]._block in written]
+        for at, (name, ref, _) in enumerate(back):
+            require_writable(ref, self.memory, name, strided=True)
+            for other_name, other, _ in back[:at]:
+                if overlap(ref, other):
+                    raise ValueError(
+                        f"{name} shares memory with {other_name}, and both are written"
+                    )
+        finish = submission.finish
+        return msgspec.structs.replace(
+            submission,
+            reads=reads,
+            writes=writes,
+            result=self._given_back(submission.result),
+            finish=None if finish is None else lambda answer: self._given_back(finish(answer)),
+            before=tuple(copying(ref, made) for _, ref, made in used),
+            after=tuple(copying(made, ref) for _, ref, made in back),
+        )
+
+    def _given_back(self, result: Any) -> Any:
+        """A result with the caller's own views in the place of their copies."""
+        if type(result) is GpuRef:
+            return next((ref for _, ref, made in self.scratch.values() if made is result), result)
+        if isinstance(result, tuple) and hasattr(result, "_make"):
+            return type(result)(*map(self._given_back, result))
+        if type(result) in (list, tuple):
+            return type(result)(map(self._given_back, result))
+        if dataclasses.is_dataclass(result) and not isinstance(result, type):
+            fields = {
+                field.name: getattr(result, field.name) for field in dataclasses.fields(result)
+            }
+            changed = {name: self._given_back(value) for name, value in fields.items()}
+            if any(changed[name] is not value for name, value in fields.items()):
+                return dataclasses.replace(result, **changed)
+        return result
+
+    # --- what the request asks for --------------------------------------------------------
+
+    @property
+    def keeper(self) -> Keeper:
+        """That of the driver itself."""
+        return self._driver.keeper
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """An uninitialised buffer, of the driver itself."""
+        return self._driver.output(shape, dtype)
+
+    def obtain(self, make: Callable[[Driver], Block]) -> Block:
+        """What ``make`` gives."""
+        return self._driver.obtain(make)
+
+    def depends(self, still: Callable[[], bool]) -> None:
+        """It is so, as the request was prepared just now."""
+        self._driver.depends(still)
+
+    def perform(self, request: Request[T]) -> T | None:
+        """Have another request carried out first; with copies around it, if it is on some."""
+        prepare = request.prepare
+
+        def prepare_around(driver: Driver) -> Submission[T]:
+            return self.around(prepare(driver))
+
+        return self._driver.perform(Request(request.lane, request.name, prepare_around))

@@ -1,0 +1,1 @@
+"""Arrays: copies between layouts, and what NumPy does with them."""

@@ -1,0 +1,72 @@
+"""Copies between layouts, by one kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from .._arguments import require_readable, require_writable
+from .._library import LaneSpec
+from .._request import Request, Submission
+from ._layout import merged
+from .wire._messages import CopyStrided
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from .._request import Driver
+
+LANE: Final = LaneSpec(
+    "array",
+    {
+        "cpu": "atomr_accel.libraries.array.host._cpu:CpuArray",
+        "cuda": "atomr_accel.libraries.array.host._cuda:CudaArray",
+    },
+    max_streams=4,
+)
+
+
+def copying(
+    source: GpuRef, target: GpuRef | None, names: tuple[str, str] = ("source", "target")
+) -> Request[GpuRef]:
+    """The request to copy elements from one layout to another.
+
+    Args:
+        source: what to copy.
+        target: where to, without memory in common: same shape and size of elements. A contiguous
+            buffer is made if absent.
+        names: what to call them in errors.
+    """
+
+    def prepare(driver: Driver) -> Submission[GpuRef]:
+        block = require_readable(source, driver.memory, names[0], strided=True)
+        result = target
+        if result is None:
+            result = driver.output(source.shape, source.dtype)
+        to = require_writable(result, driver.memory, names[1], strided=True)
+        message = _message(source, result)
+        return Submission(message, (block,), (to,), result)
+
+    return Request(LANE, "array.copy", prepare)
+
+
+def _message(source: GpuRef, target: GpuRef) -> CopyStrided | None:
+    """What copies one to the other; None where there is nothing to be copied."""
+    if not source.size:
+        return None
+    of, to = source._block, target._block
+    plan = merged(
+        source.shape,
+        target.strides,
+        source.strides,
+        source.dtype.itemsize,
+        math.gcd(of.offset, to.offset),
+    )
+    axes = plan.axes
+    return CopyStrided(
+        of.address + plan.source,
+        to.address + plan.target,
+        plan.itemsize,
+        tuple([axis.extent for axis in axes]),
+        tuple([axis.source for axis in axes]),
+        tuple([axis.target for axis in axes]),
+    )

@@ -1,0 +1,323 @@
+"""Evaluating expressions: ``device.evaluate``, ``batch.evaluate`` and their like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..._dtypes import NAMES
+from ..._errors import said_of
+from ...expressions import Operand, broadcast, cast
+from ...memory import GpuRef
+from .._arguments import alignment, overlap, require_readable, require_writable
+from .._library import LaneSpec
+from .._op import D, Facade, op
+from .._request import Request, Submission
+from ..wire._recent import Recent
+from ._copy import LANE
+from ._graph import Graph
+from ._plan import Conflict, Layout, Plan, make_plan
+from ._resident import BuiltKernel
+from .wire._program import Interpret, KernelForm, Launch, RunKernels, Step, StridedArray
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Hashable
+
+    from ...memory import Block, MemoryMap
+    from .._op import Awaited, Collected, Described
+    from .._request import Driver
+
+_EXECUTORS: Final = {"cuda": "atomr_accel.libraries.array.host._cuda_expression:CudaBuilder"}
+BUILDS: Final = LaneSpec("array-builds", _EXECUTORS, hangs=False, blocks=True)
+"""Compiles kernels, which may take a second, while the other lane launches those there are."""
+
+_MOST_PLANS: Final = 2048
+_MOST_KERNELS: Final = 1024
+
+_One_co = TypeVar("_One_co", covariant=True)
+_More_co = TypeVar("_More_co", covariant=True)
+
+
+
+class Evaluator:
+    """What is known of the expressions that a device has computed.
+
+    Attributes:
+        plans: how they are computed, by all that their kernels depend on.
+        kernels: those that were built, by what they compute.
+    """
+
+    __slots__ = ("__weakref__", "kernels", "plans")
+
+    def __init__(self) -> None:
+        self.plans: Final[Recent[Hashable, Plan]] = Recent(_MOST_PLANS)
+        self.kernels: Final[Recent[KernelForm, BuiltKernel]] = Recent(_MOST_KERNELS)
+
+    def kernel(self, form: KernelForm) -> BuiltKernel:
+        """The kernel of a form, which may have to be built yet."""
+        found = self.kernels.get(form)
+        return found or self.kernels.keep(form, BuiltKernel(BUILDS, LANE.name, form))
+
+
+_EVALUATORS: Final[WeakKeyDictionary[MemoryMap, Evaluator]] = WeakKeyDictionary()
+
+
+def _evaluator(memory: MemoryMap) -> Evaluator:
+    found = _EVALUATORS.get(memory)
+    if found is None:
+        found = _EVALUATORS[memory] = Evaluator()
+    return found
+
+
+def evaluating(
+    interpreted: bool,
+    expressions: tuple[Operand, ...],
+    out: GpuRef | tuple[GpuRef, ...] | None,
+) -> Request[Any]:
+    """The request to compute expressions.
+
+    Args:
+        interpreted: whether the device computes step by step, and compiles no kernels.
+        expressions: what to compute.
+        out: where the results go; made if absent.
+    """
+    if not expressions:
+        raise TypeError("evaluate takes at least one expression")
+    for each in expressions:
+        if not isinstance(each, Operand):
+            raise TypeError(
+                f"evaluate takes expressions, made of refs by operators and NumPy's functions, "
+                f"not {said_of(each)}"
+            )
+    outs: tuple[GpuRef, ...] | None = None
+    if out is not None:
+        outs = out if isinstance(out, tuple) else (out,)
+        if len(outs) != len(expressions):
+            raise ValueError(f"{len(expressions)} expressions have as many outs, not {len(outs)}")
+        expressions = tuple(map(_fitted, expressions, outs))
+    graph = Graph(expressions)
+    targets = tuple([(each.shape, each.dtype) for each in expressions])
+
+    def prepare(driver: Driver) -> Submission[Any]:
+        memory = driver.memory
+        reads = [require_readable(ref, memory, "an operand", strided=True) for ref in graph.operands]
+        if outs is None:
+            made = tuple([driver.output(shape, dtype) for shape, dtype in targets])
+        else:
+            made = outs
+            for at, ref in enumerate(outs):
+                name = "out" if len(outs) == 1 else f"out[{at}]"
+                require_writable(ref, memory, name, strided=True)
+            _require_apart(outs)
+        writes = [ref._block for ref in made]
+        if interpreted:
+            message: Any = _interpret(graph, made)
+        else:
+            message = _run(driver, graph, made, reads, writes, given=outs is not None)
+        return Submission(message, reads, writes, made[0] if len(made) == 1 else made)
+
+    return Request(LANE, "array.evaluate", prepare)
+
+
+def _fitted(expression: Operand, out: GpuRef) -> Operand:
+    """An expression with the shape and dtype of where it goes."""
+    if not isinstance(out, GpuRef):
+        raise TypeError(f"out must be a GpuRef, not {said_of(out)}")
+    dtype = expression.dtype
+    if dtype is not out.dtype and not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise TypeError(
+            f"Cannot cast output from {dtype!r} to {out.dtype!r} with casting rule 'same_kind'; "
+            f"write expression.astype({out.dtype.name!r}) if that is what is meant"
+        )
+    if expression.shape != out.shape:
+        try:
+            expression = broadcast(expression, out.shape)
+        except ValueError:
+            raise ValueError(
+                f"non-broadcastable output operand with shape {out.shape} doesn't match the "
+                f"broadcast shape {expression.shape}"
+            ) from None
+    return cast(expression, out.dtype)
+
+
+def _require_apart(outs: tuple[GpuRef, ...]) -> None:
+    for at, one in enumerate(outs):
+        for number, other in enumerate(outs[:at]):
+            if overlap(one, other):
+                raise ValueError(
+                    f"out[{at}] shares memory with out[{number}]; give each result its own"
+                )
+
+
+def _array(ref: GpuRef) -> StridedArray:
+    return StridedArray(ref._block.address, ref.shape, ref.strides, NAMES[ref.dtype])
+
+
+def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
+    return Interpret(
+        tuple(
+            Step(
+                each.kind,
+                each.name,
+                each.args,
+                each.shape,
+                NAMES[each.dtype],
+                each.axes,
+                each.keepdims,
+            )
+            for each in graph.values
+        ),
+        tuple(map(_array, graph.operands)),
+        tuple(graph.bytes_of_constants()),
+        graph.results,
+        tuple(map(_array, made)),
+    )
+
+
+def _layout(ref: GpuRef) -> Layout:
+    return Layout(ref.shape, ref.strides, ref.dtype, alignment(ref))
+
+
+def _conflicts(
+    operands: list[GpuRef], made: tuple[GpuRef, ...]
+) -> tuple[tuple[Conflict, int, int], ...]:
+    """Which outputs share memory with which operands."""
+    found = []
+    for at, out in enumerate(made):
+        for number, ref in enumerate(operands):
+            if out._block.base is ref._block.base and overlap(out, ref):
+                same = (
+                    out._block.offset == ref._block.offset
+                    and out.shape == ref.shape
+                    and out.strides == ref.strides
+                    and out.dtype is ref.dtype
+                )
+                found.append(("same" if same else "part", at, number))
+    return tuple(found)  # type: ignore[return-value] # of the two words
+
+
+def _run(
+    driver: Driver,
+    graph: Graph,
+    made: tuple[GpuRef, ...],
+    reads: list[Block],
+    writes: list[Block],
+    *,
+    given: bool,
+) -> RunKernels | None:
+    """The launches that compute a graph; what else they read and write is added."""
+    evaluator = _evaluator(driver.memory)
+    operands = tuple(map(_layout, graph.operands))
+    outputs = tuple(map(_layout, made))
+    conflicts = _conflicts(graph.operands, made) if given else ()
+    key = (graph.structure, graph.results, operands, outputs, conflicts)
+    plan = evaluator.plans.get(key)
+    if plan is None:
+        plan = evaluator.plans.keep(
+            key, make_plan(graph.structure, graph.results, operands, outputs, conflicts)
+        )
+    if not plan.launches:
+        return None
+    kernels = [evaluator.kernel(each.form) for each in plan.launches]
+    reads += [driver.obtain(kernel.built) for kernel in kernels]
+    places: dict[str, list[Any]] = {"operand": graph.operands, "output": [*made]}
+    places["scratch"] = [driver.output((count,), dtype) for count, dtype in plan.scratch]
+    writes += [ref._block for ref in places["scratch"]]
+    constants = [_padded(each) for each in graph.bytes_of_constants()]
+    launches = tuple(
+        Launch(
+            kernel.number,
+            each.blocks,
+            tuple([places[kind][at]._block.address + skip for kind, at, skip in each.places]),
+            each.numbers,
+            b"".join([constants[at] for at in each.constants]),
+        )
+        for kernel, each in zip(kernels, plan.launches, strict=True)
+    )
+    return RunKernels(launches)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
+
+
+# --- how it is called ----------------------------------------------------------------------
+
+
+class Evaluate(Protocol[_One_co, _More_co]):
+    """``evaluate``: how many expressions it is given decides what it gives."""
+
+    @overload
+    def __call__(self, expression: Operand, /, *, out: GpuRef | None = ...) -> _One_co: ...
+    @overload
+    def __call__(
+        self,
+        first: Operand,
+        second: Operand,
+        /,
+        *others: Operand,
+        out: tuple[GpuRef, ...] | None = ...,
+    ) -> _More_co: ...
+
+
+_Waiting: TypeAlias = Evaluate[
+    "Coroutine[Any, Any, GpuRef]", "Coroutine[Any, Any, tuple[GpuRef, ...]]"
+]
+
+
+class evaluate_op(op[..., Any]):  # noqa: N801 - used as a decorator
+    """Makes the op of it."""
+
+    @overload
+    def __get__(self, facade: None, owner: Any = None) -> _Waiting: ...
+    @overload
+    def __get__(self, facade: Facade[Awaited], owner: Any = None) -> _Waiting: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Collected], owner: Any = None
+    ) -> Evaluate[GpuRef, tuple[GpuRef, ...]]: ...
+    @overload
+    def __get__(
+        self, facade: Facade[Described], owner: Any = None
+    ) -> Evaluate[Request[GpuRef], Request[tuple[GpuRef, ...]]]: ...
+    def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
+        return super().__get__(facade, owner)
+
+
+class Evaluating(Facade[D]):
+    """Computing expressions: what a device, a batch and a recording have."""
+
+    @evaluate_op
+    def evaluate(
+        self, *expressions: Operand, out: GpuRef | tuple[GpuRef, ...] | None = None
+    ) -> Request[GpuRef | tuple[GpuRef, ...]]:
+        """Compute expressions: what refs, operators and NumPy's functions have made.
+
+        On CUDA they become as few kernels as can be, mostly one, which is compiled when
+        expressions of such a structure are computed for the first time. Sizes and numbers are
+        no part of that. Elementwise functions round each result as NumPy does. On the CPU backend
+        NumPy computes them step by step.
+
+        Several expressions in one call share what they have in common.
+
+        Args:
+            *expressions: what to compute.
+            out: where the result goes, for several of them a tuple; it may be, or share memory
+                with, what the expression reads. Of the expression's shape, or one that this
+                broadcasts to; its dtype one of the same kind.
+
+        Returns:
+            The result as a new ref, or ``out``; of several expressions a tuple.
+
+        Raises:
+            TypeError: no expression; a result that casts to ``out`` only by force.
+            ValueError: ``out`` of another shape; refs of another device; two results that share
+                memory.
+            GpuRefStale: a ref of an older generation, or freed.
+            GpuRefSealed: a sealed ``out``.
+            OutOfMemory: no room for the result.
+        """
+        interpreted = self._device.capabilities.python_kernels
+        return evaluating(interpreted, expressions, out)

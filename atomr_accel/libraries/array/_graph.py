@@ -1,0 +1,122 @@
+"""Expressions as a flat list of values, each once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+
+from ..._errors import Unsupported
+from ...expressions import Expression, Operand
+from ...memory import GpuRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+
+_MOST_VALUES: Final = 1 << 14
+
+
+class Value(msgspec.Struct, frozen=True, gc=False):
+    """A value; its arguments are numbers of earlier ones, or that of an operand or a constant.
+
+    Attributes are those of ``wire._program.Step``, with a dtype in the place of a name.
+    """
+
+    kind: Any
+    name: str
+    args: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    axes: tuple[int, ...] = ()
+    keepdims: bool = False
+
+
+@final
+class Graph:
+    """Some expressions, flat: what is the same in several of them is one value.
+
+    Attributes:
+        values: all values, each after those that it is made of.
+        operands: the refs that they read.
+        constants: the numbers in them.
+        results: which values the expressions are.
+    """
+
+    __slots__ = ("_known", "_numbers", "_places", "constants", "operands", "results", "values")
+
+    def __init__(self, expressions: Sequence[Operand]) -> None:
+        self.values: Final[list[Value]] = []
+        self.operands: Final[list[GpuRef]] = []
+        self.constants: Final[list[np.generic]] = []
+        self._known: dict[int, int] = {}  # by identity: the expressions are held meanwhile
+        self._numbers: dict[Value, int] = {}
+        self._places: dict[tuple[object, ...], int] = {}
+        self.results: Final = tuple([self._add(each) for each in expressions])
+
+    @property
+    def structure(self) -> tuple[Value, ...]:
+        """All that does not differ from one evaluation to the next."""
+        return tuple(self.values)
+
+    def _add(self, root: Operand) -> int:
+        """The number of an expression; its parts come first, and no stack is as deep as they."""
+        known = self._known
+        waiting: list[Operand] = [root]
+        while waiting:
+            each = waiting[-1]
+            if id(each) in known:
+                waiting.pop()
+                continue
+            if isinstance(each, Expression):
+                missing = [arg for arg in each._args if id(arg) not in known]
+                if missing:
+                    waiting += reversed(missing)
+                    continue
+            waiting.pop()
+            known[id(each)] = self._value(each)
+        return known[id(root)]
+
+    def _value(self, x: Operand) -> int:
+        if isinstance(x, GpuRef):
+            block = x._block
+            place = (block.base, block.offset, x.shape, x.strides, x.dtype)
+            at = self._places.get(place)
+            if at is None:
+                at = self._places[place] = len(self.operands)
+                self.operands.append(x)
+            return self._number(Value("operand", "", (at,), x.shape, x.dtype))
+        if not isinstance(x, Expression):
+            raise TypeError(
+                f"an expression is made of refs and numbers, not of {type(x).__name__}"
+            )
+        if x._kind == "constant":
+            self.constants.append(x._params[0])
+            args: tuple[int, ...] = (len(self.constants) - 1,)
+        else:
+            args = tuple([self._known[id(arg)] for arg in x._args])
+        axes: tuple[int, ...] = ()
+        keepdims = False
+        if x._kind in ("reduce", "arg"):
+            axes, keepdims = x._params
+        elif x._kind == "view":
+            axes = tuple(-1 if at is None else at for at in x._params[0])
+        elif x._kind == "index":
+            axes = x._params
+        return self._number(Value(x._kind, x._name, args, x.shape, x.dtype, axes, keepdims))
+
+    def _number(self, value: Value) -> int:
+        at = self._numbers.get(value)
+        if at is None:
+            at = self._numbers[value] = len(self.values)
+            if at >= _MOST_VALUES:
+                raise Unsupported(
+                    f"an expression of more than {_MOST_VALUES} values; evaluate parts of it first"
+                )
+            self.values.append(value)
+        return at
+
+    def bytes_of_constants(self) -> Iterator[bytes]:
+        """The constants as bytes of their dtypes."""
+        return (number.tobytes() for number in self.constants)

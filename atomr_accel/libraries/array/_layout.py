@@ -1,0 +1,91 @@
+"""Copies between layouts, in as few axes and as large elements as there can be."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+LARGEST_ITEM: Final = 16
+"""Bytes that a thread of a GPU moves at once."""
+
+
+class Axis(NamedTuple):
+    """An axis of a copy.
+
+    Attributes:
+        target: bytes from one element to the next.
+        source: likewise.
+        extent: how many elements.
+    """
+
+    target: int
+    source: int
+    extent: int
+
+
+class Merged(NamedTuple):
+    """A copy between layouts.
+
+    Attributes:
+        axes: that of the smallest step in the target is last; their steps there are positive.
+        itemsize: bytes of an element.
+        source: how far behind where it began the source begins.
+        target: likewise.
+    """
+
+    axes: tuple[Axis, ...]
+    itemsize: int
+    source: int
+    target: int
+
+
+def merged(
+    shape: tuple[int, ...],
+    target: tuple[int, ...],
+    source: tuple[int, ...],
+    itemsize: int,
+    aligned: int,
+) -> Merged:
+    """The same copy with fewer axes, and larger elements.
+
+    Args:
+        shape: of both, with elements.
+        target: strides of the target, in bytes, none of them 0 along an axis of several elements.
+        source: strides of the source.
+        itemsize: bytes of an element.
+        aligned: what the beginnings of both are multiples of.
+    """
+    start_source = start_target = 0
+    axes: list[Axis] = []
+    for extent, to, of in zip(shape, target, source, strict=True):
+        if extent == 1:
+            continue
+        if to < 0:  # from its other end
+            start_target += (extent - 1) * to
+            start_source += (extent - 1) * of
+            axes.append(Axis(-to, -of, extent))
+        else:
+            axes.append(Axis(to, of, extent))
+    axes.sort(reverse=True)
+    joined: list[Axis] = []
+    for axis in axes:
+        if joined:
+            outer = joined[-1]
+            if (
+                outer.target == axis.extent * axis.target
+                and outer.source == axis.extent * axis.source
+            ):
+                joined[-1] = axis._replace(extent=axis.extent * outer.extent)
+                continue
+        joined.append(axis)
+    if joined and joined[-1].target == joined[-1].source == itemsize:
+        row = joined.pop()
+        steps = (step for axis in joined for step in axis[:2])
+        wide = math.gcd(
+            LARGEST_ITEM, aligned, start_source, start_target, row.extent * itemsize, *steps
+        )
+        wide = max(wide, itemsize)
+        if row.extent * itemsize > wide:
+            joined.append(Axis(wide, wide, row.extent * itemsize // wide))
+        itemsize = wide
+    return Merged(tuple(joined), itemsize, start_source, start_target)

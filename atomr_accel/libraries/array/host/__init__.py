@@ -1,0 +1,1 @@
+"""Arrays: executors, inside a host."""

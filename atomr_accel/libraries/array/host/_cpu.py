@@ -1,0 +1,45 @@
+"""The array lane on the CPU, with NumPy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+from ...._dtypes import DTYPES
+from ..wire._messages import CopyStrided
+from ._cpu_expression import CpuExpressions
+
+if TYPE_CHECKING:
+    from ....backends.cpu.host._context import CpuContext, CpuStream
+
+_OF_SIZE: Final = {
+    DTYPES[name].itemsize: DTYPES[name]
+    for name in ("uint8", "uint16", "uint32", "uint64", "complex128")
+}
+"""What is as large as an element that is only moved."""
+
+
+@final
+class CpuArray:
+    """Executes the array lane's messages."""
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        self._context: Final = context
+        self._stream: Final = stream
+        self.handlers: Final[dict[type, Any]] = {
+            CopyStrided: self._copy,
+            **CpuExpressions(context).handlers,
+        }
+
+    def on(self, stream: CpuStream) -> CpuArray:
+        """The same on another stream."""
+        return CpuArray(self._context, stream)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _copy(self, message: CopyStrided) -> None:
+        self._context.check()
+        shape, dtype = message.shape, _OF_SIZE[message.itemsize]
+        source = self._context.array(message.source, shape, dtype, message.source_strides)
+        target = self._context.array(message.target, shape, dtype, message.target_strides)
+        target[...] = source

@@ -1,0 +1,1 @@
+"""Arrays: what goes over the lane."""

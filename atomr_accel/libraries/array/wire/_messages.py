@@ -1,0 +1,28 @@
+"""What the array lane executes."""
+
+from __future__ import annotations
+
+from ....wire import Message
+
+
+class CopyStrided(Message, frozen=True):
+    """Copy elements from one layout to another.
+
+    Axes are merged and sorted, see ``_layout``: the last one has the smallest step in the target,
+    where all steps are positive.
+
+    Attributes:
+        source: address of the first element.
+        target: likewise; no memory in common with the source.
+        itemsize: bytes of an element: 1, 2, 4, 8 or 16.
+        shape: no extent is 1; none for one element.
+        source_strides: bytes from one element to the next along each axis; of any sign, or 0.
+        target_strides: likewise.
+    """
+
+    source: int
+    target: int
+    itemsize: int
+    shape: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    target_strides: tuple[int, ...]

@@ -1,0 +1,190 @@
+"""Expressions on the wire: steps for an interpreter, and kernels to be compiled."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from ....wire import Message
+
+
+class StridedArray(msgspec.Struct, frozen=True, array_like=True):
+    """A buffer, or a view of one.
+
+    Attributes:
+        address: of the first element.
+        shape: its shape.
+        strides: bytes from one element to the next along each axis.
+        dtype: its dtype's name.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """A value of an expression, made of earlier ones.
+
+    Attributes:
+        kind: what makes it.
+        name: the function, if it is one.
+        args: the numbers of the values that it is made of; of an operand or a constant its own.
+        shape: its shape.
+        dtype: its dtype's name.
+        axes: of a reduction the axes that go; of a view the axis that each one is, -1 for one
+            that repeats; of an index its axis.
+        keepdims: of a reduction whether these stay, with one element.
+    """
+
+    kind: Literal[
+        "operand", "constant", "ufunc", "cast", "where", "reduce", "arg", "view", "index"
+    ]
+    name: str
+    args: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[int, ...] = ()
+    keepdims: bool = False
+
+
+class Interpret(Message, frozen=True):
+    """Compute expressions step by step.
+
+    Attributes:
+        steps: all values, each after those that it is made of.
+        operands: the buffers that they read.
+        constants: the numbers in them, as bytes of their dtypes.
+        results: the numbers of the values that are wanted.
+        outputs: where they go.
+    """
+
+    steps: tuple[Step, ...]
+    operands: tuple[StridedArray, ...]
+    constants: tuple[bytes, ...]
+    results: tuple[int, ...]
+    outputs: tuple[StridedArray, ...]
+
+
+# --- kernels --------------------------------------------------------------------------------
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True):
+    """A value in a kernel, of one element.
+
+    Attributes:
+        kind: what makes it: ``"load"`` and ``"index"`` have the number of an operand as their
+            argument, ``"scalar"`` that of a number; the others those of earlier nodes.
+        name: the function, if it is one.
+        args: what it is made of.
+        dtype: its dtype's name.
+    """
+
+    kind: Literal["load", "index", "scalar", "ufunc", "cast", "where", "reduce", "arg"]
+    name: str
+    args: tuple[int, ...]
+    dtype: str
+
+
+class Access(msgspec.Struct, frozen=True, array_like=True):
+    """How a kernel gets at an operand, or at an output.
+
+    Attributes:
+        dtype: its dtype's name.
+        vector: whether it lies one after the other along the innermost axis, to be read and
+            written several at a time.
+        fixed: whether it is the same all along the innermost axis.
+        varies: whether it depends on the axes that are reduced.
+    """
+
+    dtype: str
+    vector: bool
+    fixed: bool
+    varies: bool
+
+
+class KernelForm(msgspec.Struct, frozen=True, array_like=True):
+    """A kernel, but for sizes, strides and numbers.
+
+    Attributes:
+        nodes: its values, each after those that it is made of.
+        operands: what it reads.
+        outputs: what it writes.
+        results: the node that each output is.
+        kept: how many axes its results have.
+        reduced: how many axes are reduced.
+        layout: ``"each"``: a thread for some elements; ``"rows"``: threads together for each
+            row; ``"columns"``: threads side by side for columns.
+        vector: elements that a thread takes at once.
+        items: of rows, how many times that a thread keeps in registers; 0 for a loop.
+        group: threads that reduce together.
+        threads: threads of a block.
+        split: whether each row is cut into parts, of which the reductions are written as they
+            are.
+        wide: whether indices take 64 bits.
+    """
+
+    nodes: tuple[Node, ...]
+    operands: tuple[Access, ...]
+    outputs: tuple[Access, ...]
+    results: tuple[int, ...]
+    kept: int
+    reduced: int
+    layout: Literal["each", "rows", "columns"]
+    vector: int
+    items: int
+    group: int
+    threads: int
+    split: bool
+    wide: bool
+
+
+class BuildKernel(Message, frozen=True):
+    """Compile a kernel and load it under a number.
+
+    Attributes:
+        kernel: the number.
+        form: what it computes.
+    """
+
+    prepares: ClassVar[bool] = True
+    lasting: ClassVar[bool] = True
+
+    kernel: int
+    form: KernelForm
+
+    def undo(self) -> ForgetKernel:
+        """What releases it."""
+        return ForgetKernel(self.kernel)
+
+
+class ForgetKernel(Message, frozen=True):
+    """Release a kernel, if it is there."""
+
+    kernel: int
+
+
+class Launch(msgspec.Struct, frozen=True, array_like=True):
+    """A launch of a kernel that was built.
+
+    Attributes:
+        kernel: its number.
+        blocks: how many, in x and y.
+        addresses: of operands, then of outputs.
+        numbers: sizes of kept axes, of reduced ones, the length of a part; strides in elements.
+        scalars: the numbers of the expression, each padded to words of eight bytes.
+    """
+
+    kernel: int
+    blocks: tuple[int, int]
+    addresses: tuple[int, ...]
+    numbers: tuple[int, ...]
+    scalars: bytes
+
+
+class RunKernels(Message, frozen=True):
+    """Launch kernels one after the other."""
+
+    launches: tuple[Launch, ...]
