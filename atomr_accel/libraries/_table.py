@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 from ._op import D
 from .blas._facade import Blas
 from .blaslt._facade import BlasLt
+from .cub._facade import Cub
 from .dnn._facade import Dnn
 from .dnn.attention._paged import PagedKVCache
 from .dnn.graph._user_graph import Plan as DnnPlan
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 
 
 CALLED: Final = (
-    *(Blas, BlasLt, Dnn, Fft, Nvrtc, Rng),
+    *(Blas, BlasLt, Cub, Dnn, Fft, Nvrtc, Rng),
     *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
-LANES: Final = ("array", "array-builds", "blas", "blaslt", "dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng")
+LANES: Final = (
+    *("array", "array-builds", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
+    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng"),
+)
 """The names of their lanes."""
-NAMES: Final = ("blas", "blaslt", "dnn", "fft", "nvrtc", "rng")
+NAMES: Final = ("blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng")
 """The names of the facades."""
 
 
@@ -36,6 +40,7 @@ class Libraries(Generic[D]):
 
     blas: Blas[D]
     blaslt: BlasLt[D]
+    cub: Cub[D]
     dnn: Dnn[D]
     fft: Fft[D]
     nvrtc: Nvrtc[D]
@@ -44,6 +49,7 @@ class Libraries(Generic[D]):
     def _add_libraries(self, device: Home) -> None:
         self.blas = Blas(device)
         self.blaslt = BlasLt(device)
+        self.cub = Cub(device)
         self.dnn = Dnn(device)
         self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)

@@ -107,7 +107,7 @@ def compile_cubin(
         (status,) = nvrtc.nvrtcAddNameExpression(program, name.encode())
         _check("nvrtcAddNameExpression", status)
         flags = [f"--gpu-architecture={architecture}", "--std=c++17"]
-        flags += [f"--include-path={path}" for path in _include_paths()]
+        flags += [f"--include-path={path}" for path in toolkit_headers()]
         flags += options
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
         log = _text(nvrtc, program, "ProgramLog")
@@ -128,6 +128,40 @@ def compile_cubin(
                 "linker; leave out options for linking or for other kinds of output"
             )
         return image, lowered, log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def compile_linkable(
+    source: str, name: str, capability: tuple[int, int], include_paths: tuple[str, ...]
+) -> bytes:
+    """Compile functions that are linked to others later, for a compute capability (LTO-IR).
+
+    Args:
+        source: CUDA C++ with ``extern "C"`` functions for the device.
+        name: what to call it in errors.
+        capability: of the device.
+        include_paths: where headers are, beside the toolkit's own.
+
+    Raises:
+        CompileError: with the log.
+        LibraryMissing: NVRTC or cuda-bindings is not installed.
+        Unsupported: this NVRTC makes nothing for such a device.
+    """
+    nvrtc = load_nvrtc()
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"operator.cu", 0, [], [])
+    _check("nvrtcCreateProgram", status)
+    try:
+        flags = [f"--gpu-architecture={_architecture(nvrtc, capability)}", "--std=c++17"]
+        flags += ["-dlto", "--relocatable-device-code=true"]
+        flags += [f"--include-path={path}" for path in (*include_paths, *toolkit_headers())]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
+        log = _text(nvrtc, program, "ProgramLog")
+        if int(status) == 6:  # NVRTC_ERROR_COMPILATION
+            raise CompileError(f"operator {name!r} does not compile:\n{log}", log=log)
+        _check("nvrtcCompileProgram", status, log)
+        linkable: bytes = _text(nvrtc, program, "LTOIR", raw=True)
+        return linkable
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -168,7 +202,7 @@ def _text(nvrtc: Any, program: Any, what: str, *, raw: bool = False) -> Any:
     return bytes(buffer) if raw else buffer.rstrip(b"\0 ").decode(errors="replace")
 
 
-def _include_paths() -> list[str]:
+def toolkit_headers() -> list[str]:
     """Where ``cuda_fp16.h`` and its like are, if the toolkit's headers are installed."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory

@@ -1,0 +1,1 @@
+"""CUB: reductions, scans, sorts and selections."""

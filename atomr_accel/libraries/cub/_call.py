@@ -1,0 +1,300 @@
+"""How calls become requests: check buffers, have the kernels built, run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..._dtypes import DTYPES, NAMES
+from ...memory import GpuRef, ref_error
+from .._arguments import require_no_alias, require_readable, require_writable
+from .._library import LaneSpec
+from .._op import D, Facade
+from .._request import Request, Submission
+from .._workspaces import Workspaces
+from ..wire._recent import Recent
+from .wire._messages import Build, Run
+from .wire._spec import C_TYPES, Spec, encode
+
+if TYPE_CHECKING:
+    from ...memory import Epoch
+    from .._library import Home
+    from .._request import Driver
+
+_EXECUTORS: Final = {
+    "cpu": "atomr_accel.libraries.cub.host._cpu:CpuCub",
+    "cuda": "atomr_accel.libraries.cub.host._cuda:CudaCub",
+}
+LANE: Final = LaneSpec("cub", _EXECUTORS, max_streams=4)
+BUILDER: Final = LaneSpec("cub-builds", _EXECUTORS, hangs=False, blocks=True)
+"""Builds, which takes seconds, while the others run what is there."""
+WAITING: Final = LaneSpec("cub-waits", _EXECUTORS, blocks=True)
+"""Runs what waits for the device in the middle of it, or reads from it."""
+
+_SMALL: Final = 4 << 20
+"""Bytes of scratch memory up to which calls run side by side, each with some of its own."""
+
+_MOST: Final = 4096
+_KEPT_BITS: Final = 4
+"""Of sizes, as far as it matters how much scratch memory a call needs."""
+
+INT64: Final = DTYPES["int64"]
+_Key = tuple[bytes, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CubStatistics:
+    """The builds of a device.
+
+    Attributes:
+        builds: what had to be built, by NVRTC.
+        loaded: what was found on disk.
+        hits: calls that found what they need known already.
+        misses: calls that had to ask the host first.
+        seconds: that the host has spent building and loading.
+        workspace: bytes of the scratch memory that calls share.
+    """
+
+    builds: int
+    loaded: int
+    hits: int
+    misses: int
+    seconds: float
+    workspace: int
+
+
+class Output(NamedTuple):
+    """What a call writes.
+
+    Attributes:
+        name: of the argument that brings it.
+        shape: its shape.
+        dtype: its dtype.
+        given: the caller's own buffer, if any.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    given: GpuRef | None = None
+
+
+@final
+class Builds:
+    """What the program knows of builds; batches and recordings share it.
+
+    Attributes:
+        workspaces: the scratch memory that calls share.
+    """
+
+    def __init__(self, device: Home) -> None:
+        self._device = device
+        self.workspaces: Final = Workspaces(LANE.max_streams, _SMALL)
+        self._known: Recent[_Key, tuple[Epoch, int]] = Recent(_MOST)
+        self._asked: WeakKeyDictionary[Home, set[bytes]] = WeakKeyDictionary()
+        self._hits = self._misses = self._built = self._loaded = 0
+        self._seconds = 0.0
+
+    def find(self, driver: Driver, spec: bytes, sizes: tuple[int, ...]) -> int:
+        """How much scratch memory a call brings; the host builds first what is new to it.
+
+        Args:
+            driver: of the call.
+            spec: what it runs.
+            sizes: how much there is to do.
+        """
+        key = spec, tuple(map(_rounded, sizes))
+        epoch = driver.memory.epoch
+        driver.depends(partial(self._still, key, epoch))
+        known = self._known.get(key)
+        if known is not None and known[0] is epoch:
+            self._hits += 1
+            return known[1]
+        if driver.home is not self._device:
+            # There are no answers before a batch or a recording ends: it asks once, so that
+            # what is new is built beside what it does first, and the lane has its own memory.
+            asked = self._asked.setdefault(driver.home, set())
+            if spec in asked:
+                return 0
+            asked.add(spec)
+        submission: Submission[tuple[int, str, float]] = Submission(Build(*key), (), ())
+        answer = driver.perform(Request(BUILDER, "cub.build", lambda _driver: submission))
+        if answer is None:
+            return 0
+        nbytes, origin, seconds = answer
+        self._misses += 1
+        self._built += origin == "built"
+        self._loaded += origin == "disk"
+        self._seconds += seconds
+        self._known.keep(key, (epoch, nbytes))
+        return nbytes
+
+    def _still(self, key: _Key, epoch: Epoch) -> bool:
+        known = self._known.get(key)
+        found = known is not None and known[0] is epoch
+        self._hits += found
+        return found
+
+    def statistics(self) -> CubStatistics:
+        """A snapshot."""
+        return CubStatistics(
+            builds=self._built,
+            loaded=self._loaded,
+            hits=self._hits,
+            misses=self._misses,
+            seconds=self._seconds,
+            workspace=self.workspaces.nbytes(self._device),
+        )
+
+
+def _rounded(size: int) -> int:
+    """A size that is a little larger, so that few of them are asked for."""
+    spare = max(0, size.bit_length() - _KEPT_BITS)
+    return -(-size >> spare) << spare
+
+
+class CubPart(Facade[D]):
+    """What the parts of ``device.cub`` have in common."""
+
+    def __init__(self, device: Home) -> None:
+        self._device = device
+        self._builds = Builds(device)
+
+    def _require(self, **refs: object) -> None:
+        """Those are buffers, whatever else they may be.
+
+        Raises:
+            TypeError: one of them is none.
+        """
+        for name, ref in refs.items():
+            if not isinstance(ref, GpuRef):
+                raise ref_error(ref, self._device.memory, name)
+
+    def _request(
+        self,
+        name: str,
+        spec: Spec,
+        reads: Sequence[tuple[str, GpuRef | None]],
+        outputs: Sequence[Output | None],
+        sizes: tuple[int, ...],
+        *,
+        values: tuple[bytes, ...] = (),
+        in_place: Sequence[tuple[str, str]] = (),
+        lane: LaneSpec = LANE,
+        result: Callable[[list[GpuRef]], Any] | None = None,
+    ) -> Request[Any]:
+        """A request to run an algorithm.
+
+        Args:
+            name: what to call the op.
+            spec: what is run.
+            reads: names and buffers of what is read, in the algorithm's order.
+            outputs: what is written, in its order, behind what is read; None for what is
+                not there.
+            sizes: how much there is to do.
+            values: numbers that it takes.
+            in_place: names of what is written that may be what is read.
+            lane: where it is run.
+            result: what the caller gets, of the outputs; by default the only one.
+        """
+
+        def prepare(driver: Driver) -> Submission[Any]:
+            memory = driver.memory
+            blocks, addresses = [], []
+            for what, ref in reads:
+                if ref is None:
+                    addresses.append(0)
+                    continue
+                block = require_readable(ref, memory, what)
+                blocks.append(block)
+                addresses.append(block.address if ref.size else 0)
+            written = [
+                (output.name, _checked(driver, name, output, output.given))
+                for output in outputs
+                if output is not None and output.given is not None
+            ]
+            if written:
+                read = [(what, ref) for what, ref in reads if ref is not None]
+                require_no_alias(name, written, read, in_place=in_place)
+            encoded = encode(spec)
+            nbytes = self._builds.find(driver, encoded, sizes)
+            writes, made = [], []
+            for output in outputs:
+                if output is None:
+                    addresses.append(0)
+                    continue
+                out = output.given
+                if out is None:
+                    out = driver.output(output.shape, output.dtype)
+                made.append(out)
+                writes.append(out._block)
+                addresses.append(out._block.address if out.size else 0)
+            workspace: Any = 0
+            if nbytes:
+                scratch = self._builds.workspaces.obtain(driver, nbytes)
+                writes.append(scratch)
+                workspace = scratch.address
+            message = Run(encoded, tuple(addresses), sizes, values, workspace, nbytes)
+            answer = made[0] if result is None else result(made)
+            return Submission(message, blocks, writes, answer)
+
+        return Request(lane, name, prepare)
+
+
+def _checked(driver: Driver, name: str, output: Output, out: GpuRef) -> GpuRef:
+    """A buffer of the caller's for what a call writes."""
+    require_writable(out, driver.memory, output.name)
+    if out.shape != output.shape or out.dtype is not output.dtype:
+        raise (ValueError if out.shape != output.shape else TypeError)(
+            f"{output.name} is {out.dtype.name} of shape {out.shape}, but {name} gives "
+            f"{output.dtype.name} of shape {output.shape}"
+        )
+    return out
+
+
+def element(ref: GpuRef, name: str, *, complex_too: bool = False) -> str:
+    """The dtype of what an algorithm takes, by name.
+
+    Raises:
+        TypeError: one that CUB has no algorithms for.
+    """
+    dtype = NAMES[ref.dtype]
+    if dtype in C_TYPES or (complex_too and ref.dtype.kind == "c"):
+        return dtype
+    raise TypeError(
+        f"{name} is {dtype}, which has no arithmetic of its own; cast it first"
+        if complex_too or ref.dtype.kind != "c"
+        else f"{name} is {dtype}, which has no order"
+    )
+
+
+def number(value: Any, dtype: np.dtype[Any], name: str) -> bytes:
+    """A number from the program, in a dtype.
+
+    Raises:
+        TypeError: it is no number, or of a kind that the dtype does not have.
+        OverflowError: the dtype does not hold it.
+    """
+    if isinstance(value, GpuRef):
+        raise TypeError(f"{name} must be a number, not a GpuRef; get it from the device first")
+    given = np.asarray(value)
+    if given.ndim or given.dtype.kind not in "biufcV" or given.dtype.names:
+        raise TypeError(f"{name} must be a number, not {value!r} of type {type(value).__name__}")
+    order = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}
+    if order[given.dtype.kind] > order[dtype.kind]:
+        raise TypeError(f"{name} is {value!r}, which {dtype.name} does not hold")
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        if not info.min <= int(given) <= info.max:
+            raise OverflowError(f"{name} is {value}, which {dtype.name} does not hold")
+    return given.astype(dtype).tobytes()
+
+
+def opaque(dtype: np.dtype[Any]) -> str:
+    """What elements are moved as that nothing is computed of."""
+    return "complex128" if dtype.itemsize == 16 else f"uint{8 * dtype.itemsize}"

@@ -1,0 +1,184 @@
+"""Transforms and histograms."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._dtypes import DTYPES, NAMES, as_dtype
+from .._arguments import require_int32
+from .._op import D, op
+from ..wire._options import whole
+from ._call import CubPart, Output, element, number
+from ._operators import coded, named
+from .wire._spec import BINARY, UNARY, Spec
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ...memory import GpuRef
+    from .._request import Request
+    from ._operators import AnyOperator
+
+
+class Elements(CubPart[D]):
+    """``device.cub``'s transforms and histograms."""
+
+    @op
+    def unary_transform(
+        self,
+        x: GpuRef,
+        op: AnyOperator,
+        *,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Do something with each element (``cub::DeviceTransform``).
+
+        Args:
+            x: any shape.
+            op: ``"identity"``, ``"negate"``, ``"bit_not"``, ``"logical_not"``; what
+                ``operator`` made; or a Python function of the small subset.
+            dtype: of the result, which is cast to it as C++ does; by default that of x, or
+                bool for ``"logical_not"``.
+            out: where the result goes; may be x, if that has its dtype.
+
+        Returns:
+            An array of x's shape.
+
+        Raises:
+            TypeError: dtypes that do not fit.
+            ValueError: an operator that is none.
+            Unsupported: on the CPU backend, an operator without ``cpu=``.
+        """
+        self._require(x=x)
+        return self._transform("unary_transform", [("x", x)], op, dtype, out)
+
+    @op
+    def binary_transform(
+        self,
+        a: GpuRef,
+        b: GpuRef,
+        op: AnyOperator,
+        *,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Do something with each two elements (``cub::DeviceTransform``).
+
+        Args:
+            a: any shape.
+            b: of the shape and dtype of a.
+            op: ``"plus"``, ``"minus"``, ``"multiplies"``, ``"divides"`` (of floats),
+                ``"minimum"``, ``"maximum"``, ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``,
+                ``"logical_and"``, ``"logical_or"``, ``"equal_to"``, ``"not_equal_to"``,
+                ``"less"``, ``"less_equal"``, ``"greater"``, ``"greater_equal"``; or as for
+                ``unary_transform``.
+            dtype: as for ``unary_transform``; by default bool for comparisons.
+            out: where the result goes; may be a or b, if they have its dtype.
+
+        Returns:
+            An array of the shape of a.
+
+        Raises:
+            TypeError, Unsupported: as ``unary_transform``.
+            ValueError: an operator that is none, or two shapes.
+        """
+        self._require(a=a, b=b)
+        if a.shape != b.shape:
+            raise ValueError(f"a has shape {a.shape} and b {b.shape}; both must be equal")
+        return self._transform("binary_transform", [("a", a), ("b", b)], op, dtype, out)
+
+    def _transform(
+        self,
+        algorithm: str,
+        given: list[tuple[str, GpuRef]],
+        op: AnyOperator,
+        dtype: DTypeLike | None,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        dtypes = tuple(element(ref, name, complex_too=True) for name, ref in given)
+        if len(set(dtypes)) > 1:
+            raise TypeError(f"a is {dtypes[0]} and b {dtypes[1]}; cast one first")
+        rules = UNARY if len(given) == 1 else BINARY
+        truth = isinstance(op, str) and rules[named(op, len(given), "op")].truth
+        result = ("bool" if truth else dtypes[0]) if dtype is None else NAMES[as_dtype(dtype)]
+        _require_castable(dtypes[0], result)
+        operator = coded(self._device, op, dtypes, result, "op")
+        spec = Spec(algorithm, (*dtypes, result), (operator,))
+        shape = given[0][1].shape
+        return self._request(
+            f"cub.{algorithm}",
+            spec,
+            given,
+            [Output("out", shape, DTYPES[result], out)],
+            (given[0][1].size,),
+            in_place=[("out", name) for name, _ in given] if result == dtypes[0] else (),
+        )
+
+    @op
+    def histogram_even(
+        self,
+        x: GpuRef,
+        bins: int,
+        lower: float,
+        upper: float,
+        *,
+        dtype: DTypeLike = np.int64,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Count elements in bins of one width (``cub::DeviceHistogram::HistogramEven``).
+
+        ``upper`` itself is in no bin, unlike in ``numpy.histogram``, nor is NaN.
+
+        Args:
+            x: any shape, taken as one row; real, but not bfloat16, of which CUB miscounts.
+            bins: how many.
+            lower: where the first begins; a whole number for integers.
+            upper: where the last ends.
+            dtype: of the counts: int32, uint32, int64 or uint64.
+            out: where the counts go.
+
+        Returns:
+            An array of ``bins`` counts.
+
+        Raises:
+            TypeError: a dtype that has no histogram.
+            ValueError: no bins, or edges that are not in order.
+            Unsupported: on CUDA, 2**31 elements or more.
+        """
+        self._require(x=x)
+        given = element(x, "x")
+        if given in ("bool", "bfloat16"):
+            raise TypeError(f"x is {given}, of which there is no histogram; cast it first")
+        counts = NAMES[as_dtype(dtype)]
+        if counts not in ("int32", "uint32", "int64", "uint64"):
+            raise TypeError(f"counts are int32, uint32, int64 or uint64, not {counts}")
+        whole(bins, "bins", 1, 2**31 - 2)
+        require_int32(self._device, "histogram_even", (x.size,))
+        edge = DTYPES["float64"]
+        if DTYPES[given].kind in "iu":
+            edge = DTYPES["uint64" if given == "uint64" else "int64"]
+        values = number(lower, edge, "lower"), number(upper, edge, "upper")
+        if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
+            raise ValueError(f"lower is {lower} and upper {upper}; they must be in order")
+        if edge.kind in "iu" and (int(upper) - int(lower)) * bins >= 2**63:
+            raise ValueError(f"{bins} bins from {lower} to {upper} are more than 64 bits count")
+        spec = Spec("histogram_even", (given, counts, edge.name), levels=int(bins) + 1)
+        return self._request(
+            "cub.histogram_even",
+            spec,
+            [("x", x)],
+            [Output("out", (int(bins),), DTYPES[counts], out)],
+            (x.size,),
+            values=values,
+        )
+
+
+def _require_castable(given: str, result: str) -> None:
+    kinds = DTYPES[given].kind, DTYPES[result].kind
+    known: Any = result.startswith(("float8", "float4"))
+    if known or ("c" in kinds and given != result):
+        raise TypeError(f"{given} is not cast to {result} here")

@@ -1,0 +1,385 @@
+"""Reductions and scans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from ..._dtypes import DTYPES, NAMES, as_dtype
+from ..._errors import Unsupported
+from .._op import D, op
+from ..wire._options import whole
+from ._call import INT64, CubPart, Output, element, number
+from ._operators import coded, identity_of, named
+from .wire._spec import BINARY, Operator, Spec
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ...memory import GpuRef
+    from .._library import Home
+    from .._request import Request
+    from ._operators import AnyOperator
+
+_HALF: Final = ("float16", "bfloat16")
+_ASSOCIATIVE: Final = tuple(
+    name
+    for name in BINARY
+    if name in ("plus", "multiplies", "minimum", "maximum") or name[:4] in ("bit_", "logi")
+)
+_LOOSE: Final = ("int32", "uint32", "uint64", "float32", "float64")
+"""What there are atomic additions of."""
+
+_FINFO: Final[Any] = ml_dtypes.finfo
+
+
+class Reductions(CubPart[D]):
+    """``device.cub``'s reductions and scans."""
+
+    @op
+    def reduce(
+        self,
+        x: GpuRef,
+        op: AnyOperator = "plus",
+        *,
+        init: complex | np.generic | None = None,
+        dtype: DTypeLike | None = None,
+        determinism: str = "run_to_run",
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Reduce all elements to one (``cub::DeviceReduce::Reduce``).
+
+        Args:
+            x: any shape, taken as one row.
+            op: what is done with two: ``"plus"``, ``"multiplies"``, ``"minimum"``,
+                ``"maximum"`` (NaN wins, as in NumPy), ``"bit_and"``, ``"bit_or"``,
+                ``"bit_xor"``, ``"logical_and"``, ``"logical_or"``; what ``operator`` made; or a
+                Python function of the small subset. It must be associative.
+            init: what to begin with; by default what changes nothing.
+            dtype: of the result, and what is computed in; by default that of x. Sums and
+                products of half precision are computed in float32.
+            determinism: ``"run_to_run"``, or ``"not_guaranteed"``, which may be faster: sums of
+                floats then differ in their last bits from call to call.
+            out: where the result goes, of shape ().
+
+        Returns:
+            A scalar on the device.
+
+        Raises:
+            TypeError: dtypes that do not fit.
+            ValueError: an operator that is none; nothing to reduce and nothing to begin with;
+                or ``"not_guaranteed"`` on a device that was opened with ``deterministic=True``.
+            Unsupported: on the CPU backend, an operator without ``cpu=``.
+        """
+        self._require(x=x)
+        count = x.size
+        loose = _loose(self._device, determinism)
+        operator, dtypes, begin = _folding(self._device, x, op, dtype, init, "op")
+        if not count and begin is None:
+            raise ValueError(
+                f"zero-size array to reduction operation {operator.kind or 'op'} which has no "
+                "identity; give init="
+            )
+        loose = loose and operator.kind == "plus" and dtypes[0] == dtypes[2]
+        loose = loose and dtypes[2] in _LOOSE and begin is not None
+        chosen = "not_guaranteed" if loose else "run_to_run"
+        spec = Spec("reduce", dtypes, (operator,), init=begin is not None, determinism=chosen)
+        return self._request(
+            "cub.reduce",
+            spec,
+            [("x", x)],
+            [Output("out", (), DTYPES[dtypes[2]], out)],
+            (count,),
+            values=() if begin is None else (begin,),
+        )
+
+    @op
+    def argmin(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
+        """The position of the smallest element (``cub::DeviceReduce::ArgMin``).
+
+        Of equal ones it is the first; NaN is smaller than all others, as in NumPy.
+
+        Args:
+            x: any shape, taken as one row; not empty.
+            out: where the position goes, an int64 of shape ().
+
+        Returns:
+            An int64 scalar on the device.
+
+        Raises:
+            TypeError: a dtype without an order.
+            ValueError: x is empty.
+        """
+        return self._position("argmin", x, out, largest=False)
+
+    @op
+    def argmax(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
+        """The position of the largest element (``cub::DeviceReduce::ArgMax``).
+
+        Of equal ones it is the first; NaN is larger than all others, as in NumPy.
+
+        Args:
+            x: any shape, taken as one row; not empty.
+            out: where the position goes, an int64 of shape ().
+
+        Returns:
+            An int64 scalar on the device.
+
+        Raises:
+            TypeError: a dtype without an order.
+            ValueError: x is empty.
+        """
+        return self._position("argmax", x, out, largest=True)
+
+    def _position(
+        self, name: str, x: GpuRef, out: GpuRef | None, *, largest: bool
+    ) -> Request[GpuRef]:
+        self._require(x=x)
+        spec = Spec("arg_reduce", (element(x, "x"), "int64"), descending=largest)
+        if not x.size:
+            raise ValueError(f"attempt to get {name} of an empty sequence")
+        return self._request(
+            f"cub.{name}",
+            spec,
+            [("x", x)],
+            [Output("out", (), INT64, out)],
+            (x.size,),
+        )
+
+    @op
+    def inclusive_scan(
+        self,
+        x: GpuRef,
+        op: AnyOperator = "plus",
+        *,
+        init: complex | np.generic | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """What comes of each element and all before it (``cub::DeviceScan::InclusiveScan``).
+
+        Args:
+            x: any shape, taken as one row.
+            op: as for ``reduce``.
+            init: what comes before the first element.
+            dtype: as for ``reduce``.
+            out: where the result goes; may be x, if that has its dtype.
+
+        Returns:
+            An array of x's shape.
+
+        Raises:
+            TypeError, ValueError: as ``reduce``.
+            Unsupported: as ``reduce``; or a sum, product or operator of the program's on floats,
+                on a device that was opened with ``deterministic=True``: the order in which
+                CUB adds up parts depends on time.
+        """
+        return self._scan("inclusive_scan", x, op, init, dtype, out)
+
+    @op
+    def exclusive_scan(
+        self,
+        x: GpuRef,
+        op: AnyOperator = "plus",
+        *,
+        init: complex | np.generic | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """What comes of all that is before each element (``cub::DeviceScan::ExclusiveScan``).
+
+        Args:
+            x: any shape, taken as one row.
+            op: as for ``reduce``.
+            init: what the first element of the result is; by default what changes nothing.
+            dtype: as for ``reduce``.
+            out: where the result goes; may be x, if that has its dtype.
+
+        Returns:
+            An array of x's shape.
+
+        Raises:
+            TypeError, Unsupported: as ``inclusive_scan``.
+            ValueError: as ``reduce``; or there is nothing to begin with.
+        """
+        return self._scan("exclusive_scan", x, op, init, dtype, out)
+
+    def _scan(
+        self,
+        algorithm: str,
+        x: GpuRef,
+        op: AnyOperator,
+        init: complex | np.generic | None,
+        dtype: DTypeLike | None,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        self._require(x=x)
+        operator, dtypes, begin = _folding(self._device, x, op, dtype, init, "op")
+        if algorithm == "inclusive_scan" and init is None:
+            begin = None
+        elif begin is None:
+            raise ValueError(
+                f"{algorithm} by this operator has to begin with something: give init="
+            )
+        exact = bool(operator.kind) and BINARY[operator.kind].exact
+        if self._device.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
+            raise Unsupported(
+                f"{algorithm} of {dtypes[1]}: in which order CUB adds up parts depends on time, "
+                "and the device was opened with deterministic=True"
+            )
+        spec = Spec(algorithm, dtypes, (operator,), init=begin is not None)
+        return self._request(
+            f"cub.{algorithm}",
+            spec,
+            [("x", x)],
+            [Output("out", x.shape, DTYPES[dtypes[2]], out)],
+            (x.size,),
+            values=() if begin is None else (begin,),
+            in_place=[("out", "x")] if dtypes[0] == dtypes[2] else (),
+        )
+
+    @op
+    def segmented_reduce(
+        self,
+        x: GpuRef,
+        begins: GpuRef,
+        ends: GpuRef,
+        op: AnyOperator = "plus",
+        *,
+        init: complex | np.generic | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Reduce each of many segments (``cub::DeviceSegmentedReduce::Reduce``).
+
+        Args:
+            x: any shape, taken as one row.
+            begins: where segments begin, int32 or int64. Offsets of neighbours in one
+                buffer are ``offsets[:-1]`` and ``offsets[1:]``.
+            ends: behind their last elements; a segment that ends where it begins, or
+                before, is empty. On CUDA nobody checks that they are inside of x.
+            op: as for ``reduce``.
+            init: what each segment begins with; by default what changes nothing, which for
+                ``"minimum"`` and ``"maximum"`` is the largest and the smallest number there is.
+            dtype: as for ``reduce``.
+            out: where the results go.
+
+        Returns:
+            An array with one element for each segment.
+
+        Raises:
+            TypeError, Unsupported: as ``reduce``.
+            ValueError: as ``reduce``; or ``begins`` and ``ends`` are not of one length.
+        """
+        self._require(x=x, begins=begins, ends=ends)
+        offsets = offsets_of(begins, ends)
+        operator, (given, accumulator, result), begin = _folding(
+            self._device, x, op, dtype, init, "op"
+        )
+        if begin is None:
+            begin = _extreme(operator.kind, accumulator)
+        segments = begins.size
+        whole(segments, "the number of segments", 0, 2**31 - 1)
+        spec = Spec(
+            "segmented_reduce", (given, offsets, accumulator, result), (operator,), init=True
+        )
+        return self._request(
+            "cub.segmented_reduce",
+            spec,
+            [("x", x), ("begins", begins), ("ends", ends)],
+            [Output("out", (segments,), DTYPES[result], out)],
+            (segments, x.size),
+            values=(begin,),
+        )
+
+
+def _loose(device: Home, determinism: str) -> bool:
+    if determinism not in ("run_to_run", "not_guaranteed"):
+        raise ValueError(
+            f"determinism must be 'run_to_run' or 'not_guaranteed', not {determinism!r}"
+        )
+    loose = determinism == "not_guaranteed"
+    if loose and device.deterministic:
+        raise ValueError(
+            "determinism='not_guaranteed' on a device that was opened with deterministic=True"
+        )
+    return loose
+
+
+def offsets_of(begins: GpuRef, ends: GpuRef) -> str:
+    """The dtype of offsets.
+
+    Raises:
+        TypeError: they are no integers, or of two dtypes.
+        ValueError: there are not as many of the one as of the other.
+    """
+    dtypes = [element(each, name) for each, name in ((begins, "begins"), (ends, "ends"))]
+    for dtype in dtypes:
+        if dtype not in ("int32", "int64"):
+            raise TypeError(f"offsets of segments are int32 or int64, not {dtype}")
+    if dtypes[0] != dtypes[1]:
+        raise TypeError(f"begins is {dtypes[0]} and ends {dtypes[1]}; both must be the same")
+    if begins.shape != ends.shape or begins.ndim != 1:
+        raise ValueError(
+            f"begins has shape {begins.shape} and ends {ends.shape}; both must have one "
+            "dimension and be of one length"
+        )
+    return dtypes[0]
+
+
+def _folding(
+    device: Home,
+    x: GpuRef,
+    op: AnyOperator,
+    dtype: DTypeLike | None,
+    init: Any,
+    what: str,
+) -> tuple[Operator, tuple[str, str, str], bytes | None]:
+    """What folds elements: the operator, dtypes of x, of what is computed and of the result.
+
+    And what it begins with, if there is anything.
+    """
+    given = element(x, "x", complex_too=True)
+    kind = named(op, 2, what) if isinstance(op, str) else ""
+    if kind and kind not in _ASSOCIATIVE:
+        raise ValueError(f"{what} {kind!r} is not associative; expected one of {_ASSOCIATIVE}")
+    truth = bool(kind) and BINARY[kind].truth
+    result = ("bool" if truth else given) if dtype is None else NAMES[as_dtype(dtype)]
+    accumulator = "bool" if truth else result
+    if result in _HALF and kind in ("plus", "multiplies"):
+        accumulator = "float32"
+    _require_castable(given, accumulator, result)
+    if kind and not truth:
+        operator = coded(device, kind, (accumulator, accumulator), accumulator, what)
+    elif kind:
+        operator = Operator(("bool", "bool"), "bool", kind)
+    else:
+        operator = coded(device, op, (accumulator, accumulator), accumulator, what)
+    if init is not None:
+        return operator, (given, accumulator, result), number(init, DTYPES[accumulator], "init")
+    return operator, (given, accumulator, result), identity_of(kind, accumulator)
+
+
+def _require_castable(given: str, accumulator: str, result: str) -> None:
+    one, other = DTYPES[given], DTYPES[result]
+    fits = given == result
+    if not fits and "c" not in (one.kind, other.kind) and result not in _HALF:
+        fits = given not in _HALF or result in ("float32", "float64")
+        fits = fits or accumulator == "bool"
+    if not fits:
+        raise TypeError(f"x is {given}, which is not reduced in {result}; cast it first")
+
+
+def _extreme(kind: str, dtype: str) -> bytes:
+    """The largest or the smallest number of a dtype, which no minimum or maximum is beyond."""
+    made = DTYPES[dtype]
+    if kind not in ("minimum", "maximum"):
+        raise ValueError("segments by this operator have to begin with something: give init=")
+    if made.kind == "b":
+        return np.asarray(kind == "minimum").tobytes()
+    if made.kind in "iu":
+        info = np.iinfo(made)
+        return np.asarray(info.max if kind == "minimum" else info.min, made).tobytes()
+    return np.asarray(np.inf if kind == "minimum" else -np.inf).astype(made).tobytes()

@@ -1,0 +1,256 @@
+"""What keeps some elements: how many, only the device knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._arguments import require_readable
+from .._op import D, op
+from .._request import Request, Submission
+from ._call import (
+    INT64,
+    WAITING,
+    CubPart,
+    Output,
+    element,
+    opaque,
+)
+from ._operators import coded
+from .wire._messages import Count
+from .wire._spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...memory import GpuRef
+    from .._request import Driver
+    from ._operators import AnyOperator
+
+
+class Selections(CubPart[D]):
+    """``device.cub``'s selections and partitions.
+
+    How many elements they keep is known on the device only, so what they give has room for
+    all, and a number, an int64 on the device. ``trim`` waits for the number and gives the part
+    that was written; the rest has undefined content.
+    """
+
+    @op
+    def select(self, x: GpuRef, predicate: AnyOperator) -> Request[tuple[GpuRef, GpuRef]]:
+        """Keep the elements for which a predicate holds (``cub::DeviceSelect::If``).
+
+        Args:
+            x: any shape, taken as one row.
+            predicate: what ``operator`` made, of one argument, or a Python function of the
+                small subset: ``lambda a: a > 0``.
+
+        Returns:
+            The kept elements, in their order, and their number.
+
+        Raises:
+            TypeError: a dtype that has no arithmetic, or a predicate that is none.
+            Unsupported: on the CPU backend, an operator without ``cpu=``.
+        """
+        return self._divide("select", x, (predicate,))
+
+    @op
+    def select_flagged(self, x: GpuRef, flags: GpuRef) -> Request[tuple[GpuRef, GpuRef]]:
+        """Keep the elements whose flag is set (``cub::DeviceSelect::Flagged``).
+
+        Args:
+            x: any shape, taken as one row; of any dtype.
+            flags: as many; bool, int8 or uint8. Anything but zero is set.
+
+        Returns:
+            The kept elements, in their order, and their number.
+
+        Raises:
+            TypeError: flags of another dtype.
+            ValueError: there are not as many flags as elements.
+        """
+        self._require(x=x, flags=flags)
+        if flags.dtype.name not in ("bool", "int8", "uint8"):
+            raise TypeError(f"flags is {flags.dtype.name}; it must be bool, int8 or uint8")
+        if x.size != flags.size:
+            raise ValueError(f"there are {x.size} elements and {flags.size} flags")
+        spec = Spec("select_flagged", (opaque(x.dtype),))
+        return self._request(
+            "cub.select_flagged",
+            spec,
+            [("x", x), ("flags", flags)],
+            [Output("out", (x.size,), x.dtype), None, None, Output("count", (2,), INT64)],
+            (x.size,),
+            result=_counted,
+        )
+
+    @op
+    def partition(
+        self, x: GpuRef, predicate: AnyOperator
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+        """Divide elements by whether a predicate holds (``cub::DevicePartition::If``).
+
+        CUB itself writes both parts into one array, the second from its end; here they are
+        apart, and both in their order.
+
+        Args:
+            x: any shape, taken as one row.
+            predicate: as for ``select``.
+
+        Returns:
+            The elements for which it holds, the others, and the number of the first.
+
+        Raises:
+            TypeError, Unsupported: as ``select``.
+        """
+        return self._divide("partition", x, (predicate,))
+
+    @op
+    def three_way_partition(
+        self, x: GpuRef, first: AnyOperator, second: AnyOperator
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
+        """Divide elements by two predicates (``cub::DevicePartition::If``, of three parts).
+
+        Args:
+            x: any shape, taken as one row.
+            first: as the predicate for ``select``.
+            second: likewise; asked for those for which the first one does not hold.
+
+        Returns:
+            The elements for which the first holds, those for which the second does, the
+            others, and the numbers of the first two, of shape (2,).
+
+        Raises:
+            TypeError, Unsupported: as ``select``.
+        """
+        return self._divide("three_way_partition", x, (first, second))
+
+    def _divide(
+        self, algorithm: str, x: GpuRef, predicates: tuple[AnyOperator, ...]
+    ) -> Request[Any]:
+        self._require(x=x)
+        dtype = element(x, "x")
+        names = ("predicate",) if len(predicates) == 1 else ("first", "second")
+        spec = Spec(
+            algorithm,
+            (dtype,),
+            tuple(
+                coded(self._device, each, (dtype,), "bool", name)
+                for each, name in zip(predicates, names, strict=True)
+            ),
+        )
+        parts = {"select": 1, "partition": 2, "three_way_partition": 3}[algorithm]
+        outputs = [Output("out", (x.size,), x.dtype) if at < parts else None for at in range(3)]
+        return self._request(
+            f"cub.{algorithm}",
+            spec,
+            [("x", x), ("flags", None)],
+            [*outputs, Output("count", (2,), INT64)],
+            (x.size,),
+            result=tuple if parts == 3 else _counted,
+        )
+
+    @op
+    def unique(self, x: GpuRef, op: AnyOperator = "equal_to") -> Request[tuple[GpuRef, GpuRef]]:
+        """Keep the first of equal neighbours (``cub::DeviceSelect::Unique``).
+
+        Of what is sorted these are its different elements. NaN equals nothing, so each is kept.
+
+        Args:
+            x: any shape, taken as one row.
+            op: whether two are equal.
+
+        Returns:
+            The kept elements, in their order, and their number.
+
+        Raises:
+            TypeError: a dtype that has no arithmetic.
+            Unsupported: on the CPU backend, an operator without ``cpu=``.
+        """
+        self._require(x=x)
+        spec = self._distinct(x, "", op, "x")
+        return self._request(
+            "cub.unique",
+            spec,
+            [("x", x), ("values", None)],
+            [Output("out", (x.size,), x.dtype), None, Output("count", (), INT64)],
+            (x.size,),
+            result=tuple,
+        )
+
+    @op
+    def unique_by_key(
+        self, keys: GpuRef, values: GpuRef, op: AnyOperator = "equal_to"
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+        """Keep the first of equal neighbours, with a value (``cub::DeviceSelect::UniqueByKey``).
+
+        Args:
+            keys: any shape, taken as one row.
+            values: as many, of any dtype.
+            op: whether two keys are equal.
+
+        Returns:
+            The kept keys, their values, and their number.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+            ValueError: there are not as many values as keys.
+        """
+        self._require(keys=keys, values=values)
+        if keys.size != values.size:
+            raise ValueError(f"there are {keys.size} keys and {values.size} values")
+        spec = self._distinct(keys, opaque(values.dtype), op, "keys")
+        shape = (keys.size,)
+        return self._request(
+            "cub.unique_by_key",
+            spec,
+            [("keys", keys), ("values", values)],
+            [
+                Output("keys", shape, keys.dtype),
+                Output("values", shape, values.dtype),
+                Output("count", (), INT64),
+            ],
+            shape,
+            result=tuple,
+        )
+
+    def _distinct(self, keys: GpuRef, values: str, op: AnyOperator, name: str) -> Spec:
+        dtype = element(keys, name)
+        equal = coded(self._device, op, (dtype, dtype), "bool", "op")
+        return Spec("unique_by_key", (dtype, values), (equal,))
+
+    @op
+    def trim(self, count: GpuRef, out: GpuRef) -> Request[GpuRef]:
+        """Wait for a number of elements; the part of a buffer that holds so many.
+
+        Args:
+            count: an int64 on the device, as ``select`` and the others give it.
+            out: the buffer that goes with it.
+
+        Returns:
+            A view of the first ``count`` elements.
+
+        Raises:
+            TypeError: ``count`` is no int64.
+            ValueError: ``count`` has more than one element, or ``out`` other than one dimension.
+            Unsupported: in a batch or a recording, where there is no answer to wait for.
+        """
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            block = require_readable(count, driver.memory, "count")
+            require_readable(out, driver.memory, "out")
+            if count.dtype is not INT64:
+                raise TypeError(f"count must be an int64, not {count.dtype.name}")
+            if count.size != 1:
+                raise ValueError(f"count must be one number, not of shape {count.shape}")
+            if out.ndim != 1:
+                raise ValueError(f"out must have one dimension, not shape {out.shape}")
+            return Submission(
+                Count(block.address), (block,), (), finish=lambda found: out[: int(found)]
+            )
+
+        return Request(WAITING, "cub.trim", prepare)
+
+
+def _counted(made: Sequence[GpuRef]) -> tuple[GpuRef, ...]:
+    """Outputs, with the first one of the numbers in the place of both."""
+    return (*made[:-1], made[-1][0])

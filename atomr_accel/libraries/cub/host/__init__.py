@@ -1,0 +1,1 @@
+"""CUB: executors, inside a host."""

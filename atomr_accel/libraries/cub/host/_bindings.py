@@ -1,0 +1,113 @@
+"""CUB by the bindings of package cuda-cccl, which compile its kernels with NVRTC.
+
+Only the extension module itself is loaded. The package around it wants arrays of other
+packages, and to import it takes longer than most of what is done here.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import import_module, metadata
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ...._errors import LibraryError, LibraryMissing
+from ....backends.cuda.host._driver import failure
+from ...nvrtc.host._compiler import toolkit_headers
+
+_MODULE: Final = "_bindings_impl"
+_STATUS: Final = re.compile(r"(\d+)")
+
+
+class Cub(NamedTuple):
+    """What is installed.
+
+    Attributes:
+        bindings: the extension module.
+        headers: where CUB's headers are.
+        version: of package cuda-cccl, and of the toolkit that it is used with.
+    """
+
+    bindings: Any
+    headers: str
+    version: tuple[str, str]
+
+    def common(self, capability: tuple[int, int]) -> Any:
+        """What every build gets told: for which devices, and where headers are."""
+        headers = f"-I{self.headers}"
+        toolkit = "".join(f"-I{path}" for path in toolkit_headers()[:1])
+        return self.bindings.CommonData(*capability, headers, headers, headers, toolkit)
+
+
+@cache
+def load_cub() -> Cub:
+    """The bindings, with the libraries behind them loaded.
+
+    Raises:
+        LibraryMissing: the package, or a library that it needs, is not installed.
+    """
+    try:
+        major = metadata.version("cuda-bindings").partition(".")[0]
+        version = metadata.version("cuda-cccl")
+        compute, headers = _folder("cuda.compute"), _folder("cuda.cccl")
+        for library in ("nvrtc", "nvJitLink", "cudart"):
+            import_module("cuda.pathfinder").load_nvidia_dynamic_lib(library)
+        file = next(
+            path
+            for suffix in EXTENSION_SUFFIXES
+            if (path := compute / f"cu{major}" / f"{_MODULE}{suffix}").exists()
+        )
+        spec = spec_from_file_location(_MODULE, file)
+        assert spec is not None
+        assert spec.loader is not None
+        bindings = module_from_spec(spec)
+        spec.loader.exec_module(bindings)
+    except (ImportError, RuntimeError, StopIteration) as error:
+        raise LibraryMissing(
+            "CUB, of package cuda-cccl, is not installed; "
+            f"pip install 'atomr-accel[cuda12]' (or [cuda13]) brings it: {error}",
+            library="cub",
+        ) from error
+    return Cub(bindings, str(headers / "headers" / "include"), (version, major))
+
+
+def _folder(package: str) -> Path:
+    """Where a package is, without importing it."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(f"no package named {package}")
+    return Path(spec.submodule_search_locations[0])
+
+
+def refusal(call: str, error: RuntimeError) -> Exception:
+    """The exception for what the bindings raise: their message ends with the driver's status."""
+    found = _STATUS.findall(str(error))
+    if found and int(found[-1]) > 1:
+        made = failure(call, _Status(int(found[-1])))
+        if not isinstance(made, LibraryError):
+            return made
+    return LibraryError(
+        f"{call}: {error}",
+        library="cub",
+        call=call,
+        status=int(found[-1]) if found else -1,
+        status_name=found[-1] if found else "unknown",
+    )
+
+
+class _Status(int):
+    """A status of the driver, with a name."""
+
+    @property
+    def name(self) -> str:
+        """What the driver calls it."""
+        from ....backends.cuda.host._driver import driver
+
+        try:
+            name: str = driver.CUresult(int(self)).name
+        except ValueError:
+            return str(int(self))
+        return name

@@ -1,0 +1,111 @@
+"""Builds: CUB's kernels for some types and operators; kept in memory and on disk.
+
+Making one takes seconds, and no device. On disk it is found by what it is for, the device's
+compute capability and the versions of CUB and of the compiler.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+
+from ...host._disk_cache import DiskCache
+from ...nvrtc.host._compiler import compile_linkable, load_nvrtc
+from ..wire._spec import Spec, decode
+from ._algorithms import ALGORITHMS, Kit
+from ._bindings import load_cub, refusal
+
+if TYPE_CHECKING:
+    from ._algorithms import Call
+    from ._bindings import Cub
+
+_MOST: Final = 512
+"""How many are kept in memory; each has some hundred kilobytes of code on the device."""
+
+FILES: Final = DiskCache("cub")
+
+
+@final
+class BuildStore:
+    """The builds of one context. Lanes share them: calls only read what was built.
+
+    Args:
+        capability: the device's compute capability.
+        files: builds on disk.
+        load: whether they are for the device of this process; without one they can be made,
+            and kept on disk.
+    """
+
+    def __init__(
+        self, capability: tuple[int, int], files: DiskCache = FILES, *, load: bool = True
+    ) -> None:
+        self._cub: Final[Cub] = load_cub()
+        self._capability: Final = capability
+        self._files: Final = files
+        self._load: Final = load
+        self._built: OrderedDict[bytes, Any] = OrderedDict()
+        self._lock: Final = threading.Lock()
+
+    def find(self, encoded: bytes, sizes: tuple[int, ...]) -> tuple[Any, str, float]:
+        """A build, where it came from (``"memory"``, ``"disk"``, ``"built"``), and seconds.
+
+        Raises:
+            CompileError: an operator does not compile.
+            LibraryError: CUB does not build it.
+        """
+        built = self._built.get(encoded)
+        if built is not None:
+            return built, "memory", 0.0
+        with self._lock:
+            built = self._built.get(encoded)
+            if built is not None:
+                return built, "memory", 0.0
+            start = time.perf_counter()
+            spec = decode(encoded)
+            key = self._key(encoded)
+            built, origin = self._read(spec, key), "disk"
+            if built is None:
+                built, origin = self._make(spec, sizes, key), "built"
+            self._built[encoded] = built
+            while len(self._built) > _MOST:
+                self._built.popitem(last=False)
+        return built, origin, time.perf_counter() - start
+
+    def call(self, spec: Spec) -> Call:
+        """What runs a build, for one executor."""
+        return ALGORITHMS[spec.algorithm](spec, Kit(self._cub.bindings, None))
+
+    def _key(self, encoded: bytes) -> bytes:
+        """What a build on disk is the answer to."""
+        nvrtc = load_nvrtc()
+        versions = (*self._cub.version, *nvrtc.nvrtcVersion()[1:])
+        return msgspec.msgpack.encode((encoded, self._capability, versions))
+
+    def _read(self, spec: Spec, key: bytes) -> Any:
+        data = self._files.get(key)
+        if data is None:
+            return None
+        kind = getattr(self._cub.bindings, ALGORITHMS[spec.algorithm].result)
+        try:
+            return kind.deserialize(data, self._load)
+        except RuntimeError:  # whatever is wrong with it, it can be built
+            return None
+
+    def _make(self, spec: Spec, sizes: tuple[int, ...], key: bytes) -> Any:
+        call = ALGORITHMS[spec.algorithm](spec, Kit(self._cub.bindings, self._link))
+        kind = getattr(self._cub.bindings, call.result)
+        try:
+            built = kind.compile(*call.build_arguments(sizes), self._cub.common(self._capability))
+            self._files.put(key, built.serialize())
+            if self._load:
+                built.load()
+        except RuntimeError as error:
+            raise refusal(f"cuda.compute {spec.algorithm}", error) from error
+        return built
+
+    def _link(self, source: str, name: str) -> bytes:
+        return compile_linkable(source, name, self._capability, (self._cub.headers,))

@@ -1,0 +1,154 @@
+"""CUB on CUDA: builds of package cuda-cccl, run on one lane's streams."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
+
+from ...._dtypes import DTYPES
+from ...._errors import Unsupported
+from ....backends.cuda.host._driver import check, driver
+from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
+from ...host._device_code import CudaSource
+from ..wire._messages import Build, Count, Run
+from ..wire._spec import decode
+from ._algorithms import QUERY, SOMEWHERE
+from ._bindings import load_cub, refusal
+from ._builds import BuildStore
+
+if TYPE_CHECKING:
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ..wire._spec import Spec
+    from ._algorithms import Call
+
+_STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
+_STORES_LOCK: Final = threading.Lock()
+SOURCE: Final = CudaSource(__package__, "positions.cu")
+_WAITS: Final = frozenset({"segmented_sort"})
+"""What waits for the device in the middle: it cannot be captured into a graph."""
+
+_COUNTS: Final = {
+    **dict.fromkeys(("select", "select_flagged", "partition", "three_way_partition"), 16),
+    "unique_by_key": 8,
+}
+"""Bytes of the numbers that an algorithm writes."""
+
+
+def _store_of(context: CudaContext) -> BuildStore:
+    """The builds of a context: every stream of every lane asks for the same."""
+    with _STORES_LOCK:
+        store = _STORES.get(context)
+        if store is None:
+            store = _STORES[context] = BuildStore(context.compute_capability)
+        return store
+
+
+def _zeros(spec: Spec) -> int:
+    """Bytes of the last buffer that are zeros where there is nothing to do."""
+    if spec.algorithm == "histogram_even":
+        return (spec.levels - 1) * DTYPES[spec.dtypes[1]].itemsize
+    return _COUNTS.get(spec.algorithm, 0)
+
+
+@final
+class CudaCub:
+    """Executes CUB's messages."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._context: Final = context
+        self._stream: Final = stream
+        self._store: Final = _store_of(context)
+        self._calls: dict[bytes, Call] = {}
+        self._scratch: dict[int, int] = {}
+        self._kernels: Final = Kernels(context, stream, SOURCE)
+        self.handlers: Final = {Build: self._build, Run: self._run, Count: self._count}
+
+    @staticmethod
+    def preload() -> None:
+        """Load the bindings."""
+        load_cub()
+        preload_compiler()
+
+    def close(self) -> None:
+        """Unload kernels, and free the scratch memory."""
+        self._calls.clear()
+        self._kernels.close()
+        for pointer in self._scratch.values():
+            check("cuMemFree", driver.cuMemFree(pointer))
+        self._scratch.clear()
+
+    def _build(self, message: Build) -> tuple[int, str, float]:
+        built, origin, seconds = self._store.find(message.spec, message.sizes)
+        call = self._call(message.spec)
+        pointers = [SOMEWHERE] * call.buffers
+        values = [bytes(DTYPES[call.number].itemsize)] * 2
+        try:
+            needed = call.run(built, pointers, message.sizes, values, QUERY, 0)
+        except RuntimeError as error:
+            raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
+        return needed, origin, seconds
+
+    def _call(self, encoded: bytes) -> Call:
+        call = self._calls.get(encoded)
+        if call is None:
+            call = self._calls[encoded] = self._store.call(decode(encoded))
+        return call
+
+    def _run(self, message: Run) -> None:
+        built, _, _ = self._store.find(message.spec, message.sizes)
+        call = self._call(message.spec)
+        algorithm = call.spec.algorithm
+        stream = self._stream
+        if stream.captures and algorithm in _WAITS:
+            raise Unsupported(
+                f"{algorithm} waits for the device in the middle of it, so a recording cannot "
+                "have it; call it outside, or in a batch"
+            )
+        pointer = self._context.pointer
+        pointers = [pointer(address) if address else 0 for address in message.addresses]
+        if not message.sizes[0] and algorithm != "reduce":
+            nbytes = _zeros(call.spec)
+            if nbytes:
+                memset = driver.cuMemsetD8Async(pointers[-1], 0, nbytes, stream.handle)
+                check("cuMemsetD8Async", memset)
+            return
+        if algorithm == "argsort":
+            self._number(pointers[1], message.sizes[0])
+        run, sizes, values = call.run, message.sizes, message.values
+        try:
+            needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
+            if needed <= message.workspace_bytes:
+                scratch = pointer(message.workspace) if needed else SOMEWHERE
+            else:
+                scratch = self._scratch_of(needed)
+            run(built, pointers, sizes, values, (scratch, needed), stream.pointer)
+        except RuntimeError as error:
+            raise refusal(f"cuda.compute {algorithm}", error) from error
+
+    def _number(self, out: int, count: int) -> None:
+        """Write positions, which are sorted with the keys."""
+        arguments = Arguments(struct.pack("<Qq", out, count))
+        self._kernels.launch(self._kernels.function("positions"), count, arguments)
+
+    def _scratch_of(self, nbytes: int) -> int:
+        """Scratch memory for what did not know how much to bring: a batch, or a rebuild.
+
+        Kept while the executor lives, because a captured graph may have it.
+        """
+        size = 1 << (nbytes - 1).bit_length()
+        scratch = self._scratch.get(size)
+        if scratch is None:
+            scratch = self._scratch[size] = int(check("cuMemAlloc", driver.cuMemAlloc(size)))
+        return scratch
+
+    def _count(self, message: Count) -> int:
+        there = ctypes.c_int64()
+        pointer = self._context.pointer(message.address)
+        stream = self._stream
+        copied = driver.cuMemcpyDtoHAsync(ctypes.addressof(there), pointer, 8, stream.handle)
+        check("cuMemcpyDtoHAsync", copied)
+        stream.synchronize()
+        return there.value

@@ -1,0 +1,225 @@
+"""CUDA C++ of operators and iterators, which are linked into CUB's kernels.
+
+What is linked has untyped arguments: pointers to what it reads, then to where its result goes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from ..wire._spec import BINARY, C_TYPES, UNARY
+
+if TYPE_CHECKING:
+    from ..wire._spec import Operator
+
+TYPES: Final = {**C_TYPES, "complex64": "Complex<float>", "complex128": "Complex<double>"}
+"""What a dtype is called in CUDA C++."""
+
+COMPLEX: Final = """
+template <class T>
+struct Complex {
+  T real, imag;
+};
+template <class T>
+__device__ Complex<T> operator+(Complex<T> a, Complex<T> b) {
+  return {a.real + b.real, a.imag + b.imag};
+}
+template <class T>
+__device__ Complex<T> operator-(Complex<T> a, Complex<T> b) {
+  return {a.real - b.real, a.imag - b.imag};
+}
+template <class T>
+__device__ Complex<T> operator-(Complex<T> a) {
+  return {-a.real, -a.imag};
+}
+template <class T>
+__device__ Complex<T> operator*(Complex<T> a, Complex<T> b) {
+  return {a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
+}
+template <class T>
+__device__ Complex<T> operator/(Complex<T> a, Complex<T> b) {
+  if (fabs(b.real) >= fabs(b.imag)) {
+    T ratio = b.imag / b.real, scale = b.real + b.imag * ratio;
+    return {(a.real + a.imag * ratio) / scale, (a.imag - a.real * ratio) / scale};
+  }
+  T ratio = b.real / b.imag, scale = b.real * ratio + b.imag;
+  return {(a.real * ratio + a.imag) / scale, (a.imag * ratio - a.real) / scale};
+}
+"""
+
+ARGUMENTS: Final = ("a", "b")
+_INCLUDE: Final = re.compile(r"\s*#\s*include\b")
+
+
+def head(dtypes: tuple[str, ...]) -> str:
+    """What code about some dtypes begins with."""
+    lines = []
+    if "float16" in dtypes:
+        lines.append("#include <cuda_fp16.h>")
+    if "bfloat16" in dtypes:
+        lines.append("#include <cuda_bf16.h>")
+    if any(name.startswith("complex") for name in dtypes):
+        lines.append(COMPLEX)
+    return "\n".join(lines)
+
+
+def operator_source(operator: Operator, symbol: str) -> str:
+    """An operator as what is linked."""
+    names = ARGUMENTS[: len(operator.arguments)]
+    code = operator.source
+    call = f"{operator.name}({', '.join(names)})"
+    if operator.kind:
+        rules = UNARY if len(names) == 1 else BINARY
+        call, code = _named(rules[operator.kind].code, operator), ""
+    loads = "\n".join(
+        f"  const {TYPES[dtype]} {name} = *static_cast<const {TYPES[dtype]}*>(at_{name});"
+        for name, dtype in zip(names, operator.arguments, strict=True)
+    )
+    pointers = ", ".join(f"void* at_{name}" for name in names)
+    result = TYPES[operator.result]
+    return f"""{head((*operator.arguments, operator.result))}
+{_apart(code)}
+extern "C" __device__ void {symbol}({pointers}, void* at_result) {{
+{loads}
+  *static_cast<{result}*>(at_result) = {_converted(result, operator, call)};
+}}
+"""
+
+
+def _apart(source: str) -> str:
+    """The program's source, whose names mean nothing to what else is linked."""
+    lines = source.splitlines()
+    included = [line for line in lines if _INCLUDE.match(line)]
+    rest = ["" if _INCLUDE.match(line) else line for line in lines]
+    return "\n".join((*included, "namespace {", *rest, "}"))
+
+
+def _named(code: str, operator: Operator) -> str:
+    """The code of a rule, for some dtypes."""
+    if operator.result == "bool" and operator.arguments[0] == "bool":
+        # As NumPy's: the sum of truths is their disjunction.
+        return code.replace("a + b", "a || b").replace("a * b", "a && b")
+    return code
+
+
+def _converted(result: str, operator: Operator, call: str) -> str:
+    """A value in the dtype of the result."""
+    given = operator.arguments[0]
+    halves = ("float16", "bfloat16")
+    if operator.result in halves and given in halves and operator.result != given:
+        return f"static_cast<{result}>(static_cast<float>({call}))"
+    return f"static_cast<{result}>({call})"
+
+
+def pair_source(dtype: str, symbol: str) -> str:
+    """An iterator over two arrays, of elements and of bytes or positions: what it reads.
+
+    Its state is two pointers, and how far it is; its values are ``Pair``.
+    """
+    return f"""{_pair(dtype)}
+extern "C" __device__ void {symbol}(void* state, void* result) {{
+  const State* at = static_cast<const State*>(state);
+  Pair pair;
+  pair.value = static_cast<const {TYPES[dtype]}*>(at->values)[at->index];
+  pair.index = at->flags ? static_cast<const unsigned char*>(at->flags)[at->index] : at->index;
+  *static_cast<Pair*>(result) = pair;
+}}
+"""
+
+
+def advance_source(symbol: str) -> str:
+    """What moves any iterator here: its state ends with how far it is."""
+    return f"""{_STATE}
+extern "C" __device__ void {symbol}(void* state, void* offset) {{
+  static_cast<State*>(state)->index += *static_cast<const long long*>(offset);
+}}
+"""
+
+
+def value_source(dtype: str, symbol: str) -> str:
+    """What writes the value of a pair."""
+    return f"""{_pair(dtype)}
+extern "C" __device__ void {symbol}(void* state, void* given) {{
+  const State* at = static_cast<const State*>(state);
+  static_cast<{TYPES[dtype]}*>(at->values)[at->index] = static_cast<const Pair*>(given)->value;
+}}
+"""
+
+
+def index_source(dtype: str, symbol: str) -> str:
+    """What writes the position of a pair."""
+    return f"""{_pair(dtype)}
+extern "C" __device__ void {symbol}(void* state, void* given) {{
+  const State* at = static_cast<const State*>(state);
+  static_cast<long long*>(at->values)[at->index] = static_cast<const Pair*>(given)->index;
+}}
+"""
+
+
+def ignored_source(symbol: str) -> str:
+    """What reads and writes nothing."""
+    return f'extern "C" __device__ void {symbol}(void*, void*) {{}}\n'
+
+
+def flagged_source(dtype: str, symbol: str) -> str:
+    """Whether the flag of a pair is set."""
+    return f"""{_pair(dtype)}
+extern "C" __device__ void {symbol}(void* given, void* result) {{
+  *static_cast<bool*>(result) = static_cast<const Pair*>(given)->index != 0;
+}}
+"""
+
+
+def constant_source(symbol: str, *, truth: bool) -> str:
+    """A predicate that looks at nothing."""
+    return f"""extern "C" __device__ void {symbol}(void*, void* result) {{
+  *static_cast<bool*>(result) = {str(truth).lower()};
+}}
+"""
+
+
+def extreme_source(dtype: str, symbol: str, *, largest: bool) -> str:
+    """The pair with the smallest or largest value: the first one, and NaN before all others."""
+    better = "y < x" if largest else "x < y"
+    return f"""{_pair(dtype)}
+extern "C" __device__ void {symbol}(void* one, void* other, void* result) {{
+  const Pair a = *static_cast<const Pair*>(one), b = *static_cast<const Pair*>(other);
+  const {TYPES[dtype]} x = a.value, y = b.value;
+  const bool x_is_nan = x != x, y_is_nan = y != y;
+  const bool first = a.index < b.index;
+  bool take = x_is_nan ? (!y_is_nan || first) : !y_is_nan && ({better} || (x == y && first));
+  *static_cast<Pair*>(result) = take ? a : b;
+}}
+"""
+
+
+def ordered_source(dtype: str, symbol: str, *, descending: bool = False) -> str:
+    """Whether one comes before the other where NaN is the largest of all."""
+    x, y = ("y", "x") if descending else ("x", "y")
+    return f"""{head((dtype,))}
+extern "C" __device__ void {symbol}(void* one, void* other, void* result) {{
+  const {TYPES[dtype]} x = *static_cast<const {TYPES[dtype]}*>(one);
+  const {TYPES[dtype]} y = *static_cast<const {TYPES[dtype]}*>(other);
+  *static_cast<bool*>(result) = {x} < {y} || ({y} != {y} && {x} == {x});
+}}
+"""
+
+
+_STATE: Final = """
+struct State {
+  void* values;
+  void* flags;
+  long long index;
+};
+"""
+
+
+def _pair(dtype: str) -> str:
+    return f"""{head((dtype,))}
+{_STATE}
+struct alignas(8) Pair {{
+  {TYPES[dtype]} value;
+  long long index;
+}};
+"""

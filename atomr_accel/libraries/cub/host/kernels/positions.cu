@@ -1,0 +1,6 @@
+// 0, 1, 2, ...: what a sort of positions moves.
+__global__ void positions(long long* out, long long count) {
+  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+  long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (; at < count; at += step) out[at] = at;
+}

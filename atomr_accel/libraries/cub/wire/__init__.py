@@ -1,0 +1,1 @@
+"""CUB: what both sides of the wall know."""
