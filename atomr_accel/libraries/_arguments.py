@@ -10,6 +10,7 @@ from ..memory import (
     Block,
     GpuRef,
     MemoryMap,
+    NotContiguous,
     ref_error,
     repeats,
     sealed_error,
@@ -28,13 +29,6 @@ BLOCK_ALIGNMENT: Final = 256
 """What whole blocks are aligned to; views begin anywhere in them."""
 
 _LARGEST_INT: Final = 2**31 - 1
-
-
-class NotContiguous(ValueError):
-    """A view whose elements have gaps or another order, where an op takes none as it is.
-
-    What carries ops out has it copied then, see ``_staging``.
-    """
 
 
 def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool = False) -> Block:
@@ -57,8 +51,10 @@ def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
         block = ref._block
         epoch = block.epoch
         if epoch is memory.epoch or epoch is memory.sealed_epoch:
-            if ref._strides is None or strided:
+            if ref._strides is None:
                 return block
+            if strided:
+                return ref.place
             raise not_contiguous(ref, name)
     raise ref_error(ref, memory, name)
 
@@ -95,7 +91,7 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
     Where that takes long to find out, they are said to.
     """
     first, second = one._block, other._block
-    if first.base is not second.base:
+    if first.base is not second.base or not (one.nbytes and other.nbytes):
         return False
     (low, high), (other_low, other_high) = _span(one), _span(other)
     if low >= other_high or other_low >= high:

@@ -8,13 +8,12 @@ together, so no op of another task comes in between.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import msgspec
 
-from ..memory import GpuRef
-from ._arguments import NotContiguous, overlap, require_readable, require_writable
+from ..memory import GpuRef, NotContiguous
+from ._arguments import overlap, require_readable, require_writable
 from ._request import Preparing, Request, Submission
 from .array._copy import copying
 
@@ -34,20 +33,50 @@ def request_of(
     make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Request[T]:
     """The request that a call makes, on any views."""
-    request = make(facade, *args, **kwargs)
+
+    def prepare_staged(driver: Driver) -> Submission[T]:
+        staging = _Staging(driver)
+        given, named = staging.put(args, "argument"), staging.put(kwargs, "argument")
+        if not staging.scratch:
+            raise NotContiguous("none of the arguments")
+        return staging.around(make(facade, *given, **named).prepare(staging))
+
+    try:
+        request = make(facade, *args, **kwargs)
+    except NotContiguous:
+        # It looks at its buffers before it is carried out: for that, any of these shapes will do.
+        given, named = replaced(args, "", _seen_contiguous), replaced(kwargs, "", _seen_contiguous)
+        request = make(facade, *given, **named)
+        return Request(request.lane, request.name, prepare_staged)
     prepare = request.prepare
 
     def prepare_any(driver: Driver) -> Submission[T]:
         try:
             return prepare(driver)
-        except NotContiguous:
-            staging = _Staging(driver)
-            given, named = staging.put(args, "argument"), staging.put(kwargs, "argument")
-            if not staging.scratch:
-                raise  # it is none of the arguments
-            return staging.around(make(facade, *given, **named).prepare(staging))
+        except NotContiguous as error:
+            try:
+                return prepare_staged(driver)
+            except NotContiguous:
+                raise error from None  # it is in something that the arguments hold
 
     return Request(request.lane, request.name, prepare_any)
+
+
+def replaced(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
+    """Arguments with something else in the place of views that are not contiguous."""
+    if type(value) is GpuRef:
+        return value if value._strides is None else by(value, name)
+    if type(value) in (list, tuple):
+        items: Any = (replaced(item, f"{name}[{at}]", by) for at, item in enumerate(value))
+        return type(value)(items)
+    if type(value) is dict:
+        return {key: replaced(item, str(key), by) for key, item in value.items()}
+    return value
+
+
+def _seen_contiguous(ref: GpuRef, _name: str) -> GpuRef:
+    """What says of itself what a contiguous copy would: nothing must be made of where it is."""
+    return GpuRef(ref.place, ref.shape, ref.dtype, ref.nbytes)
 
 
 @final
@@ -65,15 +94,8 @@ class _Staging(Preparing):
         self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
 
     def put(self, value: Any, name: str) -> Any:
-        """An argument with scratch memory in the place of views."""
-        if type(value) is GpuRef:
-            return value if value._strides is None else self._copy_of(value, name)
-        if type(value) in (list, tuple):
-            items: Any = (self.put(item, f"{name}[{at}]") for at, item in enumerate(value))
-            return type(value)(items)
-        if type(value) is dict:
-            return {key: self.put(item, str(key)) for key, item in value.items()}
-        return value
+        """Arguments with scratch memory in the place of views."""
+        return replaced(value, name, self._copy_of)
 
     def _copy_of(self, ref: GpuRef, name: str) -> GpuRef:
         if id(ref) not in self.scratch:
@@ -114,13 +136,6 @@ class _Staging(Preparing):
             return type(result)(*map(self._given_back, result))
         if type(result) in (list, tuple):
             return type(result)(map(self._given_back, result))
-        if dataclasses.is_dataclass(result) and not isinstance(result, type):
-            fields = {
-                field.name: getattr(result, field.name) for field in dataclasses.fields(result)
-            }
-            changed = {name: self._given_back(value) for name, value in fields.items()}
-            if any(changed[name] is not value for name, value in fields.items()):
-                return dataclasses.replace(result, **changed)
         return result
 
     # --- what the request asks for --------------------------------------------------------

@@ -7,7 +7,17 @@ from ._address import LateAddress
 from ._allocator import Allocator, round_size
 from ._kept import Kept, Release, keep
 from ._map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
-from ._ref import Block, Epoch, GpuRef, Hold, block_at, part_of, ref_error, sealed_error
+from ._ref import (
+    Block,
+    Epoch,
+    GpuRef,
+    Hold,
+    NotContiguous,
+    block_at,
+    part_of,
+    ref_error,
+    sealed_error,
+)
 from ._scope import MemoryScope
 from ._views import as_shape, repeats, share_elements, span
 
@@ -23,6 +33,7 @@ __all__ = [
     "MemoryMap",
     "MemoryScope",
     "MemoryStatistics",
+    "NotContiguous",
     "Release",
     "Slab",
     "as_shape",

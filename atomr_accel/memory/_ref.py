@@ -121,7 +121,6 @@ def block_at(memory: MemoryMap, address: object, size: int) -> Block:
     return Block(memory, address, size, epoch, size, epoch.generation)
 
 
-@final
 class Part(Block, eq=False):
     """A block seen from somewhere inside: what a view has.
 
@@ -166,6 +165,27 @@ def part_of(block: Block, offset: int) -> Part:
     return Part(whole.memory, 0, 0, None, 0, 0, whole=whole, start=block.offset + offset)
 
 
+class NotContiguous(ValueError):
+    """A view whose elements have gaps or another order, where none is taken as it is.
+
+    What carries ops out has it copied then, see ``libraries/_staging``.
+    """
+
+
+@final
+class Gapped(Part, eq=False):
+    """The block of a view that is not contiguous.
+
+    It does not tell its address: who has not looked at the strides would take what is there for
+    an array without gaps. ``plain`` is for those who have.
+    """
+
+    @property
+    def plain(self) -> Part:
+        """The same part, which tells its address."""
+        return part_of(self, 0)
+
+
 def _of_the_whole(name: str) -> property:
     def get(part: Part) -> Any:
         """Of the whole block."""
@@ -182,8 +202,16 @@ def _address(part: Part) -> Any:
     return part.whole.address + part.start
 
 
+def _no_address(_part: Gapped) -> NoReturn:
+    """None: see ``Gapped``."""
+    raise NotContiguous(
+        "a view that is not contiguous is needed so here; copy it first: device.copy"
+    )
+
+
 for _name in Block.__struct_fields__:
     setattr(Part, _name, property(_address) if _name == "address" else _of_the_whole(_name))
+setattr(Gapped, "address", property(_no_address))  # noqa: B010 - to type checkers it is a field
 
 
 @final
@@ -247,7 +275,13 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
     def on_block(self, block: Block) -> GpuRef:
         """The same array in another block, which begins where its first element is."""
-        return GpuRef(block, self.shape, self.dtype, self.nbytes, self._strides)
+        return _ref(block, self.shape, self.dtype, self.nbytes, self._strides)
+
+    @property
+    def place(self) -> Block:
+        """Its block, which tells its address to those who look at the strides, too."""
+        block = self._block
+        return block.plain if type(block) is Gapped else block
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -464,15 +498,15 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                 f"{size} bytes of {dtype.name}; copy it first"
             )
         contiguous = is_contiguous(shape, strides, size)
-        return GpuRef(self._block, shape, dtype, self.nbytes, None if contiguous else strides)
+        return _ref(self.place, shape, dtype, self.nbytes, None if contiguous else strides)
 
     def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
         """A view with another shape, that begins so many bytes behind it."""
         itemsize = self.dtype.itemsize
-        block = part_of(self._block, start) if start else self._block
+        block = part_of(self._block, start) if start else self.place
         contiguous = is_contiguous(shape, strides, itemsize)
         nbytes = math.prod(shape) * itemsize
-        return GpuRef(block, shape, self.dtype, nbytes, None if contiguous else strides)
+        return _ref(block, shape, self.dtype, nbytes, None if contiguous else strides)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -503,6 +537,19 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} {strides}"
             f"on {self.device}, generation {block.generation}>"
         )
+
+
+def _ref(
+    block: Block,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    nbytes: int,
+    strides: tuple[int, ...] | None,
+) -> GpuRef:
+    """A ref of any layout."""
+    if strides is not None:
+        block = Gapped(block.memory, 0, 0, None, 0, 0, whole=block.base, start=block.offset)
+    return GpuRef(block, shape, dtype, nbytes, strides)
 
 
 def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:

@@ -61,12 +61,14 @@ def _is_sequence(shape: object) -> bool:
 
 
 def strides_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The strides of a C-contiguous array; those of NumPy, also where it is empty."""
+    """The strides of a C-contiguous array; all 0 where it is empty."""
+    if 0 in shape:
+        return (0,) * len(shape)
     strides = []
     stride = itemsize
     for extent in reversed(shape):
         strides.append(stride)
-        stride *= extent or 1
+        stride *= extent
     return tuple(reversed(strides))
 
 

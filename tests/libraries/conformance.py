@@ -196,7 +196,11 @@ TALLIES: Final[dict[str, Tally]] = {}
 
 
 def conform(
-    operations: Sequence[Operation], *, take: int = 1, of: str | None = None
+    operations: Sequence[Operation],
+    *,
+    take: int = 1,
+    of: str | None = None,
+    put: Callable[[Device, Array, Sample], Awaitable[GpuRef]] | None = None,
 ) -> Callable[..., Any]:
     """A test for each row and dtype; each runs the cases of its row on one device.
 
@@ -204,6 +208,7 @@ def conform(
         operations: the rows.
         take: every how many-th case to run, from a random one on.
         of: what is tested, where it is not the library itself.
+        put: makes the inputs' buffers; by default ``device.put``.
     """
     parameters = [
         pytest.param(operation, dtype, id=f"{operation.name}-{dtype}")
@@ -215,13 +220,18 @@ def conform(
     async def test(operation: Operation, dtype: str, device: Device) -> None:
         first = seeds.draw() % min(take, len(operation.cases))
         for case in operation.cases[first::take]:
-            await check(device, operation, dtype, case, of or operation.library)
+            await check(device, operation, dtype, case, of or operation.library, put)
 
     return test
 
 
 async def check(
-    device: Device, operation: Operation, dtype: str, case: Mapping[str, Any], of: str
+    device: Device,
+    operation: Operation,
+    dtype: str,
+    case: Mapping[str, Any],
+    of: str,
+    put: Callable[[Device, Array, Sample], Awaitable[GpuRef]] | None = None,
 ) -> None:
     """Run one case and compare it with its reference."""
     seed = seeds.draw()
@@ -232,7 +242,8 @@ async def check(
     try:
         references = _as_tuple(operation.expect(*map(wide, arrays), **case))
         expected = [each if isinstance(each, Near) else Near(each) for each in references]
-        refs = [await device.put(array) for array in arrays]
+        put = put or _put
+        refs = [await put(device, array, sample) for array in arrays]
         await poison(device, [_nbytes(each, dtype) for each in expected])
         try:
             results = _as_tuple(await operation.call(device, *refs, **case))
@@ -258,6 +269,25 @@ async def check(
         error.add_note(f"{operation.name} {dtype} {dict(case)}: {repeat}")
         raise
     tally.cases += 1
+
+
+async def _put(device: Device, array: Array, _sample: Sample) -> GpuRef:
+    return await device.put(array)
+
+
+async def put_strided(device: Device, array: Array, sample: Sample) -> GpuRef:
+    """A buffer whose elements have gaps between them, any order of axes, and any direction."""
+    rng = sample.rng
+    order = tuple(map(int, rng.permutation(array.ndim)))
+    steps = [int(rng.choice([-3, -2, -1, 1, 2])) for _ in order]
+    if steps:
+        steps[int(rng.integers(len(steps)))] = 2
+    shape = tuple(abs(step) * array.shape[axis] for axis, step in zip(order, steps, strict=True))
+    key = (0, *(slice(None, None, step) for step in steps), ...)
+    around = np.full((1, *shape), _POISON, np.uint8).astype(array.dtype)
+    back = tuple(map(int, np.argsort(order)))
+    around[key].transpose(back)[...] = array
+    return (await device.put(around))[key].transpose(back)
 
 
 async def poison(device: Device, sizes: Sequence[int]) -> None:

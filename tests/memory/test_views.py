@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atomr_accel import GpuRefSealed, GpuRefStale
-from atomr_accel.libraries._arguments import overlap
+from atomr_accel.libraries._arguments import overlap, require_no_alias, same_place
 from atomr_accel.memory import MemoryMap
 from atomr_accel.memory._map import Slab
 from atomr_accel.memory._ref import GpuRef
@@ -55,36 +55,181 @@ def buffer_like(array: Array) -> tuple[MemoryMap, GpuRef]:
     return memory, GpuRef(block, array.shape, array.dtype, array.nbytes)
 
 
-@given(indexed())
-def test_a_view_is_where_numpy_has_it(case: tuple[Array, Any]) -> None:
-    array, key = case
+def viewing(key: Any) -> tuple[Any, ...]:
+    """A key that gives a view of one element, too, where NumPy would give the element."""
+    given = key if isinstance(key, tuple) else (key,)
+    return given if any(index is ... for index in given) else (*given, ...)
+
+
+def without_copy(array: Array, view: Array) -> Array:
+    """What NumPy has given, if it is a view."""
+    if view.size and not np.shares_memory(array, view):
+        raise ValueError("a copy")
+    return view
+
+
+View = tuple[str, Any]
+"""A view of anything: what it is called, and what gives it of an array and of a ref."""
+
+
+@st.composite
+def next_view(draw: st.DrawFn, array: Array) -> View:
+    """What may be asked of an array like this one."""
+    shape, ndim = array.shape, array.ndim
+    kinds = ["index", "T", "transpose", "broadcast_to", "squeeze", "reshape", "view"]
+    if ndim:
+        kinds += ["swapaxes", "moveaxis"]
+    if ndim > 1:
+        kinds += ["mT", "diagonal", "diagonal"]
+    kind = draw(st.sampled_from(kinds))
+    axis = st.integers(-ndim, ndim - 1)
+    if kind == "index":
+        key = draw(hnp.basic_indices(shape, allow_newaxis=True, allow_ellipsis=True, max_dims=5))
+        key = viewing(key)
+        return f"[{key}]", lambda x: x[key]
+    if kind in ("T", "mT"):
+        return kind, lambda x: getattr(x, kind)
+    if kind == "transpose":
+        order = tuple(draw(st.permutations(range(ndim))))
+        return f"transpose{order}", lambda x: x.transpose(*order)
+    if kind == "swapaxes":
+        pair = draw(axis), draw(axis)
+        return f"swapaxes{pair}", lambda x: x.swapaxes(*pair)
+    if kind == "moveaxis":
+        one, other = draw(axis), draw(axis)
+        return (
+            f"moveaxis({one}, {other})",
+            lambda x: (
+                np.moveaxis(x, one, other) if isinstance(x, np.ndarray) else x.moveaxis(one, other)
+            ),
+        )
+    if kind == "broadcast_to":
+        wide = tuple(draw(st.integers(1, 3)) if extent == 1 else extent for extent in shape)
+        wide = (*draw(st.lists(st.integers(0, 2), max_size=1)), *wide)
+        return (
+            f"broadcast_to{wide}",
+            lambda x: (
+                np.broadcast_to(x, wide) if isinstance(x, np.ndarray) else x.broadcast_to(wide)
+            ),
+        )
+    if kind == "squeeze":
+        return kind, lambda x: x.squeeze()
+    if kind == "reshape":
+        flat: Any = [tuple(draw(st.permutations(shape))), (-1,)]
+        flat += [(*shape[:at], -1, *shape[at + 2 :]) for at in range(ndim - 1)]
+        flat += [(*shape[:at], each, -1, *shape[at + 1 :]) for at in range(ndim) for each in (1, 2)]
+        new = draw(st.sampled_from(flat))
+        return (
+            f"reshape{new}",
+            lambda x: x.reshape(new, copy=False) if isinstance(x, np.ndarray) else x.reshape(new),
+        )
+    if kind == "view":
+        dtype = draw(st.sampled_from(["u1", "i2", "f4", "c8"]))
+        return f"view({dtype})", lambda x: x.view(dtype)
+    numbers = draw(st.integers(-3, 3)), draw(axis), draw(axis)
+    return f"diagonal{numbers}", lambda x: x.diagonal(*numbers)
+
+
+@given(shapes, st.data())
+def test_chains_of_views_are_where_numpy_has_them(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    array = np.zeros(shape, np.float32)
+    _, whole = buffer_like(array)
+    begin, view, ref = array.__array_interface__["data"][0], array, whole
+    for _ in range(5):
+        called, of = data.draw(next_view(view))
+        try:
+            view = of(view)
+        except (ValueError, IndexError):
+            with pytest.raises((ValueError, IndexError)):
+                of(ref)
+            break
+        try:
+            ref = of(ref)
+        except ValueError as error:
+            # A GPU reads no element that begins elsewhere than at a multiple of its size.
+            assert "copy it first" in str(error), called
+            assert called.startswith("view")
+            break
+        assert (ref.shape, ref.dtype, ref.nbytes) == (view.shape, view.dtype, view.nbytes), called
+        assert ref.contiguous == view.flags.c_contiguous
+        assert not view.size or ref._block.offset == view.__array_interface__["data"][0] - begin
+        for extent, has, expected in zip(view.shape, ref.strides, view.strides, strict=True):
+            assert extent == 1 or not view.size or has == expected
+        if ref.contiguous and ref.size:
+            assert ref.strides == np.empty(ref.shape, ref.dtype).strides
+
+
+@given(indexed(), indexed(), st.booleans())
+def test_views_that_share_elements_overlap_and_no_others(
+    one: tuple[Array, Any], other: tuple[Array, Any], turned: bool
+) -> None:
+    array = np.arange(4 * 4 * 4, dtype=np.int32).reshape(4, 4, 4)
     _, ref = buffer_like(array)
-    expected = np.asarray(array[key])
-    if not expected.flags.c_contiguous:
-        with pytest.raises(ValueError, match="is not contiguous"):
-            ref[key]
+    try:
+        first, second = array[viewing(one[1])], array[viewing(other[1])]
+    except IndexError:
         return
-    view = ref[key]
-    assert (view.shape, view.dtype, view.nbytes) == (expected.shape, array.dtype, expected.nbytes)
-    if expected.size:
-        where = (view._block.address - ref._block.address) // array.itemsize
-        assert where == expected.ravel()[0]
+    view, view2 = ref[one[1]], ref[other[1]]
+    if turned:
+        second, view2 = second.T, view2.T
+    expected = np.shares_memory(first, second)
+    assert overlap(view, view2) == expected == overlap(view2, view)
 
 
-@given(indexed(), st.data())
-def test_views_of_views(case: tuple[Array, Any], data: st.DataObject) -> None:
-    array, key = case
-    part = np.asarray(array[key])
-    if not part.flags.c_contiguous:
-        return
-    again = data.draw(hnp.basic_indices(part.shape, allow_ellipsis=True))
-    expected = np.asarray(part[again])
-    if expected.flags.c_contiguous and expected.size:
-        _, ref = buffer_like(array)
-        view = ref[key][again]
-        assert view.shape == expected.shape
-        where = (view._block.address - ref._block.address) // array.itemsize
-        assert where == expected.ravel()[0]
+def test_halves_of_a_comb_are_apart() -> None:
+    _, ref = buffer_like(np.zeros((8, 8)))
+    assert not overlap(ref[::2], ref[1::2])
+    assert not overlap(ref[:, :4], ref[:, 4:])
+    assert overlap(ref[:, :5], ref[:, 4:])
+    assert overlap(ref[::2], ref[::3])
+    assert not overlap(ref[::2, ::2], ref[::2, 1::2])
+    assert same_place(ref.T, ref.T)
+    assert not same_place(ref.T, ref)
+    # The bytes of elements, whatever they are called.
+    assert not overlap(ref[:, 0].view("int64"), ref[:, 1])
+    assert overlap(ref.view("uint8")[:, 4:8], ref[:, 0])
+    require_no_alias("it", [("a", ref[::2]), ("b", ref[1::2])], [])
+    with pytest.raises(ValueError, match="b shares memory with a, which it does not take"):
+        require_no_alias("it", [("a", ref[::2]), ("b", ref[2])], [])
+    with pytest.raises(ValueError, match="unless y is all of x"):
+        require_no_alias("it", [("y", ref.T)], [("x", ref)], in_place=[("y", "x")])
+    require_no_alias("it", [("y", ref.T)], [("x", ref.T)], in_place=[("y", "x")])
+
+
+def test_what_would_take_long_to_tell_apart_overlaps() -> None:
+    # Bounded subset sum: NumPy's own worst case, with large coprime strides.
+    memory, _ = buffer_like(np.zeros(1))
+    block = memory.allocate(1 << 19)
+    assert block is not None
+    ones = tuple(4 * n for n in (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049))
+    comb = GpuRef(block, (5,) * 8, np.dtype("i4"), 4 * 5**8, ones)
+    assert overlap(comb, comb[::2, ..., ::2])
+
+
+def test_what_numpy_refuses_is_refused() -> None:
+    _, ref = buffer_like(np.zeros((2, 3, 1), np.float32))
+    for wrong, message in (
+        (lambda: ref.transpose(0, 0, 1), "repeated axis"),
+        (lambda: ref.transpose(0, 1), "don't match"),
+        (lambda: ref.swapaxes(0, 3), "out of bounds"),
+        (lambda: ref.moveaxis(0, 7), "out of bounds"),
+        (lambda: ref.moveaxis((0, 1), 0), "same number"),
+        (lambda: ref.squeeze(1), "not equal to one"),
+        (lambda: ref.broadcast_to((4, 3, 1)), "could not be broadcast"),
+        (lambda: ref.broadcast_to((3, 1)), "could not be broadcast"),
+        (lambda: ref[0, 0].mT, "ndim < 2"),
+        (lambda: ref[0, 0].diagonal(), "at least two"),
+        (lambda: ref.diagonal(0, 1, 1), "cannot be the same"),
+        (lambda: ref.T.reshape(6), r"copy it first: \(await device.copy\(ref\)\).reshape"),
+        (lambda: ref.T.ravel(), "copy it first"),
+        (lambda: ref[:, ::2, 0].view("f8"), "last axis must be contiguous"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()
+    with pytest.raises(AttributeError, match="cannot be set"):
+        ref.T._strides = None  # type: ignore[misc]
 
 
 @given(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4), st.data())
@@ -107,21 +252,6 @@ def test_reshape_is_numpys(shape: tuple[int, ...], data: st.DataObject) -> None:
         assert ref.reshape(wanted).shape == expected.shape
         if wanted:
             assert ref.reshape(*wanted).shape == expected.shape
-
-
-@given(indexed(), indexed())
-def test_overlap_is_numpys(one: tuple[Array, Any], other: tuple[Array, Any]) -> None:
-    array = np.arange(4 * 4 * 4, dtype=np.int32).reshape(4, 4, 4)
-    _, ref = buffer_like(array)
-    parts = []
-    for _, key in (one, other):
-        try:
-            parts.append((array[key], ref[key]))
-        except (IndexError, ValueError):
-            return
-    (first, view), (second, view2) = parts
-    if first.size and second.size:
-        assert overlap(view, view2) == np.shares_memory(first, second)
 
 
 @pytest.mark.parametrize("key", [[0, 1], np.array([0, 1]), np.array([True, False]), True, 1.0, "a"])
@@ -150,8 +280,6 @@ def test_seeing_bytes_as_another_dtype() -> None:
 @on_shared
 async def test_a_part_can_be_put_and_fetched(device: Device, case: tuple[Array, Any]) -> None:
     array, key = case
-    if not np.asarray(array[key]).flags.c_contiguous:
-        return
     ref = await device.put(array)
     assert same_bits(await device.get(ref[key]), np.asarray(array[key]))
     changed = np.asarray(array[key]) * -1 - 7

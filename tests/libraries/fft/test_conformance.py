@@ -19,6 +19,7 @@ from ..conformance import (
     Sample,
     conform,
     product,
+    put_strided,
 )
 
 pytestmark = MARKS
@@ -233,4 +234,17 @@ test_helpers = conform(
         frequency_row("fftfreq"),
         frequency_row("rfftfreq"),
     ]
+)
+
+test_on_views = conform(
+    [
+        *rows("fft", EVERY, PLAIN),
+        *rows("irfft", EVERY, INVERSE, kind="real"),
+        *rows("fftn", (*COMPLEX, "float32", "uint8"), MANY_AXES),
+        *rows("rfftn", REAL, MANY_AXES),
+        half_row("fft", COMPLEX_ONLY, HALF_CASES),
+        shift_row("fftshift"),
+    ],
+    take=12,
+    put=put_strided,
 )

@@ -448,8 +448,10 @@ class DnnPart(Facade[D]):
             epoch = block.epoch
             if epoch is not present and epoch is not sealed:
                 break
-            if type(block) is not Block and block.offset % _ALIGNMENT:
-                plain = False
+            if type(block) is not Block:
+                require_readable(ref, memory, "an input")
+                if block.offset % _ALIGNMENT:
+                    plain = False
             parts += (ref.shape, ref.dtype)
             reads.append(block)
             addresses.append(block.address)
