@@ -1,0 +1,19 @@
+"""``device.array``: NumPy's functions that are more than expressions."""
+
+from __future__ import annotations
+
+from typing import final
+
+from .._op import D
+from ._creation import Creation
+from ._indexing import Indexing
+from ._manipulation import Manipulation
+
+
+@final
+class ArrayFunctions(Creation[D], Manipulation[D], Indexing[D]):
+    """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
+
+    They have NumPy's names, arguments and defaults, and take any views. What they give is a new
+    array unless it says something else; parts and reversed arrays are views, and not awaited.
+    """
