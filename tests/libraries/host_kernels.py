@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from atomr_accel.libraries.host._device_code import CudaSource
 
@@ -50,6 +51,10 @@ static double normcdfinv(double p) {
   }
   return low;
 }
+static double erfinv(double x) { return normcdfinv((x + 1) / 2) * 0.70710678118654752440; }
+static float erfinvf(float x) { return (float)erfinv(x); }
+static double erfcinv(double x) { return -normcdfinv(x / 2) * 0.70710678118654752440; }
+static float erfcinvf(float x) { return (float)erfcinv(x); }
 static float normcdfinvf(float p) { return (float)normcdfinv(p); }
 static void sincospi(double x, double* s, double* c) {
   *s = std::sin(x * M_PI);
@@ -125,17 +130,26 @@ template <class T> static T __shfl_down_sync(unsigned, T value, int step) {
   __syncthreads();
   return found;
 }
+template <class T> static T __shfl_xor_sync(unsigned, T value, int bits) {
+  static T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const T found = values[threadIdx.x ^ bits];
+  __syncthreads();
+  return found;
+}
 static void run_fiber() {
   body();
   fibers[threadIdx.x].done = true;
 }
-template <class F> static void launch_together(unsigned blocks, unsigned threads, F kernel) {
+template <class F>
+static void launch_together(unsigned blocks, unsigned threads, F kernel, unsigned rows = 1) {
   body = kernel;
-  gridDim = {blocks, 1, 1};
+  gridDim = {blocks, rows, 1};
   blockDim = {threads, 1, 1};
   fibers.resize(threads);
-  for (unsigned block = 0; block < blocks; ++block) {
-    blockIdx = {block, 0, 0};
+  for (unsigned block = 0; block < blocks * rows; ++block) {
+    blockIdx = {block % blocks, block / blocks, 0};
     for (Fiber& fiber : fibers) {
       fiber.stack.resize(1 << 16);
       fiber.done = false;
@@ -184,7 +198,6 @@ def compile_kernels(
         converts a number to integers that do not hold it, such as -1.0 to unsigned ones: a GPU
         makes something else of it than this processor.
     """
-    assert COMPILER is not None
     launch = "launch_together" if "__syncthreads" in source else "launch"
     runners = []
     for number, (name, members) in enumerate(kernels.items()):
@@ -203,18 +216,7 @@ def compile_kernels(
             f"  {launch}(3, {threads}, [&] {{ {name}({values}); }});\n"
             f"}}\n"
         )
-    file = folder / "kernels.cpp"
-    file.write_text("\n".join([_PRELUDE, source, *runners]), encoding="utf-8")
-    object_file, library_file = file.with_suffix(".o"), file.with_suffix(".so")
-    flags = ["-std=c++17", "-O1", "-fPIC", "-w", "-ffp-contract=off"]
-    flags.append("-fsanitize=float-cast-overflow")  # its handler is in the prelude
-    for command in (
-        [COMPILER, *flags, "-c", str(file), "-o", str(object_file)],
-        [COMPILER, "-shared", str(object_file), "-o", str(library_file)],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    library = ctypes.CDLL(str(library_file))
+    library = _library("\n".join([_PRELUDE, source, *runners]), folder)
 
     def runner(number: int) -> Callable[[bytes], None]:
         run, size = getattr(library, f"run{number}"), getattr(library, f"size{number}")
@@ -228,6 +230,66 @@ def compile_kernels(
         return launch
 
     return {name: runner(number) for number, name in enumerate(kernels)}
+
+
+Launch = Callable[[bytes, "tuple[int, int]", int], None]
+
+
+def compile_bodies(source: str, bodies: Sequence[str], name: str, folder: Path) -> list[Launch]:
+    """Compile kernels of one name, each with all that is its own.
+
+    Args:
+        source: what they have in common, by ``on_host``.
+        bodies: of each kernel, with its types; its parameter is one struct ``Arguments``.
+        name: what all are called.
+        folder: where to put the library.
+
+    Returns:
+        What launches each, with packed arguments, blocks in x and y, and threads.
+    """
+    parts = []
+    for number, body in enumerate(bodies):
+        parts.append(
+            f"namespace k{number} {{\n{body}\n}}\n"
+            f'extern "C" unsigned long size{number}() {{ return sizeof(k{number}::Arguments); }}\n'
+            f'extern "C" void run{number}(const void* bytes, unsigned x, unsigned y, unsigned t) {{'
+            f"  k{number}::Arguments a;\n"
+            f"  std::memcpy(&a, bytes, sizeof a);\n"
+            f"  launch_together(x, t, [&] {{ k{number}::{name}(a); }}, y);\n"
+            f"}}\n"
+        )
+    library = _library("\n".join([_PRELUDE, source, *parts]), folder)
+
+    def launcher(number: int) -> Launch:
+        run, size = getattr(library, f"run{number}"), getattr(library, f"size{number}")
+        run.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 3]
+        size.restype = ctypes.c_ulong
+
+        def launch(arguments: bytes, blocks: tuple[int, int], threads: int) -> None:
+            assert len(arguments) == size(), "the arguments are not packed as the kernel has them"
+            run(arguments, *blocks, threads)
+            assert not library.take_overflows(), "numbers became integers that do not hold them"
+
+        return launch
+
+    return [launcher(number) for number in range(len(bodies))]
+
+
+def _library(text: str, folder: Path) -> ctypes.CDLL:
+    """C++ as a library."""
+    assert COMPILER is not None
+    file = folder / "kernels.cpp"
+    file.write_text(text, encoding="utf-8")
+    object_file, library_file = file.with_suffix(".o"), file.with_suffix(".so")
+    flags = ["-std=c++17", "-O1", "-fPIC", "-w", "-ffp-contract=off"]
+    flags.append("-fsanitize=float-cast-overflow")  # its handler is in the prelude
+    for command in (
+        [COMPILER, *flags, "-c", str(file), "-o", str(object_file)],
+        [COMPILER, "-shared", str(object_file), "-o", str(library_file)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library_file))
 
 
 def with_pointers(

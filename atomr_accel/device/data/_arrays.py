@@ -11,9 +11,9 @@ from ..._dtypes import NAMES, as_dtype
 from ...libraries._arguments import overlap, require_readable, require_writable
 from ...libraries._op import D, op
 from ...libraries._request import Request, Submission
-from ...libraries.array._evaluate import Evaluating
 from ...libraries.array._copy import LANE as ARRAY_LANE
 from ...libraries.array._copy import copying as copy_strided
+from ...libraries.array._evaluate import Evaluating
 from ...memory import GpuRef, as_shape
 from ...wire import Copy, Fill
 

@@ -40,7 +40,6 @@ _One_co = TypeVar("_One_co", covariant=True)
 _More_co = TypeVar("_More_co", covariant=True)
 
 
-
 class Evaluator:
     """What is known of the expressions that a device has computed.
 
@@ -58,7 +57,7 @@ class Evaluator:
     def kernel(self, form: KernelForm) -> BuiltKernel:
         """The kernel of a form, which may have to be built yet."""
         found = self.kernels.get(form)
-        return found or self.kernels.keep(form, BuiltKernel(BUILDS, LANE.name, form))
+        return found or self.kernels.keep(form, BuiltKernel(BUILDS, form))
 
 
 _EVALUATORS: Final[WeakKeyDictionary[MemoryMap, Evaluator]] = WeakKeyDictionary()
@@ -102,7 +101,9 @@ def evaluating(
 
     def prepare(driver: Driver) -> Submission[Any]:
         memory = driver.memory
-        reads = [require_readable(ref, memory, "an operand", strided=True) for ref in graph.operands]
+        reads = [
+            require_readable(ref, memory, "an operand", strided=True) for ref in graph.operands
+        ]
         if outs is None:
             made = tuple([driver.output(shape, dtype) for shape, dtype in targets])
         else:
@@ -152,7 +153,7 @@ def _require_apart(outs: tuple[GpuRef, ...]) -> None:
 
 
 def _array(ref: GpuRef) -> StridedArray:
-    return StridedArray(ref._block.address, ref.shape, ref.strides, NAMES[ref.dtype])
+    return StridedArray(ref.place.address, ref.shape, ref.strides, NAMES[ref.dtype])
 
 
 def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
@@ -230,7 +231,12 @@ def _run(
         Launch(
             kernel.number,
             each.blocks,
-            tuple([places[kind][at]._block.address + skip for kind, at, skip in each.places]),
+            tuple(
+                [
+                    0 if place is None else places[place.kind][place.number].place.address
+                    for place in each.places
+                ]
+            ),
             each.numbers,
             b"".join([constants[at] for at in each.constants]),
         )

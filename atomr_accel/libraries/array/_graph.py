@@ -88,9 +88,7 @@ class Graph:
                 self.operands.append(x)
             return self._number(Value("operand", "", (at,), x.shape, x.dtype))
         if not isinstance(x, Expression):
-            raise TypeError(
-                f"an expression is made of refs and numbers, not of {type(x).__name__}"
-            )
+            raise TypeError(f"an expression is made of refs and numbers, not of {type(x).__name__}")
         if x._kind == "constant":
             self.constants.append(x._params[0])
             args: tuple[int, ...] = (len(self.constants) - 1,)

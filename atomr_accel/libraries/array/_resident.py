@@ -40,20 +40,18 @@ class BuiltKernel:
     """A kernel as the program knows it: built when it is needed, in each generation.
 
     Args:
-        builds: the lane that builds it.
-        launches: the name of the lane that launches it.
+        builds: the lane that builds it, and lets go of it.
         form: what it computes.
 
     Attributes:
         number: the hosts' number of it.
     """
 
-    __slots__ = ("_builds", "_copies", "_form", "_launches", "number")
+    __slots__ = ("_builds", "_copies", "_form", "number")
 
-    def __init__(self, builds: LaneSpec, launches: str, form: KernelForm) -> None:
+    def __init__(self, builds: LaneSpec, form: KernelForm) -> None:
         self.number: Final = next(_numbers)
         self._builds = builds
-        self._launches = launches
         self._form = form
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
 
@@ -62,7 +60,7 @@ class BuiltKernel:
         keeper = driver.keeper
         copy = self._copies.get(keeper)
         if copy is None or copy.kept.epoch is not driver.memory.epoch:
-            kept = keeper.keep(self._launches, "array.forget", ForgetKernel(self.number))
+            kept = keeper.keep(self._builds.name, "array.forget", ForgetKernel(self.number))
             copy = self._copies[keeper] = _Copy(kept)
         if not copy.built and driver.home not in copy.asked_by:
             driver.perform(self._build(copy))

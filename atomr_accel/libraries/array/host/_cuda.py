@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ..wire._messages import CopyStrided
+from ._cuda_expression import CudaExpressions
 from ._source import SOURCE, launch
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ class CudaArray:
         self._context: Final = context
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
-        self.handlers: Final[dict[type, Any]] = {CopyStrided: self._copy}
+        self.handlers: Final[dict[type, Any]] = {
+            CopyStrided: self._copy,
+            **CudaExpressions(context, stream).handlers,
+        }
 
     @staticmethod
     def preload() -> None:

@@ -39,9 +39,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
         keepdims: of a reduction whether these stay, with one element.
     """
 
-    kind: Literal[
-        "operand", "constant", "ufunc", "cast", "where", "reduce", "arg", "view", "index"
-    ]
+    kind: Literal["operand", "constant", "ufunc", "cast", "where", "reduce", "arg", "view", "index"]
     name: str
     args: tuple[int, ...]
     shape: tuple[int, ...]

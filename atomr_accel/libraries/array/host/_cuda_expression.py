@@ -1,0 +1,166 @@
+"""Expressions on CUDA: kernels compiled on one lane, launched on another."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary
+
+from ....backends.cuda.host._driver import check, driver, failure
+from ...host._cuda_kernels import preload_compiler
+from ...host._vendor import undone_on_error
+from ...nvrtc.host._compiler import find_cubin
+from ..wire._program import BuildKernel, ForgetKernel, RunKernels
+from ._codegen import NAME, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ..wire._program import Launch
+
+OPTIONS: Final = ("--fmad=false", "--diag-suppress=177")
+"""Each function rounds its result, as NumPy's do. That something is not used is no warning."""
+
+_BUFFER_POINTER: Final = 1
+_BUFFER_SIZE: Final = 2
+
+
+@final
+class _Loaded:
+    """A kernel that can be launched.
+
+    Attributes:
+        module, function: the driver's.
+        threads: of a block.
+        users: the builders that have built it.
+    """
+
+    __slots__ = ("function", "module", "threads", "users")
+
+    def __init__(self, module: Any, function: Any, threads: int) -> None:
+        self.module: Final = module
+        self.function: Final = function
+        self.threads: Final = threads
+        self.users: Final[set[object]] = set()
+
+
+@final
+class _Arguments:
+    """The words of kernels that have as many. The driver has copied them when a launch returns."""
+
+    def __init__(self, count: int, numbers: int, scalars: int) -> None:
+        words = max(1, count + numbers + scalars // 8)
+        self._data = ctypes.create_string_buffer(8 * words)
+        self._put = struct.Struct(f"={count}Q{numbers}q{scalars}s").pack_into
+        self._size = ctypes.c_size_t(8 * words)
+        self._extra = (ctypes.c_void_p * 5)(
+            _BUFFER_POINTER,
+            ctypes.addressof(self._data),
+            _BUFFER_SIZE,
+            ctypes.addressof(self._size),
+            None,
+        )
+        self.address: Final = ctypes.addressof(self._extra)
+
+    def put(self, pointers: list[int], launch: Launch) -> None:
+        """Write those of a launch."""
+        self._put(self._data, 0, *pointers, *launch.numbers, launch.scalars)
+
+
+_STORES: Final[WeakKeyDictionary[CudaContext, dict[int, _Loaded]]] = WeakKeyDictionary()
+_STORES_LOCK: Final = threading.Lock()
+
+
+def _store_of(context: CudaContext) -> dict[int, _Loaded]:
+    """The kernels of a context, by number: built by one lane, launched by others."""
+    with _STORES_LOCK:
+        store = _STORES.get(context)
+        if store is None:
+            store = _STORES[context] = {}
+        return store
+
+
+@final
+class CudaBuilder:
+    """Builds kernels, which may take a second, on a lane that launches none."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        del stream
+        self._capability: Final = context.compute_capability
+        self._store: Final = _store_of(context)
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            BuildKernel: self._build,
+            ForgetKernel: self._forget,
+        }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the compiler."""
+        preload_compiler()
+
+    def close(self) -> None:
+        """Let go of all it has built."""
+        for number in [*self._store]:
+            self._forget(ForgetKernel(number))
+
+    def _build(self, message: BuildKernel) -> None:
+        loaded = self._store.get(message.kernel)
+        if loaded is None:
+            form = message.form
+            image, lowered, *_ = find_cubin(source_of(form), NAME, OPTIONS, self._capability)
+            module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
+            with undone_on_error() as made:
+                made.callback(driver.cuModuleUnload, module)
+                function = check(
+                    "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
+                )
+            loaded = self._store[message.kernel] = _Loaded(module, function, form.threads)
+        loaded.users.add(self)
+
+    def _forget(self, message: ForgetKernel) -> None:
+        loaded = self._store.get(message.kernel)
+        if loaded is None:
+            return
+        loaded.users.discard(self)
+        if not loaded.users:
+            del self._store[message.kernel]
+            check("cuModuleUnload", driver.cuModuleUnload(loaded.module))
+
+
+@final
+class CudaExpressions:
+    """Launches what was built; its handlers are some of the lane's."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._pointers: Final = context.pointers
+        self._stream: Final = stream
+        self._store: Final = _store_of(context)
+        self._arguments: Final[dict[tuple[int, int, int], _Arguments]] = {}
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {RunKernels: self._run}
+
+    def _run(self, message: RunKernels) -> None:
+        stream = self._stream.handle
+        for launch in message.launches:
+            kernel = self._store[launch.kernel]
+            sizes = (len(launch.addresses), len(launch.numbers), len(launch.scalars))
+            arguments = self._arguments.get(sizes)
+            if arguments is None:
+                arguments = self._arguments[sizes] = _Arguments(*sizes)
+            arguments.put(self._pointers(launch.addresses), launch)
+            (status,) = driver.cuLaunchKernel(
+                kernel.function,
+                *launch.blocks,
+                1,
+                kernel.threads,
+                1,
+                1,
+                0,
+                stream,
+                0,
+                arguments.address,
+            )
+            if status:
+                raise failure("cuLaunchKernel", status)

@@ -1,0 +1,276 @@
+"""What kernels of expressions compute, without a GPU: they are compiled for the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.special as sp
+
+from ..host_kernels import needs_compiler
+from .generated import Case, Leaves, aligned, run_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = needs_compiler
+
+Make = "Callable[..., Any]"
+
+
+def data(dtype: Any, *shape: int, low: float = -3.0, high: float = 3.0) -> Any:
+    """Numbers of any dtype."""
+    rng = np.random.default_rng(abs(hash((np.dtype(dtype).name, shape))) % 1000)
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.kind in "iu":
+        least = 0 if kind.kind == "u" else -50
+        return rng.integers(least, 50, shape).astype(kind)
+    values = rng.uniform(low, high, shape)
+    if kind.kind == "c":
+        values = values + 1j * rng.uniform(low, high, shape)
+    return values.astype(kind)
+
+
+def check(folder: Path, *rows: tuple[Callable[..., Any], tuple[Any, ...]], exact: bool) -> None:
+    """Each function gives on kernels what it gives with NumPy."""
+    leaves = Leaves()
+    cases, wanted = [], []
+    for function, arrays in rows:
+        placed = [aligned(each) if each.flags.c_contiguous else each for each in arrays]
+        made = function(*map(leaves.put, placed))
+        cases.append(Case(leaves, made if isinstance(made, tuple) else (made,)))
+        with np.errstate(all="ignore"):
+            expected = function(*placed)
+        wanted.append(expected if isinstance(expected, tuple) else (expected,))
+    for number, (found, expected) in enumerate(zip(run_all(cases, folder), wanted, strict=True)):
+        for one, other in zip(found, expected, strict=True):
+            other = np.asarray(other)
+            assert one.shape == other.shape, number
+            assert one.dtype == other.dtype, (number, one.dtype, other.dtype)
+            if exact:
+                np.testing.assert_array_equal(
+                    wide(one), wide(other), err_msg=f"row {number}: {cases[number].graph.values}"
+                )
+            else:
+                tolerance = 64 * float(ml_dtypes.finfo(one.dtype).eps) if inexact(one) else 0
+                np.testing.assert_allclose(
+                    wide(one),
+                    wide(other),
+                    tolerance,
+                    tolerance,
+                    err_msg=f"row {number}: {cases[number].graph.values}",
+                )
+
+
+def inexact(array: Any) -> bool:
+    """Whether its numbers are rounded."""
+    return array.dtype.kind in "fcV"
+
+
+def wide(array: Any) -> Any:
+    """Numbers that NumPy's tests compare."""
+    return array.astype(np.float64) if array.dtype.kind == "V" else array
+
+
+FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
+INTEGERS = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
+
+
+@pytest.mark.slow
+def test_arithmetic(tmp_path: Path) -> None:
+    rows: list[Any] = []
+    for dtype in (*FLOATS, *INTEGERS):
+        x, y = data(dtype, 5, 8), data(dtype, 8)
+        for function in (
+            np.add,
+            np.subtract,
+            np.multiply,
+            np.floor_divide,
+            np.remainder,
+            np.fmod,
+            np.maximum,
+            np.fmin,
+            np.less,
+            np.equal,
+            np.greater_equal,
+            np.logical_xor,
+        ):
+            rows.append((function, (x, y)))
+        rows += [(np.negative, (x,)), (np.sign, (x,)), (np.square, (x,)), (np.absolute, (x,))]
+        rows.append((lambda x, y: np.where(x > y, x, y) * 2 + 1, (x, y)))
+    for dtype in INTEGERS:
+        x, y = data(dtype, 40), np.arange(40).astype(dtype)
+        for function in (np.bitwise_and, np.bitwise_xor, np.left_shift, np.right_shift, np.gcd, np.lcm):
+            rows.append((function, (x, y)))
+        rows.append((np.power, (x, y)))
+        rows += [(np.invert, (x,)), (np.bitwise_count, (x,))]
+    check(tmp_path, *rows, exact=True)
+
+
+@pytest.mark.slow
+def test_functions(tmp_path: Path) -> None:
+    rows: list[Any] = []
+    for dtype in FLOATS:
+        x = data(dtype, 3, 16)
+        positive, unit = data(dtype, 48, low=0.1), data(dtype, 48, low=-0.9, high=0.9)
+        for function in (np.sqrt, np.log, np.log2, np.log10, np.log1p, np.cbrt, np.reciprocal):
+            rows.append((function, (positive,)))
+        for function in (np.arcsin, np.arccos, np.arctanh):
+            rows.append((function, (unit,)))
+        for function in (np.exp, np.exp2, np.expm1, np.sin, np.cos, np.tan, np.arctan, np.sinh):
+            rows.append((function, (x,)))
+        for function in (np.cosh, np.tanh, np.arcsinh, np.floor, np.ceil, np.trunc, np.rint):
+            rows.append((function, (x,)))
+        for function in (np.isnan, np.isfinite, np.isinf, np.signbit, np.deg2rad, np.degrees):
+            rows.append((function, (x,)))
+        for function in (np.arctan2, np.hypot, np.copysign, np.logaddexp, np.logaddexp2):
+            rows.append((function, (x, data(dtype, 16))))
+        rows.append((np.power, (positive, unit)))
+        rows.append((np.heaviside, (x, x)))
+        rows.append((lambda x: np.modf(x), (x,)))
+        rows.append((lambda x: np.frexp(x), (x,)))
+        rows.append((lambda x: np.divmod(x, x.dtype.type(0.75)), (x,)))
+    for dtype in (np.float32, np.float64):
+        x, positive = data(dtype, 48), data(dtype, 48, low=0.1)
+        for function in (sp.erf, sp.erfc, sp.expit, sp.ndtr):
+            rows.append((function, (x,)))
+        for function in (sp.gamma, sp.gammaln, sp.entr):
+            rows.append((function, (positive,)))
+        rows.append((sp.erfinv, (data(dtype, 48, low=-0.9, high=0.9),)))
+        rows += [(sp.xlogy, (positive, positive)), (sp.rel_entr, (positive, positive))]
+        rows.append((np.nextafter, (x, positive)))
+        rows.append((np.spacing, (x,)))
+    check(tmp_path, *rows, exact=False)
+
+
+@pytest.mark.slow
+def test_complex(tmp_path: Path) -> None:
+    rows: list[Any] = []
+    for dtype in (np.complex64, np.complex128):
+        x, y = data(dtype, 5, 8), data(dtype, 8)
+        for function in (np.add, np.subtract, np.multiply, np.divide, np.equal, np.power):
+            rows.append((function, (x, y)))
+        for function in (np.exp, np.log, np.sqrt, np.sin, np.cos, np.tanh, np.conj, np.absolute):
+            rows.append((function, (x,)))
+        for function in (np.square, np.reciprocal, np.sign, np.expm1, np.log1p, np.isnan):
+            rows.append((function, (x,)))
+        rows.append((lambda x: x.real + x.imag, (x,)))
+        rows.append((lambda x: (x * 2j).sum(axis=0), (x,)))
+        rows.append((lambda x: x**2, (x,)))
+    check(tmp_path, *rows, exact=False)
+
+
+@pytest.mark.slow
+def test_casts(tmp_path: Path) -> None:
+    rows: list[Any] = []
+    dtypes = [*FLOATS, *INTEGERS, np.bool_, np.complex64]
+    dtypes += [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float4_e2m1fn]
+    for source in dtypes:
+        for target in dtypes:
+            if np.dtype(source).kind == "c" and np.dtype(target).kind != "c":
+                continue
+            x = data(source, 64, low=0) if np.dtype(target).kind == "u" else data(source, 64)
+            if np.dtype(target).name.startswith("float") and np.dtype(target).itemsize == 1:
+                x = data(source, 64, low=-6) if np.dtype(source).kind not in "iu" else x % 7
+            rows.append((_to(target), (x,)))
+    check(tmp_path, *rows, exact=True)
+
+
+def _to(dtype: Any) -> Any:
+    return lambda x: x.astype(dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("small", [False, True])
+def test_reductions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, small: bool) -> None:
+    from atomr_accel.libraries.array import _geometry, _plan
+
+    if small:  # so that rows of the test are cut into parts
+        monkeypatch.setattr(_geometry, "_MANY_BLOCKS", 4)
+        monkeypatch.setattr(_geometry, "_LEAST_STEPS", 1)
+        monkeypatch.setattr(_geometry, "_THREADS", 64)
+        monkeypatch.setattr(_plan, "_LONG_ROW", 100)
+    else:
+        monkeypatch.setattr(_geometry, "_MANY_BLOCKS", 0)
+
+    def softmax(x: Any) -> Any:
+        e = np.exp(x - x.max(axis=-1, keepdims=True))
+        return e / e.sum(axis=-1, keepdims=True)
+
+    def layer_norm(x: Any, g: Any, b: Any) -> Any:
+        mean = x.mean(axis=-1, keepdims=True)
+        return (x - mean) / np.sqrt(x.var(axis=-1, keepdims=True) + np.float32(1e-5)) * g + b
+
+    rows: list[Any] = []
+    x = data(np.float32, 6, 40)
+    for axis in (0, 1, None, (0, 1)):
+        rows += [
+            (lambda x, axis=axis: x.sum(axis=axis), (x,)),
+            (lambda x, axis=axis: x.max(axis=axis, keepdims=True), (x,)),
+            (lambda x, axis=axis: x.std(axis=axis) * 2, (x,)),
+            (lambda x, axis=axis: (x > 0).any(axis=axis), (x,)),
+            (lambda x, axis=axis: np.linalg.norm(x, axis=axis), (x,)),
+        ]
+    for axis in (0, 1, None):
+        rows += [
+            (lambda x, axis=axis: x.argmax(axis=axis), (x,)),
+            (lambda x, axis=axis: np.argmin(x, axis=axis, keepdims=True), (x,)),
+        ]
+    long = data(np.float32, 3, 2000)
+    three = data(np.float32, 3, 5, 16)
+    g, b = data(np.float32, 40), data(np.float32, 40)
+    rows += [
+        (softmax, (x,)),
+        (softmax, (long,)),
+        (layer_norm, (x, g, b)),
+        (lambda x: softmax(x).sum(axis=0), (x,)),
+        (lambda x: softmax(x.T), (x,)),
+        (lambda x: softmax(x).T + 1, (x,)),
+        (lambda x: x - x.mean(axis=0) + x.mean(axis=1)[:, None], (x,)),
+        (lambda x: (x.mean(axis=0), x.var(axis=0), x * 2), (x,)),
+        (lambda x: x.sum(axis=(0, 2)), (three,)),
+        (lambda x: x.sum(axis=1), (three,)),
+        (lambda x: x.max(axis=(1, 2)) - x.min(axis=0).sum(), (three,)),
+        (lambda x: x.sum(axis=-1), (long[:, ::3],)),
+        (lambda x: x.sum(axis=0), (long.T,)),
+        (lambda x: x + x.sum(), (np.float32([2.5]),)),
+        (lambda x: x.sum(axis=1), (np.zeros((3, 0), np.float32),)),
+        (lambda x: np.broadcast_to(x.sum(axis=1, keepdims=True), x.shape), (x,)),
+        (lambda x: x.prod(axis=0), (data(np.int16, 4, 9),)),
+        (lambda x: x.sum(axis=1), (data(np.uint8, 4, 90),)),
+        (lambda x: x.mean(axis=1), (data(np.int32, 4, 90),)),
+        (lambda x: np.nanmax(x, axis=1), (np.where(x > 0, np.nan, x).astype(np.float32),)),
+        (lambda x: x.max(axis=1), (np.where(x > 2.9, np.nan, x).astype(np.float32),)),
+        (lambda x: x.argmax(axis=1), (np.where(x > 2.5, np.nan, x).astype(np.float32),)),
+        (lambda x: x.sum(axis=1), (data(np.complex64, 4, 90),)),
+        (lambda x: np.bitwise_xor.reduce(x, axis=1), (data(np.int32, 4, 90),)),
+        (lambda x: x.max(axis=0), (data(np.float16, 70, 24),)),
+    ]
+    check(tmp_path, *rows, exact=False)
+
+
+@pytest.mark.slow
+def test_layouts(tmp_path: Path) -> None:
+    x = aligned(data(np.float32, 12, 16))
+    h = aligned(data(np.float16, 12, 16))
+    rows = [
+        (lambda x: x * 2 + 1, (x,)),
+        (lambda x: x * 2 + 1, (x[:, 1:],)),
+        (lambda x: x * 2 + 1, (x[1:, ::2],)),
+        (lambda x: x * 2 + 1, (x[::-1, ::-1],)),
+        (lambda x: x.T + 1, (x,)),
+        (lambda x, y: x + y, (x, x.T[:12, :12][:, :1])),
+        (lambda x, y: x[:, None] * y[None, :], (x[0] * 1, x[1] * 1)),
+        (lambda x: x + x, (h,)),
+        (lambda x: np.transpose(x * x) - 1, (x,)),
+        (lambda x: x.swapaxes(0, 2) * 2, (data(np.int8, 3, 4, 5),)),
+        (lambda x: x + 1, (np.float64(3) * np.ones(()),)),
+        (lambda x: np.zeros_like(x), (x,)),
+        (lambda x: (x + 1, x * 2, (x + 1) * 2), (x,)),
+    ]
+    check(tmp_path, *rows, exact=True)
