@@ -282,6 +282,24 @@ async def put_strided(device: Device, array: Array, sample: Sample) -> GpuRef:
     steps = [int(rng.choice([-3, -2, -1, 1, 2])) for _ in order]
     if steps:
         steps[int(rng.integers(len(steps)))] = 2
+    return await _put_apart(device, array, order, steps)
+
+
+async def put_matrices(device: Device, array: Array, sample: Sample) -> GpuRef:
+    """A buffer of matrices of which either the rows or the columns have no gaps."""
+    rng = sample.rng
+    order = [*map(int, rng.permutation(max(0, array.ndim - 2)))]
+    order += [*map(int, rng.permutation(range(len(order), array.ndim)))]
+    steps = [int(rng.integers(1, 4)) for _ in order]
+    if steps:
+        steps[-1] = 1
+    return await _put_apart(device, array, tuple(order), steps)
+
+
+async def _put_apart(
+    device: Device, array: Array, order: tuple[int, ...], steps: list[int]
+) -> GpuRef:
+    """A buffer with its axes in another order, and so many elements from one to the next."""
     shape = tuple(abs(step) * array.shape[axis] for axis, step in zip(order, steps, strict=True))
     key = (0, *(slice(None, None, step) for step in steps), ...)
     around = np.full((1, *shape), _POISON, np.uint8).astype(array.dtype)

@@ -61,6 +61,13 @@ def viewing(key: Any) -> tuple[Any, ...]:
     return given if any(index is ... for index in given) else (*given, ...)
 
 
+def misaligned(view: Array, begin: int) -> bool:
+    """Whether an element lies elsewhere than at a multiple of its size."""
+    each = zip(view.shape, view.strides, strict=True)
+    apart = any(stride % view.itemsize for extent, stride in each if extent > 1)
+    return apart or bool((view.__array_interface__["data"][0] - begin) % view.itemsize)
+
+
 def without_copy(array: Array, view: Array) -> Array:
     """What NumPy has given, if it is a view."""
     if view.size and not np.shares_memory(array, view):
@@ -145,13 +152,12 @@ def test_chains_of_views_are_where_numpy_has_them(
             with pytest.raises((ValueError, IndexError)):
                 of(ref)
             break
-        try:
-            ref = of(ref)
-        except ValueError as error:
+        if called.startswith("view") and misaligned(view, begin):
             # A GPU reads no element that begins elsewhere than at a multiple of its size.
-            assert "copy it first" in str(error), called
-            assert called.startswith("view")
+            with pytest.raises(ValueError, match="copy it first"):
+                of(ref)
             break
+        ref = of(ref)
         assert (ref.shape, ref.dtype, ref.nbytes) == (view.shape, view.dtype, view.nbytes), called
         assert ref.contiguous == view.flags.c_contiguous
         assert not view.size or ref._block.offset == view.__array_interface__["data"][0] - begin

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from .._arguments import (
+    not_contiguous,
     require_alignment,
     require_dtype,
     require_no_alias,
@@ -21,6 +24,7 @@ from .._request import Submission
 from ..wire._broadcast import broadcast
 from ..wire._recent import Recent
 from ._checks import UINT8, Number, Routines, Trans, operation, scalar, scales_nothing
+from ._layout import laid_out, strided
 from .wire._messages import Gemm, GemmEx, GemmList, ProductOptions, Scalar
 
 if TYPE_CHECKING:
@@ -99,6 +103,8 @@ class _Wide(NamedTuple):
     dtype_c: np.dtype[Any]
     options: ProductOptions
     pointer_bytes: int
+    rows: tuple[int, int, int] | None = None
+    strides_c: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +210,8 @@ class Products(Routines[D]):
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            require_readable(a, driver.memory, "a")
-            require_readable(b, driver.memory, "b")
+            require_readable(a, driver.memory, "a", strided=True)
+            require_readable(b, driver.memory, "b", strided=True)
             shape_a, shape_b = a.shape, b.shape
             for name, shape in (("a", shape_a), ("b", shape_b)):
                 if not shape:
@@ -320,12 +326,15 @@ class Products(Routines[D]):
     ) -> Request[GpuRef]:
         def prepare(driver: Driver) -> Submission[GpuRef]:
             memory = driver.memory
-            block_a = require_readable(a, memory, "a")
-            block_b = require_readable(b, memory, "b")
+            block_a = require_readable(a, memory, "a", strided=True)
+            block_b = require_readable(b, memory, "b", strided=True)
             factor: Any = alpha if type(alpha) is float else _real(alpha, a, "alpha")
             scale: Any = beta if type(beta) is float else _real(beta, a, "beta")
             op_a = 0 if trans_a is False else operation(trans_a, "trans_a")
             op_b = 0 if trans_b is False else operation(trans_b, "trans_b")
+            if strided(a, b, out):
+                wide = _Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
+                return self._prepare_wide(driver, wide, dtype, compute_type)
             key = (a.shape, b.shape, a.dtype, b.dtype, op_a, op_b)
             plan = self._plans.get(key)
             if plan is None:
@@ -365,25 +374,31 @@ class Products(Routines[D]):
     ) -> Submission[GpuRef]:
         memory = driver.memory
         name, a, b, shape_a, shape_b, out, alpha, beta, op_a, op_b = given
-        block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
+        block_a = require_readable(a, memory, "a", strided=True)
+        block_b = require_readable(b, memory, "b", strided=True)
         wanted = None if dtype is None else as_dtype(dtype)
-        if wanted is None and out is not None:
-            require_writable(out, memory, "out")
-            wanted = out.dtype
+        steps_c = None
+        if out is not None:
+            require_writable(out, memory, "out", strided=True)
+            steps_c = out._strides
+            wanted = out.dtype if wanted is None else wanted
         key = (
             *(a.shape, b.shape, len(shape_a), a.dtype, b.dtype),
-            *(op_a, op_b, wanted, compute_type),
+            *(op_a, op_b, wanted, compute_type, a._strides, b._strides, steps_c),
         )
         plan = self._wide_plans.get(key)
         if plan is None:
             require_dtype(b, a.dtype, "b", "a")
-            plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
+            if strided(a, b, out):
+                plan = _plan_strided(given, wanted, compute_type)
+            else:
+                plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
             self._wide_plans.keep(key, plan)
         _require_starts(a, b)
         factor, scale = _factors(a, alpha, beta, plan.options.compute)
         fresh = scales_nothing(scale, out)
         result = driver.output(plan.shape, plan.dtype_c) if out is None else out
-        block = require_writable(result, memory, "out")
+        block = require_writable(result, memory, "out", strided=True)
         require_shape(result, plan.shape, "out")
         if result.dtype is not plan.dtype_c:
             raise TypeError(
@@ -408,6 +423,8 @@ class Products(Routines[D]):
             factor,
             scale,
             pointers,
+            plan.rows,
+            plan.strides_c,
         )
         reads = (block_a, block_b) if fresh else (block_a, block_b, block)
         return Submission(message, reads, writes, result)
@@ -540,6 +557,44 @@ def _plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> _Plan:
         return GemmEx(a, b, c, *several_of, options, alpha, beta)
 
     return _Plan(wide.shape, several if wide.batch else one)
+
+
+def _plan_strided(given: _Operands, wanted: Any, compute_type: str | None) -> _Wide:
+    """The plan of a product of views, with leading dimensions and transposes.
+
+    Raises:
+        NotContiguous: they lie as no leading dimension can say.
+    """
+    _, a, b, shape_a, shape_b, out, *_, op_a, op_b = given
+    plain = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
+    m, n, k = _inner(shape_a, shape_b, op_a, op_b)
+    op_a, row_a, steps_a = laid_out(a, shape_a, op_a, "a")
+    op_b, row_b, steps_b = laid_out(b, shape_b, op_b, "b")
+    batch = broadcast(shape_a, shape_b, steps_a, steps_b)
+    row_c, strides_c = n, None
+    if out is not None and not out.contiguous and out.shape == plain.shape:
+        op_c, row_c, steps_c = laid_out(out, (*batch.shape, m, n), 0, "out")
+        if op_c or len(steps_c) > 1 or not k or out.ndim < 2:
+            raise not_contiguous(out, "out")
+        strides_c = steps_c if batch.sizes else ()
+    elif (
+        not any(batch.strides_b)
+        and not op_a
+        and batch.shape == shape_a[:-2]
+        and batch.strides_a in ((), (m * row_a,))
+    ):
+        m, batch = m * batch.products, broadcast((1, 1), (1, 1))
+    pointer_bytes = 3 * _POINTER_BYTES * batch.products if len(batch.sizes) > 1 else 0
+    return plain._replace(
+        sizes=(m, n, k),
+        batch=batch.sizes,
+        strides_a=batch.strides_a,
+        strides_b=batch.strides_b,
+        options=msgspec.structs.replace(plain.options, trans_a=op_a, trans_b=op_b),
+        pointer_bytes=pointer_bytes,
+        rows=(row_a, row_b, row_c),
+        strides_c=strides_c,
+    )
 
 
 def _inner(

@@ -7,20 +7,31 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import msgspec
 
 from ..._dtypes import DTYPES, NAMES
-from .._arguments import alignment, require_no_alias, require_readable, require_writable
+from ..._errors import Unsupported
+from .._arguments import (
+    alignment,
+    not_contiguous,
+    require_no_alias,
+    require_readable,
+    require_writable,
+)
 from .._request import Submission
 from ..blas._checks import scalar
+from ..blas._layout import laid_out, strided
 from .wire._layout import Layout
 from .wire._messages import Matmul, Scalar
 from .wire._plan import FP8, Given, Plan, PlanKey, make_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
     from ...memory import Block, GpuRef, MemoryMap
     from .._request import Driver
     from .._workspaces import Workspaces
     from ..blas._checks import Number
+    from ..wire._matrices import Laid
     from ..wire._recent import Recent
     from ._overloads import Results
 
@@ -46,6 +57,7 @@ class Operands(NamedTuple):
 
 
 _NEEDED: Final = Operands._fields[:2]
+_STRIDED: Final = ("a", "b", "out")
 
 
 class Options(NamedTuple):
@@ -138,10 +150,10 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         message = Matmul(
             plan.encoded,
             algorithm,
-            zeros or a._block.address + plan.offset_a,
-            zeros or b._block.address + plan.offset_b,
-            0 if added is None else added._block.address + (plan.offset_d if added is out else 0),
-            result._block.address + plan.offset_d,
+            zeros or a.place.address + plan.offset_a,
+            zeros or b.place.address + plan.offset_b,
+            0 if added is None else added.place.address + (plan.offset_d if added is out else 0),
+            result.place.address + plan.offset_d,
             0 if side is None else side._block.address,
             0 if aux is None else aux._block.address,
             0 if scale_a is None else scale_a._block.address,
@@ -181,19 +193,29 @@ def check(
     if options[:3] != _NO_LAYOUTS:
         _require_layouts(options)
     reads = [
-        require_readable(ref, memory, name)  # type: ignore[arg-type]
+        require_readable(ref, memory, name, strided=name in _STRIDED)  # type: ignore[arg-type]
         for name, ref in zip(Operands._fields, operands, strict=True)
         if ref is not None or name in _NEEDED
     ]
     # Plain tuples, which are made in no time, equal those that make_plan takes.
-    given = [
-        None if ref is None else (ref.shape, NAMES[ref.dtype], alignment(ref)) for ref in operands
+    given: list[Any] = [
+        None if ref is None else (ref.shape, NAMES[ref.dtype], alignment(ref), None)
+        for ref in operands
     ]
+    if strided(operands.a, operands.b, operands.out):
+        for at, laid in _laid(operands, options):
+            given[at] = (*given[at][:3], laid)
     key: Any = (*given, *options)
     plan = plans.get(key)
     if plan is None:
         key = PlanKey._make((*(each and Given(*each) for each in given), *options))
-        plan = plans.keep(key, make_plan(key))
+        try:
+            plan = plans.keep(key, make_plan(key))
+        except Unsupported:
+            for name, ref in zip(_STRIDED, (operands.a, operands.b, operands.out), strict=True):
+                if strided(ref):  # of contiguous ones one stride may lead to all
+                    raise not_contiguous(ref, name) from None  # type: ignore[arg-type]
+            raise
     factor = alpha if type(alpha) is float and plan.real else _scale(alpha, plan, "alpha")
     scale = beta if type(beta) is float and plan.real else _scale(beta, plan, "beta")
     added, out, aux = operands.c, operands.out, operands.aux
@@ -208,6 +230,27 @@ def check(
         if added is out and out is not None:
             reads.append(out._block)
     return Product(operands, plan, factor, scale, added, adds, reads)
+
+
+def _laid(operands: Operands, options: Options) -> Iterator[tuple[int, Laid]]:
+    """How views lie that are not contiguous; by their positions.
+
+    Raises:
+        NotContiguous: it takes a copy.
+    """
+    for name, op in (("a", options.trans_a), ("b", options.trans_b), ("out", 0)):
+        ref: GpuRef | None = getattr(operands, name)
+        if ref is None or ref.contiguous:
+            continue
+        if options[:3] != _NO_LAYOUTS or ref.ndim < 2 or ref.dtype.itemsize == 1:
+            raise not_contiguous(ref, name)
+        laid = laid_out(ref, ref.shape, op, name)
+        one_step = ref.ndim == 3 or not laid.steps
+        if name == "out" and (laid.op or not one_step or not ref.size or operands.c is not None):
+            raise not_contiguous(ref, name)
+        if options.epilogue and name == "out":
+            raise not_contiguous(ref, name)
+        yield Operands._fields.index(name), laid
 
 
 def _require_layouts(options: Options) -> None:
@@ -228,7 +271,7 @@ def _require_outputs(operands: Operands, plan: Plan, memory: MemoryMap) -> list[
     out, aux = operands.out, operands.aux
     written = []
     if out is not None:
-        require_writable(out, memory, "out")
+        require_writable(out, memory, "out", strided=True)
         written.append(("out", out))
     if plan.epilogue.makes_aux and aux is not None:
         require_writable(aux, memory, "aux")

@@ -33,15 +33,16 @@ class Batch(NamedTuple):
 def broadcast(
     shape_a: tuple[int, ...],
     shape_b: tuple[int, ...],
-    stride_a: int | None = None,
-    stride_b: int | None = None,
+    stride_a: int | tuple[int, ...] | None = None,
+    stride_b: int | tuple[int, ...] | None = None,
 ) -> Batch:
     """The batch of a product of arrays of these shapes.
 
     Args:
         shape_a: shape of a; its last two dimensions are the matrices.
         shape_b: shape of b.
-        stride_a: elements from one matrix to the next, where they are not contiguous.
+        stride_a: elements from one matrix to the next, where they are not contiguous; a number
+            where they follow each other, one for each leading dimension otherwise.
         stride_b: the same of b.
 
     Raises:
@@ -73,8 +74,11 @@ def broadcast(
     )
 
 
-def _strides(shape: tuple[int, ...], ndim: int, stride: int | None) -> list[int]:
+def _strides(shape: tuple[int, ...], ndim: int, stride: int | tuple[int, ...] | None) -> list[int]:
     """Elements from one matrix to the next along each of ``ndim`` leading dimensions."""
+    if isinstance(stride, tuple):
+        given = [0 if size == 1 else step for size, step in zip(shape[:-2], stride, strict=True)]
+        return [0] * (ndim - len(given)) + given
     if stride is None:
         stride = shape[-2] * shape[-1]
     strides = []

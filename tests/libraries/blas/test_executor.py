@@ -14,7 +14,7 @@ from atomr_accel.libraries.blas._facade import LANE
 
 from ... import seeds
 from ...fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
-from ..conformance import conform, on_cuda
+from ..conformance import conform, on_cuda, put_matrices
 from .rows import OPERATIONS
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ def fakes(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Fakes:
 
 
 test_conforms = conform(OPERATIONS, take=3, of="the executor of blas")
+test_conforms_on_views = conform(
+    [row for row in OPERATIONS if "gemm" in row.name or "matmul" in row.name],
+    take=5,
+    of="the executor of blas",
+    put=put_matrices,
+)
 
 
 async def test_a_status_becomes_an_error_that_says_it(device: Device, fakes: Fakes) -> None:

@@ -55,9 +55,15 @@ class CpuBlas:
         dtype = DTYPES[options.dtype]
         shape_a = (k, m) if options.trans_a else (m, k)
         shape_b = (n, k) if options.trans_b else (k, n)
-        a = self._stack(message.a, batch, message.strides_a, shape_a, dtype)
-        b = self._stack(message.b, batch, message.strides_b, shape_b, dtype)
-        c = context.array(message.c, (*batch, m, n), DTYPES[options.dtype_c])
+        row_a, row_b, row_c = message.rows or (shape_a[1], shape_b[1], n)
+        a = self._stack(message.a, batch, (*message.strides_a, row_a), shape_a, dtype)
+        b = self._stack(message.b, batch, (*message.strides_b, row_b), shape_b, dtype)
+        dtype_c = DTYPES[options.dtype_c]
+        if message.strides_c is None:
+            c = context.array(message.c, (*batch, m, n), dtype_c)
+        else:
+            steps = [step * dtype_c.itemsize for step in (*message.strides_c, row_c, 1)]
+            c = context.array(message.c, (*batch, m, n), dtype_c, tuple(steps))
         if c.size:
             self._product(a, b, c, message, options)
 
@@ -98,18 +104,11 @@ class CpuBlas:
         shape: tuple[int, int],
         dtype: np.dtype[Any],
     ) -> Array:
-        """Matrices at constant steps, as one array."""
+        """Matrices at constant steps from one to the next, and from row to row, as one array."""
         if 0 in batch or 0 in shape:
             return np.zeros((*batch, *shape), dtype)
-        extent = sum((size - 1) * step for size, step in zip(batch, steps, strict=True))
-        flat = self._context.array(address, (extent + shape[0] * shape[1],), dtype)
-        strides = (*steps, shape[1], 1)
-        return np.lib.stride_tricks.as_strided(
-            flat,
-            (*batch, *shape),
-            [step * dtype.itemsize for step in strides],
-            writeable=False,
-        )
+        strides = tuple([step * dtype.itemsize for step in (*steps, 1)])
+        return self._context.array(address, (*batch, *shape), dtype, strides)
 
     # --- routines -------------------------------------------------------------------------
 

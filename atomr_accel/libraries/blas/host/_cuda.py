@@ -135,15 +135,20 @@ class CudaBlas:
         if len(batch) > 1:
             self._gemm_by_pointers(message)
             return
-        key = (m, n, k, batch, message.strides_a, message.strides_b, options)
+        rows = message.rows
+        key = (m, n, k, batch, message.strides_a, message.strides_b, options, rows)
+        key = (*key, message.strides_c)
         product = self._products.get(key)
         if product is None:
-            steps = (message.strides_a or (0,), message.strides_b or (0,), (m * n,))
+            step_c = (m * n,) if message.strides_c is None else message.strides_c or (0,)
+            steps = (message.strides_a or (0,), message.strides_b or (0,), step_c)
             end = (math.prod(batch), COMPUTES[options.compute], GEMM_DEFAULT)
             scalars = _scalar_type(options.compute, options.dtype)
             function = "cublasGemmStridedBatchedEx_64"
             handles = [self._handle.value]
-            product = self._prepare(function, message.sizes, options, scalars, steps, end, handles)
+            product = self._prepare(
+                function, message.sizes, options, scalars, steps, end, handles, rows
+            )
             self._products.keep(key, product)
         self._run(product, message)
 
@@ -156,6 +161,7 @@ class CudaBlas:
         steps: tuple[tuple[int, ...], ...],
         end: tuple[int, ...],
         handles: list[int | None],
+        rows: tuple[int, int, int] | None = None,
     ) -> _Product:
         """Convert the arguments of a product, to be tried with one handle after the other.
 
@@ -165,14 +171,14 @@ class CudaBlas:
         a, b, c = (c_void_p() for _ in range(3))
         (alpha, alpha_pointer), (beta, beta_pointer) = number_cell(scalars), number_cell(scalars)
         a_type, c_type = CUDA_TYPES[options.dtype], CUDA_TYPES[options.dtype_c]
-        row_a, row_b = m if options.trans_a else k, k if options.trans_b else n
+        row_a, row_b, row_c = rows or _rows(sizes, options)
         arguments = (
             *(options.trans_b, options.trans_a, n, m, k),
             alpha_pointer,
             *(b, a_type, row_b, *steps[1]),
             *(a, a_type, row_a, *steps[0]),
             beta_pointer,
-            *(c, c_type, n, *steps[2]),
+            *(c, c_type, row_c, *steps[2]),
             *end,
         )
         calls = [self._handle.prepare(function, handle, *arguments) for handle in handles]
@@ -200,17 +206,20 @@ class CudaBlas:
             DTYPES[message.options.dtype].itemsize,
         )
         (m, n, k), count = message.sizes, math.prod(batch)
+        strides_c = message.strides_c
         itemsize_c = DTYPES[message.options.dtype_c].itemsize
         pointers = np.concatenate(
             [
                 _places(pointer(message.b), batch, message.strides_b, itemsize),
                 _places(pointer(message.a), batch, message.strides_a, itemsize),
-                _places(pointer(message.c), (count,), (m * n,), itemsize_c),
+                _places(pointer(message.c), (count,), (m * n,), itemsize_c)
+                if strides_c is None
+                else _places(pointer(message.c), batch, strides_c, itemsize_c),
             ]
         )
         sizes = (message.options.trans_b, message.options.trans_a, n, m, k)
-        row_a, row_b = m if message.options.trans_a else k, k if message.options.trans_b else n
-        self._batched(message, sizes, (row_b, row_a, n), pointers, count)
+        row_a, row_b, row_c = message.rows or _rows(message.sizes, message.options)
+        self._batched(message, sizes, (row_b, row_a, row_c), pointers, count)
 
     def _gemm_list(self, message: GemmList) -> None:
         handle, pointer = self._handle, self._pointer
@@ -243,7 +252,7 @@ class CudaBlas:
         """Products whose matrices are given by pointers: those of b, of a, of c."""
         shapes = [(sizes[3], sizes[2], sizes[4])]
         if _are_askew(message, shapes, pointers):
-            self._one_by_one(message, shapes * count, pointers)
+            self._one_by_one(message, shapes * count, pointers, rows)
             return
         alpha, beta = self._scalars(message)
         a_type, c_type = CUDA_TYPES[message.options.dtype], CUDA_TYPES[message.options.dtype_c]
@@ -318,20 +327,27 @@ class CudaBlas:
         message: GemmEx | GemmList,
         shapes: list[tuple[int, int, int]],
         pointers: np.ndarray[Any, Any],
+        rows: tuple[int, int, int] | None = None,
     ) -> None:
-        """Products that the library does not take together."""
+        """Products that the library does not take together.
+
+        Rows are those of b, a and c, where all products have the same.
+        """
         alpha, beta = self._scalars(message)
         a_type, c_type = CUDA_TYPES[message.options.dtype], CUDA_TYPES[message.options.dtype_c]
         places = pointers.reshape(3, len(shapes)).T.tolist()
         for (m, n, k), (b, a, c) in zip(shapes, places, strict=True):
+            row_a, row_b, row_c = _rows((m, n, k), message.options)
+            if rows is not None:
+                row_b, row_a, row_c = rows
             self._handle.call(
                 "cublasGemmEx_64",
                 *(message.options.trans_b, message.options.trans_a, n, m, k),
                 alpha,
-                *(b, a_type, k if message.options.trans_b else n),
-                *(a, a_type, m if message.options.trans_a else k),
+                *(b, a_type, row_b),
+                *(a, a_type, row_a),
                 beta,
-                *(c, c_type, n),
+                *(c, c_type, row_c),
                 *(COMPUTES[message.options.compute], GEMM_DEFAULT),
             )
 
@@ -343,6 +359,12 @@ class CudaBlas:
         kind = _scalar_type(message.options.compute, message.options.dtype)
         handle = self._handle
         return handle.scalar(kind, message.alpha), handle.scalar(kind, message.beta)
+
+
+def _rows(sizes: tuple[int, int, int], options: ProductOptions) -> tuple[int, int, int]:
+    """Elements from row to row of contiguous a, b and c."""
+    m, n, k = sizes
+    return m if options.trans_a else k, k if options.trans_b else n, n
 
 
 def _scalar_type(compute: str, dtype: str) -> str:

@@ -67,6 +67,10 @@ class GemmEx(Message, frozen=True):
         options: see there.
         alpha, beta: scalars; with beta 0, c is not read.
         pointers: room for three pointers for each product, where one stride is not enough.
+        rows: elements from one row to the next of a, b and c as they are stored; None where
+            all are contiguous.
+        strides_c: elements from one c to the next along each dimension of ``batch``; None
+            where c is contiguous.
     """
 
     a: int
@@ -80,6 +84,8 @@ class GemmEx(Message, frozen=True):
     alpha: Scalar
     beta: Scalar
     pointers: int = 0
+    rows: tuple[int, int, int] | None = None
+    strides_c: tuple[int, ...] | None = None
 
 
 class GemmList(Message, frozen=True):

@@ -9,6 +9,7 @@ from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....wire import encode
 from ...wire._broadcast import broadcast
+from ...wire._matrices import Laid
 from ._layout import Layout
 from ._messages import EPILOGUES, Epilogue, Operand, Spec
 
@@ -95,6 +96,8 @@ class Given(NamedTuple):
     dtype: str
     alignment: int = 256
     """What its address is a multiple of: views begin anywhere."""
+    laid: Laid | None = None
+    """How its matrices lie as they are stored, where it is not contiguous."""
 
     @property
     def size(self) -> int:
@@ -169,7 +172,7 @@ class _View(NamedTuple):
     rows: int
     columns: int
     ld: int
-    step: int | None
+    step: int | tuple[int, ...] | None
     offset: int
     op: int
 
@@ -216,6 +219,8 @@ def make_plan(key: PlanKey) -> Plan:
     sizes, strides_a, strides_b = batch.sizes, batch.strides_a, batch.strides_b
     tall = not any(strides_b) and not view_a.op and batch.shape == view_a.lead
     contiguous = key.layout_a is None and key.layout_out is None
+    if a.laid is not None or (key.out is not None and key.out.laid is not None):
+        contiguous = key.out is None and strides_a == (m * view_a.ld,)
     rows_before = m
     shared = key.bias is None or key.bias.shape == (n,)
     if sizes and tall and contiguous and shared:
@@ -338,6 +343,11 @@ def _view(given: Given, layout: Layout | None, trans: int, name: str) -> _View:
         if len(given.shape) < 2:
             raise ValueError(f"{name} must have at least 2 dimensions, not shape {given.shape}")
         rows, columns = given.shape[-2:]
+        if given.laid is not None:
+            op, row, steps = given.laid
+            if op != trans:
+                rows, columns = columns, rows
+            return _View(given.shape[:-2], rows, columns, row, steps, 0, op)
         return _View(given.shape[:-2], rows, columns, max(1, columns), None, 0, trans)
     _require_room(given, layout, name)
     op = trans
@@ -366,6 +376,8 @@ def _output_layout(
     if layout is None:
         if key.out is not None and key.out.shape != shape:
             raise ValueError(f"out has shape {key.out.shape}, but the result has shape {shape}")
+        if key.out is not None and key.out.laid is not None:
+            return 0, key.out.laid.row, sum(key.out.laid.steps) if count > 1 else m * n
         return 0, max(1, n), m * n
     if key.out is None:
         raise ValueError("layout_out says where in out the result goes, but there is no out")

@@ -32,7 +32,7 @@ __device__ u64 divided(u64 n, const Axis& axis) { return n / axis.extent; }
 template <int D, class I>
 __device__ void locate(I at, const Axes<D>& axes, i64& to, i64& from) {
   to = from = 0;
-#pragma unroll
+#pragma unroll(D > 4 ? 1 : D)
   for (int d = D - 1; d >= 0; --d) {
     I i = at;
     if (d) {

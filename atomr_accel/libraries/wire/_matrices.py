@@ -1,0 +1,43 @@
+"""Matrices that lie apart: what leading dimensions and transposes say of strides."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Laid(NamedTuple):
+    """How matrices lie.
+
+    Attributes:
+        op: how to take them as they are stored: 0, 1 (transposed) or 2 (conjugate transposed).
+        row: elements from one stored row to the next.
+        steps: elements from one matrix to the next along each leading dimension.
+    """
+
+    op: int
+    row: int
+    steps: tuple[int, ...]
+
+
+def lay(
+    shape: tuple[int, ...], strides: tuple[int, ...], op: int, *, conjugates: bool
+) -> Laid | None:
+    """How the matrices of an array lie; None where rows nor columns are without gaps.
+
+    Args:
+        shape: the last two axes are the matrices.
+        strides: in elements.
+        op: how to take them.
+        conjugates: whether ``op`` 2 is more than 1, because numbers are complex.
+    """
+    *steps, down, across = strides
+    rows, columns = shape[-2:]
+    if 0 in shape:
+        return Laid(op, max(columns, 1), tuple(steps))
+    if min(steps, default=0) < 0:
+        return None
+    if (columns == 1 or across == 1) and (rows == 1 or down >= columns):
+        return Laid(op, columns if rows == 1 else down, tuple(steps))
+    if (rows == 1 or down == 1) and across >= rows and not (op == 2 and conjugates):
+        return Laid(0 if op else 1, across, tuple(steps))
+    return None

@@ -1,0 +1,193 @@
+"""The array lane's kernels: what they copy, on the host, and that NVRTC takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atomr_accel.libraries.array._layout import merged
+from atomr_accel.libraries.array.host._source import RANKS, SOURCE, THREADS, divisor, launch, side
+from atomr_accel.libraries.array.wire._messages import CopyStrided
+
+from ... import seeds
+from ..host_kernels import compile_kernels, needs_compiler, on_host
+
+Array = np.ndarray[Any, Any]
+
+SIZES = (1, 2, 4, 8, 16)
+OF_SIZE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+
+
+def message_of(target: Array, source: Array) -> CopyStrided:
+    """The copy of one array to another, with their own pointers as addresses."""
+    plan = merged(target.shape, target.strides, source.strides, source.itemsize, 1 << 8)
+    return CopyStrided(
+        pointer(source) + plan.source,
+        pointer(target) + plan.target,
+        plan.itemsize,
+        tuple(axis.extent for axis in plan.axes),
+        tuple(axis.source for axis in plan.axes),
+        tuple(axis.target for axis in plan.axes),
+    )
+
+
+def bytes_of(array: Array) -> Array:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def pointer(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def names() -> dict[str, str]:
+    """Every kernel that is launched, with its parameters."""
+    kernels = {}
+    for size in SIZES:
+        for rank in RANKS:
+            for index in ("u32", "u64"):
+                kernels[f"gather<{size}, {index}, {rank}>"] = (
+                    f"char* target; const char* source; u64 count; Axes<{rank}> axes"
+                )
+            kernels[f"tiles<{size}, {side(size)}, {rank}>"] = (
+                f"char* target; const char* source; u64 batches; Axis row; Axis column; "
+                f"Axes<{rank}> axes"
+            )
+    return kernels
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("array")
+    return compile_kernels(on_host(SOURCE), names(), folder, threads=THREADS)
+
+
+def run(kernels: Any, message: CopyStrided, *, wide: bool = False) -> str:
+    """Launch the kernel for a copy, here; its name."""
+    name, items, packed = launch(message)
+    assert items
+    if wide:
+        name = name.replace("u32", "u64")
+    pointers = message.target.to_bytes(8, "little") + message.source.to_bytes(8, "little")
+    kernels[name](pointers + packed[len(pointers) :])
+    return name
+
+
+def laid_out(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, *, gaps: bool) -> Array:
+    """An array of any order of axes, with gaps and any directions."""
+    order = tuple(map(int, rng.permutation(len(shape))))
+    steps = [int(rng.choice([-2, -1, 1, 3] if gaps else [1])) for _ in order]
+    around = [abs(step) * shape[axis] for axis, step in zip(order, steps, strict=True)]
+    data = rng.integers(0, 256, (*around, np.dtype(dtype).itemsize), np.uint8)
+    array = data.view(dtype)[..., 0]
+    key = tuple(slice(None, None, step) for step in steps)
+    return np.asarray(array[(*key, ...)].transpose(np.argsort(order)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_any_layout_is_copied_to_any(kernels: Any, size: int, wide: bool) -> None:
+    seed = seeds.draw()
+    rng = np.random.default_rng(seed)
+    used = set()
+    for trial in range(12):
+        ndim = int(rng.integers(0, 6))
+        most = [0, 300, 40, 12, 6, 5][ndim]
+        shape = tuple(map(int, rng.integers(1, most + 1, ndim)))
+        if trial % 3 == 0:  # as a transpose of matrices has them
+            shape = (*shape[:2], *map(int, rng.integers(8, 90, 2)))
+        source = laid_out(rng, shape, OF_SIZE[size], gaps=trial % 2 == 0)
+        target = laid_out(rng, shape, OF_SIZE[size], gaps=trial % 5 == 0)
+        root = target
+        while root.base is not None:
+            root = root.base
+        before = root.copy()
+        used.add(run(kernels, message_of(target, source), wide=wide).partition("<")[0])
+        np.testing.assert_array_equal(
+            bytes_of(target),
+            bytes_of(source),
+            err_msg=f"seed {seed}, trial {trial}: {shape} {source.strides} to {target.strides}",
+        )
+        # What lies between the elements is as it was.
+        after = root.copy()
+        root[...] = before
+        target[...] = source
+        np.testing.assert_array_equal(after, root)
+    assert used == {"gather", "tiles"}
+
+
+@needs_compiler
+def test_a_row_is_repeated(kernels: Any) -> None:
+    row = np.arange(37, dtype=np.float32)
+    target = np.zeros((19, 37), np.float32)
+    run(kernels, message_of(target, np.broadcast_to(row, target.shape)))
+    np.testing.assert_array_equal(target, np.broadcast_to(row, target.shape))
+    turned = np.zeros((37, 19), np.float32)
+    run(kernels, message_of(turned, np.broadcast_to(row, (19, 37)).T))
+    np.testing.assert_array_equal(turned, np.broadcast_to(row, (19, 37)).T)
+
+
+@pytest.mark.parametrize(
+    "extent", [1, 2, 3, 5, 7, 31, 32, 33, 641, 2**30 - 1, 2**30 + 1, 2**31 - 1]
+)
+def test_a_product_and_a_shift_divide(extent: int) -> None:
+    factor, shift = divisor(extent)
+    assert 0 <= factor < 2**32
+    numbers = {n for at in (0, 1, 2, 2**16, 2**31 // extent) for n in _around(at * extent)}
+    numbers |= _around(2**31 - 1)
+    for n in numbers:
+        assert ((n * factor >> 32) + n) >> shift == n // extent
+
+
+def _around(n: int) -> set[int]:
+    return {each for each in (n - 1, n, n + 1) if 0 <= each < 2**31}
+
+
+def test_which_kernel_copies_what() -> None:
+    def name(target: Array, source: Array) -> str:
+        return launch(message_of(target, source)).name
+
+    matrix = np.empty((64, 96), np.float32)
+    assert name(np.empty((96, 64), np.float32), matrix.T) == "tiles<4, 32, 2>"
+    assert name(np.empty((96, 64), np.uint8), np.empty((64, 96), np.uint8).T) == "tiles<1, 64, 2>"
+    # Rows that follow each other are moved in large elements.
+    assert name(np.empty((32, 96), np.float32), matrix[::2]) == "gather<16, u32, 2>"
+    assert name(np.empty((64, 48), np.float32), matrix[:, :48]) == "gather<16, u32, 2>"
+    assert name(np.empty((64, 47), np.float32), matrix[:, 1:48]) == "gather<4, u32, 2>"
+    assert name(np.empty((64, 48), np.float32), matrix[:, ::2]) == "gather<4, u32, 2>"
+    # What is contiguous is one row.
+    assert message_of(np.empty((64, 96), np.float32), matrix).shape == (64 * 96 // 4,)
+    assert message_of(np.empty((96, 64), np.float32).T, matrix.T.copy().T).shape == (64 * 24,)
+    # Where the target goes backwards, both do.
+    message = message_of(np.empty((4, 6), np.float32)[::-1], np.empty((4, 6), np.float32)[::-1])
+    assert message.shape == (12,)
+    # Numbers beyond 32 bits, in the index or in the steps.
+    many = CopyStrided(0, 0, 1, (2**31, 3), (1, 2**31), (3, 1))
+    assert launch(many).name == "gather<1, u64, 2>"
+    assert launch(CopyStrided(0, 0, 1, (2**16, 2**16), (1, 2**16), (2**16, 1))).name == (
+        "tiles<1, 64, 2>"
+    )
+
+
+def test_one_element_and_many_axes() -> None:
+    one = message_of(np.empty((1, 1)), np.empty((1, 1)))
+    assert (one.shape, one.itemsize) == ((), 8)
+    assert launch(one)[:2] == ("gather<8, u32, 2>", 1)
+    deep = np.empty((4,) * 9, np.uint8)[(slice(None, None, 2),) * 9]
+    assert launch(message_of(np.empty(deep.shape, np.uint8), deep)).name == "gather<1, u32, 64>"
+
+
+@pytest.mark.headers
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+
+    every = list(names())
+    for name in every if capability == (9, 0) else every[::7]:
+        image, lowered, log = compile_cubin(SOURCE.text, name, (), capability)
+        assert image[:4] == b"\x7fELF"
+        assert lowered
+        assert "warning" not in log

@@ -1,0 +1,129 @@
+"""Products of views: which are taken as they are, and which are copied first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atomr_accel.libraries.array.wire._messages import CopyStrided
+
+from ...harness import on_shared, same_bits
+
+if TYPE_CHECKING:
+    from atomr_accel import Device, GpuRef
+    from atomr_accel.libraries._request import Submission
+
+
+def prepared(device: Device, a: GpuRef, b: GpuRef, **more: Any) -> Submission[GpuRef]:
+    """What a product comes to."""
+    return device.requests.blas.gemm(a, b, **more).prepare(device._core.first_try)
+
+
+@on_shared
+async def test_what_leading_dimensions_say_costs_no_copy(device: Device) -> None:
+    await device.blas.gemm(*[await device.zeros((4, 4), np.float32)] * 2)
+    x = await device.put(np.arange(96, dtype=np.float32).reshape(8, 12))
+    big = await device.zeros((3, 8, 24), np.float32)
+    turned = prepared(device, x.T, x)
+    assert not turned.before
+    assert (turned.message.options.trans_a, turned.message.rows) == (1, (12, 12, 12))
+    both = prepared(device, x.T, x.T, trans_b=True)
+    assert (both.message.options.trans_a, both.message.options.trans_b) == (1, 0)
+    part = prepared(device, x[:, :8], x[:, 4:])
+    assert not part.before
+    assert (part.message.sizes, part.message.rows) == ((8, 8, 8), (12, 12, 8))
+    rows = prepared(device, x[::2], x.T[:, 1:2])
+    assert not rows.before
+    assert (rows.message.sizes, rows.message.rows) == ((4, 1, 12), (24, 1, 1))
+    batch = prepared(device, big[:, :, :8], x[:, :12])
+    assert (batch.message.batch, batch.message.sizes) == ((), (24, 12, 8))  # one tall matrix
+    heads = big.reshape(3, 8, 2, 12).transpose(0, 2, 1, 3)
+    scores = prepared(device, heads, heads.mT)
+    assert not scores.before
+    assert (scores.message.batch, scores.message.strides_a) == ((3, 2), (192, 12))
+    out = prepared(device, x.T, x, out=(await device.zeros((12, 16), np.float32))[:, 2:14])
+    assert not out.before
+    assert not out.after
+    assert (out.message.rows, out.message.strides_c) == ((12, 12, 16), ())
+
+
+@on_shared
+async def test_what_they_cannot_say_is_copied(device: Device) -> None:
+    x = await device.put(np.arange(64, dtype=np.float32).reshape(8, 8))
+    for view in (x[:, ::2][:, :4], x[::-1], x[0].broadcast_to((8, 8))):
+        submission = prepared(device, view, x[: view.shape[1]])
+        (copy,) = submission.before
+        assert isinstance(copy.prepare(device._core.first_try).message, CopyStrided)
+        assert not submission.after
+    into = prepared(device, x, x, out=(await device.zeros((8, 8), np.float32)).T)
+    assert (len(into.before), len(into.after)) == (1, 1)
+    # What is conjugated is turned by it, too.
+    z = await device.put(np.arange(64).reshape(8, 8) * 1j)
+    assert prepared(device, z.T, z, trans_a=2).before
+    assert not prepared(device, z.T, z, trans_a=1).before
+
+
+slices = st.sampled_from([slice(None), slice(1, None), slice(None, None, 2), slice(None, None, -1)])
+matrices = st.tuples(st.permutations(range(3)), st.integers(0, 3), slices, slices)
+"""An order of axes, and which matrix to take of an array of three."""
+
+
+@given(matrices, matrices, st.sampled_from([1, 2]))
+@on_shared
+async def test_products_of_any_views_are_numpys(
+    device: Device, one: tuple[Any, ...], other: tuple[Any, ...], step: int
+) -> None:
+    array = np.random.default_rng(0).integers(-4, 5, (4, 6, 5)).astype(np.float64)
+    whole = await device.put(array)
+    (left, a), (right, b) = [
+        (array.transpose(order)[key], whole.transpose(*order)[key])
+        for order, key in ((each[0], each[1:]) for each in (one, other))
+    ]
+    k = min(left.shape[1], right.shape[0])
+    left, a, right, b = left[:, :k], a[:, :k], right[:k], b[:k]
+    assert same_bits(await device.get(await device.blas.gemm(a, b)), left @ right)
+    around = await device.zeros((left.shape[0], 2 * right.shape[1]))
+    out = around[:, ::step][:, : right.shape[1]]
+    assert await device.blas.gemm(a, b, out=out) is out
+    assert same_bits(await device.get(out), left @ right)
+
+
+@on_shared
+async def test_a_product_into_what_it_reads_is_refused(device: Device) -> None:
+    x = await device.zeros((8, 8), np.float32)
+    with pytest.raises(ValueError, match="out shares memory with a"):
+        await device.blas.gemm(x[:4, :4], x[4:, 4:], out=x[2:6, :4])
+    with pytest.raises(ValueError, match="out is read-only"):
+        await device.blas.gemm(x, x, out=(await device.zeros(8, np.float32)).broadcast_to((8, 8)))
+    # Its columns are apart from those.
+    await device.blas.gemm(x[:4, :4], x[:4, :4], out=x[:4, 4:])
+
+
+@on_shared
+async def test_fused_products_take_them_as_they_are_too(device: Device) -> None:
+    rng = np.random.default_rng(1)
+    host = rng.integers(-3, 4, (12, 20)).astype(np.float32)
+    x = await device.put(host)
+    a, b = x[:, :8].T, x[:, 9:20]
+    bias = await device.put(rng.integers(-3, 4, 11).astype(np.float32))
+    request = device.requests.blaslt.matmul(a, b, bias=bias, epilogue="relu_bias")
+    await device.blaslt.matmul(x, x, trans_b=True)
+    made = await device.blaslt.matmul(a, b, bias=bias, epilogue="relu_bias")
+    expected = np.maximum(host[:, :8].T @ host[:, 9:] + await device.get(bias), 0)
+    assert same_bits(await device.get(made), expected)
+    submission = request.prepare(device._core.first_try)
+    assert not submission.before
+    around = await device.zeros((8, 16), np.float32)
+    out = around[:, 3:14]
+    assert await device.blaslt.matmul(a, b, out=out) is out
+    assert same_bits(await device.get(out), host[:, :8].T @ host[:, 9:])
+    assert not (await device.get(around))[:, :3].any()
+    # Heads of attention: two leading dimensions, which one stride does not lead through.
+    heads = (await device.put(rng.integers(-3, 4, (2, 3, 4, 8)).astype(np.float32))).swapaxes(1, 2)
+    scores = await device.blas.matmul(heads, heads.mT)
+    q = await device.get(heads)
+    assert same_bits(await device.get(scores), q @ q.swapaxes(-1, -2))
