@@ -175,7 +175,7 @@ def used_by(device: Device) -> int:
 
 
 def _held(device: Device) -> int:
-    libraries = (device.blaslt, device.dnn, device.fft)
+    libraries = (device.blaslt, device.cub, device.dnn, device.fft)
     kept = sum(library.statistics().workspace for library in libraries)
     while device.statistics().memory.dropped:
         """Each look frees some."""

@@ -47,10 +47,18 @@ class Operator:
         self.source: Final = source
         self.name: Final = name
         self.cpu: Final = cpu
-        self.pickled: Final = b"" if cpu is None else cloudpickle.dumps(cpu)
+        self.pickled: Final = b"" if cpu is None else _pickled(cpu)
 
     def __repr__(self) -> str:
         return f"<Operator {self.name}>"
+
+
+def _pickled(function: Callable[..., Any]) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(function)
+    except Exception as error:
+        raise TypeError(f"cpu cannot be pickled, so no host gets it: {error}") from error
+    return pickled
 
 
 AnyOperator = str | Operator | Callable[..., Any]
@@ -74,7 +82,7 @@ def coded(
         Unsupported: it has no function for the CPU backend.
         ValueError: no operator has that name.
     """
-    in_python = device.capabilities.python_kernels
+    in_python = _in_python(device)
     if isinstance(operator, str):
         kind = named(operator, len(arguments), what)
         _require_kind(kind, arguments, what)
@@ -99,8 +107,13 @@ def coded(
         raise TypeError(f"{what}: operators in Python take no {dtype}")
     source = translate(operator, len(arguments), dtype, C_TYPES[dtype])
     if in_python:
-        return Coded(arguments, result, "", "", NAME, cloudpickle.dumps(operator))
+        return Coded(arguments, result, "", "", NAME, _pickled(operator))
     return Coded(arguments, result, "", source, NAME)
+
+
+def _in_python(device: Home) -> bool:
+    """Whether operators are run as Python functions."""
+    return device.capabilities.python_kernels
 
 
 def named(name: str, count: int, what: str) -> str:

@@ -129,7 +129,18 @@ def _functions(source: str, code: CodeType) -> list[ast.Lambda | ast.FunctionDef
         same = arguments == [*code.co_varnames[: code.co_argcount]]
         if same and (name, line) == (code.co_name, code.co_firstlineno):
             found.append(node)
+    if len(found) > 1:  # several in one line: one of them has the columns that the code is of
+        found = [node for node in found if isinstance(node, ast.Lambda) and _within(code, node)]
     return found
+
+
+def _within(code: CodeType, node: ast.Lambda) -> bool:
+    """Whether all that code computes stands in a lambda's body."""
+    body = node.body
+    start = body.lineno, body.col_offset
+    end = body.end_lineno or 0, body.end_col_offset or 0
+    places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
+    return bool(places) and all(start <= place < end for place in places)
 
 
 @lru_cache(16)

@@ -155,6 +155,10 @@ class Call:
         self.kit: Final = kit
         self.bindings: Final = kit.bindings
 
+    def stand_ins(self) -> list[int]:
+        """Pointers to ask with: null, where there is no buffer."""
+        return [SOMEWHERE] * self.buffers
+
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         """What it is built of, all but where headers are."""
         raise NotImplementedError
@@ -352,6 +356,10 @@ class RadixSort(Call):
         self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
         self._bits = 8 * DTYPES[keys].itemsize
 
+    def stand_ins(self) -> list[int]:
+        """Values may be missing."""
+        return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
+
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
         order = self.bindings.SortOrder
@@ -390,6 +398,10 @@ class MergeSort(Call):
         self._buffers = [kit.pointer(dtype) for dtype in (keys, values, keys, values)]
         self._operator = kit.operator(spec.operators[0])
 
+    def stand_ins(self) -> list[int]:
+        """Values may be missing."""
+        return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
+
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
         return *self._buffers, self._operator
@@ -420,6 +432,11 @@ class SegmentedSort(Call):
         keys, values, offsets = spec.dtypes
         dtypes = keys, values, offsets, offsets, keys, values
         self._buffers = [kit.pointer(dtype) for dtype in dtypes]
+
+    def stand_ins(self) -> list[int]:
+        """Values may be missing."""
+        pair = [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0]
+        return [*pair, SOMEWHERE, SOMEWHERE, *pair]
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes

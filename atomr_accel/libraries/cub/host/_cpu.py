@@ -211,7 +211,7 @@ def ordered_bits(keys: Array) -> Array:
     if keys.dtype.kind == "i":
         return bits ^ sign
     bits = np.where(bits == sign, 0, bits).astype(bits.dtype)
-    ordered: Array = np.where(bits & sign, ~bits, bits | sign)
+    ordered: Array = np.where((bits & sign) != 0, ~bits, bits | sign)
     return ordered
 
 

@@ -1,0 +1,715 @@
+"""The bindings of package cuda-cccl, on the host's memory: what runs ``CudaCub`` without a GPU.
+
+They take what the real ones take, by the same names and types, and read and write by the
+iterators that they get. The functions that are linked into CUB's kernels are compiled by the
+host's compiler, from the very source that NVRTC gets, so what that says is tested, too.
+``FakeCudaCub`` is an executor for the CPU backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import msgspec
+import numpy as np
+
+from atomr_accel.libraries.cub.host._bindings import Cub
+
+if TYPE_CHECKING:
+    from atomr_accel.backends.cpu.host._context import CpuContext, CpuStream
+
+Array = np.ndarray[Any, Any]
+
+OpKind = IntEnum(
+    "OpKind",
+    "STATELESS STATEFUL PLUS MINUS MULTIPLIES EQUAL_TO GREATER LESS BIT_AND BIT_OR BIT_XOR MINIMUM "
+    "MAXIMUM",
+)
+TypeEnum = IntEnum(
+    "TypeEnum",
+    "INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT16 FLOAT32 FLOAT64 STORAGE BOOLEAN",
+)
+IteratorKind = IntEnum("IteratorKind", "POINTER ITERATOR")
+SortOrder = IntEnum("SortOrder", "ASCENDING DESCENDING")
+InitKind = IntEnum("InitKind", "NO_INIT VALUE_INIT")
+Determinism = IntEnum("Determinism", "NOT_GUARANTEED RUN_TO_RUN")
+BinarySearchMode = IntEnum("BinarySearchMode", "LOWER_BOUND UPPER_BOUND")
+
+TEMPORARY: Final = 192
+"""Bytes of scratch memory that everything wants that wants any; it is written to."""
+
+_UFUNCS: Final = {
+    "PLUS": np.add,
+    "MULTIPLIES": np.multiply,
+    "EQUAL_TO": np.equal,
+    "GREATER": np.greater,
+    "LESS": np.less,
+    "BIT_AND": np.bitwise_and,
+    "BIT_OR": np.bitwise_or,
+    "BIT_XOR": np.bitwise_xor,
+    "MINIMUM": np.minimum,
+    "MAXIMUM": np.maximum,
+}
+_PRELUDE: Final = """
+#define __device__
+extern "C" double fabs(double) noexcept;
+"""
+
+
+class Linker:
+    """Compiles functions for the host.
+
+    Args:
+        folder: where to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Any] = {}
+
+    def link(
+        self, source: str, name: str, _capability: tuple[int, int], _includes: tuple[str, ...]
+    ) -> bytes:
+        """As ``compile_linkable``; what comes of it is the source itself."""
+        self.function(source.encode(), name)
+        return source.encode()
+
+    def function(self, source: bytes, name: str) -> Any:
+        """A function that takes pointers."""
+        text = source.decode()
+        if text not in self._made:
+            path = self._folder / f"linked_{len(self._made)}.so"
+            flags = ["-x", "c++", "-std=c++17", "-shared", "-fPIC", "-w", "-o", str(path), "-"]
+            code = (_PRELUDE + text).encode()
+            subprocess.run(["g++", *flags], input=code, check=True)
+            self._made[text] = ctypes.CDLL(str(path))
+        return getattr(self._made[text], name)
+
+
+class TypeInfo:
+    def __init__(self, size: int, alignment: int, type_enum: TypeEnum) -> None:
+        assert isinstance(type_enum, TypeEnum)
+        self.size, self.alignment, self.type_enum = size, alignment, type_enum
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        name = self.type_enum.name.lower()
+        if name == "storage":
+            return np.dtype((np.void, self.size))
+        return np.dtype({"boolean": "bool"}.get(name, name))
+
+
+class Op:
+    def __init__(
+        self, *, name: str = "", operator_type: OpKind = OpKind.STATELESS, ltoir: bytes = b""
+    ) -> None:
+        assert isinstance(operator_type, OpKind)
+        assert isinstance(ltoir, bytes)
+        self.name, self.kind, self.code = name, operator_type, ltoir
+
+
+class Value:
+    def __init__(self, value_type: TypeInfo, state: bytearray) -> None:
+        self.type = value_type
+        self._state = state
+
+    @property
+    def state(self) -> bytearray:
+        return self._state
+
+    @state.setter
+    def state(self, state: bytearray) -> None:
+        assert isinstance(state, bytearray)
+        if len(state) != len(self._state):
+            raise ValueError("Size mismatch")
+        self._state = state
+
+    @property
+    def value(self) -> Any:
+        return np.frombuffer(self._state, self.type.dtype)[0]
+
+
+class IteratorState:
+    def __init__(self, pointer: Any) -> None:
+        self.reference = pointer.contents
+        self.size = ctypes.sizeof(self.reference)
+
+
+class Iterator:
+    def __init__(
+        self,
+        alignment: int,
+        iterator_type: IteratorKind,
+        advance_fn: Op,
+        dereference_fn: Op,
+        value_type: TypeInfo,
+        state: Any = None,
+    ) -> None:
+        assert isinstance(iterator_type, IteratorKind)
+        assert isinstance(advance_fn, Op)
+        assert isinstance(dereference_fn, Op)
+        self.is_ptr_kind = iterator_type is IteratorKind.POINTER
+        self.type, self.advance, self.access = value_type, advance_fn, dereference_fn
+        assert state is None or isinstance(state, int if self.is_ptr_kind else IteratorState)
+        self.state = state
+
+
+class Machine:
+    """Reads, writes and calls, as what was built is to do.
+
+    The types and functions are those of the build; where buffers are is told by each call.
+    """
+
+    def __init__(self, linker: Linker) -> None:
+        self._linker = linker
+
+    def read(self, built: Iterator, given: Iterator, count: int) -> Array:
+        kind = built.type.dtype
+        if not count:
+            return np.empty(0, kind)
+        if built.is_ptr_kind:
+            assert given.state, "a buffer that was not there when this was built"
+            return _memory(given.state, count * kind.itemsize).view(kind).copy()
+        return np.concatenate([self._access(built, given, at, None) for at in range(count)])
+
+    def write(self, built: Iterator, given: Iterator, values: Array) -> None:
+        kind = built.type.dtype
+        if not len(values):
+            return
+        if built.is_ptr_kind:
+            assert given.state
+            _memory(given.state, len(values) * kind.itemsize).view(kind)[:] = values.astype(kind)
+            return
+        for at, value in enumerate(values):
+            self._access(built, given, at, value)
+
+    def _access(self, built: Iterator, given: Iterator, at: int, value: Any) -> Array:
+        state = (ctypes.c_char * given.state.size).from_buffer_copy(given.state.reference)
+        offset = ctypes.c_uint64(at)
+        buffer = np.zeros(1, built.type.dtype)
+        if value is not None:
+            buffer[0] = value
+        advance = self._linker.function(built.advance.code, built.advance.name)
+        advance(ctypes.byref(state), ctypes.byref(offset))
+        access = self._linker.function(built.access.code, built.access.name)
+        access(ctypes.byref(state), ctypes.c_void_p(buffer.ctypes.data))
+        return buffer
+
+    def call(self, op: Op, *values: Array, result: np.dtype[Any]) -> Array:
+        """An operator on arrays."""
+        if op.kind is not OpKind.STATELESS:
+            ufunc: Any = _UFUNCS[op.kind.name]
+            return np.asarray(ufunc(*values)).astype(result)
+        function = self._linker.function(op.code, op.name)
+        made = np.zeros(len(values[0]), result)
+        values = tuple(np.ascontiguousarray(each) for each in values)
+        for at in range(len(made)):
+            arrays = (*values, made)
+            pointers = [each.ctypes.data + at * each.dtype.itemsize for each in arrays]
+            function(*map(ctypes.c_void_p, pointers))
+        return made
+
+    def fold(self, op: Op, values: Array) -> Array:
+        total = values[:1]
+        for at in range(1, len(values)):
+            total = self.call(op, total, values[at : at + 1], result=values.dtype)
+        return total
+
+    def scan(self, op: Op, values: Array) -> Array:
+        made = values.copy()
+        for at in range(1, len(made)):
+            made[at : at + 1] = self.call(
+                op, made[at - 1 : at], made[at : at + 1], result=made.dtype
+            )
+        return made
+
+    def order(self, keys: Array, less: Callable[[Array, Array], bool]) -> Array:
+        """A stable order, by insertion."""
+        order: list[int] = []
+        for at in range(len(keys)):
+            place = len(order)
+            while place and less(keys[at : at + 1], keys[order[place - 1] :][:1]):
+                place -= 1
+            order.insert(place, at)
+        return np.asarray(order, np.int64)
+
+
+def _memory(pointer: int, nbytes: int) -> Array:
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(pointer), np.uint8)
+
+
+def _cast(values: Array, kind: TypeInfo) -> Array:
+    return values if values.dtype == kind.dtype else values.astype(kind.dtype)
+
+
+def _radix(keys: Array, *, descending: bool) -> Array:
+    bits = keys.view(f"u{keys.dtype.itemsize}")
+    top = bits.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
+    if keys.dtype.kind == "i":
+        bits = bits ^ top
+    if keys.dtype.kind == "f":
+        bits = np.where(bits == top, 0, bits).astype(bits.dtype)
+        bits = np.where(bits & top, ~bits, bits | top)
+    return np.argsort(~bits if descending else bits, kind="stable")
+
+
+class Result:
+    """What is built. ``types`` are those of what a build takes."""
+
+    types: ClassVar[tuple[Any, ...]]
+    machine: ClassVar[Machine]
+    store: ClassVar[dict[bytes, tuple[Any, ...]]] = {}
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        self.given = arguments
+        self.loaded = False
+
+    @classmethod
+    def compile(cls, *arguments: Any) -> Result:
+        *given, common = arguments
+        assert common == "common", common
+        assert len(given) == len(cls.types), (cls, given)
+        for argument, kind in zip(given, cls.types, strict=True):
+            assert isinstance(argument, kind), (cls, argument, kind)
+        return cls(tuple(given))
+
+    def load(self) -> None:
+        self.loaded = True
+
+    def serialize(self) -> bytes:
+        blob = msgspec.msgpack.encode((type(self).__name__, len(self.store)))
+        self.store[blob] = self.given
+        return blob
+
+    @classmethod
+    def deserialize(cls, blob: bytes, load: bool = True) -> Result:
+        if blob not in cls.store:
+            raise RuntimeError("Failed deserializing, error code: 1")
+        made = cls(cls.store[blob])
+        made.loaded = load
+        return made
+
+    def scratch(self, pointer: int, nbytes: int) -> bool:
+        """Whether it is to run: there is scratch memory, which is written to."""
+        assert self.loaded
+        if not pointer:
+            return False
+        assert nbytes >= TEMPORARY
+        _memory(pointer, TEMPORARY)[:] = 0xAB
+        return True
+
+
+class DeviceReduceBuildResult(Result):
+    types = (Iterator, Iterator, Op, TypeInfo, InitKind, Determinism)
+
+    def compute(
+        self,
+        scratch: int,
+        nbytes: int,
+        x: Iterator,
+        out: Iterator,
+        count: int,
+        _op: Op,
+        init: Value | None,
+        stream: int,
+    ) -> int:
+        if self.scratch(scratch, nbytes):
+            built_x, built_out, op, kind, begins, _ = self.given
+            assert (begins is InitKind.VALUE_INIT) == (init is not None)
+            values = _cast(self.machine.read(built_x, x, count), kind)
+            if init is not None:
+                values = np.concatenate(([init.value], values))
+            self.machine.write(built_out, out, self.machine.fold(op, values))
+        return TEMPORARY
+
+    compute_nondeterministic = compute
+
+
+class DeviceScanBuildResult(Result):
+    types = (Iterator, Iterator, Op, TypeInfo, bool, InitKind)
+
+    def _compute(
+        self,
+        drop: slice,
+        scratch: int,
+        nbytes: int,
+        x: Iterator,
+        out: Iterator,
+        count: int,
+        _op: Op,
+        init: Value | None,
+        stream: int,
+    ) -> int:
+        if self.scratch(scratch, nbytes):
+            built_x, built_out, op, kind, *_ = self.given
+            values = _cast(self.machine.read(built_x, x, count), kind)
+            if init is not None:
+                values = np.concatenate(([init.value], values))
+            self.machine.write(built_out, out, self.machine.scan(op, values)[drop])
+        return TEMPORARY
+
+    def compute_inclusive(self, *arguments: Any) -> int:
+        assert self.given[4] is True
+        return self._compute(slice(1, None), *arguments)
+
+    def compute_exclusive(self, *arguments: Any) -> int:
+        assert self.given[4] is False
+        return self._compute(slice(None, -1), *arguments)
+
+    def compute_inclusive_no_init(self, *arguments: Any) -> int:
+        assert self.given[5] is InitKind.NO_INIT
+        return self._compute(slice(None), *arguments)
+
+
+class DeviceSegmentedReduceBuildResult(Result):
+    types = (Iterator, Iterator, Iterator, Iterator, Op, Value)
+
+    def compute(
+        self,
+        scratch: int,
+        nbytes: int,
+        x: Iterator,
+        out: Iterator,
+        segments: int,
+        begins: Iterator,
+        ends: Iterator,
+        _op: Op,
+        init: Value,
+        longest: int,
+        stream: int,
+    ) -> int:
+        if self.scratch(scratch, nbytes):
+            built_x, built_out, built_begin, built_end, op, begin = self.given
+            first = self.machine.read(built_begin, begins, segments).tolist()
+            last = self.machine.read(built_end, ends, segments).tolist()
+            values = self.machine.read(built_x, x, max(last, default=0))
+            totals = [
+                self.machine.fold(
+                    op, np.concatenate(([init.value], _cast(values[one:other], begin.type)))
+                )
+                for one, other in zip(first, last, strict=True)
+            ]
+            self.machine.write(built_out, out, np.concatenate(totals))
+        return TEMPORARY
+
+
+class DeviceRadixSortBuildResult(Result):
+    types = (SortOrder, Iterator, Iterator, Op, bytes)
+
+    def compute(
+        self,
+        scratch: int,
+        nbytes: int,
+        keys: Iterator,
+        keys_out: Iterator,
+        values: Iterator,
+        values_out: Iterator,
+        _op: Op,
+        count: int,
+        low: int,
+        high: int,
+        overwrite: bool,
+        selector: int,
+        stream: int,
+    ) -> tuple[int, int]:
+        direction, built, built_values, *_ = self.given
+        assert (values.state is None) == (built_values.state is None)
+        assert (low, high) == (0, 8 * built.type.size)
+        if self.scratch(scratch, nbytes):
+            given = self.machine.read(built, keys, count)
+            order = _radix(given, descending=direction is SortOrder.DESCENDING)
+            self.machine.write(built, keys_out, given[order])
+            if values.state is not None:
+                items = self.machine.read(built_values, values, count)
+                self.machine.write(built_values, values_out, items[order])
+        return TEMPORARY, 0
+
+
+class DeviceMergeSortBuildResult(Result):
+    types = (Iterator, Iterator, Iterator, Iterator, Op)
+
+    def compute(
+        self,
+        scratch: int,
+        nbytes: int,
+        keys: Iterator,
+        values: Iterator,
+        keys_out: Iterator,
+        values_out: Iterator,
+        count: int,
+        _op: Op,
+        stream: int,
+    ) -> int:
+        built, built_values, _, _, op = self.given
+        assert (values.state is None) == (built_values.state is None)
+        if self.scratch(scratch, nbytes):
+            given = self.machine.read(built, keys, count)
+            truth = np.dtype(bool)
+            order = self.machine.order(
+                given, lambda a, b: bool(self.machine.call(op, a, b, result=truth)[0])
+            )
+            self.machine.write(built, keys_out, given[order])
+            if values.state is not None:
+                items = self.machine.read(built_values, values, count)
+                self.machine.write(built_values, values_out, items[order])
+        return TEMPORARY
+
+
+class DeviceSegmentedSortBuildResult(Result):
+    types = (SortOrder, Iterator, Iterator, Iterator, Iterator)
+
+    def compute(
+        self,
+        scratch: int,
+        nbytes: int,
+        keys: Iterator,
+        keys_out: Iterator,
+        values: Iterator,
+        values_out: Iterator,
+        count: int,
+        segments: int,
+        begins: Iterator,
+        ends: Iterator,
+        overwrite: bool,
+        selector: int,
+        stream: int,
+    ) -> tuple[int, int]:
+        if self.scratch(scratch, nbytes):
+            direction, built, built_values, built_begin, built_end = self.given
+            first = self.machine.read(built_begin, begins, segments).tolist()
+            last = self.machine.read(built_end, ends, segments).tolist()
+            given = self.machine.read(built, keys, count)
+            order = np.arange(count)
+            for one, other in zip(first, last, strict=True):
+                part = _radix(given[one:other], descending=direction is SortOrder.DESCENDING)
+                order[one:other] = one + part
+            self.machine.write(built, keys_out, given[order])
+            if values.state is not None:
+                items = self.machine.read(built_values, values, count)
+                self.machine.write(built_values, values_out, items[order])
+        return TEMPORARY, 0
+
+
+class DeviceThreeWayPartitionBuildResult(Result):
+    types = (Iterator, Iterator, Iterator, Iterator, Iterator, Op, Op)
+
+    def compute(
+        self,
+        scratch: int,
+        nbytes: int,
+        x: Iterator,
+        first: Iterator,
+        second: Iterator,
+        rest: Iterator,
+        counts: Iterator,
+        _one: Op,
+        _other: Op,
+        count: int,
+        stream: int,
+    ) -> int:
+        if self.scratch(scratch, nbytes):
+            built_x, *built, built_counts, one, other = self.given
+            values = self.machine.read(built_x, x, count)
+            truth = np.dtype(bool)
+            a = self.machine.call(one, values, result=truth)
+            b = self.machine.call(other, values, result=truth) & ~a
+            parts = values[a], values[b], values[~a & ~b]
+            for iterator, place, part in zip(built, (first, second, rest), parts, strict=True):
+                self.machine.write(iterator, place, part)
+            found = np.asarray([a.sum(), b.sum()])
+            self.machine.write(built_counts, counts, found)
+        return TEMPORARY
+
+
+class DeviceUniqueByKeyBuildResult(Result):
+    types = (Iterator, Iterator, Iterator, Iterator, Iterator, Op)
+
+    def compute(
+        self,
+        scratch: int,
+        nbytes: int,
+        keys: Iterator,
+        values: Iterator,
+        keys_out: Iterator,
+        values_out: Iterator,
+        number: Iterator,
+        _op: Op,
+        count: int,
+        stream: int,
+    ) -> int:
+        if self.scratch(scratch, nbytes):
+            built, built_values, built_out, built_values_out, built_number, op = self.given
+            given = self.machine.read(built, keys, count)
+            items = self.machine.read(built_values, values, count)
+            kept = np.ones(count, bool)
+            kept[1:] = ~self.machine.call(op, given[:-1], given[1:], result=np.dtype(bool))
+            self.machine.write(built_out, keys_out, given[kept])
+            self.machine.write(built_values_out, values_out, items[kept])
+            self.machine.write(built_number, number, np.asarray([kept.sum()]))
+        return TEMPORARY
+
+
+class DeviceHistogramBuildResult(Result):
+    types = (int, int, Iterator, int, Iterator, TypeInfo, int, int, bool)
+
+    def compute_even(
+        self,
+        scratch: int,
+        nbytes: int,
+        samples: Iterator,
+        counts: Iterator,
+        levels: Value,
+        low: Value,
+        high: Value,
+        pixels: int,
+        rows: int,
+        stride: int,
+        stream: int,
+    ) -> int:
+        assert (rows, stride) == (1, pixels)
+        if self.scratch(scratch, nbytes):
+            _, _, built, number, built_counts, *_ = self.given
+            assert levels.value == number
+            bins = number - 1
+            x = self.machine.read(built, samples, pixels).astype(low.type.dtype)
+            x = x[(x >= low.value) & (x < high.value)]
+            at = ((x - low.value) * bins / (high.value - low.value)).astype(np.int64)
+            self.machine.write(built_counts, counts, np.bincount(at, minlength=bins))
+        return TEMPORARY
+
+
+class DeviceUnaryTransform(Result):
+    types = (Iterator, Iterator, Op)
+
+    def compute(self, *arguments: Any) -> None:
+        assert self.loaded
+        *given, count, _op, _stream = arguments
+        *built, op = self.given
+        values = [
+            self.machine.read(one, other, count)
+            for one, other in zip(built[:-1], given[:-1], strict=True)
+        ]
+        result = self.machine.call(op, *values, result=built[-1].type.dtype)
+        self.machine.write(built[-1], given[-1], result)
+
+
+class DeviceBinaryTransform(DeviceUnaryTransform):
+    types = (Iterator, Iterator, Iterator, Op)  # type: ignore[assignment]
+
+
+class DeviceBinarySearchBuildResult(Result):
+    types = (BinarySearchMode, Iterator, Iterator, Iterator, Op)
+
+    def compute(
+        self,
+        data: Iterator,
+        count: int,
+        values: Iterator,
+        wanted: int,
+        out: Iterator,
+        _op: Op,
+        stream: int,
+    ) -> None:
+        mode, built, built_values, built_out, op = self.given
+        there = self.machine.read(built, data, count)
+        found = []
+        for value in self.machine.read(built_values, values, wanted):
+            other = np.full(count, value, there.dtype)
+            truth = np.dtype(bool)
+            if mode is BinarySearchMode.LOWER_BOUND:
+                before = self.machine.call(op, there, other, result=truth)
+            else:
+                before = ~self.machine.call(op, other, there, result=truth)
+            found.append(int(before.sum()))
+        self.machine.write(built_out, out, np.asarray(found, np.int64))
+
+
+RESULTS: Final = (
+    DeviceReduceBuildResult,
+    DeviceScanBuildResult,
+    DeviceSegmentedReduceBuildResult,
+    DeviceRadixSortBuildResult,
+    DeviceMergeSortBuildResult,
+    DeviceSegmentedSortBuildResult,
+    DeviceThreeWayPartitionBuildResult,
+    DeviceUniqueByKeyBuildResult,
+    DeviceHistogramBuildResult,
+    DeviceUnaryTransform,
+    DeviceBinaryTransform,
+    DeviceBinarySearchBuildResult,
+)
+NAMES: Final = (
+    *(BinarySearchMode, Determinism, InitKind, Iterator, IteratorKind, IteratorState),
+    *(Op, OpKind, SortOrder, TypeEnum, TypeInfo, Value, *RESULTS),
+)
+
+
+class FakeCub(Cub):
+    """What ``load_cub`` gives."""
+
+    def common(self, capability: tuple[int, int]) -> Any:
+        assert capability == (9, 0)
+        return "common"
+
+
+def fake_cub(linker: Linker) -> FakeCub:
+    """The bindings, which link with ``linker``."""
+    Result.machine = Machine(linker)
+    bindings = SimpleNamespace(**{each.__name__: each for each in NAMES})
+    return FakeCub(bindings, "/headers", ("0.0", "12"))
+
+
+class FakeKernels:
+    """``positions``, the only kernel there is."""
+
+    def __init__(self, _context: Any, _stream: Any, _source: object) -> None:
+        """Nothing is compiled."""
+
+    def function(self, name: str) -> str:
+        assert name == "positions"
+        return name
+
+    def launch(self, _function: str, items: int, arguments: Any) -> None:
+        assert arguments.pointers[1] == items
+        _memory(arguments.pointers[0], 8 * items).view(np.int64)[:] = np.arange(items)
+
+    def close(self) -> None:
+        """Nothing to unload."""
+
+
+class FakeContext:
+    """The CPU's context, as the CUDA executor sees it."""
+
+    compute_capability = (9, 0)
+    deterministic = False
+
+    def __init__(self, context: CpuContext) -> None:
+        self.check = context.check
+        self._context = context
+
+    def pointer(self, address: int) -> int:
+        return int(self._context.bytes_at(address, 1).ctypes.data)
+
+
+class FakeCudaCub:
+    """``CudaCub`` on host memory."""
+
+    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False, synchronize=lambda: None)
+    contexts: ClassVar[dict[int, FakeContext]] = {}
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        del stream
+        from atomr_accel.libraries.cub.host._cuda import CudaCub
+
+        fake = self.contexts.setdefault(id(context), FakeContext(context))
+        self._executor: Any = CudaCub(fake, self.stream)  # type: ignore[arg-type]
+        self.handlers = self._executor.handlers
+
+    def close(self) -> None:
+        self._executor.close()
