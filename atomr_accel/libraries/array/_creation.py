@@ -252,9 +252,7 @@ class Creation(ArrayPart[D]):
     def empty_like(
         self, prototype: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
     ) -> Request[GpuRef]:
-        """A buffer with the shape and dtype of another, content undefined; as
-        ``numpy.empty_like``.
-        """
+        """A buffer of undefined content, like another one; as ``numpy.empty_like``."""
         like = self._operand(prototype, "prototype")
         kind = like.dtype if dtype is None else as_dtype(dtype)
         sizes = like.shape if shape is None else as_shape(shape)

@@ -8,10 +8,12 @@ from .._op import D
 from ._creation import Creation
 from ._indexing import Indexing
 from ._manipulation import Manipulation
+from ._quantiles import Quantiles
+from ._reductions import Reductions
 
 
 @final
-class ArrayFunctions(Creation[D], Manipulation[D], Indexing[D]):
+class ArrayFunctions(Creation[D], Manipulation[D], Indexing[D], Reductions[D], Quantiles[D]):
     """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
 
     They have NumPy's names, arguments and defaults, and take any views. What they give is a new

@@ -154,10 +154,8 @@ class Steps:
         if last is None:
             if not steps:
                 return Submission(None, (), (), result)
-            if steps[-1][0].lane is LANE:
-                last = steps.pop()[1]
-            else:
-                last = Submission(CopyAll(()), (), ())
+            own = steps[-1][0].lane is LANE
+            last = steps.pop()[1] if own else Submission(CopyAll(()), (), ())
             last = msgspec.structs.replace(last, result=result)
         return msgspec.structs.replace(last, before=tuple(_prepared(*each) for each in steps))
 
