@@ -331,7 +331,7 @@ class Manipulation(ArrayPart[D]):
         else:
             ends = [0, *map(operator.index, indices_or_sections), size]
         key = [slice(None)] * at
-        return [ary[(*key, slice(start, end))] for start, end in zip(ends, ends[1:], strict=False)]
+        return [ary[(*key, slice(start, end))] for start, end in pairwise(ends)]
 
     def flip(self, m: GpuRef, axis: int | tuple[int, ...] | None = None) -> GpuRef:
         """With elements in reverse order, as a view; as ``numpy.flip``. It is not awaited.
@@ -419,8 +419,8 @@ class Manipulation(ArrayPart[D]):
     @op
     def tile(
         self,
-        A: GpuRef,
-        reps: SupportsIndex | Sequence[SupportsIndex],  # noqa: N803
+        A: GpuRef,  # noqa: N803 - NumPy's name
+        reps: SupportsIndex | Sequence[SupportsIndex],
     ) -> Request[GpuRef]:
         """The array several times along its axes; as ``numpy.tile``.
 
@@ -668,7 +668,8 @@ def _runs(n: int, before: int, behind: int, mode: PadMode) -> Iterator[tuple[int
         Where a run of them begins, where that begins which it is a copy of, how long it is, and
         the step there: 1, -1, or 0 for one element that repeats.
     """
-    for at, end in ((-before, 0), (n, n + behind)):
+    for start, end in ((-before, 0), (n, n + behind)):
+        at = start
         if at == end:
             continue
         if mode == "edge" or n == 1:
