@@ -96,8 +96,8 @@ def choose(
     dtypes = {ref.dtype for ref, _ in indices}
     if len(dtypes) > 1:
         indices = [(steps.cast(ref, INT64), axis) for ref, axis in indices]
-        if any(ref.dtype is not INT64 for ref, _ in indices):
-            raise AssertionError(dtypes)
+    if kind == "add" and chosen.dtype.kind == "V" and NAMES[chosen.dtype] != "bfloat16":
+        raise Unsupported(f"sums of {chosen.dtype.name} at indices; make them in another dtype")
     if len(indices) > MOST_INDICES:
         raise Unsupported(f"an index of more than {MOST_INDICES} arrays")
     axes, inner, itemsize = _merged(plain, chosen, indices, loops, rest, kind)

@@ -321,13 +321,17 @@ class Sorting(ArrayPart[D]):
     ) -> Request[GpuRef]:
         given = self._operand(a, "a")
         result = reduced(kind, given.dtype) if dtype is None else as_dtype(dtype)
+        if result.kind == "b":
+            raise TypeError(f"{name} of bool counts nothing; give it a dtype of numbers")
+        wide = FLOAT32 if NAMES[result] in _FP8 else result
         at = 0 if axis is None else normalize_axis_index(axis, len(given.shape))
 
         def build(steps: Steps) -> GpuRef:
-            ref = steps.cast(steps.ref(given, "a"), result)
+            ref = steps.cast(steps.ref(given, "a"), wide)
             rows = steps.flat(ref) if axis is None else steps.last(ref, at)
             shape = rows.shape if axis is None else ref.shape
             scanned = _scanned(steps, kind, rows, deterministic=self._device.deterministic)
+            scanned = steps.cast(scanned, result)
             if out is None and (axis is None or at == len(shape) - 1):
                 return scanned
             made = target_of(steps, out, shape, result, op=name)
