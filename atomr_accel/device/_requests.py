@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+    final,
+    overload,
+)
 
 from ..libraries._library import Home
 from ..libraries._op import Described
@@ -15,6 +24,7 @@ if TYPE_CHECKING:
     from ..libraries._op import Facade
     from ..libraries._table import Libraries
     from ..libraries._workspaces import Workspaces, WorkspaceSet
+    from ..libraries.array._evaluate import Fused
     from ..libraries.dnn.attention._paged import PagedKVCache
     from ..libraries.dnn.graph._user_graph import Plan
     from ..libraries.dnn.rnn._facade import Rnn
@@ -23,6 +33,7 @@ if TYPE_CHECKING:
     from ._core import DeviceCore
 
 R = TypeVar("R")
+P = ParamSpec("P")
 
 
 @final
@@ -41,6 +52,8 @@ class Requests(Evaluating[Described], Proxy[Described]):
         self.scratch: Final[MutableMapping[Workspaces, WorkspaceSet]] = core.scratch
         self._share_libraries(libraries, self)
 
+    @overload
+    def using(self, made: Fused[Any, P, R]) -> Fused[Described, P, R]: ...
     @overload
     def using(self, made: Generator[Any]) -> Generator[Described]: ...
     @overload

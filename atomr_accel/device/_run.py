@@ -109,7 +109,7 @@ class _Packed:
 
     def lies_in(self, slabs: set[int]) -> bool:
         """Whether all its buffers are in some slabs."""
-        return all(ref.place.address >> SLAB_SHIFT in slabs for ref in self.refs)
+        return all(ref._place.address >> SLAB_SHIFT in slabs for ref in self.refs)
 
     def kept(self) -> _Packed:
         """This, for a later time: without memory that others may change."""

@@ -10,7 +10,6 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from .._dtypes import as_dtype
 from .._errors import Unsupported, said_of
-from ..wire import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ._promotion import FLOAT32, HALVES, common, kind_of, reduced, resolve
 from ._text import text_of
 
@@ -29,7 +28,7 @@ _INT64: Final = as_dtype(np.int64)
 _BOOL: Final = as_dtype(np.bool_)
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
-"""What NumPy's functions do with refs and expressions."""
+"""What NumPy's functions do with refs and expressions; under ``numpy.ufunc`` what ufuncs do."""
 
 
 class Operand:
@@ -216,7 +215,7 @@ class Operand:
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """What NumPy's ufuncs do with it."""
-        return _apply(function, method, inputs, options)
+        return FUNCTIONS[np.ufunc](function, method, inputs, options)
 
     def __array_function__(
         self,
@@ -233,7 +232,7 @@ class Operand:
                 "expressions are made of; the documentation of expressions has a list"
             )
         if kwargs.get("out") is not None:
-            raise _no_out(function.__name__)
+            raise no_out(function.__name__)
         return found(*args, **kwargs)
 
     # --- methods ----------------------------------------------------------------------------
@@ -359,7 +358,7 @@ def _not_here(x: Operand, name: str) -> TypeError:
     )
 
 
-def _no_out(name: str) -> TypeError:
+def no_out(name: str) -> TypeError:
     return TypeError(
         f"{name}(..., out=...) makes an expression, which computes nothing yet; leave out= away "
         "and give it to what computes: await device.evaluate(expression, out=ref)"
@@ -508,7 +507,7 @@ def cast(x: Operand, dtype: np.dtype[Any]) -> Operand:
     return Expression("cast", "", (x,), (), x.shape, dtype)
 
 
-def _converted(value: Operand | Number, dtype: np.dtype[Any]) -> Operand:
+def converted(value: Operand | Number, dtype: np.dtype[Any]) -> Operand:
     return cast(value, dtype) if isinstance(value, Operand) else constant(value, dtype)
 
 
@@ -545,7 +544,7 @@ def ufunc(
     base, _, which = name.partition(":")
     shape = _joint(values)
     dtypes = resolve(base, _kinds(values), dtype, casting)
-    args = tuple([_converted(value, each) for value, each in zip(values, dtypes, strict=False)])
+    args = tuple([converted(value, each) for value, each in zip(values, dtypes, strict=False)])
     result = dtypes[len(values) + int(which or 0)]
     return Expression("ufunc", name, args, (), shape, result)
 
@@ -554,7 +553,7 @@ def where(condition: Operand | Number, x: Operand | Number, y: Operand | Number)
     """``numpy.where``."""
     dtype = common(_kinds((x, y)))
     shape = _joint((condition, x, y))
-    args = _converted(condition, _BOOL), _converted(x, dtype), _converted(y, dtype)
+    args = converted(condition, _BOOL), converted(x, dtype), converted(y, dtype)
     return Expression("where", "", args, (), shape, dtype)
 
 
@@ -570,7 +569,7 @@ def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
     return tuple(sorted(normalize_axis_tuple(axis, ndim)))
 
 
-def _kept(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:
+def kept_of(shape: tuple[int, ...], axes: tuple[int, ...], *, keepdims: bool) -> tuple[int, ...]:
     if keepdims:
         return tuple(1 if at in axes else extent for at, extent in enumerate(shape))
     return tuple(extent for at, extent in enumerate(shape) if at not in axes)
@@ -596,9 +595,9 @@ def reduce(
         compute = result = _BOOL
     if name in ("maximum", "minimum", "fmax", "fmin"):
         empty = [x.shape[at] for at in axes if not x.shape[at]]
-        if empty and 0 not in _kept(x.shape, axes, keepdims=False):
+        if empty and 0 not in kept_of(x.shape, axes, keepdims=False):
             raise ValueError(f"zero-size array to reduction operation {name} which has no identity")
-    shape = _kept(x.shape, axes, keepdims=keepdims)
+    shape = kept_of(x.shape, axes, keepdims=keepdims)
     params = axes, bool(keepdims)
     made: Operand = Expression("reduce", name, (cast(x, compute),), params, shape, compute)
     return cast(made, result)
@@ -614,7 +613,7 @@ def arg_reduce(name: str, x: Operand, axis: int | None, *, keepdims: bool) -> Ex
         raise ValueError(f"attempt to get {name} of an empty sequence")
     if x.dtype.kind == "c":
         raise TypeError(f"{name} of complex numbers is not computed on devices; take real parts")
-    shape = _kept(x.shape, axes, keepdims=keepdims)
+    shape = kept_of(x.shape, axes, keepdims=keepdims)
     return Expression("arg", name, (x,), (axes, bool(keepdims)), shape, _INT64)
 
 
@@ -701,14 +700,12 @@ def broadcast_constant(
 
 def power(x: Value, exponent: Value) -> Expression:
     """``x ** exponent``; a square where NumPy's operator computes one."""
-    if not (_is_value(x) and _is_value(exponent)):
-        return NotImplemented
     if isinstance(x, Operand) and type(exponent) in (int, float) and x.dtype.kind in "fcV":
         if exponent == 2 and resolve("power", _kinds((x, exponent)))[2] is x.dtype:
             return ufunc("square", x)
         if exponent == 0.5 and resolve("power", _kinds((x, exponent)))[2] is x.dtype:
             return ufunc("sqrt", x)
-    return ufunc("power", x, exponent)
+    return _operator("power", x, exponent)
 
 
 def _is_value(value: object) -> bool:
@@ -723,7 +720,8 @@ def _operator(name: str, x: Any, y: Any) -> Expression:
     for value in (x, y):
         if isinstance(value, np.ndarray | list):
             raise _not_there(value)
-    return NotImplemented
+    unknown: Any = NotImplemented
+    return unknown  # type: ignore[no-any-return] # as operators say that
 
 
 def _not_there(value: object) -> TypeError:
@@ -746,83 +744,5 @@ def values_of(values: Sequence[Any]) -> tuple[Value, ...]:
             raise TypeError(
                 f"expressions are made of refs, expressions and numbers, not {said_of(value)}"
             )
-    return tuple(value[()] if isinstance(value, np.ndarray) else value for value in values)
-
-
-def _apply(
-    function: np.ufunc, method: str, inputs: tuple[Any, ...], options: dict[str, Any]
-) -> Any:
-    name = function.__name__
-    name = {"matvec": "matmul", "vecmat": "matmul"}.get(name, name)
-    out = options.pop("out", None)
-    if out is not None and any(each is not None for each in out):
-        raise _no_out(name)
-    known = name in PAIRS or (name in UFUNCS and find_ufunc(name) is function)
-    if not known:
-        raise TypeError(
-            f"{name} is none of the ufuncs that expressions are made of; the documentation of "
-            "expressions has a list"
-        )
-    mask = options.pop("where", True)
-    dtype = options.pop("dtype", None)
-    kind = None if dtype is None else as_dtype(dtype)
-    values = values_of(inputs)
-    if method == "__call__":
-        casting = options.pop("casting", "same_kind")
-        options.pop("order", None)
-        options.pop("subok", None)
-        if options:
-            raise TypeError(f"{name} of refs takes no {', '.join(options)}")
-        results = [
-            ufunc(each, *values, dtype=kind, casting=casting)
-            for each in ([f"{name}:0", f"{name}:1"] if name in PAIRS else [name])
-        ]
-        if mask is not True:
-            results = [
-                where(*values_of((mask,)), each, constant(0, each.dtype)) for each in results
-            ]
-        return tuple(results) if name in PAIRS else results[0]
-    if method == "reduce" and name in REDUCTIONS:
-        axis, keepdims = options.pop("axis", 0), options.pop("keepdims", False)
-        initial = options.pop("initial", None)
-        if options:
-            raise TypeError(f"{name}.reduce of refs takes no {', '.join(options)}")
-        given = values[0]
-        assert isinstance(given, Operand)
-        return masked(name, given, axis, kind, keepdims=keepdims, initial=initial, mask=mask)
-    if method == "outer" and not options:
-        one, other = (each if isinstance(each, Operand) else constant(each) for each in values)
-        axes = (*range(len(one.shape)), *[None] * len(other.shape))
-        shape = one.shape + (1,) * len(other.shape)
-        return ufunc(name, view(one, axes, shape), other, dtype=kind)
-    raise TypeError(f"{name}.{method} is no part of expressions")
-
-
-def masked(
-    name: str,
-    x: Operand,
-    axis: Axis,
-    dtype: np.dtype[Any] | None,
-    *,
-    keepdims: bool = False,
-    initial: Value | None = None,
-    mask: Value = True,
-) -> Operand:
-    """A reduction with NumPy's ``initial`` and ``where``."""
-    if mask is not True:
-        identity = find_ufunc(name).identity
-        if identity is None:
-            if initial is None:
-                raise ValueError(
-                    f"reduction operation '{name}' does not have an identity, so to use a where "
-                    "mask one has to specify 'initial'"
-                )
-            identity = initial
-        x = where(mask, x, _converted(identity, x.dtype))
-    if initial is None:
-        return reduce(name, x, axis, dtype=dtype, keepdims=keepdims)
-    if name in ("maximum", "minimum", "fmax", "fmin") and 0 in x.shape:
-        shape = _kept(x.shape, axes_of(axis, len(x.shape)), keepdims=keepdims)
-        return broadcast(_converted(initial, x.dtype), shape)
-    made = reduce(name, x, axis, dtype=dtype, keepdims=keepdims)
-    return ufunc(name, made, _converted(initial, made.dtype))
+    given: Any = (value[()] if isinstance(value, np.ndarray) else value for value in values)
+    return tuple(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import ml_dtypes
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
@@ -21,13 +22,13 @@ from ._expression import (
     broadcast_constant,
     cast,
     constant,
-    masked,
     ufunc,
     values_of,
     view,
     where,
 )
 from ._promotion import FLOAT32, HALVES, kind_of
+from ._ufuncs import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,7 +244,7 @@ def _var(
     if isinstance(count, Operand):
         free: Value = ufunc("maximum", count - less, 0)
     else:
-        free = max(count - less, 0)
+        free = max(float(count.real) - less, 0)
     made = _divided(total, free)
     result = x.dtype if wanted is None and x.dtype in HALVES else made.dtype
     return _squeezed(cast(made, result), axis, keepdims=keepdims)
@@ -401,9 +402,8 @@ def _nan_to_num(
         if given.dtype.kind == "c":
             raise TypeError("nan_to_num of complex numbers: take .real and .imag")
         return given
-    from ml_dtypes import finfo  # which knows NumPy's, too
-
-    most = float(finfo(given.dtype).max)
+    limits: Any = ml_dtypes.finfo  # which knows NumPy's, too
+    most = float(limits(given.dtype).max)
     infinite = ufunc("isinf", given)
     negative = ufunc("signbit", given)
     high = constant(most if posinf is None else posinf, given.dtype)
@@ -580,4 +580,4 @@ def _result_type(*values: Any) -> np.dtype[Any]:
         else kind_of(each)
         for each in values
     ]
-    return np.result_type(*[kind(0) if kind in (int, float, complex) else kind for kind in kinds])
+    return np.result_type(*[kind(0) if isinstance(kind, type) else kind for kind in kinds])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from .._dtypes import NAMES, as_dtype
-from ..wire import find_ufunc
+from ..wire._ufuncs import find_ufunc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

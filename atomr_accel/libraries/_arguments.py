@@ -54,7 +54,7 @@ def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
             if ref._strides is None:
                 return block
             if strided:
-                return ref.place
+                return ref._place
             raise not_contiguous(ref, name)
     raise ref_error(ref, memory, name)
 
@@ -75,6 +75,11 @@ def require_writable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
             "made it; write to what it was made of, or to a copy"
         )
     return block
+
+
+def strided(*refs: object) -> bool:
+    """Whether any of these is a ref that is not contiguous."""
+    return any(getattr(ref, "_strides", None) is not None for ref in refs)
 
 
 def not_contiguous(ref: GpuRef, name: str) -> NotContiguous:

@@ -73,16 +73,7 @@ class LaneSpec:
 
 
 class Submitted(Protocol):
-    """An op on its way.
-
-    Attributes:
-        sent: whether it is on its way to the host, and cannot be withdrawn.
-    """
-
-    sent: bool
-
-    def withdraw(self) -> None:
-        """Let the host do nothing for it, if it is not sent."""
+    """An op on its way."""
 
     async def wait(self) -> Any:
         """Wait until it is done; its result."""

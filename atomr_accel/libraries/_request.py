@@ -251,7 +251,7 @@ _NOTHING: Final = _Nothing()
 class _Together:
     """An op with those before and after it."""
 
-    def __init__(self, op: Submitted, before: list[Submitted], after: list[Submitted]) -> None:
+    def __init__(self, op: Submitted, before: list[Any], after: list[Any]) -> None:
         self._op = op
         self._before = before
         self._after = after

@@ -76,7 +76,7 @@ def replaced(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
 
 def _seen_contiguous(ref: GpuRef, _name: str) -> GpuRef:
     """What says of itself what a contiguous copy would: nothing must be made of where it is."""
-    return GpuRef(ref.place, ref.shape, ref.dtype, ref.nbytes)
+    return GpuRef(ref._place, ref.shape, ref.dtype, ref.nbytes)
 
 
 @final

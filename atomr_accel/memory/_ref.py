@@ -278,7 +278,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return _ref(block, self.shape, self.dtype, self.nbytes, self._strides)
 
     @property
-    def place(self) -> Block:
+    def _place(self) -> Block:
         """Its block, which tells its address to those who look at the strides, too."""
         block = self._block
         return block.plain if type(block) is Gapped else block
@@ -498,12 +498,12 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                 f"{size} bytes of {dtype.name}; copy it first"
             )
         contiguous = is_contiguous(shape, strides, size)
-        return _ref(self.place, shape, dtype, self.nbytes, None if contiguous else strides)
+        return _ref(self._place, shape, dtype, self.nbytes, None if contiguous else strides)
 
     def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
         """A view with another shape, that begins so many bytes behind it."""
         itemsize = self.dtype.itemsize
-        block = part_of(self._block, start) if start else self.place
+        block = part_of(self._block, start) if start else self._place
         contiguous = is_contiguous(shape, strides, itemsize)
         nbytes = math.prod(shape) * itemsize
         return _ref(block, shape, self.dtype, nbytes, None if contiguous else strides)

@@ -117,8 +117,9 @@ def share_elements(one: Layout, other: Layout, itemsizes: tuple[int, int]) -> bo
     Where it would take long to find out, they are said to.
     """
     first, second = _stand_in(*one, itemsizes[0]), _stand_in(*other, itemsizes[1])
+    most: Any = _MOST_WORK  # NumPy's stubs know of no numbers in between
     try:
-        return bool(np.shares_memory(first, second, max_work=_MOST_WORK))
+        return bool(np.shares_memory(first, second, max_work=most))
     except np.exceptions.TooHardError:
         return True
 
@@ -210,7 +211,8 @@ def moved(ndim: int, source: Any, destination: Any) -> tuple[int, ...]:
 
 def swapped(ndim: int, one: SupportsIndex, other: SupportsIndex) -> tuple[int, ...]:
     """The order of axes with two of them exchanged."""
-    first, second = normalize_axis_index(one, ndim), normalize_axis_index(other, ndim)
+    first = normalize_axis_index(operator.index(one), ndim)
+    second = normalize_axis_index(operator.index(other), ndim)
     order = [*range(ndim)]
     order[first], order[second] = second, first
     return tuple(order)
@@ -264,7 +266,8 @@ def diagonals(
     ndim = len(shape)
     if ndim < 2:
         raise ValueError("diag requires a buffer of at least two dimensions")
-    one, other = normalize_axis_index(axis1, ndim), normalize_axis_index(axis2, ndim)
+    one = normalize_axis_index(operator.index(axis1), ndim)
+    other = normalize_axis_index(operator.index(axis2), ndim)
     if one == other:
         raise ValueError("axis1 and axis2 cannot be the same")
     shift = operator.index(offset)

@@ -1,6 +1,6 @@
 """What a program and its hosts share: messages, frames, addresses, descriptors.
 
-``_interop`` is imported by those who need it, which most hosts do not.
+``_interop`` and ``_ufuncs`` are imported by those who need them, which most hosts do not.
 Nothing in here imports trio, a backend or a library.
 """
 
@@ -62,16 +62,11 @@ from ._messages import (
     too_large,
     unpack_exception,
 )
-from ._ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 
 __all__ = [
-    "ARG_REDUCTIONS",
     "FETCH_DESCRIPTOR",
     "OFFSET_MASK",
-    "PAIRS",
-    "REDUCTIONS",
     "SLAB_SHIFT",
-    "UFUNCS",
     "WITHDRAWN",
     "Advise",
     "AskFree",
@@ -117,7 +112,6 @@ __all__ = [
     "arrived",
     "encode",
     "encoder",
-    "find_ufunc",
     "make_read_only",
     "map_file",
     "numpy_at",

@@ -301,7 +301,7 @@ async def _put_apart(
 ) -> GpuRef:
     """A buffer with its axes in another order, and so many elements from one to the next."""
     shape = tuple(abs(step) * array.shape[axis] for axis, step in zip(order, steps, strict=True))
-    key = (0, *(slice(None, None, step) for step in steps), ...)
+    key: Any = (0, *(slice(None, None, step) for step in steps), ...)
     around = np.full((1, *shape), _POISON, np.uint8).astype(array.dtype)
     back = tuple(map(int, np.argsort(order)))
     around[key].transpose(back)[...] = array

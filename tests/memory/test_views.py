@@ -20,6 +20,8 @@ from atomr_accel.testing import poison
 from ..harness import on_shared, opened, program, same_bits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
 
@@ -216,7 +218,7 @@ def test_what_would_take_long_to_tell_apart_overlaps() -> None:
 
 def test_what_numpy_refuses_is_refused() -> None:
     _, ref = buffer_like(np.zeros((2, 3, 1), np.float32))
-    for wrong, message in (
+    refused: tuple[tuple[Callable[[], GpuRef], str], ...] = (
         (lambda: ref.transpose(0, 0, 1), "repeated axis"),
         (lambda: ref.transpose(0, 1), "don't match"),
         (lambda: ref.swapaxes(0, 3), "out of bounds"),
@@ -231,11 +233,12 @@ def test_what_numpy_refuses_is_refused() -> None:
         (lambda: ref.T.reshape(6), r"copy it first: \(await device.copy\(ref\)\).reshape"),
         (lambda: ref.T.ravel(), "copy it first"),
         (lambda: ref[:, ::2, 0].view("f8"), "last axis must be contiguous"),
-    ):
+    )
+    for wrong, message in refused:
         with pytest.raises(ValueError, match=message):
             wrong()
     with pytest.raises(AttributeError, match="cannot be set"):
-        ref.T._strides = None  # type: ignore[misc]
+        ref.T._strides = None
 
 
 @given(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4), st.data())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from ..._errors import Unsupported
 from ...libraries._library import Home
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ...libraries._op import Facade
     from ...libraries._request import Keeper
     from ...libraries._workspaces import Workspaces, WorkspaceSet
+    from ...libraries.array._evaluate import Fused
     from ...libraries.dnn.graph._user_graph import Plan
     from ...libraries.dnn.rnn._facade import Rnn
     from ...libraries.nvrtc._facade import Argument, Dim, Kernel
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
 
 _FOR_FACADES: Final = {*dir(Home), *dir(Driver), *("collect", "ref", "take", "traced")}
 """What facades and requests ask for, and programs do not; ``perform`` is for both."""
@@ -70,6 +72,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         for name in NAMES:
             vars(self).pop(name, None)
 
+    @overload
+    def using(self, made: Fused[Any, P, R]) -> Fused[Collected, P, R]: ...
     @overload
     def using(self, made: Generator[Any]) -> Generator[Collected]: ...
     @overload

@@ -515,7 +515,7 @@ class Recording(Collector):
     def _encode(self, bound: Mapping[Block, GpuRef]) -> tuple[tuple[Step, ...], tuple[Node, ...]]:
         """What prepares the program and what is replayed, on the buffers of now."""
         for stand_in, ref in bound.items():
-            stand_in.address = ref.place.address + -self._pads[stand_in]
+            stand_in.address = ref._place.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
             part.address = whole.address + start
         prepare = [_step(op) for op in self._prepare]

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
-from ...libraries._arguments import overlap, require_readable, require_writable
+from ...libraries._arguments import overlap, require_readable, require_writable, strided
 from ...libraries._op import D, op
 from ...libraries._request import Request, Submission
 from ...libraries.array._copy import LANE as ARRAY_LANE
@@ -103,7 +103,7 @@ class Arrays(Evaluating[D]):
             TypeError: ``value`` is no number, or a complex one for a real buffer.
             GpuRefStale, GpuRefSealed: the buffer cannot be written.
         """
-        if isinstance(ref, GpuRef) and not ref.contiguous:
+        if strided(ref):
             return self._fill_strided(ref, value)
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
@@ -144,7 +144,6 @@ class Arrays(Evaluating[D]):
 
 def copying(device: Home, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
     """The request to copy one buffer of a device to another."""
-    strided = any(isinstance(ref, GpuRef) and not ref.contiguous for ref in (src, dst))
 
     def prepare_strided(driver: Driver) -> Submission[GpuRef]:
         require_readable(src, driver.memory, "src", strided=True)
@@ -152,7 +151,7 @@ def copying(device: Home, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
             check_pair(src, dst, driver.memory)
         return copy_strided(src, dst, ("src", "dst")).prepare(driver)
 
-    if strided:
+    if strided(src, dst):
         return Request(ARRAY_LANE, "copy", prepare_strided)
 
     def prepare(driver: Driver) -> Submission[GpuRef]:

@@ -53,7 +53,7 @@ def _message(source: GpuRef, target: GpuRef) -> CopyStrided | None:
     """What copies one to the other; None where there is nothing to be copied."""
     if not source.size:
         return None
-    of, to = source.place, target.place
+    of, to = source._place, target._place
     plan = merged(
         source.shape,
         target.strides,

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    final,
+    overload,
+)
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -10,7 +22,7 @@ import numpy as np
 from ..._dtypes import NAMES
 from ..._errors import said_of
 from ...expressions import Operand, broadcast, cast
-from ...memory import GpuRef
+from ...memory import GpuRef, block_at, part_of
 from .._arguments import alignment, overlap, require_readable, require_writable
 from .._library import LaneSpec
 from .._op import D, Facade, op
@@ -23,9 +35,10 @@ from ._resident import BuiltKernel
 from .wire._program import Interpret, KernelForm, Launch, RunKernels, Step, StridedArray
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Hashable
+    from collections.abc import Callable, Coroutine, Hashable
 
     from ...memory import Block, MemoryMap
+    from .._library import Home
     from .._op import Awaited, Collected, Described
     from .._request import Driver
 
@@ -35,9 +48,15 @@ BUILDS: Final = LaneSpec("array-builds", _EXECUTORS, hangs=False, blocks=True)
 
 _MOST_PLANS: Final = 2048
 _MOST_KERNELS: Final = 1024
+_MOST_FUSED: Final = 256
 
 _One_co = TypeVar("_One_co", covariant=True)
 _More_co = TypeVar("_More_co", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Computed: TypeAlias = "Operand | np.ndarray[Any, np.dtype[Any]]"
+"""What is computed. To type checkers NumPy's functions give arrays, also of expressions."""
 
 
 class Evaluator:
@@ -72,7 +91,7 @@ def _evaluator(memory: MemoryMap) -> Evaluator:
 
 def evaluating(
     interpreted: bool,
-    expressions: tuple[Operand, ...],
+    expressions: tuple[Any, ...],
     out: GpuRef | tuple[GpuRef, ...] | None,
 ) -> Request[Any]:
     """The request to compute expressions.
@@ -96,8 +115,27 @@ def evaluating(
         if len(outs) != len(expressions):
             raise ValueError(f"{len(expressions)} expressions have as many outs, not {len(outs)}")
         expressions = tuple(map(_fitted, expressions, outs))
-    graph = Graph(expressions)
-    targets = tuple([(each.shape, each.dtype) for each in expressions])
+    return computing(interpreted, Graph(expressions), outs)
+
+
+def computing(
+    interpreted: bool,
+    graph: Graph,
+    outs: tuple[GpuRef, ...] | None = None,
+    *,
+    single: bool | None = None,
+) -> Request[Any]:
+    """The request to compute a graph.
+
+    Args:
+        interpreted: as for ``evaluating``.
+        graph: what to compute.
+        outs: where the results go, which have their shapes and dtypes.
+        single: whether the only result comes by itself; by default if there is only one.
+    """
+    targets = [(graph.values[at].shape, graph.values[at].dtype) for at in graph.results]
+    if single is None:
+        single = len(targets) == 1
 
     def prepare(driver: Driver) -> Submission[Any]:
         memory = driver.memory
@@ -117,7 +155,7 @@ def evaluating(
             message: Any = _interpret(graph, made)
         else:
             message = _run(driver, graph, made, reads, writes, given=outs is not None)
-        return Submission(message, reads, writes, made[0] if len(made) == 1 else made)
+        return Submission(message, reads, writes, made[0] if single else made)
 
     return Request(LANE, "array.evaluate", prepare)
 
@@ -153,7 +191,7 @@ def _require_apart(outs: tuple[GpuRef, ...]) -> None:
 
 
 def _array(ref: GpuRef) -> StridedArray:
-    return StridedArray(ref.place.address, ref.shape, ref.strides, NAMES[ref.dtype])
+    return StridedArray(ref._place.address, ref.shape, ref.strides, NAMES[ref.dtype])
 
 
 def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
@@ -181,11 +219,9 @@ def _layout(ref: GpuRef) -> Layout:
     return Layout(ref.shape, ref.strides, ref.dtype, alignment(ref))
 
 
-def _conflicts(
-    operands: list[GpuRef], made: tuple[GpuRef, ...]
-) -> tuple[tuple[Conflict, int, int], ...]:
+def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Conflict, ...]:
     """Which outputs share memory with which operands."""
-    found = []
+    found: list[Conflict] = []
     for at, out in enumerate(made):
         for number, ref in enumerate(operands):
             if out._block.base is ref._block.base and overlap(out, ref):
@@ -196,7 +232,7 @@ def _conflicts(
                     and out.dtype is ref.dtype
                 )
                 found.append(("same" if same else "part", at, number))
-    return tuple(found)  # type: ignore[return-value] # of the two words
+    return tuple(found)
 
 
 def _run(
@@ -233,7 +269,7 @@ def _run(
             each.blocks,
             tuple(
                 [
-                    0 if place is None else places[place.kind][place.number].place.address
+                    0 if place is None else places[place.kind][place.number]._place.address
                     for place in each.places
                 ]
             ),
@@ -256,14 +292,14 @@ class Evaluate(Protocol[_One_co, _More_co]):
     """``evaluate``: how many expressions it is given decides what it gives."""
 
     @overload
-    def __call__(self, expression: Operand, /, *, out: GpuRef | None = ...) -> _One_co: ...
+    def __call__(self, expression: Computed, /, *, out: GpuRef | None = ...) -> _One_co: ...
     @overload
     def __call__(
         self,
-        first: Operand,
-        second: Operand,
+        first: Computed,
+        second: Computed,
         /,
-        *others: Operand,
+        *others: Computed,
         out: tuple[GpuRef, ...] | None = ...,
     ) -> _More_co: ...
 
@@ -292,12 +328,124 @@ class evaluate_op(op[..., Any]):  # noqa: N801 - used as a decorator
         return super().__get__(facade, owner)
 
 
+_Traced: TypeAlias = "tuple[Graph, tuple[_Operand, ...], bool]"
+
+
+@final
+class Fused(Facade[D], Generic[D, P, R]):
+    """A function whose expressions are computed by one call. Made by ``device.fuse``."""
+
+    def __init__(self, device: Home, function: Callable[P, Any]) -> None:
+        self._device = device
+        self._function = function
+        self._known: Recent[Hashable, tuple[Graph, tuple[_Operand, ...], bool]] = Recent(
+            _MOST_FUSED
+        )
+
+    def __repr__(self) -> str:
+        return f"<Fused {getattr(self._function, '__qualname__', self._function)}>"
+
+    @op
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Request[R]:
+        """Compute what the function makes of refs, and of other arguments.
+
+        Raises:
+            TypeError: the function gives no expression, or looks at what refs hold.
+            Exception: what the function raises; what ``evaluate`` does.
+        """
+        refs: list[GpuRef] = []
+        values: tuple[Any, ...] = (*args, *kwargs.values())
+        names: Hashable = tuple(kwargs)
+        key = (len(args), names, *[_signed(each, refs) for each in values])
+        try:
+            found = self._known.get(key)
+        except TypeError:  # something that is no key
+            return self._traced(refs, args, kwargs)[3]
+        if found is None:
+            graph, operands, single, _ = self._traced(refs, args, kwargs)
+            found = self._known.keep(key, (graph, operands, single))
+        graph, operands, single = found
+        used = [
+            each.ref if each.ref is not None else _view(refs[each.argument], each)
+            for each in operands
+        ]
+        interpreted = self._device.capabilities.python_kernels
+        return computing(interpreted, graph.on(used), single=single)
+
+    def _traced(
+        self, refs: list[GpuRef], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Graph, tuple[_Operand, ...], bool, Request[Any]]:
+        """What the function makes of stand-ins."""
+        stand_ins: dict[Block, int] = {}
+        numbers = iter(range(len(refs)))
+
+        def stand_in(value: Any) -> Any:
+            if type(value) is not GpuRef:
+                return value
+            block = block_at(self._device.memory, 0, 0)
+            stand_ins[block] = next(numbers)
+            return value.on_block(block)
+
+        given = [stand_in(each) for each in args]
+        named = {name: stand_in(each) for name, each in kwargs.items()}
+        made: Any = self._function(*given, **named)
+        single = not isinstance(made, tuple)
+        results = (made,) if single else made
+        if not results or not all(isinstance(each, Operand) for each in results):
+            raise TypeError(
+                f"{self!r} has to give an expression, or a tuple of them, not {said_of(made)}"
+            )
+        graph = Graph(results)
+        operands = []
+        for ref in graph.operands:
+            argument = stand_ins.get(ref._block.base, -1)
+            place = ref._block.offset
+            operands.append(_Operand(None if argument >= 0 else ref, argument, place, ref))
+        used = [
+            each.ref if each.ref is not None else _view(refs[each.argument], each)
+            for each in operands
+        ]
+        interpreted = self._device.capabilities.python_kernels
+        request = computing(interpreted, graph.on(used), single=single)
+        return graph, tuple(operands), single, request
+
+
+class _Operand(NamedTuple):
+    """What a fused function reads.
+
+    Attributes:
+        ref: a ref that is none of its arguments.
+        argument: otherwise, which of them it is a view of.
+        offset: bytes from where that begins.
+        like: a ref of its shape, dtype and strides.
+    """
+
+    ref: GpuRef | None
+    argument: int
+    offset: int
+    like: GpuRef
+
+
+def _view(ref: GpuRef, operand: _Operand) -> GpuRef:
+    block = ref._place
+    return operand.like.on_block(part_of(block, operand.offset) if operand.offset else block)
+
+
+def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
+    """What a fused function may depend on in an argument."""
+    if type(value) is GpuRef:
+        refs.append(value)
+        return value.shape, value.dtype, value._strides
+    # 1, 1.0 and True are one key; zeros have a sign, and NaN is no key.
+    return type(value), repr(value) if isinstance(value, float | complex) else value
+
+
 class Evaluating(Facade[D]):
     """Computing expressions: what a device, a batch and a recording have."""
 
     @evaluate_op
     def evaluate(
-        self, *expressions: Operand, out: GpuRef | tuple[GpuRef, ...] | None = None
+        self, *expressions: Computed, out: GpuRef | tuple[GpuRef, ...] | None = None
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
         """Compute expressions: what refs, operators and NumPy's functions have made.
 
@@ -327,3 +475,39 @@ class Evaluating(Facade[D]):
         """
         interpreted = self._device.capabilities.python_kernels
         return evaluating(interpreted, expressions, out)
+
+    @overload
+    def fuse(self, function: Callable[P, Computed]) -> Fused[D, P, GpuRef]: ...
+    @overload
+    def fuse(
+        self, function: Callable[P, tuple[Computed, ...]]
+    ) -> Fused[D, P, tuple[GpuRef, ...]]: ...
+    def fuse(self, function: Callable[P, Any]) -> Fused[D, P, Any]:
+        """Make one call of a function that computes with refs.
+
+        ::
+
+            @device.fuse
+            def gelu(x: GpuRef) -> Operand:
+                return 0.5 * x * (1 + scipy.special.erf(x / np.sqrt(2)))
+
+
+            y = await gelu(x)
+
+        The function is called with stand-ins once for each combination of shapes, dtypes and
+        layouts of its refs, and of its other arguments; what it makes of them is computed as by
+        ``evaluate``. So it sees nothing of what refs hold.
+
+        Args:
+            function: gives an expression, or a tuple of them, and does nothing else.
+
+        Returns:
+            What is called with the same arguments and gives a ref, or a tuple of them: on a device
+            it is awaited, in a batch it gives them at once. ``batch.using`` makes one of the other.
+
+        Raises:
+            TypeError: no callable.
+        """
+        if not callable(function):
+            raise TypeError(f"fuse takes a function, not {said_of(function)}")
+        return Fused(self._device, function)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ._lower import Lowered
 
-    NewScratch = Callable[[int, "np.dtype[object]"], Place]
+    NewScratch = Callable[[int, "np.dtype[Any]"], Place]
 
 _VECTOR_BYTES: Final = 16
 """What a thread reads and writes at once."""
@@ -152,13 +152,14 @@ def _access(each: Read | Write, inner: int | None, *, varies: bool) -> Access:
 
 def _wide(flat: _Flat, elements: int) -> bool:
     extents = (*flat.kept, *flat.reduced)
+    accesses: list[Read | Write] = [*flat.reads, *flat.writes]
     furthest = [
         sum(
             abs(step) * (extent - 1)
             for step, extent in zip(each.strides, extents, strict=True)
             if extent
         )
-        for each in (*flat.reads, *flat.writes)
+        for each in accesses
     ]
     return max([elements, *furthest]) >= _NARROW
 
@@ -177,12 +178,11 @@ def _launching(
         numbers += each.strides
     in_place = set()
     for write in flat.writes:
-        for number in {read.place.number for read in flat.reads if _is_operand(read)}:
-            reads = [
-                read for read in flat.reads if _is_operand(read) and read.place.number == number
-            ]
-            if all(read.strides == write.strides for read in reads):
-                in_place.add((number, write.place.number))
+        for place in {read.place for read in flat.reads}:
+            if place is not None and all(
+                read.strides == write.strides for read in flat.reads if read.place == place
+            ):
+                in_place.add((place.number, write.place.number))
     return Launching(
         form,
         blocks,
@@ -193,15 +193,11 @@ def _launching(
     )
 
 
-def _is_operand(read: Read) -> bool:
-    return read.place is not None and read.place.kind == "operand"
-
-
 def _each(flat: _Flat) -> Launching:
     """A thread for some elements."""
     total = math.prod(flat.kept)
     inner = len(flat.kept) - 1 if flat.kept else None
-    accesses = [*flat.reads, *flat.writes]
+    accesses: list[Read | Write] = [*flat.reads, *flat.writes]
     vector = 1 if inner is None else _vector(accesses, inner, flat.kept[inner])
     count = total // vector
     items = 2 if count >= _MANY_ELEMENTS and len(flat.kept) == 1 else 1
@@ -246,7 +242,7 @@ def _reducing(flat: _Flat, new_scratch: NewScratch) -> list[Launching]:
         blocks = tiles * (rows // flat.kept[-1])
     else:
         inner = last if reduced else None
-        ours = [*varying, *[each for each in flat.writes if each.varies]]
+        ours: list[Read | Write] = [*varying, *[each for each in flat.writes if each.varies]]
         vector = 1 if inner is None else _vector(ours, inner, flat.reduced[-1])
         steps = length // vector
         group, items = _grouped(steps, vector, varying)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -48,12 +49,18 @@ class Graph:
 
     def __init__(self, expressions: Sequence[Operand]) -> None:
         self.values: Final[list[Value]] = []
-        self.operands: Final[list[GpuRef]] = []
+        self.operands: list[GpuRef] = []
         self.constants: Final[list[np.generic]] = []
         self._known: dict[int, int] = {}  # by identity: the expressions are held meanwhile
         self._numbers: dict[Value, int] = {}
         self._places: dict[tuple[object, ...], int] = {}
         self.results: Final = tuple([self._add(each) for each in expressions])
+
+    def on(self, operands: list[GpuRef]) -> Graph:
+        """The same on other refs, of the same shapes and dtypes."""
+        other = copy(self)
+        other.operands = operands
+        return other
 
     @property
     def structure(self) -> tuple[Value, ...]:

@@ -8,7 +8,7 @@ first, by kernels of their own, whose results are buffers for this one. So is wh
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from ..._errors import Unsupported
 from ._geometry import Launching, launches_of, strides_in_order
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: np.dtype[object]
+    dtype: np.dtype[Any]
     alignment: int
 
 
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
     """
 
     launches: tuple[Launching, ...]
-    scratch: tuple[tuple[int, np.dtype[object]], ...]
+    scratch: tuple[tuple[int, np.dtype[Any]], ...]
 
 
 def make_plan(
@@ -96,7 +96,7 @@ class _Planner:
         self._values: Final = values
         self._operands: Final = operands
         self._launches: Final[list[Launching]] = []
-        self._scratch: Final[list[tuple[int, np.dtype[object]]]] = []
+        self._scratch: Final[list[tuple[int, np.dtype[Any]]]] = []
         self._stored: Final[dict[int, Stored]] = {}
 
     def plan(
@@ -190,7 +190,7 @@ class _Planner:
                 plain.append(target)
                 continue
             value = self._values[reduction]
-            key = (self._values[value.args[0]].shape, value.axes)
+            key: tuple[object, ...] = (self._values[value.args[0]].shape, value.axes)
             groups.setdefault(key, []).append(target)
         for target in plain:
             shape = self._values[target.value].shape
@@ -241,7 +241,7 @@ class _Planner:
                 )
         self._launches.extend(launches)
 
-    def _new_scratch(self, count: int, dtype: np.dtype[object]) -> Place:
+    def _new_scratch(self, count: int, dtype: np.dtype[Any]) -> Place:
         self._scratch.append((count, dtype))
         return Place("scratch", len(self._scratch) - 1)
 

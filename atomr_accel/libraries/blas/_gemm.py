@@ -18,13 +18,14 @@ from .._arguments import (
     require_readable,
     require_shape,
     require_writable,
+    strided,
 )
 from .._op import D, op
 from .._request import Submission
 from ..wire._broadcast import broadcast
 from ..wire._recent import Recent
 from ._checks import UINT8, Number, Routines, Trans, operation, scalar, scales_nothing
-from ._layout import laid_out, strided
+from ._layout import laid_out
 from .wire._messages import Gemm, GemmEx, GemmList, ProductOptions, Scalar
 
 if TYPE_CHECKING:

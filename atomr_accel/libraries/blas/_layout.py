@@ -11,11 +11,6 @@ if TYPE_CHECKING:
     from ...memory import GpuRef
 
 
-def strided(*refs: GpuRef | None) -> bool:
-    """Whether any of these is not contiguous."""
-    return any(getattr(ref, "_strides", None) is not None for ref in refs)
-
-
 def laid_out(ref: GpuRef, shape: tuple[int, ...], op: int, name: str) -> Laid:
     """How the matrices of a view lie.
 

@@ -14,10 +14,11 @@ from .._arguments import (
     require_no_alias,
     require_readable,
     require_writable,
+    strided,
 )
 from .._request import Submission
 from ..blas._checks import scalar
-from ..blas._layout import laid_out, strided
+from ..blas._layout import laid_out
 from .wire._layout import Layout
 from .wire._messages import Matmul, Scalar
 from .wire._plan import FP8, Given, Plan, PlanKey, make_plan
@@ -150,10 +151,10 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         message = Matmul(
             plan.encoded,
             algorithm,
-            zeros or a.place.address + plan.offset_a,
-            zeros or b.place.address + plan.offset_b,
-            0 if added is None else added.place.address + (plan.offset_d if added is out else 0),
-            result.place.address + plan.offset_d,
+            zeros or a._place.address + plan.offset_a,
+            zeros or b._place.address + plan.offset_b,
+            0 if added is None else added._place.address + (plan.offset_d if added is out else 0),
+            result._place.address + plan.offset_d,
             0 if side is None else side._block.address,
             0 if aux is None else aux._block.address,
             0 if scale_a is None else scale_a._block.address,

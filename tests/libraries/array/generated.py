@@ -66,8 +66,7 @@ class Case:
             for ref, pointer in zip(self.graph.operands, self.operands, strict=True)
         ]
         outputs = [
-            Layout(array.shape, array.strides, as_dtype(array.dtype), 256)
-            for array in self.outputs
+            Layout(array.shape, array.strides, as_dtype(array.dtype), 256) for array in self.outputs
         ]
         self.plan: Plan = make_plan(self.graph.structure, self.graph.results, operands, outputs)
 
@@ -87,8 +86,7 @@ class Case:
         constants = [data + bytes(-len(data) % 8) for data in self.graph.bytes_of_constants()]
         for launch, each in zip(launches, self.plan.launches, strict=True):
             pointers = [
-                0 if place is None else buffers[place.kind][place.number]
-                for place in each.places
+                0 if place is None else buffers[place.kind][place.number] for place in each.places
             ]
             words = struct.pack(f"={len(pointers)}Q", *pointers)
             words += struct.pack(f"={len(each.numbers)}q", *each.numbers)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 pytestmark = needs_compiler
 
-Make = "Callable[..., Any]"
-
 
 def data(dtype: Any, *shape: int, low: float = -3.0, high: float = 3.0) -> Any:
     """Numbers of any dtype."""
@@ -48,8 +46,7 @@ def check(folder: Path, *rows: tuple[Callable[..., Any], tuple[Any, ...]], exact
             expected = function(*placed)
         wanted.append(expected if isinstance(expected, tuple) else (expected,))
     for number, (found, expected) in enumerate(zip(run_all(cases, folder), wanted, strict=True)):
-        for one, other in zip(found, expected, strict=True):
-            other = np.asarray(other)
+        for one, other in zip(found, map(np.asarray, expected), strict=True):
             assert one.shape == other.shape, number
             assert one.dtype == other.dtype, (number, one.dtype, other.dtype)
             if exact:
@@ -57,7 +54,7 @@ def check(folder: Path, *rows: tuple[Callable[..., Any], tuple[Any, ...]], exact
                     wide(one), wide(other), err_msg=f"row {number}: {cases[number].graph.values}"
                 )
             else:
-                tolerance = 64 * float(ml_dtypes.finfo(one.dtype).eps) if inexact(one) else 0
+                tolerance = 64 * eps(one.dtype) if inexact(one) else 0
                 np.testing.assert_allclose(
                     wide(one),
                     wide(other),
@@ -77,8 +74,23 @@ def wide(array: Any) -> Any:
     return array.astype(np.float64) if array.dtype.kind == "V" else array
 
 
+def each(functions: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[Any]:
+    """Rows of several functions of the same arrays."""
+    return [(function, arrays) for function in functions]
+
+
+def eps(dtype: Any) -> float:
+    """How far apart numbers around 1 are."""
+    limits: Any = ml_dtypes.finfo
+    return float(limits(dtype).eps)
+
+
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 INTEGERS = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
+
+
+def _larger(x: Any, y: Any) -> Any:
+    return np.where(x > y, x, y)
 
 
 @pytest.mark.slow
@@ -86,27 +98,38 @@ def test_arithmetic(tmp_path: Path) -> None:
     rows: list[Any] = []
     for dtype in (*FLOATS, *INTEGERS):
         x, y = data(dtype, 5, 8), data(dtype, 8)
-        for function in (
-            np.add,
-            np.subtract,
-            np.multiply,
-            np.floor_divide,
-            np.remainder,
-            np.fmod,
-            np.maximum,
-            np.fmin,
-            np.less,
-            np.equal,
-            np.greater_equal,
-            np.logical_xor,
-        ):
-            rows.append((function, (x, y)))
+        rows += each(
+            (
+                np.add,
+                np.subtract,
+                np.multiply,
+                np.floor_divide,
+                np.remainder,
+                np.fmod,
+                np.maximum,
+                np.fmin,
+                np.less,
+                np.equal,
+                np.greater_equal,
+                np.logical_xor,
+            ),
+            (x, y),
+        )
         rows += [(np.negative, (x,)), (np.sign, (x,)), (np.square, (x,)), (np.absolute, (x,))]
-        rows.append((lambda x, y: np.where(x > y, x, y) * 2 + 1, (x, y)))
+        rows.append((lambda x, y: _larger(x, y) * 2 + 1, (x, y)))
     for dtype in INTEGERS:
         x, y = data(dtype, 40), np.arange(40).astype(dtype)
-        for function in (np.bitwise_and, np.bitwise_xor, np.left_shift, np.right_shift, np.gcd, np.lcm):
-            rows.append((function, (x, y)))
+        rows += each(
+            (
+                np.bitwise_and,
+                np.bitwise_xor,
+                np.left_shift,
+                np.right_shift,
+                np.gcd,
+                np.lcm,
+            ),
+            (x, y),
+        )
         rows.append((np.power, (x, y)))
         rows += [(np.invert, (x,)), (np.bitwise_count, (x,))]
     check(tmp_path, *rows, exact=True)
@@ -118,18 +141,15 @@ def test_functions(tmp_path: Path) -> None:
     for dtype in FLOATS:
         x = data(dtype, 3, 16)
         positive, unit = data(dtype, 48, low=0.1), data(dtype, 48, low=-0.9, high=0.9)
-        for function in (np.sqrt, np.log, np.log2, np.log10, np.log1p, np.cbrt, np.reciprocal):
-            rows.append((function, (positive,)))
-        for function in (np.arcsin, np.arccos, np.arctanh):
-            rows.append((function, (unit,)))
-        for function in (np.exp, np.exp2, np.expm1, np.sin, np.cos, np.tan, np.arctan, np.sinh):
-            rows.append((function, (x,)))
-        for function in (np.cosh, np.tanh, np.arcsinh, np.floor, np.ceil, np.trunc, np.rint):
-            rows.append((function, (x,)))
-        for function in (np.isnan, np.isfinite, np.isinf, np.signbit, np.deg2rad, np.degrees):
-            rows.append((function, (x,)))
-        for function in (np.arctan2, np.hypot, np.copysign, np.logaddexp, np.logaddexp2):
-            rows.append((function, (x, data(dtype, 16))))
+        rows += each((np.sqrt, np.log, np.log2, np.log10, np.log1p), (positive,))
+        rows += each((np.cbrt, np.reciprocal), (positive,))
+        rows += each((np.arcsin, np.arccos, np.arctanh), (unit,))
+        rows += each((np.exp, np.exp2, np.expm1, np.sin, np.cos, np.tan, np.arctan, np.sinh), (x,))
+        rows += each((np.cosh, np.tanh, np.arcsinh, np.floor, np.ceil, np.trunc, np.rint), (x,))
+        rows += each((np.isnan, np.isfinite, np.isinf, np.signbit, np.deg2rad, np.degrees), (x,))
+        rows += each(
+            (np.arctan2, np.hypot, np.copysign, np.logaddexp, np.logaddexp2), (x, data(dtype, 16))
+        )
         rows.append((np.power, (positive, unit)))
         rows.append((np.heaviside, (x, x)))
         rows.append((lambda x: np.modf(x), (x,)))
@@ -137,10 +157,8 @@ def test_functions(tmp_path: Path) -> None:
         rows.append((lambda x: np.divmod(x, x.dtype.type(0.75)), (x,)))
     for dtype in (np.float32, np.float64):
         x, positive = data(dtype, 48), data(dtype, 48, low=0.1)
-        for function in (sp.erf, sp.erfc, sp.expit, sp.ndtr):
-            rows.append((function, (x,)))
-        for function in (sp.gamma, sp.gammaln, sp.entr):
-            rows.append((function, (positive,)))
+        rows += each((sp.erf, sp.erfc, sp.expit, sp.ndtr), (x,))
+        rows += each((sp.gamma, sp.gammaln, sp.entr), (positive,))
         rows.append((sp.erfinv, (data(dtype, 48, low=-0.9, high=0.9),)))
         rows += [(sp.xlogy, (positive, positive)), (sp.rel_entr, (positive, positive))]
         rows.append((np.nextafter, (x, positive)))
@@ -153,12 +171,9 @@ def test_complex(tmp_path: Path) -> None:
     rows: list[Any] = []
     for dtype in (np.complex64, np.complex128):
         x, y = data(dtype, 5, 8), data(dtype, 8)
-        for function in (np.add, np.subtract, np.multiply, np.divide, np.equal, np.power):
-            rows.append((function, (x, y)))
-        for function in (np.exp, np.log, np.sqrt, np.sin, np.cos, np.tanh, np.conj, np.absolute):
-            rows.append((function, (x,)))
-        for function in (np.square, np.reciprocal, np.sign, np.expm1, np.log1p, np.isnan):
-            rows.append((function, (x,)))
+        rows += each((np.add, np.subtract, np.multiply, np.divide, np.equal, np.power), (x, y))
+        rows += each((np.exp, np.log, np.sqrt, np.sin, np.cos, np.tanh, np.conj, np.absolute), (x,))
+        rows += each((np.square, np.reciprocal, np.sign, np.expm1, np.log1p, np.isnan), (x,))
         rows.append((lambda x: x.real + x.imag, (x,)))
         rows.append((lambda x: (x * 2j).sum(axis=0), (x,)))
         rows.append((lambda x: x**2, (x,)))
@@ -238,7 +253,7 @@ def test_reductions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, small: b
         (lambda x: x.max(axis=(1, 2)) - x.min(axis=0).sum(), (three,)),
         (lambda x: x.sum(axis=-1), (long[:, ::3],)),
         (lambda x: x.sum(axis=0), (long.T,)),
-        (lambda x: x + x.sum(), (np.float32([2.5]),)),
+        (lambda x: x + x.sum(), (np.array([2.5], np.float32),)),
         (lambda x: x.sum(axis=1), (np.zeros((3, 0), np.float32),)),
         (lambda x: np.broadcast_to(x.sum(axis=1, keepdims=True), x.shape), (x,)),
         (lambda x: x.prod(axis=0), (data(np.int16, 4, 9),)),
@@ -258,7 +273,7 @@ def test_reductions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, small: b
 def test_layouts(tmp_path: Path) -> None:
     x = aligned(data(np.float32, 12, 16))
     h = aligned(data(np.float16, 12, 16))
-    rows = [
+    rows: list[Any] = [
         (lambda x: x * 2 + 1, (x,)),
         (lambda x: x * 2 + 1, (x[:, 1:],)),
         (lambda x: x * 2 + 1, (x[1:, ::2],)),

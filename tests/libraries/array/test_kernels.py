@@ -82,7 +82,7 @@ def laid_out(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, *, ga
     around = [abs(step) * shape[axis] for axis, step in zip(order, steps, strict=True)]
     data = rng.integers(0, 256, (*around, np.dtype(dtype).itemsize), np.uint8)
     array = data.view(dtype)[..., 0]
-    key = tuple(slice(None, None, step) for step in steps)
+    key: tuple[Any, ...] = tuple(slice(None, None, step) for step in steps)
     return np.asarray(array[(*key, ...)].transpose(np.argsort(order)))
 
 

@@ -16,6 +16,8 @@ from atomr_accel.testing import poison
 from ...harness import on_shared, opened, program, same_bits
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from atomr_accel import Device, GpuRef
 
 
@@ -141,20 +143,22 @@ async def test_what_cannot_be_written_is_refused(device: Device) -> None:
     many = one.broadcast_to(8)
     host = await device.get(many)
     assert same_bits(host, np.full(8, 7, np.float32))
-    for write in (
+    writers: tuple[Callable[[], Awaitable[Any]], ...] = (
         lambda: device.blas.scal(2.0, many),
         lambda: device.fill(many, 1),
         lambda: device.put(host, out=many),
         lambda: device.copy(one.broadcast_to((2, 4))[0, 0:1].broadcast_to(8), many),
-    ):
+    )
+    for write in writers:
         with pytest.raises(ValueError, match=r"is read-only|shares memory"):
             await write()
     sealed = (await device.put(np.zeros((4, 4), np.float32), sealed=True)).T
-    for write in (
+    writers = (
         lambda: device.blas.scal(2.0, sealed[0]),
         lambda: device.fill(sealed, 1),
         lambda: device.put(np.zeros((4, 4), np.float32), out=sealed),
-    ):
+    )
+    for write in writers:
         with pytest.raises((GpuRefSealed, ValueError), match="sealed"):
             await write()
     assert not (await device.get(sealed)).any()
@@ -248,8 +252,8 @@ async def test_a_block_of_a_view_tells_no_address(device: Device) -> None:
     _, x = await filled(device, 4, 6)
     with pytest.raises(NotContiguous, match="copy it first"):
         _ = x.T._block.address
-    assert x.T.place.address == x._block.address
-    assert x[:, 1].place.address == x._block.address + 4
+    assert x.T._place.address == x._block.address
+    assert x[:, 1]._place.address == x._block.address + 4
     with pytest.raises(ValueError, match="ref is not contiguous, and is needed so here"):
         await device.prefetch(x.T)
 
@@ -286,3 +290,35 @@ async def test_copies_from_another_device(device: Device) -> None:
         await device.copy(x.T, target[:, ::2])
         assert same_bits((await device.get(target))[:, ::2], host.T)
         del x
+
+
+@on_shared
+async def test_what_libraries_have_made_takes_views_too(device: Device) -> None:
+    rng = np.random.default_rng(5)
+    host = rng.uniform(-1, 1, (8, 6)).astype(np.float32)
+    x = await device.put(host)
+    graph = device.dnn.graph()
+    a, b = graph.tensor((8, 3), "float32", name="a"), graph.tensor((8, 3), "float32", name="b")
+    plan = await graph.build(graph.node("add", a=a, b=b))
+    made = await plan(a=x[:, ::2], b=x[:, 1::2])
+    assert same_bits(await device.get(made), host[:, ::2] + host[:, 1::2])
+    async with device.batch() as batch:
+        made = batch.dnn.run(plan, a=x[:, ::2], b=x[:, :3])
+    assert same_bits(await device.get(made), host[:, ::2] + host[:, :3])
+    # Heads of one matrix, as models split them.
+    cache = await device.dnn.kv_cache(4, 16, 2, 8, dtype="float16")
+    both = rng.uniform(-1, 1, (1, 5, 3, 2, 8)).astype(np.float16)
+    qkv = await device.put(both)
+    sequence = cache.new()
+    await cache.append([sequence], qkv[:, :, 1], qkv[:, :, 2])
+    got = await cache.attend(qkv[:, -1:, 0], [sequence])
+    assert cache.length(sequence) == 5
+    apart = await device.dnn.kv_cache(4, 16, 2, 8, dtype="float16")
+    other = apart.new()
+    await apart.append([other], *[await device.put(both[:, :, each].copy()) for each in (1, 2)])
+    expected = await apart.attend(await device.put(both[:, -1:, 0].copy()), [other])
+    assert same_bits(await device.get(got), await device.get(expected))
+    first, second = (device.rng.default_rng(9) for _ in range(2))
+    picked = await first.choice(x[:, 0], 5)
+    same = await second.choice(await device.copy(x[:, 0]), 5)
+    assert same_bits(await device.get(picked), await device.get(same))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
-from ....wire import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS
+from ....wire._ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS
 from ...host._device_code import CudaSource
 
 if TYPE_CHECKING:

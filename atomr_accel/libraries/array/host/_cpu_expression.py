@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....wire import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS, find_ufunc
+from ....wire._ufuncs import ARG_REDUCTIONS, PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ..wire._program import Interpret
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def _value(
         case "reduce" if step.name in REDUCTIONS:
             return find_ufunc(step.name).reduce(args[0], axis=step.axes, keepdims=step.keepdims)
         case "arg" if step.name in ARG_REDUCTIONS:
-            axis = None if len(step.axes) != 1 else step.axes[0]
-            return getattr(np, step.name)(args[0], axis=axis, keepdims=step.keepdims)
+            one = step.axes[0] if len(step.axes) == 1 else None
+            return getattr(np, step.name)(args[0], axis=one, keepdims=step.keepdims)
         case "view":
             return _view(args[0], step.axes, step.shape)
     raise ValueError(f"there is no step {step.kind!r} of {step.name!r}")

@@ -136,8 +136,8 @@ class CudaBlas:
             self._gemm_by_pointers(message)
             return
         rows = message.rows
-        key = (m, n, k, batch, message.strides_a, message.strides_b, options, rows)
-        key = (*key, message.strides_c)
+        strides = message.strides_a, message.strides_b, message.strides_c
+        key = (m, n, k, batch, *strides, options, rows)
         product = self._products.get(key)
         if product is None:
             step_c = (m * n,) if message.strides_c is None else message.strides_c or (0,)
