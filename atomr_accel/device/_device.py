@@ -85,6 +85,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
     Attributes:
         blas: linear algebra (cuBLAS).
         blaslt: products with epilogues, scales and narrow types (cuBLASLt).
+        cub: reductions, scans, sorts and selections (CUB).
         dnn: neural networks' operations and graphs of them (cuDNN).
         fft: Fourier transforms (cuFFT).
         nvrtc: kernels compiled at run time (NVRTC).

@@ -9,6 +9,7 @@ import pytest
 
 from atomr_accel.libraries.blas._facade import Blas
 from atomr_accel.libraries.blaslt._facade import BlasLt
+from atomr_accel.libraries.cub._facade import Cub
 from atomr_accel.libraries.fft._facade import Fft
 from atomr_accel.libraries.nvrtc._facade import Nvrtc
 from atomr_accel.libraries.rng._facade import Rng
@@ -19,7 +20,7 @@ from ..harness import ROOT
 PAGE = ROOT / "docs" / "reference" / "libraries.md"
 
 
-@pytest.mark.parametrize("facade", [Blas, BlasLt, Fft, Rng, Generator, Nvrtc])
+@pytest.mark.parametrize("facade", [Blas, BlasLt, Cub, Fft, Rng, Generator, Nvrtc])
 def test_it_names_every_method(facade: type) -> None:
     named = set(re.findall(r"`[\w.]*?(\w+)[`(]|\.(\w+)\(", PAGE.read_text(encoding="utf-8")))
     known = {name for pair in named for name in pair}

@@ -157,7 +157,7 @@ class Iterator:
         self.is_ptr_kind = iterator_type is IteratorKind.POINTER
         self.type, self.advance, self.access = value_type, advance_fn, dereference_fn
         assert state is None or isinstance(state, int if self.is_ptr_kind else IteratorState)
-        self.state = state
+        self.state: Any = state
 
 
 class Machine:
@@ -241,7 +241,8 @@ class Machine:
 
 
 def _memory(pointer: int, nbytes: int) -> Array:
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(pointer), np.uint8)
+    there: Any = (ctypes.c_uint8 * nbytes).from_address(pointer)
+    return np.frombuffer(there, np.uint8)
 
 
 def _cast(values: Array, kind: TypeInfo) -> Array:

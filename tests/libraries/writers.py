@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHIFT: Final = 64
 """Bytes between two that overlap: no library minds a view that begins there."""
 
-LIBRARIES: Final = ("blas", "blaslt", "dnn", "fft", "rng")
+LIBRARIES: Final = ("blas", "blaslt", "cub", "dnn", "fft", "rng")
 
 Buffer = tuple[tuple[int, ...], str]
 
@@ -75,6 +75,11 @@ def _lists(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
     for name, ref in refs.items():
         lists.setdefault(name[0], []).append(ref)
     return function(lists["a"], lists["b"], out=lists["o"], **options)
+
+
+def _pairs(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
+    rest = {name: ref for name, ref in refs.items() if not name.startswith("out")}
+    return function(**rest, out=(refs["out[0]"], refs["out[1]"]), **options)
 
 
 def _grads(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -152,6 +157,40 @@ ROWS: Final = [
         aux=M,
         written=("out", "aux"),
         options={"epilogue": "gelu_aux_bias"},
+    ),
+    *(row(f"cub.{name}", x=V, out=()) for name in ("reduce",)),
+    *(row(f"cub.{name}", x=V, out=((), "int64")) for name in ("argmin", "argmax")),
+    *(
+        row(f"cub.{name}", "x", x=V, out=V, options={"init": 1.0})
+        for name in ("inclusive_scan", "exclusive_scan")
+    ),
+    row("cub.segmented_reduce", x=V, begins=((4,), INT), ends=((4,), INT), out=(4,)),
+    row("cub.sort", keys=V, out=V),
+    row("cub.argsort", keys=V, out=(V, "int64")),
+    row("cub.segmented_sort", keys=V, begins=((4,), INT), ends=((4,), INT), out=V),
+    *(
+        row(
+            f"cub.{name}",
+            written=("out[0]", "out[1]"),
+            call=_pairs,
+            **{"keys": V, "values": V, "out[0]": V, "out[1]": V, **more},
+        )
+        for name, more in (
+            ("sort_pairs", {}),
+            ("segmented_sort_pairs", {"begins": ((4,), INT), "ends": ((4,), INT)}),
+        )
+    ),
+    *(
+        row(f"cub.{name}", data=V, values=V, out=(V, "int64"))
+        for name in ("lower_bound", "upper_bound")
+    ),
+    row("cub.unary_transform", "x", x=V, out=V, options={"op": "negate"}),
+    row("cub.binary_transform", "a", "b", a=V, b=V, out=V, options={"op": "plus"}),
+    row(
+        "cub.histogram_even",
+        x=V,
+        out=((4,), "int64"),
+        options={"bins": 4, "lower": 0.0, "upper": 1.0},
     ),
     *(
         row(f"dnn.{name}{end}", **(_BY_GRAD if end else _BY_IMAGE))

@@ -22,7 +22,7 @@ from .wire._messages import Build, Run
 from .wire._spec import C_TYPES, Spec, encode
 
 if TYPE_CHECKING:
-    from ...memory import Epoch
+    from ...memory import Block, Epoch
     from .._library import Home
     from .._request import Driver
 
@@ -44,6 +44,7 @@ _KEPT_BITS: Final = 4
 """Of sizes, as far as it matters how much scratch memory a call needs."""
 
 INT64: Final = DTYPES["int64"]
+_UINT8: Final = DTYPES["uint8"]
 _Key = tuple[bytes, tuple[int, ...]]
 
 
@@ -96,17 +97,23 @@ class Builds:
         self._device = device
         self.workspaces: Final = Workspaces(LANE.max_streams, _SMALL)
         self._known: Recent[_Key, tuple[Epoch, int]] = Recent(_MOST)
-        self._asked: WeakKeyDictionary[Home, set[bytes]] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[Home, dict[bytes, GpuRef]] = WeakKeyDictionary()
         self._hits = self._misses = self._built = self._loaded = 0
         self._seconds = 0.0
 
-    def find(self, driver: Driver, spec: bytes, sizes: tuple[int, ...]) -> int:
+    def find(self, driver: Driver, spec: bytes, sizes: tuple[int, ...]) -> tuple[int, Block | None]:
         """How much scratch memory a call brings; the host builds first what is new to it.
+
+        Batches and recordings get no answers before they end. They have a build made once, and
+        what needs it comes after it; the lane then has scratch memory of its own.
 
         Args:
             driver: of the call.
             spec: what it runs.
             sizes: how much there is to do.
+
+        Returns:
+            The bytes, and what the call has to name as read, if anything.
         """
         key = spec, tuple(map(_rounded, sizes))
         epoch = driver.memory.epoch
@@ -114,25 +121,23 @@ class Builds:
         known = self._known.get(key)
         if known is not None and known[0] is epoch:
             self._hits += 1
-            return known[1]
+            return known[1], None
         if driver.home is not self._device:
-            # There are no answers before a batch or a recording ends: it asks once, so that
-            # what is new is built beside what it does first, and the lane has its own memory.
-            asked = self._asked.setdefault(driver.home, set())
-            if spec in asked:
-                return 0
-            asked.add(spec)
-        submission: Submission[tuple[int, str, float]] = Submission(Build(*key), (), ())
-        answer = driver.perform(Request(BUILDER, "cub.build", lambda _driver: submission))
-        if answer is None:
-            return 0
+            asked = self._asked.setdefault(driver.home, {})
+            made = asked.get(spec)
+            if made is None:
+                made = asked[spec] = driver.output((), _UINT8)
+                driver.perform(_building(key, (made._block,)))
+            return 0, made._block
+        answer = driver.perform(_building(key, ()))
+        assert answer is not None
         nbytes, origin, seconds = answer
         self._misses += 1
         self._built += origin == "built"
         self._loaded += origin == "disk"
         self._seconds += seconds
         self._known.keep(key, (epoch, nbytes))
-        return nbytes
+        return nbytes, None
 
     def _still(self, key: _Key, epoch: Epoch) -> bool:
         known = self._known.get(key)
@@ -150,6 +155,16 @@ class Builds:
             seconds=self._seconds,
             workspace=self.workspaces.nbytes(self._device),
         )
+
+
+def _building(key: _Key, writes: tuple[Block, ...]) -> Request[tuple[int, str, float]]:
+    """Have something built."""
+    submission: Submission[tuple[int, str, float]] = Submission(Build(*key), (), writes)
+    return Request(BUILDER, "cub.build", lambda _driver: submission)
+
+
+def _nothing() -> None:
+    """What is called as a call is sent that cannot be traced: it needs what one batch has made."""
 
 
 def _rounded(size: int) -> int:
@@ -222,7 +237,9 @@ class CubPart(Facade[D]):
                 read = [(what, ref) for what, ref in reads if ref is not None]
                 require_no_alias(name, written, read, in_place=in_place)
             encoded = encode(spec)
-            nbytes = self._builds.find(driver, encoded, sizes)
+            nbytes, building = self._builds.find(driver, encoded, sizes)
+            if building is not None:
+                blocks.append(building)
             writes, made = [], []
             for output in outputs:
                 if output is None:
@@ -241,7 +258,8 @@ class CubPart(Facade[D]):
                 workspace = scratch.address
             message = Run(encoded, tuple(addresses), sizes, values, workspace, nbytes)
             answer = made[0] if result is None else result(made)
-            return Submission(message, blocks, writes, answer)
+            sent = _nothing if building is not None else None
+            return Submission(message, blocks, writes, answer, sent=sent)
 
         return Request(lane, name, prepare)
 

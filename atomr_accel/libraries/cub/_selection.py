@@ -219,33 +219,33 @@ class Selections(CubPart[D]):
         return Spec("unique_by_key", (dtype, values), (equal,))
 
     @op
-    def trim(self, count: GpuRef, out: GpuRef) -> Request[GpuRef]:
+    def trim(self, count: GpuRef, x: GpuRef) -> Request[GpuRef]:
         """Wait for a number of elements; the part of a buffer that holds so many.
 
         Args:
             count: an int64 on the device, as ``select`` and the others give it.
-            out: the buffer that goes with it.
+            x: the buffer that goes with it.
 
         Returns:
             A view of the first ``count`` elements.
 
         Raises:
             TypeError: ``count`` is no int64.
-            ValueError: ``count`` has more than one element, or ``out`` other than one dimension.
+            ValueError: ``count`` has more than one element, or ``x`` other than one dimension.
             Unsupported: in a batch or a recording, where there is no answer to wait for.
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
             block = require_readable(count, driver.memory, "count")
-            require_readable(out, driver.memory, "out")
+            require_readable(x, driver.memory, "x")
             if count.dtype is not INT64:
                 raise TypeError(f"count must be an int64, not {count.dtype.name}")
             if count.size != 1:
                 raise ValueError(f"count must be one number, not of shape {count.shape}")
-            if out.ndim != 1:
-                raise ValueError(f"out must have one dimension, not shape {out.shape}")
+            if x.ndim != 1:
+                raise ValueError(f"x must have one dimension, not shape {x.shape}")
             return Submission(
-                Count(block.address), (block,), (), finish=lambda found: out[: int(found)]
+                Count(block.address), (block,), (), finish=lambda found: x[: int(found)]
             )
 
         return Request(WAITING, "cub.trim", prepare)

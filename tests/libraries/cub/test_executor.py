@@ -210,8 +210,9 @@ def test_what_is_damaged_on_disk_is_built(linker: fakes.Linker) -> None:
 def test_a_recording_cannot_have_what_waits(linker: fakes.Linker) -> None:
     del linker
     stream: Any = SimpleNamespace(handle=0, pointer=0, captures=True)
-    context: Any = type("Context", (), {"compute_capability": (9, 0), "pointer": int})()
-    executor = _cuda.CudaCub(context, stream)
+    kind = type("Context", (), {"compute_capability": (9, 0), "pointer": int})
+    context: Any = kind()
+    executor: Any = _cuda.CudaCub(context, stream)
     spec = encode(Spec("segmented_sort", ("int32", "", "int64")))
     with pytest.raises(Unsupported, match="a recording cannot have it"):
         executor.handlers[Run](Run(spec, (1, 0, 1, 1, 1, 0), (5, 1), (), 0, 0))

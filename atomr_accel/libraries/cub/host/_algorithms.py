@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ...._dtypes import DTYPES
-from ...._errors import Unsupported
 from ..wire._spec import BINARY
 from . import _source as source
 
@@ -154,6 +153,11 @@ class Call:
         self.spec: Final = spec
         self.kit: Final = kit
         self.bindings: Final = kit.bindings
+
+    @property
+    def number_bytes(self) -> int:
+        """How large numbers from the program are."""
+        return DTYPES[self.number].itemsize
 
     def stand_ins(self) -> list[int]:
         """Pointers to ask with: null, where there is no buffer."""
@@ -605,13 +609,12 @@ class Histogram(Call):
         scratch: tuple[int, int],
         stream: int,
     ) -> int:
-        if sizes[0] > _LARGEST_INT:
-            raise Unsupported(f"a histogram of {sizes[0]} samples; the most are {_LARGEST_INT}")
+        count = min(sizes[0], _LARGEST_INT)  # who asks how much memory it takes may round up
         _set((self._samples, self._counts), pointers)
         self._low.state, self._high.state = bytearray(values[0]), bytearray(values[1])
         edges = self._levels, self._low, self._high
         buffers = self._samples, self._counts
-        needed: int = built.compute_even(*scratch, *buffers, *edges, sizes[0], 1, sizes[0], stream)
+        needed: int = built.compute_even(*scratch, *buffers, *edges, count, 1, count, stream)
         return needed
 
 

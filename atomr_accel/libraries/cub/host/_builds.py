@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._algorithms import Call
     from ._bindings import Cub
 
-_MOST: Final = 512
+_MOST: Final = 4096
 """How many are kept in memory; each has some hundred kilobytes of code on the device."""
 
 FILES: Final = DiskCache("cub")

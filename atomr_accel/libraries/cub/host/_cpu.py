@@ -204,15 +204,19 @@ def ordered_bits(keys: Array) -> Array:
     That of their bits: NaN whose sign is set before all others, NaN whose sign is not behind
     them. Both zeros are one.
     """
-    bits: Array = keys.view(np.dtype(f"u{keys.dtype.itemsize}"))
+    bits: Array = keys.view(np.dtype(f"u{keys.dtype.itemsize}")).copy()
     sign = bits.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
     if keys.dtype.kind in "bu":
         return bits
-    if keys.dtype.kind == "i":
-        return bits ^ sign
+    if keys.dtype.kind != "i":
+        return _ordered_floats(bits, sign)
+    bits ^= sign
+    return bits
+
+
+def _ordered_floats(bits: Array, sign: Any) -> Array:
     bits = np.where(bits == sign, 0, bits).astype(bits.dtype)
-    ordered: Array = np.where((bits & sign) != 0, ~bits, bits | sign)
-    return ordered
+    return np.where((bits & sign) != 0, ~bits, bits | sign)
 
 
 def _sorted(keys: Array, *, descending: bool) -> Array:

@@ -84,7 +84,7 @@ class CudaCub:
         built, origin, seconds = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
         pointers = call.stand_ins()
-        values = [bytes(DTYPES[call.number].itemsize)] * 2
+        values = [bytes(call.number_bytes)] * 2
         try:
             needed = call.run(built, pointers, message.sizes, values, QUERY, 0)
         except RuntimeError as error:
@@ -117,6 +117,8 @@ class CudaCub:
             return
         if algorithm == "argsort":
             self._number(pointers[1], message.sizes[0])
+        if stream.captures:
+            stream.keep(built)  # the graph launches its kernels
         run, sizes, values = call.run, message.sizes, message.values
         try:
             needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
