@@ -79,7 +79,10 @@ def require_writable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
 
 def strided(*refs: object) -> bool:
     """Whether any of these is a ref that is not contiguous."""
-    return any(getattr(ref, "_strides", None) is not None for ref in refs)
+    for ref in refs:  # noqa: SIM110 - this is a hot path
+        if getattr(ref, "_strides", None) is not None:
+            return True
+    return False
 
 
 def not_contiguous(ref: GpuRef, name: str) -> NotContiguous:

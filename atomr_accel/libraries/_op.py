@@ -28,9 +28,10 @@ from typing import (
 
 import trio
 
+from ..memory import NotContiguous
 from ._origin import bound
 from ._request import perform, send
-from ._staging import request_of
+from ._staging import has_views, on_any_views, on_copies
 from ._traces import Traces
 
 if TYPE_CHECKING:
@@ -106,7 +107,12 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
                     made, submitted = sent
                     await submitted.wait()
                     return made  # type: ignore[no-any-return]
-            result: T = await perform(device, request_of(make, facade, args, kwargs))
+            try:
+                return await perform(device, make(facade, *args, **kwargs))
+            except NotContiguous:
+                if not has_views(args, kwargs):
+                    raise  # it is in something that an argument holds
+            result: T = await perform(device, on_copies(make, facade, args, kwargs))
             return result
 
         @functools.wraps(make)
@@ -117,7 +123,7 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
         @functools.wraps(make)
         def described(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
-            return bound(request_of(make, facade, args, kwargs), facade._device.memory)
+            return bound(on_any_views(make, facade, args, kwargs), facade._device.memory)
 
         signature = inspect.signature(make)
         result = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")

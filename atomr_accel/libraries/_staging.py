@@ -29,37 +29,57 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def request_of(
+def has_views(*values: Any) -> bool:
+    """Whether among arguments are views that are not contiguous."""
+    found: list[GpuRef] = []
+
+    def note(ref: GpuRef, _name: str) -> GpuRef:
+        found.append(ref)
+        return ref
+
+    replaced(values, "", note)
+    return bool(found)
+
+
+def on_copies(
     make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Request[T]:
-    """The request that a call makes, on any views."""
+    """The request that a call makes, on copies in the place of views that are not contiguous."""
 
-    def prepare_staged(driver: Driver) -> Submission[T]:
+    def prepare(driver: Driver) -> Submission[T]:
         staging = _Staging(driver)
-        given, named = staging.put(args, "argument"), staging.put(kwargs, "argument")
-        if not staging.scratch:
-            raise NotContiguous("none of the arguments")
+        given, named = staging.put(args), staging.put(kwargs)
         return staging.around(make(facade, *given, **named).prepare(staging))
 
+    # Some calls look at their buffers at once: for that, any of these shapes will do.
+    given, named = replaced(args, "", _seen_contiguous), replaced(kwargs, "", _seen_contiguous)
+    request = make(facade, *given, **named)
+    return Request(request.lane, request.name, prepare)
+
+
+def on_any_views(
+    make: Callable[..., Request[T]], facade: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Request[T]:
+    """The request that a call makes, which is carried out later, on any views."""
+    views = has_views(args, kwargs)
     try:
         request = make(facade, *args, **kwargs)
     except NotContiguous:
-        # It looks at its buffers before it is carried out: for that, any of these shapes will do.
-        given, named = replaced(args, "", _seen_contiguous), replaced(kwargs, "", _seen_contiguous)
-        request = make(facade, *given, **named)
-        return Request(request.lane, request.name, prepare_staged)
-    prepare = request.prepare
+        if not views:
+            raise
+        return on_copies(make, facade, args, kwargs)
+    if not views:
+        return request
+    plain = request.prepare
 
-    def prepare_any(driver: Driver) -> Submission[T]:
+    def prepare(driver: Driver) -> Submission[T]:
         try:
-            return prepare(driver)
-        except NotContiguous as error:
-            try:
-                return prepare_staged(driver)
-            except NotContiguous:
-                raise error from None  # it is in something that the arguments hold
+            return plain(driver)
+        except NotContiguous:
+            pass
+        return on_copies(make, facade, args, kwargs).prepare(driver)
 
-    return Request(request.lane, request.name, prepare_any)
+    return Request(request.lane, request.name, prepare)
 
 
 def replaced(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
@@ -93,9 +113,9 @@ class _Staging(Preparing):
         self.memory: Final[MemoryMap] = driver.memory
         self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
 
-    def put(self, value: Any, name: str) -> Any:
+    def put(self, value: Any) -> Any:
         """Arguments with scratch memory in the place of views."""
-        return replaced(value, name, self._copy_of)
+        return replaced(value, "argument", self._copy_of)
 
     def _copy_of(self, ref: GpuRef, name: str) -> GpuRef:
         if id(ref) not in self.scratch:

@@ -454,8 +454,7 @@ class _Tracer:
         for at, ref in enumerate(self._refs):
             if ref._block is result._block:
                 shape, dtype, nbytes = result.shape, result.dtype, result.nbytes
-                strides = result._strides
-                return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes, strides)
+                return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes)
         raise Untraceable
 
 

@@ -123,6 +123,7 @@ class _Ref:
 
     def __init__(self, base: object, offset: int, nbytes: int) -> None:
         self._block = self._Block(base, offset)
+        self._strides = None
         self.nbytes = nbytes
 
     def bytes(self) -> set[tuple[int, int]]:

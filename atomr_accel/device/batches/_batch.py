@@ -33,7 +33,6 @@ from ...lanes import Port, uninterrupted
 from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
 from ...libraries._request import Pending
-from ...libraries._staging import request_of
 from ...memory import GpuRef
 from ...wire import Copy
 from .._context import MEMORY_LANE
@@ -329,7 +328,7 @@ class Batch(Collector):
                         return result  # type: ignore[no-any-return]
                     finally:
                         self._filling = False
-        return self._add_request(request_of(make, facade, args, kwargs))
+        return self._add_call(make, facade, args, kwargs)
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """A buffer; where there is no room its memory comes at the end of the block."""

@@ -9,9 +9,10 @@ from ...libraries._library import Home
 from ...libraries._op import Collected
 from ...libraries._origin import require_made_on
 from ...libraries._request import Driver, Preparing, Request
-from ...libraries._staging import request_of
+from ...libraries._staging import has_views, on_copies
 from ...libraries._table import NAMES
 from ...libraries.nvrtc._facade import launching
+from ...memory import NotContiguous
 from .._proxy import Proxy
 from ..data._arrays import Arrays, copying
 
@@ -125,7 +126,21 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         kwargs: dict[str, Any],
     ) -> T:
         """Carry out a call at once; its result gets its content later."""
-        return self._add_request(request_of(make, facade, args, kwargs))
+        return self._add_call(make, facade, args, kwargs)
+
+    def _add_call(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        try:
+            return self._add_request(make(facade, *args, **kwargs))
+        except NotContiguous:
+            if not has_views(args, kwargs):
+                raise  # it is in something that an argument holds
+        return self._add_request(on_copies(make, facade, args, kwargs))
 
     def perform(self, request: Request[T]) -> T:
         """Take a request into the program.

@@ -106,24 +106,24 @@ def choose(
     low, high = span(chosen.shape, chosen.strides, chosen.dtype.itemsize)
     message = Choose(
         kind,
-        plain.place.address,
-        chosen.place.address,
+        plain._place.address,
+        chosen._place.address,
         low,
         high - low,
         NAMES[chosen.dtype] if kind == "add" else _MOVED[itemsize],
         NAMES[indices[0][0].dtype],
         outside,
         tuple(
-            Index(ref.place.address, chosen.shape[axis], chosen.strides[axis])
+            Index(ref._place.address, chosen.shape[axis], chosen.strides[axis])
             for ref, axis in indices
         ),
         tuple(Element(*each) for each in axes),
         inner if ordered else 0,
     )
-    blocks = [ref.place for ref, _ in indices]
-    reads, writes = [*blocks, plain.place], [chosen.place]
+    blocks = [ref._place for ref, _ in indices]
+    reads, writes = [*blocks, plain._place], [chosen._place]
     if kind == "gather":
-        reads, writes = [*blocks, chosen.place], [plain.place]
+        reads, writes = [*blocks, chosen._place], [plain._place]
     steps.submit(f"array.{kind}", message, reads, writes)
 
 
@@ -144,7 +144,7 @@ def _merged(
     if others and kind != "add":
         last = others[-1]
         if last.plain == last.chosen == itemsize:
-            parts = [plain.place.offset, chosen.place.offset, last.extent * itemsize]
+            parts = [plain._place.offset, chosen._place.offset, last.extent * itemsize]
             parts += [each.plain for each in (*first, *others[:-1])]
             parts += [each.chosen for each in (*first, *others[:-1])]
             parts += [chosen.strides[axis] for _, axis in indices]
@@ -200,12 +200,12 @@ def where_set(cub: Cub[Described], mask: Operand, name: str) -> Request[tuple[in
         positions = steps.output(flags.shape, INT64)
         scratch = steps.output((PARTS,), INT64)
         message = Compact(
-            flags.place.address, flags.size, positions.place.address, scratch.place.address
+            flags._place.address, flags.size, positions._place.address, scratch._place.address
         )
         return Submission(
             message,
-            (flags.place,),
-            (positions.place, scratch.place),
+            (flags._place,),
+            (positions._place, scratch._place),
             finish=lambda count: (int(count), positions),
         )
 
@@ -219,9 +219,9 @@ def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[
         flat = steps.flat(indices)
         scratch = steps.output((1,), INT64)
         message = FindOutside(
-            flat.place.address, flat.size, NAMES[flat.dtype], extent, scratch.place.address
+            flat._place.address, flat.size, NAMES[flat.dtype], extent, scratch._place.address
         )
-        return Submission(message, (flat.place,), (scratch.place,), finish=tuple)
+        return Submission(message, (flat._place,), (scratch._place,), finish=tuple)
 
     return asking(cub, "check", build)
 
@@ -231,6 +231,6 @@ def read_number(cub: Cub[Described], expression: Operand, name: str) -> Request[
 
     def build(steps: Steps) -> Submission[int]:
         ref = steps.evaluate(cast(expression, INT64))
-        return Submission(ReadNumber(ref.place.address), (ref.place,), (), finish=int)
+        return Submission(ReadNumber(ref._place.address), (ref._place,), (), finish=int)
 
     return asking(cub, name, build)

@@ -674,9 +674,9 @@ def _scanned(
         return _scanned_in_parts(steps, kind, rows.reshape(-1)).reshape(rows.shape)
     made = steps.output(rows.shape, rows.dtype)
     message = Scan(
-        kind, rows.place.address, made.place.address, NAMES[rows.dtype], rows.size // n, n
+        kind, rows._place.address, made._place.address, NAMES[rows.dtype], rows.size // n, n
     )
-    steps.submit("array.scan", message, (rows.place,), (made.place,))
+    steps.submit("array.scan", message, (rows._place,), (made._place,))
     return made
 
 

@@ -157,9 +157,12 @@ class Products(Routines[D]):
         Args:
             a: shape (..., m, k), or (..., k, m) with ``trans_a``.
             b: shape (..., k, n), or (..., n, k) with ``trans_b``; same dtype as ``a``.
-                Leading dimensions are broadcast as in ``numpy.matmul``.
+                Leading dimensions are broadcast as in ``numpy.matmul``. Views of either whose
+                rows or columns have no gaps, such as ``x.T`` and ``x[:, :k]``, are taken as
+                they are; others are copied first.
             out: where to put the result: shape (..., m, n), not sealed, no memory in
-                common with ``a`` or ``b``. Made if absent.
+                common with ``a`` or ``b``. Made if absent. To a view whose rows have no gaps,
+                of one matrix or a batch of them, it goes at once; to others by a copy.
             alpha: scales the product.
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans_a: use the transpose of ``a``; 2 (``"C"``) for its conjugate.

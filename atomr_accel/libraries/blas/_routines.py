@@ -12,6 +12,7 @@ from .._arguments import (
     require_readable,
     require_shape,
     require_writable,
+    strided,
 )
 from .._op import D
 from .._request import Request, Submission
@@ -91,6 +92,8 @@ class RowRoutines(Routines[D]):
         for option, usual, read in options_of:
             value = given[option]
             read_options.append(0 if value is usual else read(value, option))
+        if strided(*given.values()):
+            given = _turned(row, given, read_options)
         options = tuple(read_options)
         counts: list[Any] = []
         plain = True
@@ -164,6 +167,24 @@ class RowRoutines(Routines[D]):
             return Submission(message, read, written, result)
 
         return Request(LANE, called, prepare)
+
+
+def _turned(row: Row, given: Given, options: list[int]) -> Given:
+    """The arguments with transposes of contiguous matrices as these, and options that say so.
+
+    The options are changed. Other views are left to be copied.
+    """
+    turned = dict(given)
+    for operand in row.operands:
+        ref = given[operand.name]
+        alone = sum(each.trans == operand.trans for each in row.operands) == 1
+        if not (operand.trans and alone and strided(ref)) or operand.structure or operand.written:
+            continue
+        if ref.ndim == 2 and ref.T.contiguous and ref.dtype.kind != "c":
+            at = row.options.index(operand.trans)
+            turned[operand.name] = ref.T
+            options[at] = 0 if options[at] else 1
+    return turned
 
 
 def _diagonal(value: Any, name: str) -> int:

@@ -154,7 +154,9 @@ class BlasLt(Facade[D]):
         Args:
             a: shape (..., m, k), or (..., k, m) with ``trans_a``.
             b: shape (..., k, n), or (..., n, k) with ``trans_b``. Leading dimensions are
-                broadcast where one stride describes them.
+                broadcast where one stride describes them. Views of ``a`` and ``b`` whose rows
+                or columns have no gaps are taken as they are; other views, those of
+                other arguments, and those of dtypes of one byte, are copied first.
             out: where to put the result: shape (..., m, n), not sealed, no memory in
                 common with other arguments but ``c``. Made if absent.
             c: what to add: shape (..., m, n); by default ``out``. For fp8 results it is

@@ -299,7 +299,8 @@ async def test_what_libraries_have_made_takes_views_too(device: Device) -> None:
     x = await device.put(host)
     graph = device.dnn.graph()
     a, b = graph.tensor((8, 3), "float32", name="a"), graph.tensor((8, 3), "float32", name="b")
-    plan = await graph.build(graph.node("add", a=a, b=b))
+    summed: Any = graph.node("add", a=a, b=b)
+    plan: Any = await graph.build(summed)
     made = await plan(a=x[:, ::2], b=x[:, 1::2])
     assert same_bits(await device.get(made), host[:, ::2] + host[:, 1::2])
     async with device.batch() as batch:

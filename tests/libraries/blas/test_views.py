@@ -52,6 +52,23 @@ async def test_what_leading_dimensions_say_costs_no_copy(device: Device) -> None
 
 
 @on_shared
+async def test_routines_take_transposes_as_they_are(device: Device) -> None:
+    host = np.arange(12, dtype=np.float32).reshape(3, 4)
+    x, v = await device.put(host), await device.put(np.arange(3, dtype=np.float32))
+    requests = device.requests.blas
+    await device.blas.gemv(x, await device.full(4, 1, np.float32))
+    await device.copy(x.T)
+    plain = requests.gemv(x.T, v).prepare(device._core.first_try)
+    assert not plain.before
+    assert not requests.geam(x.T, trans_a=True).prepare(device._core.first_try).before
+    assert requests.gemv(x[:, ::2], v[:2]).prepare(device._core.first_try).before
+    product = await device.blas.gemv(x.T, v)
+    assert same_bits(await device.get(product), host.T @ np.arange(3, dtype=np.float32))
+    product = await device.blas.gemv(x.T, await device.full(4, 1, np.float32), trans=True)
+    assert same_bits(await device.get(product), host.sum(1))
+
+
+@on_shared
 async def test_what_they_cannot_say_is_copied(device: Device) -> None:
     x = await device.put(np.arange(64, dtype=np.float32).reshape(8, 8))
     for view in (x[:, ::2][:, :4], x[::-1], x[0].broadcast_to((8, 8))):

@@ -1,5 +1,5 @@
-// The array lane's copies between layouts: "gather", and "tiles" where the axes along which elements
-// follow each other differ.
+// The array lane's copies between layouts: "gather", and "tiles" where the axes along which
+// elements follow each other differ.
 //
 // Both are launched with blocks of THREADS threads, as many as there is work for or fewer, which
 // take more in turn. Axes are sorted by their steps in the target, the smallest last. A kernel is
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(THREADS)
 gather(char* target, const char* source, u64 count, Axes<D> axes) {
   typedef typename Item<BYTES>::type T;
   const I step = (I)gridDim.x * blockDim.x * ITEMS;
-  for (I first = (I)blockIdx.x * blockDim.x * ITEMS + threadIdx.x; first < (I)count; first += step) {
+  I first = (I)blockIdx.x * blockDim.x * ITEMS + threadIdx.x;
+  for (; first < (I)count; first += step) {
     T value[ITEMS];
     i64 to[ITEMS];
 #pragma unroll
