@@ -11,7 +11,7 @@ import numpy as np
 from ..._dtypes import as_dtype
 from ..._errors import said_of
 from ...expressions import Operand, broadcast, cast, constant, index
-from ...expressions._expression import broadcast_constant, where
+from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32, HALVES
 from ...memory import as_shape
 from .._op import D, op
@@ -111,7 +111,7 @@ class Creation(ArrayPart[D]):
             TypeError, ValueError: as ``linspace``.
         """
         exponents = _linspace(start, stop, num, endpoint=endpoint, dtype=None)
-        powers: Operand = np.power(_number(base, "base"), exponents)  # type: ignore[call-overload]
+        powers: Operand = ufunc("power", _number(base, "base"), exponents)
         return self._evaluated(powers if dtype is None else cast(powers, as_dtype(dtype)))
 
     @op
@@ -183,7 +183,7 @@ class Creation(ArrayPart[D]):
             raise ValueError(f"a triangle of shape {shape}: it takes two dimensions or more")
         row, column = index(shape[-2:], 0), index(shape[-2:], 1)
         inside = row + k >= column if lower else row + (k - 1) < column
-        return where(inside, m, np.zeros((), m.dtype)[()])
+        return where(inside, m, constant(0, m.dtype))
 
     @op
     def full(
@@ -404,9 +404,11 @@ def _arange(start: Any, stop: Any, step: Any, dtype: DTypeLike | None) -> Operan
         )
         delta_ = second_ - first_
         third = first_ + compute.type(1) * delta_
-    line = cast(at, compute) * constant(delta_[()], compute) + constant(first_[()], compute)
+    line = cast(at, compute) * constant(compute.type(delta_), compute) + constant(
+        compute.type(first_), compute
+    )
     if third != second_:
-        line = where(at == 1, constant(second_[()], compute), line)
+        line = where(at == 1, constant(compute.type(second_), compute), line)
     return cast(line, kind)
 
 
@@ -428,14 +430,14 @@ def _linspace(
     real = as_dtype(np.empty((), compute).real.dtype)
     line: Operand = cast(at, real)
     if parts > 0 and not step:
-        line = cast(line / constant(parts, real), compute) * constant(delta, compute)
+        line = cast(line / constant(parts, real), compute) * constant(compute.type(delta), compute)
     else:
-        line = cast(line, compute) * constant(step, compute)
-    line = line + constant(low, compute)
+        line = cast(line, compute) * constant(compute.type(step), compute)
+    line = line + constant(compute.type(low), compute)
     if endpoint and count > 1:
-        line = where(at == count - 1, constant(high, compute), line)
+        line = where(at == count - 1, constant(compute.type(high), compute), line)
     if kind.kind in "iu":
-        line = np.floor(line)  # type: ignore[call-overload]
+        line = ufunc("floor", line)
     return cast(line, kind)
 
 

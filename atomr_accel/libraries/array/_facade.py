@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from .._op import D
+from ._counting import Counting
 from ._creation import Creation
 from ._indexing import Indexing
 from ._manipulation import Manipulation
@@ -13,7 +14,9 @@ from ._reductions import Reductions
 
 
 @final
-class ArrayFunctions(Creation[D], Manipulation[D], Indexing[D], Reductions[D], Quantiles[D]):
+class ArrayFunctions(
+    Creation[D], Manipulation[D], Indexing[D], Reductions[D], Counting[D], Quantiles[D]
+):
     """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
 
     They have NumPy's names, arguments and defaults, and take any views. What they give is a new

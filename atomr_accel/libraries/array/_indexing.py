@@ -3,89 +3,45 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import as_dtype
-from ..._errors import said_of
-from ...expressions import Operand, broadcast, cast, constant
+from ...expressions import Operand, broadcast, cast
 from ...expressions._expression import where
 from ...memory import GpuRef
-from .._arguments import overlap, require_readable, require_writable
+from .._arguments import require_readable, require_writable
 from .._op import D, op
 from .._request import Request
 from ._choosing import INT64, Along, Mode, choose, first_outside, where_set
+from ._copy import copying
+from ._keys import (
+    ArrayKey,
+    Chosen,
+    Indices,
+    Inside,
+    axes_of,
+    fitting,
+    gather,
+    is_array,
+    is_mask,
+    items_of,
+    mode_of,
+    outside_of,
+    require_inside,
+    taken,
+    unraveled,
+    values_in,
+    whole_mask,
+)
 from ._steps import ArrayPart, Steps, target_of
 
 if TYPE_CHECKING:
     from ...expressions import Value
     from ._choosing import Kind
     from .wire._indexing import Outside
-
-Indices = Operand | np.ndarray[Any, np.dtype[Any]] | Sequence[Any] | int
-"""Whole numbers: a ref or an expression of them, or the program's own."""
-KeyItem = Indices | slice | None | type(...)  # type: ignore[valid-type]
-ArrayKey = Any
-"""As NumPy's: numbers, slices, ``...``, None, arrays of whole numbers or of bool, on the device or
-in the program."""
-
-_MODES: Final = ("raise", "wrap", "clip")
-_INT: Final = as_dtype(np.intp)
-
-
-class _Chosen(NamedTuple):
-    """A key that was taken apart.
-
-    Attributes:
-        view: the array, without what numbers and slices leave out.
-        indices: arrays of indices, with the axes of the view that they are of.
-        shape: what the indices broadcast to.
-        place: how many other axes come before those of the indices in the result.
-    """
-
-    view: GpuRef
-    indices: list[tuple[GpuRef, int]]
-    shape: tuple[int, ...]
-    place: int
-
-    @property
-    def others(self) -> list[int]:
-        """The axes of the view that are not chosen of."""
-        taken = {axis for _, axis in self.indices}
-        return [axis for axis in range(self.view.ndim) if axis not in taken]
-
-    @property
-    def result(self) -> tuple[int, ...]:
-        """The shape of what is chosen."""
-        sizes = [self.view.shape[axis] for axis in self.others]
-        return (*sizes[: self.place], *self.shape, *sizes[self.place :])
-
-    def loops(self, plain: GpuRef) -> list[Along]:
-        """The axes of the indices; ``plain`` is of the shape of the result."""
-        seen = [ref.broadcast_to(self.shape) for ref, _ in self.indices]
-        return [
-            Along(
-                extent,
-                plain.strides[self.place + at],
-                0,
-                tuple(ref.strides[at] for ref in seen),
-            )
-            for at, extent in enumerate(self.shape)
-        ]
-
-    def rest(self, plain: GpuRef) -> list[Along]:
-        """The other axes."""
-        none = (0,) * len(self.indices)
-        made = []
-        for number, axis in enumerate(self.others):
-            at = number if number < self.place else number + len(self.shape)
-            step = self.view.strides[axis]
-            made.append(Along(self.view.shape[axis], plain.strides[at], step, none))
-        return made
 
 
 class Indexing(ArrayPart[D]):
@@ -122,7 +78,7 @@ class Indexing(ArrayPart[D]):
             TypeError: indices that are no whole numbers.
             Unsupported: ``mode="raise"`` in a batch or a recording, with indices on the device.
         """
-        ref, way = self._ref(a, "a"), _mode(mode)
+        ref, way = self._ref(a, "a"), mode_of(mode)
         at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
         given = self._indices(indices, "indices", error=TypeError)
 
@@ -130,13 +86,13 @@ class Indexing(ArrayPart[D]):
             source = steps.ref(ref, "a")
             if axis is None:
                 source = steps.flat(source)
-            if not source.shape[at] and math.prod(given.shape):
+            if not source.shape[at] and np.prod(given.shape):
                 raise IndexError("cannot do a non-empty take from an empty axes.")
             found, outside = self._index(steps, given, source.shape[at], at, mode, way)
-            chosen = _Chosen(source, [(found, at)], found.shape, at)
+            chosen = Chosen(source, [(found, at)], found.shape, at)
             reads = [("a", ref), ("indices", found)]
             made = target_of(steps, out, chosen.result, ref.dtype, reads, op="take")
-            _gather(steps, chosen, made, outside)
+            gather(steps, chosen, made, outside)
             return made
 
         return self._several("take", build)
@@ -195,7 +151,7 @@ class Indexing(ArrayPart[D]):
         axis: int | None,
         mode: Mode | None,
     ) -> Request[GpuRef]:
-        ref, way = self._ref(arr, "arr"), _mode(mode)
+        ref, way = self._ref(arr, "arr"), mode_of(mode)
         given = self._indices(indices, "indices", error=IndexError)
         if axis is None:
             if len(given.shape) != 1:
@@ -222,7 +178,7 @@ class Indexing(ArrayPart[D]):
             if values is None:
                 plain = steps.output(shape, source.dtype)
             else:
-                plain = _values(steps, values, shape, source)
+                plain = values_in(steps, values, shape, source)
             seen = found.broadcast_to(shape)
             axes = [
                 Along(
@@ -260,15 +216,15 @@ class Indexing(ArrayPart[D]):
             Unsupported: in a batch or a recording, a mask that is on the device, because the size
                 of the result depends on it; or ``mode="raise"``.
         """
-        ref, way = self._ref(x), _mode(mode)
-        items = self._items(key, ref)
+        ref, way = self._ref(x), mode_of(mode)
+        items = items_of(key, ref)
 
         def build(steps: Steps) -> GpuRef:
             chosen = self._chosen(steps, steps.ref(ref), items, mode, way)
             if not chosen.indices:
                 return chosen.view
             made = steps.output(chosen.result, ref.dtype)
-            _gather(steps, chosen, made, _outside(way))
+            gather(steps, chosen, made, outside_of(way))
             return made
 
         return self._several("getitem", build)
@@ -343,11 +299,11 @@ class Indexing(ArrayPart[D]):
         mode: Mode | None,
         deterministic: bool | None,
     ) -> Request[GpuRef]:
-        ref, way = self._ref(x), _mode(mode)
-        items = self._items(key, ref)
+        ref, way = self._ref(x), mode_of(mode)
+        items = items_of(key, ref)
         ordered = self._device.deterministic if deterministic is None else bool(deterministic)
-        mask = _whole_mask(items, value)
-        like = _fitting(value, ref)
+        mask = whole_mask(items, value)
+        like = fitting(value, ref)
 
         def build(steps: Steps) -> GpuRef:
             source = steps.ref(ref)
@@ -363,7 +319,7 @@ class Indexing(ArrayPart[D]):
                 made = broadcast(like, view.shape) if kind == "set" else view + like
                 steps.evaluate(cast(made, ref.dtype), view)
                 return ref
-            plain = _values(steps, like, chosen.result, source)
+            plain = values_in(steps, like, chosen.result, source)
             choose(
                 steps,
                 kind,
@@ -372,7 +328,7 @@ class Indexing(ArrayPart[D]):
                 chosen.indices,
                 chosen.loops(plain),
                 chosen.rest(plain),
-                outside=_outside(way),
+                outside=outside_of(way),
                 ordered=ordered,
             )
             return ref
@@ -401,7 +357,7 @@ class Indexing(ArrayPart[D]):
 
         def build(steps: Steps) -> tuple[GpuRef, ...]:
             positions = self._positions(steps, given, "nonzero")
-            return tuple(steps.evaluate(each) for each in _unraveled(positions, given.shape))
+            return tuple(steps.evaluate(each) for each in unraveled(positions, given.shape))
 
         return self._several("nonzero", build)
 
@@ -418,7 +374,7 @@ class Indexing(ArrayPart[D]):
         given = self._operand(a, "a")
 
         def build(steps: Steps) -> GpuRef:
-            return steps.do(_copy_of(self._positions(steps, given, "flatnonzero")))
+            return steps.do(copying(self._positions(steps, given, "flatnonzero"), None))
 
         return self._several("flatnonzero", build)
 
@@ -437,7 +393,7 @@ class Indexing(ArrayPart[D]):
         def build(steps: Steps) -> GpuRef:
             positions = self._positions(steps, given, "argwhere")
             made = steps.output((positions.size, len(given.shape)), INT64)
-            for at, each in enumerate(_unraveled(positions, given.shape)):
+            for at, each in enumerate(unraveled(positions, given.shape)):
                 steps.evaluate(each, made[:, at])
             return made
 
@@ -477,9 +433,9 @@ class Indexing(ArrayPart[D]):
             if axis is None:
                 source = steps.flat(source)
             positions = self._positions(steps, flags, "compress")
-            chosen = _Chosen(source, [(positions, at)], positions.shape, at)
+            chosen = Chosen(source, [(positions, at)], positions.shape, at)
             made = target_of(steps, out, chosen.result, ref.dtype, [("a", ref)], op="compress")
-            _gather(steps, chosen, made, "wrap")
+            gather(steps, chosen, made, "wrap")
             return made
 
         return self._several("compress", build)
@@ -502,7 +458,7 @@ class Indexing(ArrayPart[D]):
 
         def build(steps: Steps) -> GpuRef:
             positions = self._positions(steps, flags, "extract")
-            return _taken(steps, steps.flat(steps.ref(ref, "arr")), positions)
+            return taken(steps, steps.flat(steps.ref(ref, "arr")), positions)
 
         return self._several("extract", build)
 
@@ -547,11 +503,11 @@ class Indexing(ArrayPart[D]):
         """Indices as a buffer, and what those of them are that are out of bounds."""
         if isinstance(given, np.ndarray):
             if mode in (None, "raise"):
-                _require_inside(given, n, axis)
-            return steps.upload(given, as_dtype(given.dtype)), _outside(way)
+                require_inside(given, n, axis)
+            return steps.upload(given, as_dtype(given.dtype)), outside_of(way)
         if way == "raise":
             self._require_inside(steps, given, n, axis)
-        return steps.ref(given, "indices"), _outside(way)
+        return steps.ref(given, "indices"), outside_of(way)
 
     def _require_inside(self, steps: Steps, given: Operand, n: int, axis: int) -> None:
         if not isinstance(given, GpuRef):
@@ -567,91 +523,34 @@ class Indexing(ArrayPart[D]):
         if found[0]:
             raise IndexError(f"index {found[1]} is out of bounds for axis {axis} with size {n}")
 
-    def _items(self, key: Any, ref: GpuRef) -> list[Any]:
-        """One item for each axis, beside None; masks are for several."""
-        given = key if isinstance(key, tuple) else (key,)
-        items: list[Any] = []
-        for each in given:
-            if each is None or each is ... or isinstance(each, slice):
-                items.append(each)
-            elif isinstance(each, bool | np.bool_):
-                raise IndexError(
-                    "True and False as indices, which make an axis of one element or none, are "
-                    "not taken; use None or a mask"
-                )
-            elif isinstance(each, int | np.integer):
-                items.append(operator.index(each))
-            elif isinstance(each, Operand):
-                if each.dtype.kind not in "iub":
-                    raise IndexError("arrays used as indices must be of integer (or boolean) type")
-                items.append(each)
-            elif isinstance(each, np.ndarray | list | tuple):
-                array = np.asarray(each)
-                if not array.size and not isinstance(each, np.ndarray):
-                    array = array.astype(np.intp)
-                if array.dtype.kind not in "iub":
-                    raise IndexError("arrays used as indices must be of integer (or boolean) type")
-                items.append(array)
-            else:
-                raise IndexError(
-                    "only integers, slices (`:`), ellipsis (`...`), None and integer or boolean "
-                    f"arrays are valid indices, not {said_of(each)}"
-                )
-        if sum(each is ... for each in items) > 1:
-            raise IndexError("an index can only have a single ellipsis ('...')")
-        used = sum(_axes_of(each) for each in items)
-        if used > ref.ndim:
-            raise IndexError(
-                f"too many indices for array: array is {ref.ndim}-dimensional, but {used} were "
-                "indexed"
-            )
-        missing = [slice(None)] * (ref.ndim - used)
-        at = next((number for number, each in enumerate(items) if each is ...), len(items))
-        items[at : at + 1] = missing
-        axis = 0
-        for each in items:
-            if _is_mask(each):
-                sizes = ref.shape[axis : axis + len(each.shape)]
-                for number, (n, m) in enumerate(zip(sizes, each.shape, strict=True)):
-                    if n != m:
-                        raise IndexError(
-                            "boolean index did not match indexed array along axis "
-                            f"{axis + number}; size of axis is {n} but size of corresponding "
-                            f"boolean axis is {m}"
-                        )
-            axis += _axes_of(each)
-        return items
-
     def _chosen(
         self, steps: Steps, ref: GpuRef, items: list[Any], mode: Mode | None, way: Mode
-    ) -> _Chosen:
+    ) -> Chosen:
         """A key with buffers of indices in the place of arrays."""
         expanded: list[Any] = []
         axis = 0
         for each in items:
-            sizes = ref.shape[axis : axis + _axes_of(each)]
-            axis += _axes_of(each)
-            if not _is_mask(each):
+            sizes = ref.shape[axis : axis + axes_of(each)]
+            axis += axes_of(each)
+            if not is_mask(each):
                 expanded.append(each)
             elif isinstance(each, np.ndarray):
                 expanded += np.nonzero(each)
             else:
                 positions = self._positions(steps, each, "getitem")
                 if len(sizes) == 1:
-                    expanded.append(_Inside(positions))
+                    expanded.append(Inside(positions))
                 else:
                     expanded += [
-                        _Inside(steps.evaluate(part)) for part in _unraveled(positions, sizes)
+                        Inside(steps.evaluate(part)) for part in unraveled(positions, sizes)
                     ]
-        arrays = [each for each in expanded if _is_array(each)]
-        basic = tuple(slice(None) if _is_array(each) else each for each in expanded)
+        arrays = [each for each in expanded if is_array(each)]
+        basic = tuple(slice(None) if is_array(each) else each for each in expanded)
         view = ref[basic] if basic else ref
         if not arrays:
-            return _Chosen(view, [], (), 0)
+            return Chosen(view, [], (), 0)
         # Numbers beside arrays count as such where it is told whether those are side by side.
-        places = [
-            at for at, each in enumerate(expanded) if _is_array(each) or isinstance(each, int)
-        ]
+        places = [at for at, each in enumerate(expanded) if is_array(each) or isinstance(each, int)]
         together = places[-1] - places[0] + 1 == len(places)
         place = 0
         if together:
@@ -659,7 +558,7 @@ class Indexing(ArrayPart[D]):
         indices: list[tuple[GpuRef, int]] = []
         at = axis = 0
         for each in expanded:
-            if _is_array(each):
+            if is_array(each):
                 found = self._buffer(steps, each, ref.shape[axis], axis, mode, way)
                 indices.append((found, at))
             at += not isinstance(each, int)
@@ -676,148 +575,15 @@ class Indexing(ArrayPart[D]):
             if not view.shape[of] and math.prod(shape):
                 raise IndexError(f"index 0 is out of bounds for axis {of} with size 0")
             del found
-        return _Chosen(view, indices, shape, place)
+        return Chosen(view, indices, shape, place)
 
     def _buffer(
         self, steps: Steps, each: Any, n: int, axis: int, mode: Mode | None, way: Mode
     ) -> GpuRef:
-        if isinstance(each, _Inside):
+        if isinstance(each, Inside):
             return each.ref
         if isinstance(each, np.ndarray):
-            _require_inside(each, n, axis)
+            require_inside(each, n, axis)
             wrapped = np.where(each < 0, each + n, each) if each.dtype.kind == "i" else each
             return steps.upload(wrapped, INT64)
         return self._index(steps, each, n, axis, mode, way)[0]
-
-
-class _Inside(NamedTuple):
-    """Indices that are in bounds for sure."""
-
-    ref: GpuRef
-
-
-def _mode(mode: object) -> Mode:
-    if mode is None:
-        return "wrap"
-    if mode not in _MODES:
-        raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got {mode!r})")
-    return mode  # type: ignore[return-value]
-
-
-def _outside(way: Mode) -> Outside:
-    return "clip" if way == "clip" else "wrap"
-
-
-def _is_array(item: object) -> bool:
-    return isinstance(item, Operand | np.ndarray | _Inside)
-
-
-def _is_mask(item: Any) -> bool:
-    return isinstance(item, Operand | np.ndarray) and item.dtype.kind == "b"
-
-
-def _axes_of(item: Any) -> int:
-    if item is None or item is ...:
-        return 0
-    return len(item.shape) if _is_mask(item) else 1
-
-
-def _whole_mask(items: list[Any], value: Any) -> Operand | None:
-    """A mask that is all of a key, where what is written does not depend on how many are set."""
-    first, *others = items or [None]
-    if not isinstance(first, Operand) or not _is_mask(first):
-        return None
-    if any(each != slice(None) for each in others if not _is_array(each)) or any(
-        map(_is_array, others)
-    ):
-        return None
-    ndim = len(value.shape) if isinstance(value, Operand) else np.ndim(value)
-    return first if ndim <= len(others) else None
-
-
-def _require_inside(indices: np.ndarray[Any, Any], n: int, axis: int) -> None:
-    bad = (indices >= n) | (indices < -n) if indices.dtype.kind == "i" else indices >= n
-    if bad.any():
-        first = int(indices[bad].reshape(-1)[0])
-        raise IndexError(f"index {first} is out of bounds for axis {axis} with size {n}")
-
-
-def _fitting(value: Any, ref: GpuRef) -> Operand:
-    """A value that is to be written into an array, in its dtype."""
-    if isinstance(value, Operand):
-        if value.dtype is not ref.dtype and not np.can_cast(value.dtype, ref.dtype, "same_kind"):
-            raise TypeError(
-                f"Cannot cast array data from {value.dtype!r} to {ref.dtype!r} according to the "
-                "rule 'same_kind'"
-            )
-        return cast(value, ref.dtype)
-    if np.ndim(value) or not isinstance(value, complex | float | int | np.generic | np.ndarray):
-        raise TypeError(
-            f"the value must be a number, a ref or an expression, not {said_of(value)}; arrays "
-            "are put on the device first: await device.put(array)"
-        )
-    order = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2, "c": 3}
-    kind = np.asarray(value).dtype.kind
-    if order.get(kind, 4) > order[ref.dtype.kind]:
-        raise TypeError(f"{value!r} does not cast to {ref.dtype.name} without another kind")
-    return constant(value, ref.dtype)
-
-
-def _values(steps: Steps, value: Any, shape: tuple[int, ...], target: GpuRef) -> GpuRef:
-    """What is written, in the shape of the places that it goes to.
-
-    Raises:
-        ValueError: it does not broadcast to that, in NumPy's words.
-    """
-    fitting = _fitting(value, target)
-    given = fitting.shape
-    while len(given) > len(shape) and given[0] == 1:
-        given = given[1:]
-    extra = len(shape) - len(given)
-    if extra < 0 or any(n not in (1, m) for n, m in zip(given, shape[extra:], strict=True)):
-        raise ValueError(
-            f"shape mismatch: value array of shape {fitting.shape} could not be broadcast to "
-            f"indexing result of shape {shape}"
-        )
-    ref = steps.ref(fitting, "value")
-    if overlap(ref, target):
-        copy = steps.output(ref.shape, ref.dtype)
-        steps.assign((ref, copy))
-        ref = copy
-    return ref[(0,) * (ref.ndim - len(given))].broadcast_to(shape)
-
-
-def _gather(steps: Steps, chosen: _Chosen, made: GpuRef, outside: Outside) -> None:
-    """Read what is chosen, into a buffer of any dtype of the same kind."""
-    view = chosen.view
-    plain = made
-    if made.dtype is not view.dtype:
-        plain = steps.output(made.shape, view.dtype)
-    loops, rest = chosen.loops(plain), chosen.rest(plain)
-    choose(steps, "gather", plain, view, chosen.indices, loops, rest, outside=outside)
-    if plain is not made:
-        steps.assign((plain, made))
-
-
-def _taken(steps: Steps, flat: GpuRef, positions: GpuRef) -> GpuRef:
-    """Elements of one row."""
-    made = steps.output(positions.shape, flat.dtype)
-    chosen = _Chosen(flat, [(positions, 0)], positions.shape, 0)
-    _gather(steps, chosen, made, "wrap")
-    return made
-
-
-def _unraveled(positions: GpuRef, shape: tuple[int, ...]) -> list[Operand]:
-    """Indices along each axis."""
-    made: list[Operand] = []
-    size = 1
-    for n in reversed(shape):
-        made.append(positions // size % n if n else positions + 0)
-        size *= max(n, 1)
-    return made[::-1]
-
-
-def _copy_of(ref: GpuRef) -> Request[GpuRef]:
-    from ._copy import copying
-
-    return copying(ref, None)

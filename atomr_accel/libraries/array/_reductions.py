@@ -290,9 +290,8 @@ class Reductions(ArrayPart[D]):
         Raises:
             TypeError: a norm of matrices other than ``"fro"``.
         """
-        return self._evaluated(
-            np.linalg.norm(self._operand(x), ord, axis, keepdims)  # type: ignore[call-overload]
-        )
+        function: Any = np.linalg.norm
+        return self._evaluated(function(self._operand(x), ord, axis, keepdims))
 
     # --- without NaN ------------------------------------------------------------------------
 

@@ -11,14 +11,13 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES, as_dtype
-from ..._errors import said_of
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import broadcast_constant, ufunc, where
 from ...expressions._promotion import FLOAT32, common, reduced
 from .._op import D, op
 from .._request import Request
-from ._choosing import INT64, choose, read_number, where_set
-from ._indexing import _Chosen, _taken
+from ._choosing import INT64, choose, where_set
+from ._keys import Chosen, taken
 from ._steps import ArrayPart, Steps, target_of
 from .wire._indexing import Scan
 
@@ -255,7 +254,7 @@ class Sorting(ArrayPart[D]):
         """
         ref, given = self._ref(a, "a"), self._operand(v, "v")
         order = None if sorter is None else self._ref(sorter, "sorter")
-        return self._several("searchsorted", lambda steps: _search(steps, ref, given, side, order))
+        return self._several("searchsorted", lambda steps: search(steps, ref, given, side, order))
 
     @op
     def digitize(self, x: Operand, bins: GpuRef, right: bool = False) -> Request[GpuRef]:
@@ -271,7 +270,7 @@ class Sorting(ArrayPart[D]):
         """
         edges, given = self._ref(bins, "bins"), self._operand(x)
         side: Literal["left", "right"] = "left" if right else "right"
-        return self._several("digitize", lambda steps: _search(steps, edges, given, side, None))
+        return self._several("digitize", lambda steps: search(steps, edges, given, side, None))
 
     # --- scans ------------------------------------------------------------------------------
 
@@ -330,12 +329,12 @@ class Sorting(ArrayPart[D]):
             ref = steps.cast(steps.ref(given, "a"), wide)
             rows = steps.flat(ref) if axis is None else steps.last(ref, at)
             shape = rows.shape if axis is None else ref.shape
-            scanned = _scanned(steps, kind, rows, deterministic=self._device.deterministic)
-            scanned = steps.cast(scanned, result)
+            sums = scanned(steps, kind, rows, deterministic=self._device.deterministic)
+            sums = steps.cast(sums, result)
             if out is None and (axis is None or at == len(shape) - 1):
-                return scanned
+                return sums
             made = target_of(steps, out, shape, result, op=name)
-            steps.assign((scanned, made if axis is None else made.moveaxis(at, -1)))
+            steps.assign((sums, made if axis is None else made.moveaxis(at, -1)))
             return made
 
         return self._several(name, build)
@@ -461,15 +460,15 @@ class Sorting(ArrayPart[D]):
         found = steps.driver.perform(where_set(self._cub, first, "unique"))
         assert found is not None
         count, positions = found[0], found[1][: found[0]]
-        results = [steps.cast(_taken(steps, values, positions), dtype)]
+        results = [steps.cast(taken(steps, values, positions), dtype)]
         if flags[0]:
-            results.append(_taken(steps, rest[0], positions))
+            results.append(taken(steps, rest[0], positions))
         if flags[1]:
             numbers = steps.evaluate(cast(first, INT64))
-            numbers = _scanned(steps, "add", numbers, deterministic=False)
+            numbers = scanned(steps, "add", numbers, deterministic=False)
             numbers = steps.evaluate(numbers - 1)
             inverse = steps.output((math.prod(shape),), INT64)
-            chosen = _Chosen(inverse, [(rest[0], 0)], inverse.shape, 0)
+            chosen = Chosen(inverse, [(rest[0], 0)], inverse.shape, 0)
             loops = chosen.loops(numbers)
             choose(steps, "set", numbers, inverse, chosen.indices, loops, (), outside="wrap")
             results.append(inverse.reshape(shape))
@@ -480,148 +479,6 @@ class Sorting(ArrayPart[D]):
                 steps.evaluate(values.size - positions[-1:], counts[-1:])
             results.append(counts)
         return tuple(results)
-
-    @op
-    def bincount(
-        self,
-        x: Operand,
-        weights: Operand | None = None,
-        minlength: SupportsIndex = 0,
-        *,
-        length: SupportsIndex | None = None,
-    ) -> Request[GpuRef]:
-        """How often each number is there; as ``numpy.bincount``.
-
-        Args:
-            x: whole numbers from 0 on, in one dimension.
-            weights: what each counts for; float64 then.
-            minlength: the least size of the result.
-            length: its size, if that is known. Then nothing has to be asked for before, so that a
-                batch can have it; negative numbers and those beyond are left out.
-
-        Raises:
-            TypeError: no whole numbers.
-            ValueError: other dimensions; a negative number, without ``length``.
-            Unsupported: without ``length`` in a batch or a recording.
-        """
-        given = self._operand(x)
-        if given.dtype.kind not in "biu":
-            raise TypeError(
-                f"Cannot cast array data from {given.dtype!r} to dtype('int64') according to the "
-                "rule 'safe'"
-            )
-        if len(given.shape) != 1:
-            raise ValueError("object of too small depth for desired array")
-        least = operator.index(minlength)
-        if least < 0:
-            raise ValueError("'minlength' must not be negative")
-        if weights is not None and self._operand(weights, "weights").shape != given.shape:
-            raise ValueError("The weights and list don't have the same length.")
-
-        def build(steps: Steps) -> GpuRef:
-            size = least if length is None else operator.index(length)
-            if length is None and math.prod(given.shape):
-                ends = [
-                    steps.driver.perform(read_number(self._cub, each, "bincount"))
-                    for each in (given.min(), given.max())
-                ]
-                if (ends[0] or 0) < 0:
-                    raise ValueError("'list' argument must have no negative elements")
-                size = max(least, (ends[1] or 0) + 1)
-            return self._counted(steps, steps.ref(given), weights, size)
-
-        return self._several("bincount", build)
-
-    def _counted(self, steps: Steps, x: GpuRef, weights: Operand | None, size: int) -> GpuRef:
-        dtype = INT64 if weights is None else _FLOAT64
-        made = steps.evaluate(broadcast_constant((size,), dtype))
-        if weights is None:
-            one = steps.evaluate(constant(1, INT64))
-        else:
-            one = steps.cast(steps.ref(weights, "weights"), dtype)
-        if x.dtype.kind == "b":
-            x = steps.cast(x, INT64)
-        if size:
-            chosen = _Chosen(made, [(x, 0)], x.shape, 0)
-            loops = chosen.loops(one.broadcast_to(x.shape))
-            ordered = self._device.deterministic and weights is not None
-            choose(
-                steps,
-                "add",
-                one.broadcast_to(x.shape),
-                made,
-                chosen.indices,
-                loops,
-                (),
-                outside="drop",
-                ordered=ordered,
-            )
-        return made
-
-    @op
-    def histogram(
-        self,
-        a: Operand,
-        bins: SupportsIndex | Sequence[float] | GpuRef = 10,
-        range: tuple[float, float] | None = None,  # noqa: A002 - NumPy's name
-        density: bool = False,
-        weights: Operand | None = None,
-    ) -> Request[tuple[GpuRef, GpuRef]]:
-        """How many elements are in each of some intervals; as ``numpy.histogram``.
-
-        Args:
-            a: real numbers, of any shape.
-            bins: how many intervals of equal size; or where they begin and end, increasing.
-            range: from where to where, by default from the least to the largest element.
-            density: whether to give densities, whose integral is 1.
-            weights: what each element counts for.
-
-        Returns:
-            The numbers, and where intervals begin and end.
-
-        Raises:
-            ValueError: no intervals, a range that is none, or weights of another shape.
-            TypeError: numbers that are not real.
-            Unsupported: CUB is not installed, which finds places among given ``bins``.
-        """
-        given = self._operand(a, "a")
-        if given.dtype.kind == "c":
-            raise TypeError("a histogram of complex numbers, which have no order")
-        if weights is not None and self._operand(weights, "weights").shape != given.shape:
-            raise ValueError("weights should have the same shape as a.")
-        bounds = None if range is None else _bounds(*range)
-        edges = _edges(bins)
-        if isinstance(edges, int) and edges < 1:
-            raise ValueError("`bins` must be positive, when an integer")
-
-        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
-            x = steps.flat(steps.ref(given, "a"))
-            if isinstance(edges, int):
-                numbers, ends = _places(steps, x, edges, bounds)
-                count = edges
-            else:
-                if isinstance(edges, np.ndarray):
-                    ends = steps.upload(edges, as_dtype(edges.dtype))
-                else:
-                    ends = edges
-                count = ends.size - 1
-                numbers = _search(steps, ends, x, "right", None)
-                last = ends[-1:]
-                inside = where(x == last, constant(count - 1, INT64), numbers - 1)
-                numbers = steps.evaluate(inside)
-            flat = None if weights is None else steps.flat(steps.ref(weights, "weights"))
-            made = self._counted(steps, numbers, flat, count)
-            if density:
-                wide = cast(ends, _FLOAT64)
-                shares = made / (steps.evaluate(wide)[1:] - steps.evaluate(wide)[:-1])
-                made = steps.evaluate(shares / made.sum())
-            elif weights is not None and weights.dtype.kind in "biu":
-                made = steps.cast(made, reduced("add", weights.dtype))
-            elif weights is not None and weights.dtype is not made.dtype:
-                made = steps.cast(made, weights.dtype)
-            return made, ends
-
-        return self._several("histogram", build)
 
 
 def _require_kind(kind: object) -> None:
@@ -638,7 +495,7 @@ def _require_kth(a: Operand, kth: Any, axis: int | None) -> None:
             raise ValueError(f"kth(={at}) out of bounds ({n})")
 
 
-def _search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef | None) -> GpuRef:
+def search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef | None) -> GpuRef:
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', not {side!r}")
     if a.ndim != 1:
@@ -647,7 +504,7 @@ def _search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRe
     if sorter is not None:
         if sorter.shape != a.shape:
             raise ValueError("sorter.size must equal len(a)")
-        data = _taken(steps, data, sorter)
+        data = taken(steps, data, sorter)
     dtype = common((a.dtype, given.dtype))
     if NAMES[dtype] in _FP8:
         dtype = FLOAT32
@@ -659,7 +516,7 @@ def _search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRe
     return steps.do(bound(data, values))
 
 
-def _scanned(
+def scanned(
     steps: Steps, kind: Literal["add", "multiply"], rows: GpuRef, *, deterministic: bool
 ) -> GpuRef:
     """All rows along the last axis, C-contiguous."""
@@ -683,72 +540,14 @@ def _scanned(
 def _scanned_in_parts(steps: Steps, kind: Literal["add", "multiply"], row: GpuRef) -> GpuRef:
     """A long row: parts of it first, and then what comes before each is put to it."""
     whole = row.size // _PART * _PART
-    parts = _scanned(steps, kind, row[:whole].reshape(-1, _PART), deterministic=True)
+    parts = scanned(steps, kind, row[:whole].reshape(-1, _PART), deterministic=True)
     sums = steps.contiguous(parts[:, -1])
-    before = _scanned(steps, kind, sums, deterministic=True)
+    before = scanned(steps, kind, sums, deterministic=True)
     made = steps.output(row.shape, row.dtype)
     head = made[:whole].reshape(-1, _PART)
     steps.assign((parts[:1], head[:1]))
     steps.evaluate(ufunc(kind, parts[1:], before[:-1, None], dtype=row.dtype), head[1:])
     if whole < row.size:
-        tail = _scanned(steps, kind, row[whole:], deterministic=True)
+        tail = scanned(steps, kind, row[whole:], deterministic=True)
         steps.evaluate(ufunc(kind, tail, before[-1:], dtype=row.dtype), made[whole:])
     return made
-
-
-def _bounds(low: Any, high: Any) -> tuple[float, float]:
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError(f"supplied range of [{low}, {high}] is not finite")
-    if low > high:
-        raise ValueError("max must be larger than min in range parameter.")
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
-
-
-def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
-    if isinstance(bins, SupportsIndex) and not isinstance(bins, Operand):
-        return operator.index(bins)
-    if isinstance(bins, str):
-        raise TypeError(f"bins must be a number or edges, not {bins!r}")
-    if isinstance(bins, Operand):
-        if len(bins.shape) != 1:
-            raise ValueError("`bins` must be 1d, when an array")
-        return bins  # type: ignore[return-value]
-    edges = np.asarray(bins)
-    if edges.ndim != 1 or edges.dtype.kind not in "iuf":
-        raise ValueError(f"`bins` must be 1d, when an array, not {said_of(bins)}")
-    if (edges[:-1] > edges[1:]).any():
-        raise ValueError("`bins` must increase monotonically, when an array")
-    return edges
-
-
-def _places(
-    steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
-) -> tuple[GpuRef, GpuRef]:
-    """In which interval each element is, -1 for none; and where intervals begin and end."""
-    wide = steps.cast(x, _FLOAT64) if x.dtype.kind in "biu" else x
-    dtype = as_dtype(np.result_type(wide.dtype, np.float32))
-    if bounds is None and x.size:
-        low, high = wide.min(), wide.max()
-        same = low == high
-        low = steps.evaluate(cast(where(same, low - 0.5, low), _FLOAT64))
-        high = steps.evaluate(cast(where(same, wide.max() + 0.5, high), _FLOAT64))
-    else:
-        least, most = bounds or (0.0, 1.0)
-        low = steps.evaluate(constant(float(least), _FLOAT64))
-        high = steps.evaluate(constant(float(most), _FLOAT64))
-    at = index((count + 1,), 0)
-    line = cast(at, _FLOAT64) * ((high - low) / float(count)) + low
-    line = where(at == count, high, line)
-    kind = _FLOAT64 if x.dtype.kind in "biu" or bounds is not None else dtype
-    ends = steps.evaluate(cast(line, kind))
-    where_ = (cast(wide, _FLOAT64) - low) * (float(count) / (high - low))
-    inside = (wide >= low) & (wide <= high)
-    safe = where(inside, where_, 0.0)
-    numbers = cast(safe, INT64)
-    numbers = where(numbers == count, constant(count - 1, INT64), numbers)
-    numbers = steps.evaluate(numbers)
-    begins, nexts = _taken(steps, ends, numbers), _taken(steps, ends[1:], numbers)
-    less = cast(wide < begins, INT64)
-    more = cast((wide >= nexts) & (numbers != count - 1), INT64)
-    fixed = where(inside, numbers - less + more, constant(-1, INT64))
-    return steps.evaluate(fixed), ends

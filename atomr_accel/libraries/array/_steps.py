@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .._library import Home
     from .._request import Driver
     from ..cub._facade import Cub
+    from .wire._messages import CopyStrided
 
 T = TypeVar("T")
 
@@ -62,7 +63,8 @@ class Steps:
     def do(self, request: Request[T]) -> T:
         """Another step; what it gives, which has its content later."""
         submission = request.prepare(self.driver)
-        assert submission.sent is submission.done is submission.finish is None
+        hooks = submission.sent, submission.done, submission.finish
+        assert not any(hooks)
         for each in submission.before:
             self.do(each)
         if submission.message is not None:
@@ -107,7 +109,9 @@ class Steps:
 
     def assign(self, *pairs: tuple[GpuRef, GpuRef]) -> None:
         """Copy sources to targets of their shapes, which share no memory with any source."""
-        copies, reads, writes = [], [], []
+        copies: list[CopyStrided] = []
+        reads: list[Any] = []
+        writes: list[Any] = []
         for source, target in pairs:
             if source.dtype is not target.dtype:
                 self.evaluate(source, target)
@@ -173,7 +177,7 @@ class ArrayPart(Facade[D]):
 
     def __init__(self, device: Home, cub: Cub[Any]) -> None:
         self._device = device
-        self._cub: Cub[Described] = cub._on(Describing(device))  # type: ignore[arg-type]
+        self._cub: Cub[Described] = cub._on(Describing(device))
 
     def _several(self, name: str, build: Callable[[Steps], T]) -> Request[T]:
         """A request of several steps."""

@@ -316,7 +316,7 @@ def test_every_dtype_of_indices(cuda: CudaIndexing, index: str) -> None:
     chosen = np.arange(5, dtype=np.float32)
     for outside in ("wrap", "clip"):
         plain = np.full(5, np.nan, np.float32)
-        cuda.handlers[Choose](message_of("gather", plain, chosen, [given], outside))  # type: ignore[arg-type]
+        cuda.handlers[Choose](message_of("gather", plain, chosen, [given], outside))
         mode: Any = outside
         exact = [int(each) for each in given]
         expected = np.take(
