@@ -85,7 +85,7 @@ def choose(
         kind: what is done.
         plain: what has all elements.
         chosen: the array of which some are chosen.
-        indices: whole numbers, and the axis of ``chosen`` that they are of.
+        indices: whole numbers of one dtype, and the axis of ``chosen`` that they are of.
         loops: the axes of the indices, in their order.
         rest: the other axes.
         outside: what indices out of bounds mean.
@@ -93,9 +93,6 @@ def choose(
     """
     if not math.prod(each.extent for each in (*loops, *rest)):
         return
-    dtypes = {ref.dtype for ref, _ in indices}
-    if len(dtypes) > 1:
-        indices = [(steps.cast(ref, INT64), axis) for ref, axis in indices]
     if kind == "add" and chosen.dtype.kind == "V" and NAMES[chosen.dtype] != "bfloat16":
         raise Unsupported(f"sums of {chosen.dtype.name} at indices; make them in another dtype")
     if len(indices) > MOST_INDICES:

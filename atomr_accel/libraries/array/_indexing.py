@@ -563,6 +563,8 @@ class Indexing(ArrayPart[D]):
                 indices.append((found, at))
             at += not isinstance(each, int)
             axis += each is not None
+        if len({found.dtype for found, _ in indices}) > 1:
+            indices = [(steps.cast(found, INT64), of) for found, of in indices]
         try:
             shape = np.broadcast_shapes(*(found.shape for found, _ in indices))
         except ValueError:

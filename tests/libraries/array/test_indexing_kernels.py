@@ -189,7 +189,9 @@ def pointer(array: Array) -> int:
 def seen(array: Array) -> Any:
     """What stands for a buffer."""
     place = SimpleNamespace(address=pointer(array), offset=pointer(array) % 256)
-    return SimpleNamespace(_place=place, shape=array.shape, strides=array.strides, dtype=array.dtype)
+    return SimpleNamespace(
+        _place=place, shape=array.shape, strides=array.strides, dtype=array.dtype
+    )
 
 
 def message_of(

@@ -80,7 +80,8 @@ class CpuIndexing:
             chosen[places] = values
         else:
             with np.errstate(all="ignore"):
-                np.add.at(chosen, places, values)
+                # A copy, because NumPy has read behind values that broadcast.
+                np.add.at(chosen, places, np.array(values))
 
     def _places(self, message: Choose, shape: tuple[int, ...]) -> tuple[_Array, _Array | None]:
         """Where elements are that are chosen, counted in elements; and which of them count."""
