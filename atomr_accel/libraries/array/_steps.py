@@ -59,16 +59,21 @@ class Steps:
         self.driver: Final = driver
         self.cub: Final = cub
         self._steps: list[tuple[Request[Any], Submission[Any]]] = []
+        self._sent: list[Callable[[], None]] = []
+        self._done: list[Callable[[], None]] = []
 
     def do(self, request: Request[T]) -> T:
         """Another step; what it gives, which has its content later."""
         submission = request.prepare(self.driver)
-        hooks = submission.sent, submission.done, submission.finish
-        assert not any(hooks)
+        assert submission.finish is None
+        self._sent += [] if submission.sent is None else [submission.sent]
+        self._done += [] if submission.done is None else [submission.done]
         for each in submission.before:
             self.do(each)
         if submission.message is not None:
-            bare = msgspec.structs.replace(submission, before=(), after=())
+            bare = msgspec.structs.replace(
+                submission, before=(), after=(), sent=None, done=None, result=None
+            )
             self._steps.append((request, bare))
         for each in submission.after:
             self.do(each)
@@ -161,7 +166,23 @@ class Steps:
             own = steps[-1][0].lane is LANE
             last = steps.pop()[1] if own else Submission(CopyAll(()), (), ())
             last = msgspec.structs.replace(last, result=result)
-        return msgspec.structs.replace(last, before=tuple(_prepared(*each) for each in steps))
+        return msgspec.structs.replace(
+            last,
+            before=tuple(_prepared(*each) for each in steps),
+            sent=_all_of(self._sent),
+            done=_all_of(self._done),
+        )
+
+
+def _all_of(calls: list[Callable[[], None]]) -> Callable[[], None] | None:
+    if not calls:
+        return None
+
+    def call_all() -> None:
+        for call in calls:
+            call()
+
+    return call_all
 
 
 def _prepared(request: Request[Any], submission: Submission[Any]) -> Request[Any]:
