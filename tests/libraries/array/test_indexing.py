@@ -258,7 +258,7 @@ async def test_batches_and_recordings(device: Device) -> None:
 
 @on_shared
 async def test_what_is_refused(device: Device) -> None:
-    array = device.array
+    array: Any = device.array
     x = await device.put(np.arange(6.0).reshape(2, 3))
     i = await device.put(np.array([0, 7, -1]))
     floats = await device.put(np.ones(3))

@@ -35,7 +35,8 @@ async def test_arange(device: Device, start: float, stop: float, step: float, dt
     if dtype in ("uint8", "uint64") and min(start, stop, start + step) < 0:
         return
     with np.errstate(all="ignore"):
-        expected = np.arange(start, stop, step, dtype)
+        numpy: Any = np
+        expected = numpy.arange(start, stop, step, dtype)
     same(await fetched(device, await device.array.arange(start, stop, step, dtype)), expected)
 
 
