@@ -247,6 +247,7 @@ async def test_batches_and_recordings(device: Device) -> None:
     await recording.replay()
     same(await device.get(out), expected * 2)
     async with device.batch() as batch:
+        call: Any
         for call in (
             lambda: batch.array.nonzero(t),
             lambda: batch.array.getitem(t, t > 1),
@@ -263,6 +264,7 @@ async def test_what_is_refused(device: Device) -> None:
     i = await device.put(np.array([0, 7, -1]))
     floats = await device.put(np.ones(3))
     mask = await device.put(np.ones(3, bool))
+    call: Any
     for call, error, text in (
         (
             lambda: array.take(x, i, 1, mode="raise"),

@@ -290,6 +290,7 @@ async def test_batches(device: Device) -> None:
         best = batch.array.take_along_axis(x, batch.array.argmax(x, -1, keepdims=True), -1)
         sums = batch.array.cumsum(x, 1)
         middle = batch.array.median(x)
+        call: Any
         for call in (lambda: batch.array.unique(x), lambda: batch.array.bincount(order[0])):
             with pytest.raises(Unsupported, match="waits for the device's answer"):
                 call()
@@ -307,6 +308,7 @@ async def test_what_is_refused(device: Device) -> None:
     x = await device.put(np.arange(6.0).reshape(2, 3))
     c = await device.put(np.ones(3, np.complex64))
     i = await device.put(np.array([1, -2]))
+    call: Any
     for call, error, text in (
         (lambda: array.sort(c), TypeError, "has no order"),
         (lambda: array.sort(x, 2), np.exceptions.AxisError, "axis 2 is out of bounds"),
