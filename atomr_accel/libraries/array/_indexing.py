@@ -534,6 +534,12 @@ class Indexing(ArrayPart[D]):
             axis += axes_of(each)
             if not is_mask(each):
                 expanded.append(each)
+            elif not each.shape:  # it chooses from a new axis
+                if isinstance(each, np.ndarray):
+                    found = steps.upload(np.flatnonzero(each), INT64)
+                else:
+                    found = self._positions(steps, each, "getitem")
+                expanded.append(Inside(found, new=True))
             elif isinstance(each, np.ndarray):
                 expanded += np.nonzero(each)
             else:
@@ -545,7 +551,7 @@ class Indexing(ArrayPart[D]):
                         Inside(steps.evaluate(part)) for part in unraveled(positions, sizes)
                     ]
         arrays = [each for each in expanded if is_array(each)]
-        basic = tuple(slice(None) if is_array(each) else each for each in expanded)
+        basic = tuple(_basic(each) for each in expanded)
         view = ref[basic] if basic else ref
         if not arrays:
             return Chosen(view, [], (), 0)
@@ -558,11 +564,13 @@ class Indexing(ArrayPart[D]):
         indices: list[tuple[GpuRef, int]] = []
         at = axis = 0
         for each in expanded:
-            if is_array(each):
+            if isinstance(each, Inside):
+                indices.append((each.ref, at))
+            elif is_array(each):
                 found = self._buffer(steps, each, ref.shape[axis], axis, mode, way)
                 indices.append((found, at))
             at += not isinstance(each, int)
-            axis += each is not None
+            axis += _basic(each) is not None
         if len({found.dtype for found, _ in indices}) > 1:
             indices = [(steps.cast(found, INT64), of) for found, of in indices]
         try:
@@ -573,19 +581,23 @@ class Indexing(ArrayPart[D]):
                 "shape mismatch: indexing arrays could not be broadcast together with shapes "
                 f"{shapes}"
             ) from None
-        for found, of in indices:
+        for _, of in indices:
             if not view.shape[of] and math.prod(shape):
                 raise IndexError(f"index 0 is out of bounds for axis {of} with size 0")
-            del found
         return Chosen(view, indices, shape, place)
 
     def _buffer(
         self, steps: Steps, each: Any, n: int, axis: int, mode: Mode | None, way: Mode
     ) -> GpuRef:
-        if isinstance(each, Inside):
-            return each.ref
         if isinstance(each, np.ndarray):
             require_inside(each, n, axis)
             wrapped = np.where(each < 0, each + n, each) if each.dtype.kind == "i" else each
             return steps.upload(wrapped, INT64)
         return self._index(steps, each, n, axis, mode, way)[0]
+
+
+def _basic(item: Any) -> Any:
+    """What an item of a key leaves for arrays to choose from."""
+    if isinstance(item, Inside) and item.new:
+        return None
+    return slice(None) if is_array(item) else item

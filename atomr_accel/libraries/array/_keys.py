@@ -81,9 +81,15 @@ class Chosen(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """Indices that are in bounds for sure."""
+    """Indices that are in bounds for sure.
+
+    Attributes:
+        ref: where they are.
+        new: whether they are of an axis that is not there yet, of one element.
+    """
 
     ref: GpuRef
+    new: bool = False
 
 
 def items_of(key: Any, ref: GpuRef) -> list[Any]:
@@ -94,10 +100,7 @@ def items_of(key: Any, ref: GpuRef) -> list[Any]:
         if each is None or each is ... or isinstance(each, slice):
             items.append(each)
         elif isinstance(each, bool | np.bool_):
-            raise IndexError(
-                "True and False as indices, which make an axis of one element or none, are "
-                "not taken; use None or a mask"
-            )
+            items.append(np.asarray(each))
         elif isinstance(each, int | np.integer):
             items.append(operator.index(each))
         elif isinstance(each, Operand):

@@ -11,11 +11,14 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import as_dtype
-from ...expressions import Operand, cast, constant
+from ...expressions import Operand, broadcast, cast, constant, index
 from ...expressions._promotion import common
 from .._op import D, op
 from .._request import Request
+from ._choosing import INT64, read_number
 from ._creation import Number, _number
+from ._keys import Chosen, gather
+from ._sorting import scanned
 from ._steps import ArrayPart, Steps, target_of
 
 if TYPE_CHECKING:
@@ -386,22 +389,41 @@ class Manipulation(ArrayPart[D]):
     # --- copies in other places -------------------------------------------------------------
 
     @op
-    def repeat(self, a: GpuRef, repeats: SupportsIndex, axis: int | None = None) -> Request[GpuRef]:
-        """Each element several times; as ``numpy.repeat`` with one number.
+    def repeat(
+        self,
+        a: GpuRef,
+        repeats: SupportsIndex | Sequence[int] | GpuRef,
+        axis: int | None = None,
+    ) -> Request[GpuRef]:
+        """Each element several times; as ``numpy.repeat``.
 
         Args:
             a: an array.
-            repeats: how often.
+            repeats: how often: one number, or one for each element of the axis; on the device,
+                too.
             axis: along which; None flattens it first.
 
         Raises:
-            ValueError: a negative number.
-            TypeError: several numbers.
+            ValueError: a negative number, or others than there are elements.
+            TypeError: no whole numbers.
+            Unsupported: several numbers on the device, in a batch or a recording, as only the
+                device knows how large the result is; several numbers, and CUB is not installed.
         """
-        ref, times = self._ref(a, "a"), _whole(repeats, "repeats")
+        ref = self._ref(a, "a")
+        at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
+        n = ref.size if axis is None else ref.shape[at]
+        if isinstance(repeats, Operand):
+            return self._repeated(ref, self._ref(repeats, "repeats"), at, n, flat=axis is None)
+        if isinstance(repeats, Sequence):
+            counts = np.array([_whole(each, "repeats") for each in repeats], np.int64)
+            if (counts < 0).any():
+                raise ValueError("repeats may not contain negative values.")
+            if len(counts) != 1:
+                return self._repeated(ref, counts, at, n, flat=axis is None)
+            repeats = int(counts[0])
+        times = _whole(repeats, "repeats")
         if times < 0:
             raise ValueError("repeats may not contain negative values.")
-        at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
 
         def build(steps: Steps) -> GpuRef:
             source = steps.ref(ref, "a")
@@ -412,6 +434,53 @@ class Manipulation(ArrayPart[D]):
             split = made.reshape(*shape[: at + 1], times, *shape[at + 1 :])
             seen = source[(*[slice(None)] * (at + 1), None)]
             steps.assign((seen.broadcast_to(split.shape), split))
+            return made
+
+        return self._several("repeat", build)
+
+    def _repeated(
+        self,
+        ref: GpuRef,
+        counts: GpuRef | np.ndarray[Any, np.dtype[Any]],
+        axis: int,
+        n: int,
+        *,
+        flat: bool,
+    ) -> Request[GpuRef]:
+        """Each element as often as its own number says."""
+        if counts.dtype.kind not in "biu":
+            raise TypeError(
+                f"Cannot cast array data from {counts.dtype!r} to dtype('int64') according to the "
+                "rule 'safe'"
+            )
+        if counts.ndim > 1 or counts.size not in (1, n):
+            raise ValueError(
+                f"operands could not be broadcast together with shape ({n},) ({counts.size},)"
+            )
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.flat(steps.ref(ref, "a")) if flat else steps.ref(ref, "a")
+            if isinstance(counts, np.ndarray):
+                total = int(counts.sum())
+                ends = steps.upload(np.cumsum(counts), INT64)
+            else:
+                numbers = steps.ref(counts, "repeats")
+                total = 0
+                if n:
+                    wide = cast(numbers, INT64)
+                    least = steps.driver.perform(read_number(self._cub, wide.min(), "repeat"))
+                    if least is not None and least < 0:
+                        raise ValueError("repeats may not contain negative values.")
+                    wide = broadcast(wide if numbers.ndim else wide[None], (n,))
+                    total = steps.driver.perform(read_number(self._cub, wide.sum(), "repeat")) or 0
+                    sums = steps.evaluate(wide)
+                    ends = scanned(steps, "add", sums, deterministic=False)
+            shape = (*source.shape[:axis], total, *source.shape[axis + 1 :])
+            made = steps.output(shape, ref.dtype)
+            if total:
+                at = steps.evaluate(index((total,), 0))
+                positions = steps.do(steps.cub.upper_bound(ends, at))
+                gather(steps, Chosen(source, [(positions, axis)], (total,), axis), made, "clip")
             return made
 
         return self._several("repeat", build)

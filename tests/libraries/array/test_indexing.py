@@ -228,6 +228,28 @@ async def test_masks(device: Device, shape: tuple[int, ...], dtype: str, seed: i
 
 
 @on_shared
+async def test_truth_as_a_key(device: Device) -> None:
+    host = np.arange(6.0).reshape(2, 3)
+    x = await device.put(host)
+    index = np.array([1, 0])
+    i, yes, no = await device.put(index), await device.put(np.True_), await device.put(np.False_)
+    get: Any = device.array.getitem
+    for key, there in (
+        (True, True),
+        (True, yes),
+        (False, no),
+        ((0, True), (0, yes)),
+        ((slice(None), False), (slice(None), no)),
+        ((index, True), (i, yes)),
+        ((True, slice(None), index), (yes, slice(None), i)),
+    ):
+        expected = host[key]
+        same(await device.get(await get(x, key)), expected)
+        same(await device.get(await get(x, there)), expected)
+    same(await device.get(await get(x[0, 0], no)), host[0, 0][False])
+
+
+@on_shared
 async def test_batches_and_recordings(device: Device) -> None:
     table, index = np.arange(12.0).reshape(4, 3), np.array([[3, 0], [-1, 9]], np.int32)
     t, i = await device.put(table), await device.put(index)
@@ -296,7 +318,6 @@ async def test_what_is_refused(device: Device) -> None:
         (lambda: array.getitem(x, (..., ...)), IndexError, "single ellipsis"),
         (lambda: array.getitem(x, floats), IndexError, "arrays used as indices must be of integer"),
         (lambda: array.getitem(x, "a"), IndexError, "only integers, slices"),
-        (lambda: array.getitem(x, True), IndexError, "True and False as indices"),
         (
             lambda: array.getitem(x, mask),
             IndexError,

@@ -183,6 +183,17 @@ async def test_repeating(device: Device, shape: tuple[int, ...], seed: int, dtyp
     axis = draw.choice([None, *range(-len(shape), len(shape))])
     times = draw.randint(0, 3)
     same(await fetched(device, await array.repeat(x, times, axis)), np.repeat(host, times, axis))
+    n = host.size if axis is None else shape[axis]
+    counts = [draw.randint(0, 3) for _ in range(n)]
+    same(
+        await fetched(device, await array.repeat(x, counts, axis)),
+        np.repeat(host, np.array(counts, int), axis),
+    )
+    several = await put(device, np.array(counts, np.int32), "gaps")
+    same(
+        await fetched(device, await array.repeat(x, several, axis)),
+        np.repeat(host, np.array(counts, int), axis),
+    )
     reps = [draw.randint(0, 3) for _ in range(draw.randint(0, 4))]
     same(await fetched(device, await array.tile(x, reps)), np.tile(host, reps))
     shift = draw.randint(-7, 7)
@@ -273,6 +284,9 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("stack", ([F, F[:2]],), {}, ValueError, "all input arrays must have the same shape"),
     ("repeat", (F, -1), {}, ValueError, "repeats may not contain negative values"),
     ("repeat", (F, 1.5), {}, TypeError, "repeats must be whole numbers"),
+    ("repeat", (F, [1, 2]), {}, ValueError, r"shape \(6,\) \(2,\)"),
+    ("repeat", (F, F), {}, TypeError, "Cannot cast array data"),
+    ("repeat", (F, F.astype(int) - 3), {}, ValueError, "repeats may not contain negative values"),
     ("tile", (F, -1), {}, ValueError, "negative dimensions are not allowed"),
     ("roll", (F, 1, 3), {}, np.exceptions.AxisError, "axis 3 is out of bounds"),
     ("pad", (F, -1), {}, ValueError, "index can't contain negative values"),
