@@ -279,7 +279,11 @@ for _name, _numpy in _OPERATORS.items():
     setattr(Array, f"__r{_name}__", _operator(_numpy, reflected=True))
     setattr(Array, f"__i{_name}__", _in_place(_numpy))
 for _name, _numpy in {
-    **{"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal"},
-    **{"gt": "greater", "ge": "greater_equal"},
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
 }.items():
     setattr(Array, f"__{_name}__", _operator(_numpy))

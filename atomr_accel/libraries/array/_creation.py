@@ -134,7 +134,7 @@ class Creation(ArrayPart[D]):
             ValueError: a negative size.
         """
         row, column = _rows_and_columns(N, M)
-        return self._evaluated(cast(row + operator.index(k) == column, as_dtype(dtype)))
+        return self._evaluated(cast(row + _offset(k, row) == column, as_dtype(dtype)))
 
     @op
     def identity(self, n: SupportsIndex, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
@@ -152,7 +152,7 @@ class Creation(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Ones on a diagonal and below it; as ``numpy.tri``. Arguments are those of ``eye``."""
         row, column = _rows_and_columns(N, M)
-        return self._evaluated(cast(row + operator.index(k) >= column, as_dtype(dtype)))
+        return self._evaluated(cast(row + _offset(k, row) >= column, as_dtype(dtype)))
 
     @op
     def tril(
@@ -182,7 +182,8 @@ class Creation(ArrayPart[D]):
         if len(shape) < 2:
             raise ValueError(f"a triangle of shape {shape}: it takes two dimensions or more")
         row, column = index(shape[-2:], 0), index(shape[-2:], 1)
-        inside = row + k >= column if lower else row + (k - 1) < column
+        offset = _offset(k if lower else k - 1, row)
+        inside = row + offset >= column if lower else row + offset < column
         return where(inside, m, constant(0, m.dtype))
 
     @op
@@ -439,6 +440,12 @@ def _linspace(
     if kind.kind in "iu":
         line = ufunc("floor", line)
     return cast(line, kind)
+
+
+def _offset(k: SupportsIndex, like: Operand) -> int:
+    """How far a diagonal is above the main one, as far as it matters."""
+    most = sum(like.shape) + 1
+    return max(-most, min(operator.index(k), most))
 
 
 def _rows_and_columns(rows: SupportsIndex, columns: SupportsIndex | None) -> tuple[Any, Any]:

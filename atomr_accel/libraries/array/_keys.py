@@ -134,7 +134,7 @@ def items_of(key: Any, ref: GpuRef) -> list[Any]:
         if is_mask(each):
             sizes = ref.shape[axis : axis + len(each.shape)]
             for number, (n, m) in enumerate(zip(sizes, each.shape, strict=True)):
-                if n != m:
+                if m not in (n, 0):
                     raise IndexError(
                         "boolean index did not match indexed array along axis "
                         f"{axis + number}; size of axis is {n} but size of corresponding "

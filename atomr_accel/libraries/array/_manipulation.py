@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -392,7 +393,7 @@ class Manipulation(ArrayPart[D]):
     def repeat(
         self,
         a: GpuRef,
-        repeats: SupportsIndex | Sequence[int] | GpuRef,
+        repeats: SupportsIndex | Sequence[int] | Operand,
         axis: int | None = None,
     ) -> Request[GpuRef]:
         """Each element several times; as ``numpy.repeat``.
@@ -413,7 +414,7 @@ class Manipulation(ArrayPart[D]):
         at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
         n = ref.size if axis is None else ref.shape[at]
         if isinstance(repeats, Operand):
-            return self._repeated(ref, self._ref(repeats, "repeats"), at, n, flat=axis is None)
+            return self._repeated(ref, repeats, at, n, flat=axis is None)
         if isinstance(repeats, Sequence):
             counts = np.array([_whole(each, "repeats") for each in repeats], np.int64)
             if (counts < 0).any():
@@ -441,7 +442,7 @@ class Manipulation(ArrayPart[D]):
     def _repeated(
         self,
         ref: GpuRef,
-        counts: GpuRef | np.ndarray[Any, np.dtype[Any]],
+        counts: Operand | np.ndarray[Any, np.dtype[Any]],
         axis: int,
         n: int,
         *,
@@ -453,9 +454,10 @@ class Manipulation(ArrayPart[D]):
                 f"Cannot cast array data from {counts.dtype!r} to dtype('int64') according to the "
                 "rule 'safe'"
             )
-        if counts.ndim > 1 or counts.size not in (1, n):
+        size = math.prod(counts.shape)
+        if len(counts.shape) > 1 or size not in (1, n):
             raise ValueError(
-                f"operands could not be broadcast together with shape ({n},) ({counts.size},)"
+                f"operands could not be broadcast together with shape ({n},) ({size},)"
             )
 
         def build(steps: Steps) -> GpuRef:
@@ -464,14 +466,13 @@ class Manipulation(ArrayPart[D]):
                 total = int(counts.sum())
                 ends = steps.upload(np.cumsum(counts), INT64)
             else:
-                numbers = steps.ref(counts, "repeats")
                 total = 0
                 if n:
-                    wide = cast(numbers, INT64)
+                    wide = cast(counts, INT64)
                     least = steps.driver.perform(read_number(self._cub, wide.min(), "repeat"))
                     if least is not None and least < 0:
                         raise ValueError("repeats may not contain negative values.")
-                    wide = broadcast(wide if numbers.ndim else wide[None], (n,))
+                    wide = broadcast(wide, (n,))
                     total = steps.driver.perform(read_number(self._cub, wide.sum(), "repeat")) or 0
                     sums = steps.evaluate(wide)
                     ends = scanned(steps, "add", sums, deterministic=False)

@@ -38,8 +38,8 @@ SortKind = Literal["quicksort", "mergesort", "heapsort", "stable"]
 class Sorting(ArrayPart[D]):
     """Sorting, searching and counting, mostly by CUB.
 
-    NaN are behind all others, as in NumPy. Rows of an array with several are sorted as segments,
-    which recordings cannot have.
+    NaN are behind all others, as in NumPy. Complex numbers have an order in one row. Rows of an
+    array with several are sorted as segments, which recordings cannot have.
     """
 
     @op
@@ -55,7 +55,7 @@ class Sorting(ArrayPart[D]):
         """Sorted along an axis; as ``numpy.sort``.
 
         Args:
-            a: a ref or an expression, of real numbers.
+            a: a ref or an expression, of real numbers; complex ones in one row.
             axis: along which; None flattens it first.
             kind: as in NumPy; every one is stable here.
             descending: whether the largest comes first, NaN before it.
@@ -214,6 +214,11 @@ class Sorting(ArrayPart[D]):
         if keys.size == 0:
             return keys, steps.output(keys.shape, INT64) if order else None
         if rows == 1:
+            if keys.dtype.kind == "c" and not down:
+                flat = keys.reshape(n)
+                positions = _order_of_complex(steps, flat)
+                values = taken(steps, flat, positions).reshape(keys.shape)
+                return values, positions.reshape(keys.shape) if order else None
             if not order:
                 return steps.do(cub.sort(keys, descending=down)), None
             flat = steps.evaluate(index((n,), 0))
@@ -354,7 +359,7 @@ class Sorting(ArrayPart[D]):
         """The different elements, sorted; as ``numpy.unique`` without an axis.
 
         Args:
-            ar: a ref or an expression, of real numbers.
+            ar: a ref or an expression.
             return_index: whether to tell where each is first.
             return_inverse: whether to tell which one each element is.
             return_counts: whether to tell how often each is there.
@@ -449,7 +454,7 @@ class Sorting(ArrayPart[D]):
             if values.size > 1:
                 ahead, behind = values[:-1], values[1:]
                 differ: Operand = ahead != behind
-                if equal_nan and values.dtype.kind in "fV":
+                if equal_nan and values.dtype.kind in "fcV":
                     differ = differ & ~ufunc("isnan", ahead)
                 inner.evaluate(differ, first[1:])
             return (values, first) if order is None else (values, first, order)
@@ -514,6 +519,22 @@ def search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef
         return steps.evaluate(broadcast_constant(values.shape, INT64))
     bound = steps.cub.lower_bound if side == "left" else steps.cub.upper_bound
     return steps.do(bound(data, values))
+
+
+def _order_of_complex(steps: Steps, row: GpuRef) -> GpuRef:
+    """The order of complex numbers: by where they are NaN, by real parts, by imaginary ones."""
+    order = steps.evaluate(index(row.shape, 0))
+    lost = [ufunc("isnan", part) for part in (row.real, row.imag)]
+    zero = constant(0, row.real.dtype)
+    keys = (
+        where(lost[1], zero, row.imag),
+        where(lost[0], zero, row.real),
+        cast(lost[0], as_dtype(np.uint8)) * 2 + cast(lost[1], as_dtype(np.uint8)),
+    )
+    for key in keys:  # stable, so that the last one counts most
+        there = taken(steps, steps.evaluate(key), order)
+        _, order = steps.do(steps.cub.sort_pairs(there, order))
+    return order
 
 
 def scanned(

@@ -227,6 +227,18 @@ async def test_masks(device: Device, shape: tuple[int, ...], dtype: str, seed: i
     same(await fetched(device, await array.extract(w, x)), np.extract(wide, host))
 
 
+@pytest.mark.parametrize("dtype", INTEGERS)
+@on_shared
+async def test_narrow_indices_of_long_axes(device: Device, dtype: str) -> None:
+    host = np.arange(1000.0)
+    index = np.array([0, 100] if dtype.startswith("u") else [0, 100, -1, -100], dtype)
+    x, i = await device.put(host), await device.put(index)
+    for mode in ("raise", "wrap"):
+        same(await device.get(await device.array.take(x, i, mode=mode)), host[index])
+    expected = host[np.maximum(index, 0)]
+    same(await device.get(await device.array.take(x, i, mode="clip")), expected)
+
+
 @on_shared
 async def test_truth_as_a_key(device: Device) -> None:
     host = np.arange(6.0).reshape(2, 3)

@@ -269,6 +269,24 @@ async def test_quantiles(
     same(await fetched(device, got), by_numpy("percentile", host, 30.0, axis), near=near)
 
 
+@settings(max_examples=30)
+@given(size=st.integers(0, 40), seed=SEEDS)
+@on_shared
+async def test_complex_numbers_in_one_row(device: Device, size: int, seed: int) -> None:
+    host = sample(seed, (size,), "complex64")
+    odd = np.random.default_rng(seed).choice([0, 1, np.nan, -np.inf], (2, size)).astype(np.float32)
+    host.real[::2], host.imag[::3] = odd[0, ::2], odd[1, ::3]
+    x = await put(device, host, "gaps")
+    array = device.array
+    same(await fetched(device, await array.sort(x)), np.sort(host))
+    same(await fetched(device, await array.argsort(x)), np.argsort(host, stable=True))
+    finite = np.nan_to_num(host)
+    f = await put(device, finite)
+    same(await fetched(device, await array.unique_all(f)), list(np.unique_all(finite)))
+    with pytest.raises(TypeError, match="has no order"):
+        await array.sort(await put(device, np.ones((2, 2), np.complex64)))
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @program
 async def test_long_rows(deterministic: bool) -> None:
@@ -306,7 +324,7 @@ async def test_batches(device: Device) -> None:
 async def test_what_is_refused(device: Device) -> None:
     array: Any = device.array
     x = await device.put(np.arange(6.0).reshape(2, 3))
-    c = await device.put(np.ones(3, np.complex64))
+    c = await device.put(np.ones((2, 2), np.complex64))
     i = await device.put(np.array([1, -2]))
     call: Any
     for call, error, text in (

@@ -96,10 +96,10 @@ class CpuIndexing:
             steps_of = tuple(axis.indices[number] for axis in message.axes)
             given = self._context.array(index.address, shape, DTYPES[message.index], steps_of)
             n = index.extent
+            wide = given.astype(np.uint64 if given.dtype.kind == "u" else np.int64)
             if message.outside == "clip":
-                found = np.clip(given, 0, n - 1).astype(np.int64)
+                found = np.clip(wide, 0, n - 1).astype(np.int64)
             elif message.outside == "wrap":
-                wide = given if given.dtype.kind == "u" else given.astype(np.int64)
                 found = np.remainder(wide, wide.dtype.type(n)).astype(np.int64)
             else:
                 inside = (given >= 0) & (given < n)
