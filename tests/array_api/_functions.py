@@ -244,8 +244,8 @@ class _IInfo(NamedTuple):
 
 def finfo(type: Any, /) -> _FInfo:
     info = np.finfo(getattr(type, "dtype", type))
-    numbers = (info.eps, info.max, info.min, info.smallest_normal)
-    return _FInfo(info.bits, *map(float, numbers), info.dtype)
+    eps, most, least = float(info.eps), float(info.max), float(info.min)
+    return _FInfo(info.bits, eps, most, least, float(info.smallest_normal), info.dtype)
 
 
 def iinfo(type: Any, /) -> _IInfo:

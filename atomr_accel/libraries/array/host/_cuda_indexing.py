@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ...host._device_code import CudaSource
     from ..wire._messages import CopyStrided
 
 _NOWHERE: Final = (1 << 64) - 1
@@ -57,9 +58,7 @@ class CudaIndexing:
         self._context: Final = context
         self._stream: Final = stream
         self._copy: Final = copy
-        self._indexing: Final = Kernels(context, stream, INDEXING)
-        self._compaction: Final = Kernels(context, stream, COMPACTION)
-        self._scans: Final = Kernels(context, stream, SCANS)
+        self._kernels: dict[CudaSource, Kernels] = {}
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             CopyAll: self._copy_all,
             Upload: self._upload,
@@ -72,8 +71,16 @@ class CudaIndexing:
 
     def close(self) -> None:
         """Unload the modules."""
-        for kernels in (self._indexing, self._compaction, self._scans):
+        for kernels in self._kernels.values():
             kernels.close()
+        self._kernels.clear()
+
+    def _launch(self, source: CudaSource, name: str, items: int, packed: bytes) -> None:
+        """Launch a kernel of one of the sources, of which most programs need few."""
+        kernels = self._kernels.get(source)
+        if kernels is None:
+            kernels = self._kernels[source] = Kernels(self._context, self._stream, source)
+        kernels.launch(kernels.function(name), items, Arguments(packed))
 
     def _copy_all(self, message: CopyAll) -> None:
         for each in message.copies:
@@ -85,10 +92,10 @@ class CudaIndexing:
         for start in range(0, len(message.data), UPLOADED):
             data = message.data[start : start + UPLOADED]
             packed = struct.pack(f"<2Q{UPLOADED}s", target + start, len(data), data)
-            _launch(self._indexing, "upload", len(data), packed)
+            self._launch(INDEXING, "upload", len(data), packed)
 
     def _choose(self, message: Choose) -> None:
-        _launch(self._indexing, *choosing(message, self._context.pointer))
+        self._launch(INDEXING, *choosing(message, self._context.pointer))
 
     def _compact(self, message: Compact) -> int:
         if not message.count:
@@ -97,11 +104,11 @@ class CudaIndexing:
         flags, counts = pointer(message.flags), pointer(message.scratch)
         parts, each = parts_of(message.count)
         packed = struct.pack("<5Q", counts, flags, message.count, each, parts)
-        _launch(self._compaction, "count", parts * THREADS, packed)
-        _launch(self._compaction, "place", THREADS, struct.pack("<2Q", counts, parts))
+        self._launch(COMPACTION, "count", parts * THREADS, packed)
+        self._launch(COMPACTION, "place", THREADS, struct.pack("<2Q", counts, parts))
         positions = pointer(message.positions)
         packed = struct.pack("<6Q", positions, counts, flags, message.count, each, parts)
-        _launch(self._compaction, "compact", parts * THREADS, packed)
+        self._launch(COMPACTION, "compact", parts * THREADS, packed)
         return int.from_bytes(self._read(counts + 8 * parts, 8), "little")
 
     def _find_outside(self, message: FindOutside) -> tuple[bool, int]:
@@ -112,7 +119,7 @@ class CudaIndexing:
         memset = driver.cuMemsetD8Async(found, 0xFF, 8, self._stream.handle)
         check("cuMemsetD8Async", memset)
         packed = struct.pack("<3Qq", found, given, message.count, message.extent)
-        _launch(self._indexing, f"outside<{ELEMENTS[message.dtype]}>", message.count, packed)
+        self._launch(INDEXING, f"outside<{ELEMENTS[message.dtype]}>", message.count, packed)
         at = int.from_bytes(self._read(found, 8), "little")
         if at == _NOWHERE:
             return False, 0
@@ -136,11 +143,7 @@ class CudaIndexing:
 
     def _scan(self, message: Scan) -> None:
         launch = scanning(message)
-        arguments = Arguments(launch.arguments)
-        arguments.pointers[0] = self._context.pointer(message.target)
-        arguments.pointers[1] = self._context.pointer(message.source)
-        self._scans.launch(self._scans.function(launch.name), launch.items, arguments)
-
-
-def _launch(kernels: Kernels, name: str, items: int, packed: bytes) -> None:
-    kernels.launch(kernels.function(name), items, Arguments(packed))
+        pointer = self._context.pointer
+        pointers = struct.pack("<2Q", pointer(message.target), pointer(message.source))
+        packed = pointers + launch.arguments[len(pointers) :]
+        self._launch(SCANS, launch.name, launch.items, packed)
