@@ -362,14 +362,14 @@ async def test_a_ref_tells_what_it_is_and_is_no_array(device: Device) -> None:
     ref = await device.put(np.zeros((2, 3), np.float32))
     scalar = await device.put(1.0)
     assert {ref: "value"}[ref] == "value"
-    assert ref != scalar
+    assert len({ref, scalar}) == 2
     assert (len(ref), ref.ndim, ref.size) == (2, 2, 6)
     assert (ref.device, ref.generation) == (device.name, device.generation)
     assert not ref.is_stale
     assert repr(ref) == f"<GpuRef float32[2, 3] on {device.name}, generation {ref.generation}>"
     with pytest.raises(TypeError, match="0-d"):
         len(scalar)
-    uses: list[Callable[[Any], object]] = [np.asarray, list, lambda ref: np.add(ref, 1), bool]
+    uses: list[Callable[[Any], object]] = [np.asarray, list, bool]
     for use in uses:
         for any_ref in (ref, scalar, await device.empty(0)):
             with pytest.raises(TypeError, match=r"await device\.get\(ref\)"):

@@ -17,6 +17,7 @@ from atomr_accel.device._settings import _LANES
 from atomr_accel.device.batches._record import PROGRAMS
 from atomr_accel.libraries._table import LANES
 from atomr_accel.libraries.array import _copy as array
+from atomr_accel.libraries.array import _evaluate as array_evaluate
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
 from atomr_accel.libraries.dnn.graph import _run as dnn
@@ -123,6 +124,7 @@ async def test_a_forgotten_await_is_said_to_be_one() -> None:
 def test_every_lane_can_have_a_priority() -> None:
     specs = (
         array.LANE,
+        array_evaluate.BUILDS,
         blas.LANE,
         blaslt.LANE,
         dnn.LANE,

@@ -23,7 +23,7 @@ from ..._dtypes import NAMES
 from ..._errors import said_of
 from ...expressions import Operand, broadcast, cast
 from ...memory import GpuRef, block_at, part_of
-from .._arguments import alignment, overlap, require_readable, require_writable
+from .._arguments import BLOCK_ALIGNMENT, alignment, overlap, require_readable, require_writable
 from .._library import LaneSpec
 from .._op import D, Facade, op
 from .._request import Request, Submission
@@ -31,7 +31,7 @@ from ..wire._recent import Recent
 from ._copy import LANE
 from ._graph import Graph
 from ._plan import Conflict, Layout, Plan, make_plan
-from ._resident import BuiltKernel
+from ._resident import BuiltKernel, built
 from .wire._program import Interpret, KernelForm, Launch, RunKernels, Step, StridedArray
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ Computed: TypeAlias = "Operand | np.ndarray[Any, np.dtype[Any]]"
 """What is computed. To type checkers NumPy's functions give arrays, also of expressions."""
 
 
+_Planned: TypeAlias = tuple[Plan, tuple[BuiltKernel, ...]]
+
+
 class Evaluator:
     """What is known of the expressions that a device has computed.
 
@@ -70,13 +73,15 @@ class Evaluator:
     __slots__ = ("__weakref__", "kernels", "plans")
 
     def __init__(self) -> None:
-        self.plans: Final[Recent[Hashable, Plan]] = Recent(_MOST_PLANS)
+        self.plans: Final[Recent[Hashable, tuple[Plan, tuple[BuiltKernel, ...]]]] = Recent(
+            _MOST_PLANS
+        )
         self.kernels: Final[Recent[KernelForm, BuiltKernel]] = Recent(_MOST_KERNELS)
 
     def kernel(self, form: KernelForm) -> BuiltKernel:
         """The kernel of a form, which may have to be built yet."""
         found = self.kernels.get(form)
-        return found or self.kernels.keep(form, BuiltKernel(BUILDS, form))
+        return found or self.kernels.keep(form, BuiltKernel(form))
 
 
 _EVALUATORS: Final[WeakKeyDictionary[MemoryMap, Evaluator]] = WeakKeyDictionary()
@@ -219,6 +224,11 @@ def _layout(ref: GpuRef) -> Layout:
     return Layout(ref.shape, ref.strides, ref.dtype, alignment(ref))
 
 
+def _signature(ref: GpuRef) -> tuple[object, ...]:
+    """What a plan depends on; shapes and dtypes are in the structure."""
+    return ref._strides, ref._block.offset & (BLOCK_ALIGNMENT - 1)
+
+
 def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Conflict, ...]:
     """Which outputs share memory with which operands."""
     found: list[Conflict] = []
@@ -246,19 +256,29 @@ def _run(
 ) -> RunKernels | None:
     """The launches that compute a graph; what else they read and write is added."""
     evaluator = _evaluator(driver.memory)
-    operands = tuple(map(_layout, graph.operands))
-    outputs = tuple(map(_layout, made))
     conflicts = _conflicts(graph.operands, made) if given else ()
-    key = (graph.structure, graph.results, operands, outputs, conflicts)
-    plan = evaluator.plans.get(key)
-    if plan is None:
-        plan = evaluator.plans.keep(
-            key, make_plan(graph.structure, graph.results, operands, outputs, conflicts)
+    key = (
+        graph.structure,
+        graph.results,
+        tuple([_signature(ref) for ref in graph.operands]),
+        tuple([_signature(ref) for ref in made]) if given else None,
+        conflicts,
+    )
+    planned = evaluator.plans.get(key)
+    if planned is None:
+        plan = make_plan(
+            graph.values,
+            graph.results,
+            tuple(map(_layout, graph.operands)),
+            tuple(map(_layout, made)),
+            conflicts,
         )
-    if not plan.launches:
+        kernels = tuple([evaluator.kernel(each.form) for each in plan.launches])
+        planned = evaluator.plans.keep(key, (plan, kernels))
+    plan, kernels = planned
+    if not kernels:
         return None
-    kernels = [evaluator.kernel(each.form) for each in plan.launches]
-    reads += [driver.obtain(kernel.built) for kernel in kernels]
+    reads += built(kernels, driver, BUILDS)
     places: dict[str, list[Any]] = {"operand": graph.operands, "output": [*made]}
     places["scratch"] = [driver.output((count,), dtype) for count, dtype in plan.scratch]
     writes += [ref._block for ref in places["scratch"]]

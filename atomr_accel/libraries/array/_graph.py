@@ -35,6 +35,25 @@ class Value(msgspec.Struct, frozen=True, gc=False):
 
 
 @final
+class Structure:
+    """Values as a key, whose hash is computed once."""
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self._values: Final = tuple(values)
+        self._hash: Final = hash(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Structure) and self._values == other._values
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@final
 class Graph:
     """Some expressions, flat: what is the same in several of them is one value.
 
@@ -45,7 +64,16 @@ class Graph:
         results: which values the expressions are.
     """
 
-    __slots__ = ("_known", "_numbers", "_places", "constants", "operands", "results", "values")
+    __slots__ = (
+        "_known",
+        "_numbers",
+        "_places",
+        "_structure",
+        "constants",
+        "operands",
+        "results",
+        "values",
+    )
 
     def __init__(self, expressions: Sequence[Operand]) -> None:
         self.values: Final[list[Value]] = []
@@ -54,6 +82,7 @@ class Graph:
         self._known: dict[int, int] = {}  # by identity: the expressions are held meanwhile
         self._numbers: dict[Value, int] = {}
         self._places: dict[tuple[object, ...], int] = {}
+        self._structure: Structure | None = None
         self.results: Final = tuple([self._add(each) for each in expressions])
 
     def on(self, operands: list[GpuRef]) -> Graph:
@@ -63,9 +92,11 @@ class Graph:
         return other
 
     @property
-    def structure(self) -> tuple[Value, ...]:
+    def structure(self) -> Structure:
         """All that does not differ from one evaluation to the next."""
-        return tuple(self.values)
+        if self._structure is None:
+            self._structure = Structure(self.values)
+        return self._structure
 
     def _add(self, root: Operand) -> int:
         """The number of an expression; its parts come first, and no stack is as deep as they."""

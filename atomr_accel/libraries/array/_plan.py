@@ -204,8 +204,7 @@ class _Planner:
             found for target in targets if (found := self._outermost(target.value)) is not None
         ]
         if not reductions:
-            for target in targets:
-                self._launch(Space(self._values[target.value].shape, ()), [target])
+            self._separately(targets)
             return
         primary = max(reductions)
         value = self._values[primary]
@@ -221,9 +220,15 @@ class _Planner:
             rest = [target for target in targets if target not in together]
         if together:
             self._launch(space, together, only=primary if alone else None)
-        for target in rest:
-            # What it is made of is reduced first, and it is computed from that.
-            self._launch(Space(self._shape(target), ()), [target])
+        self._separately(rest)
+
+    def _separately(self, targets: list[Target]) -> None:
+        """Launch what computes targets elementwise, once all that is reduced for them is."""
+        shapes: dict[tuple[int, ...], list[Target]] = {}
+        for target in targets:
+            shapes.setdefault(self._shape(target), []).append(target)
+        for shape, alike in shapes.items():
+            self._launch(Space(shape, ()), alike)
 
     def _shape(self, target: Target) -> tuple[int, ...]:
         return self._values[target.value].shape

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary, WeakSet
 
 from .._request import Request, Submission
-from .wire._program import BuildKernel, ForgetKernel
+from .wire._program import BuildKernels, ForgetKernel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ...memory import Block
     from .._library import LaneSpec
     from .._request import Driver
@@ -40,39 +42,64 @@ class BuiltKernel:
     """A kernel as the program knows it: built when it is needed, in each generation.
 
     Args:
-        builds: the lane that builds it, and lets go of it.
         form: what it computes.
 
     Attributes:
         number: the hosts' number of it.
+        form: as given.
     """
 
-    __slots__ = ("_builds", "_copies", "_form", "number")
+    __slots__ = ("_copies", "form", "number")
 
-    def __init__(self, builds: LaneSpec, form: KernelForm) -> None:
+    def __init__(self, form: KernelForm) -> None:
         self.number: Final = next(_numbers)
-        self._builds = builds
-        self._form = form
+        self.form: Final = form
         self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
 
-    def built(self, driver: Driver) -> Block:
-        """What stands for it where the driver's ops are executed; it is built first, if need be."""
+    def copy(self, driver: Driver, builds: LaneSpec) -> _Copy:
+        """That of where the driver's ops are executed."""
         keeper = driver.keeper
         copy = self._copies.get(keeper)
         if copy is None or copy.kept.epoch is not driver.memory.epoch:
-            kept = keeper.keep(self._builds.name, "array.forget", ForgetKernel(self.number))
+            kept = keeper.keep(builds.name, "array.forget", ForgetKernel(self.number))
             copy = self._copies[keeper] = _Copy(kept)
-        if not copy.built and driver.home not in copy.asked_by:
-            driver.perform(self._build(copy))
-            copy.asked_by.add(driver.home)
-        return copy.kept
+        return copy
 
-    def _build(self, copy: _Copy) -> Request[None]:
-        def done() -> None:
+
+def built(kernels: Iterable[BuiltKernel], driver: Driver, builds: LaneSpec) -> list[Block]:
+    """What stands for kernels where the driver's ops are executed.
+
+    Those that are missing are built first, all by one request: drivers know answers by their order.
+
+    Args:
+        kernels: what is to be launched.
+        driver: that of the launch.
+        builds: the lane that builds them, and lets go of them.
+    """
+    copies = [(kernel, kernel.copy(driver, builds)) for kernel in kernels]
+    home = driver.home
+    missing = {
+        kernel.number: (kernel, copy)
+        for kernel, copy in copies
+        if not copy.built and home not in copy.asked_by
+    }
+    if missing:
+        driver.perform(_building([*missing.values()], builds))
+        for _, copy in missing.values():
+            copy.asked_by.add(home)
+    return [copy.kept for _, copy in copies]
+
+
+def _building(missing: list[tuple[BuiltKernel, _Copy]], builds: LaneSpec) -> Request[None]:
+    def done() -> None:
+        for _, copy in missing:
             copy.built = True
 
-        def prepare(_driver: Driver) -> Submission[None]:
-            message = BuildKernel(self.number, self._form)
-            return Submission(message, (), (copy.kept,), done=done)
+    def prepare(_driver: Driver) -> Submission[None]:
+        message = BuildKernels(
+            tuple([kernel.number for kernel, _ in missing]),
+            tuple([kernel.form for kernel, _ in missing]),
+        )
+        return Submission(message, (), tuple([copy.kept for _, copy in missing]), done=done)
 
-        return Request(self._builds, "array.build", prepare)
+    return Request(builds, "array.build", prepare)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from atomr_accel.expressions import Operand
     from atomr_accel.libraries.array.wire._program import KernelForm
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +53,7 @@ class Leaves:
 class Case:
     """An expression, its plan, and where its results go."""
 
-    def __init__(self, leaves: Leaves, expressions: Sequence[Operand]) -> None:
+    def __init__(self, leaves: Leaves, expressions: Sequence[Any]) -> None:
         self.graph = Graph(expressions)
         self.operands = [leaves.pointer(ref) for ref in self.graph.operands]
         self.outputs = [
@@ -68,7 +67,7 @@ class Case:
         outputs = [
             Layout(array.shape, array.strides, as_dtype(array.dtype), 256) for array in self.outputs
         ]
-        self.plan: Plan = make_plan(self.graph.structure, self.graph.results, operands, outputs)
+        self.plan: Plan = make_plan(self.graph.values, self.graph.results, operands, outputs)
 
     @property
     def forms(self) -> list[KernelForm]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 import scipy.special as sp
+
+from atomr_accel.libraries.array.host._codegen import NAME, source_of
+from atomr_accel.libraries.array.host._cuda_expression import OPTIONS
+from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+from atomr_accel.wire._ufuncs import UFUNCS, find_ufunc
 
 from ..host_kernels import needs_compiler
 from .generated import Case, Leaves, aligned, run_all
@@ -289,3 +296,98 @@ def test_layouts(tmp_path: Path) -> None:
         (lambda x: (x + 1, x * 2, (x + 1) * 2), (x,)),
     ]
     check(tmp_path, *rows, exact=True)
+
+
+# --- by the vendor's compiler -------------------------------------------------------------------
+
+
+def compiled_forms() -> list[Any]:
+    """Kernels of all kinds, and all functions on floats."""
+    leaves = Leaves()
+
+    def put(dtype: Any, *shape: int) -> Any:
+        return leaves.put(aligned(data(dtype, *shape)))
+
+    x, h, c = put(np.float32, 64, 96), put(ml_dtypes.bfloat16, 64, 96), put(np.complex64, 8)
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    made: list[Any] = [e / e.sum(axis=-1, keepdims=True), (h - h.mean(0)) / h.std(0)]
+    made += [x.argmax(axis=0), x.argmin(), (x.T + 1).sum(axis=0), np.nanmax(x), c.sum(), c**2]
+    made += [x.astype(ml_dtypes.float8_e4m3fn), put(np.int8, 9).sum(), put(np.uint64, 9) // 3]
+    groups = [[each] for each in made]
+    for dtype in (np.float32, np.float64, np.float16, np.int32, np.uint64):
+        given = put(dtype, 16)
+        results: list[Any] = []
+        for name in UFUNCS:
+            function = find_ufunc(name)
+            if name in ("nextafter", "spacing") and dtype is np.float16:
+                continue
+            with contextlib.suppress(TypeError):
+                results.append(function(*[given] * function.nin))
+        if dtype is np.float32:
+            results += [*np.modf(given), *np.frexp(given), *np.divmod(given, 2)]
+            results.append(np.ldexp(given, put(np.int32, 16)))
+        groups.append(results)
+    forms: dict[Any, None] = {}
+    for group in groups:
+        forms.update(dict.fromkeys(Case(leaves, group).forms))
+    return list(forms)
+
+
+@pytest.mark.headers
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
+    forms = compiled_forms()
+    assert len(forms) >= 16
+    for form in forms if capability == (9, 0) else forms[::4]:
+        image, lowered, log = compile_cubin(source_of(form), NAME, OPTIONS, capability)
+        assert image[:4] == b"\x7fELF"
+        assert lowered
+        assert "warning" not in log, log
+
+
+def test_forms_that_no_program_sends_are_refused() -> None:
+    leaves = Leaves()
+    (form,) = Case(leaves, [leaves.put(aligned(data(np.float32, 8))) + 1]).forms
+    last = form.nodes[-1]
+    for wrong in (
+        msgspec.structs.replace(last, name="__trap"),
+        msgspec.structs.replace(last, args=(7, 8)),
+        msgspec.structs.replace(last, dtype="void"),
+        msgspec.structs.replace(last, kind="arg", name="add"),
+    ):
+        with pytest.raises(ValueError, match="no such value in a kernel"):
+            source_of(msgspec.structs.replace(form, nodes=(*form.nodes[:-1], wrong)))
+
+
+def test_sizes_and_numbers_are_no_part_of_a_kernel() -> None:
+    leaves = Leaves()
+
+    def forms(rows: int, columns: int, number: float) -> Any:
+        x = leaves.put(aligned(data(np.float32, rows, columns)))
+        return [
+            Case(leaves, [each]).forms
+            for each in (x * number + 1, (x * number).sum(axis=-1), x.max(0), np.sqrt(x.var(-1)))
+        ]
+
+    assert forms(64, 96, 2.0) == forms(300, 100, 3.0)
+
+
+def test_what_one_kernel_computes() -> None:
+    leaves = Leaves()
+    x = leaves.put(aligned(data(np.float32, 64, 96)))
+
+    def kernels(*expressions: Any) -> int:
+        return len(Case(leaves, expressions).plan.launches)
+
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    assert kernels(e / e.sum(axis=-1, keepdims=True)) == 1
+    assert kernels((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1)) == 1
+    assert kernels(x.mean(0), x.var(0), x - x.mean(0)) == 1
+    assert kernels(x + 1, x * 2, (x + 1) * (x * 2)) == 1
+    assert kernels(x - x.mean(0)) == 1
+    assert kernels(x.sum(0) + x.T.sum(1)) == 2
+    deep: Any = x
+    for _ in range(1000):
+        deep = deep + x
+    assert kernels(deep) == 11

@@ -8,21 +8,23 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
+from ...._errors import Unsupported
 from ....backends.cuda.host._driver import check, driver, failure
 from ...host._cuda_kernels import preload_compiler
 from ...host._vendor import undone_on_error
 from ...nvrtc.host._compiler import find_cubin
-from ..wire._program import BuildKernel, ForgetKernel, RunKernels
+from ..wire._program import BuildKernels, ForgetKernel, ForgetKernels, RunKernels
 from ._codegen import NAME, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cuda.host._context import CudaContext, CudaStream
-    from ..wire._program import Launch
+    from ..wire._program import KernelForm, Launch
 
-OPTIONS: Final = ("--fmad=false", "--diag-suppress=177")
-"""Each function rounds its result, as NumPy's do. That something is not used is no warning."""
+OPTIONS: Final = ("--fmad=false", "--diag-suppress=177,186")
+"""Each function rounds its result, as NumPy's do. That something is not used, or that unsigned
+numbers are never negative, is no warning."""
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
@@ -35,7 +37,7 @@ class _Loaded:
     Attributes:
         module, function: the driver's.
         threads: of a block.
-        users: the builders that have built it.
+        users: the builders that have built it, and which kernels with it.
     """
 
     __slots__ = ("function", "module", "threads", "users")
@@ -44,7 +46,7 @@ class _Loaded:
         self.module: Final = module
         self.function: Final = function
         self.threads: Final = threads
-        self.users: Final[set[object]] = set()
+        self.users: Final[set[tuple[object, tuple[int, ...]]]] = set()
 
 
 @final
@@ -92,8 +94,9 @@ class CudaBuilder:
         self._capability: Final = context.compute_capability
         self._store: Final = _store_of(context)
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
-            BuildKernel: self._build,
-            ForgetKernel: self._forget,
+            BuildKernels: self._build,
+            ForgetKernel: lambda message: self._forget(message.kernel),
+            ForgetKernels: self._undo,
         }
 
     @staticmethod
@@ -104,29 +107,43 @@ class CudaBuilder:
     def close(self) -> None:
         """Let go of all it has built."""
         for number in [*self._store]:
-            self._forget(ForgetKernel(number))
+            self._forget(number)
 
-    def _build(self, message: BuildKernel) -> None:
-        loaded = self._store.get(message.kernel)
-        if loaded is None:
-            form = message.form
-            image, lowered, *_ = find_cubin(source_of(form), NAME, OPTIONS, self._capability)
-            module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
-            with undone_on_error() as made:
-                made.callback(driver.cuModuleUnload, module)
-                function = check(
-                    "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
-                )
-            loaded = self._store[message.kernel] = _Loaded(module, function, form.threads)
-        loaded.users.add(self)
+    def _build(self, message: BuildKernels) -> None:
+        for number, form in zip(message.kernels, message.forms, strict=True):
+            loaded = self._store.get(number)
+            if loaded is None:
+                loaded = self._store[number] = self._loaded(form)
+            loaded.users.add((self, message.kernels))
 
-    def _forget(self, message: ForgetKernel) -> None:
-        loaded = self._store.get(message.kernel)
-        if loaded is None:
-            return
-        loaded.users.discard(self)
+    def _loaded(self, form: KernelForm) -> _Loaded:
+        image, lowered, *_ = find_cubin(source_of(form), NAME, OPTIONS, self._capability)
+        module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
+        with undone_on_error() as made:
+            made.callback(driver.cuModuleUnload, module)
+            function = check(
+                "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
+            )
+        return _Loaded(module, function, form.threads)
+
+    def _undo(self, message: ForgetKernels) -> None:
+        for number in message.kernels:
+            loaded = self._store.get(number)
+            if loaded is not None:
+                self._release(number, loaded, {(self, message.kernels)})
+
+    def _forget(self, number: int) -> None:
+        loaded = self._store.get(number)
+        if loaded is not None:
+            self._release(number, loaded, {user for user in loaded.users if user[0] is self})
+
+    def _release(
+        self, number: int, loaded: _Loaded, gone: set[tuple[object, tuple[int, ...]]]
+    ) -> None:
+        """Unload a kernel once it has no users."""
+        loaded.users.difference_update(gone)
         if not loaded.users:
-            del self._store[message.kernel]
+            del self._store[number]
             check("cuModuleUnload", driver.cuModuleUnload(loaded.module))
 
 
@@ -144,7 +161,12 @@ class CudaExpressions:
     def _run(self, message: RunKernels) -> None:
         stream = self._stream.handle
         for launch in message.launches:
-            kernel = self._store[launch.kernel]
+            kernel = self._store.get(launch.kernel)
+            if kernel is None:
+                raise Unsupported(
+                    "an expression's kernel is not there, because it could not be built; the op "
+                    "array.build before this one tells why"
+                )
             sizes = (len(launch.addresses), len(launch.numbers), len(launch.scalars))
             arguments = self._arguments.get(sizes)
             if arguments is None:

@@ -139,29 +139,35 @@ class KernelForm(msgspec.Struct, frozen=True, array_like=True):
     wide: bool
 
 
-class BuildKernel(Message, frozen=True):
-    """Compile a kernel and load it under a number.
+class BuildKernels(Message, frozen=True):
+    """Compile kernels and load each under a number.
 
     Attributes:
-        kernel: the number.
-        form: what it computes.
+        kernels: the numbers.
+        forms: what they compute.
     """
 
     prepares: ClassVar[bool] = True
     lasting: ClassVar[bool] = True
 
-    kernel: int
-    form: KernelForm
+    kernels: tuple[int, ...]
+    forms: tuple[KernelForm, ...]
 
-    def undo(self) -> ForgetKernel:
-        """What releases it."""
-        return ForgetKernel(self.kernel)
+    def undo(self) -> ForgetKernels:
+        """What releases them."""
+        return ForgetKernels(self.kernels)
 
 
 class ForgetKernel(Message, frozen=True):
-    """Release a kernel, if it is there."""
+    """Let go of a kernel, whatever it was built with, if it is there."""
 
     kernel: int
+
+
+class ForgetKernels(Message, frozen=True):
+    """Let go of kernels that were built together; each may have been built with others, too."""
+
+    kernels: tuple[int, ...]
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True):
