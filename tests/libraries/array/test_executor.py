@@ -16,12 +16,24 @@ from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .layouts import bytes_of, laid_out, message_of, names
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ...fakes.driver import FakeDriver
 
 pytestmark = needs_compiler
 
 BASE = 1 << 20
 """How far behind addresses pointers are."""
+
+
+class Context:
+    """Knows where addresses lead."""
+
+    def pointer(self, address: int) -> int:
+        return address + BASE
+
+    def pointers(self, addresses: Iterable[int]) -> list[int]:
+        return [self.pointer(address) for address in addresses]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +48,7 @@ def test_copies_go_to_where_addresses_lead(
     from atomr_accel.libraries.array.host import _cuda
 
     monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
-    context: Any = SimpleNamespace(pointer=lambda address: address + BASE)
+    context: Any = Context()
     stream: Any = SimpleNamespace(handle=0)
     executor = _cuda.CudaArray(context, stream)
     rng = np.random.default_rng(seeds.draw())
