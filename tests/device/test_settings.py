@@ -20,6 +20,7 @@ from atomr_accel.libraries.array import _copy as array
 from atomr_accel.libraries.array import _evaluate as array_evaluate
 from atomr_accel.libraries.blas import _checks as blas
 from atomr_accel.libraries.blaslt import _facade as blaslt
+from atomr_accel.libraries.cub import _call as cub
 from atomr_accel.libraries.dnn.graph import _run as dnn
 from atomr_accel.libraries.fft import _cache as fft
 from atomr_accel.libraries.nvrtc import _facade as nvrtc
@@ -127,6 +128,9 @@ def test_every_lane_can_have_a_priority() -> None:
         array_evaluate.BUILDS,
         blas.LANE,
         blaslt.LANE,
+        cub.BUILDER,
+        cub.LANE,
+        cub.WAITING,
         dnn.LANE,
         dnn.PLANNER,
         fft.LANE,

@@ -355,7 +355,7 @@ async def soak_processes(
         while device.statistics().in_flight:
             await trio.lowlevel.checkpoint()
         await device.trim()  # of thousands that are dropped, all are free then
-        workspaces = (device.blaslt, device.dnn, device.fft)
+        workspaces = (device.blaslt, device.cub, device.dnn, device.fft)
         used = device.statistics().memory.used
         used -= sum(library.statistics().workspace for library in workspaces)
         if used > sealed.nbytes:
