@@ -70,6 +70,9 @@ except ImportError:
 
 PYPROJECT = load_toml(ROOT / "pyproject.toml")
 
+ARRAY_API_SUITE = "https://github.com/data-apis/array-api-tests"
+ARRAY_API_COMMIT = "55fcc60179efa2680ddd6cd926ddf17b83530e2b"
+
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests", "lint", "types", "docs"]
@@ -150,6 +153,27 @@ def bench(session: nox.Session) -> None:
         session.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(there)}")
     for stem in wanted or there:
         _python(session, str(there[stem].relative_to(ROOT)))
+
+
+@nox.session
+def array_api(session: nox.Session) -> None:
+    """Run the Array API standard's own tests; ``array_api --max-examples 1000`` takes longer.
+
+    They are fetched with git, once. What is left out, and why, is told in
+    ``tests/array_api/skips.txt``.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test", "array-api"))
+    suite = ROOT / ".nox" / "array-api-tests"
+    if not suite.exists():
+        session.run("git", "clone", "-q", ARRAY_API_SUITE, str(suite), external=True)
+    session.run("git", "-C", str(suite), "checkout", "-q", ARRAY_API_COMMIT, external=True)
+    update = ("submodule", "update", "-q", "--init")
+    session.run("git", "-C", str(suite), *update, external=True)
+    skips = str(ROOT / "tests" / "array_api" / "skips.txt")
+    options = ("--disable-deadline", f"--skips-file={skips}", *session.posargs)
+    names = {"ARRAY_API_TESTS_MODULE": "tests.array_api", "PYTHONPATH": str(ROOT)}
+    with session.chdir(suite):
+        _python(session, "-m", "pytest", "array_api_tests", "-q", *options, env=names)
 
 
 @nox.session

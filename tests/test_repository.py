@@ -265,7 +265,17 @@ def test_every_session_says_what_it_does() -> None:
 # --- where tests are -----------------------------------------------------------------------
 
 TESTS = ROOT / "tests"
-PROMISES = {"contract", "ordering", "interop", "transfers", "run", "soak", "gpu", "benchmarks"}
+PROMISES = {
+    "array_api",
+    "contract",
+    "ordering",
+    "interop",
+    "transfers",
+    "run",
+    "soak",
+    "gpu",
+    "benchmarks",
+}
 """Folders of tests that are named by what the whole program promises."""
 
 ELSEWHERE = {"libraries/run": "run", "libraries/programs": "ordering"}

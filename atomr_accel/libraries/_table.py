@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from ._op import D
+from .array._facade import ArrayFunctions
 from .blas._facade import Blas
 from .blaslt._facade import BlasLt
 from .cub._facade import Cub
@@ -22,22 +23,23 @@ if TYPE_CHECKING:
 
 
 CALLED: Final = (
-    *(Blas, BlasLt, Cub, Dnn, Fft, Nvrtc, Rng),
+    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Nvrtc, Rng),
     *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
-    *("array", "array-builds", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
+    *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
     *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng"),
 )
 """The names of their lanes."""
-NAMES: Final = ("blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng")
+NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng")
 """The names of the facades."""
 
 
 class Libraries(Generic[D]):
     """The library facades of a device, as attributes; ``Device`` says what each is for."""
 
+    array: ArrayFunctions[D]
     blas: Blas[D]
     blaslt: BlasLt[D]
     cub: Cub[D]
@@ -50,6 +52,7 @@ class Libraries(Generic[D]):
         self.blas = Blas(device)
         self.blaslt = BlasLt(device)
         self.cub = Cub(device)
+        self.array = ArrayFunctions(device, self.cub)
         self.dnn = Dnn(device)
         self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)

@@ -340,7 +340,7 @@ def _expanded(shape: tuple[int, ...], indices: tuple[Index, ...]) -> list[Any]:
         if not _basic(index):
             raise TypeError(
                 f"a GpuRef takes whole numbers and slices as indices, not {type(index).__name__}; "
-                f"for others fetch it first: host = await device.get(ref)"
+                "for arrays of indices and masks: await device.array.getitem(ref, key)"
             )
     ellipses = sum(index is ... for index in indices)
     if ellipses > 1:

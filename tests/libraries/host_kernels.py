@@ -102,6 +102,21 @@ static unsigned multiply_wide(unsigned a, unsigned b, unsigned& high) {
   high = wide >> 32;
   return (unsigned)wide;
 }
+template <class T, class U> static T atomicAdd(T* place, U value) {
+  const T before = *place;
+  *place = (T)(before + (T)value);
+  return before;
+}
+template <class T> static T atomicMin(T* place, T value) {
+  const T before = *place;
+  *place = value < before ? value : before;
+  return before;
+}
+template <class T> static T atomicCAS(T* place, T expected, T value) {
+  const T before = *place;
+  if (before == expected) *place = value;
+  return before;
+}
 static float fast_log2(float x) { return std::log2(x); }
 static float fast_sqrt(float x) { return std::sqrt(x); }
 static void fast_sincos(float x, float* s, float* c) { *s = std::sin(x); *c = std::cos(x); }

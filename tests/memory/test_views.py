@@ -266,7 +266,7 @@ def test_reshape_is_numpys(shape: tuple[int, ...], data: st.DataObject) -> None:
 @pytest.mark.parametrize("key", [[0, 1], np.array([0, 1]), np.array([True, False]), True, 1.0, "a"])
 def test_what_is_no_basic_index_is_refused(key: Any) -> None:
     _, ref = buffer_like(np.zeros((2, 2)))
-    with pytest.raises(TypeError, match=r"fetch it first|object cannot be interpreted"):
+    with pytest.raises(TypeError, match=r"device.array.getitem|object cannot be interpreted"):
         ref[key]
 
 

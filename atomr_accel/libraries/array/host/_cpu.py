@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ...._dtypes import DTYPES
 from ..wire._messages import CopyStrided
 from ._cpu_expression import CpuExpressions
+from ._cpu_indexing import CpuIndexing
 
 if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
@@ -28,6 +29,7 @@ class CpuArray:
         self.handlers: Final[dict[type, Any]] = {
             CopyStrided: self._copy,
             **CpuExpressions(context).handlers,
+            **CpuIndexing(context, self._copy).handlers,
         }
 
     def on(self, stream: CpuStream) -> CpuArray:

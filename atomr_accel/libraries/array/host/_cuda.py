@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ...host._cuda_kernels import Arguments, Kernels, preload_compiler
 from ..wire._messages import CopyStrided
 from ._cuda_expression import CudaExpressions
+from ._cuda_indexing import CudaIndexing
 from ._source import SOURCE, launch
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ class CudaArray:
         self._context: Final = context
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
+        self._choosing: Final = CudaIndexing(context, stream, self._copy)
         self.handlers: Final[dict[type, Any]] = {
             CopyStrided: self._copy,
+            **self._choosing.handlers,
             **CudaExpressions(context, stream).handlers,
         }
 
@@ -38,6 +41,7 @@ class CudaArray:
     def close(self) -> None:
         """Unload the modules."""
         self._kernels.close()
+        self._choosing.close()
 
     def _copy(self, message: CopyStrided) -> None:
         name, items, packed = launch(message)

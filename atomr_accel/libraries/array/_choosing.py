@@ -1,0 +1,233 @@
+"""Gathers and scatters as messages, and questions that only the device can answer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from ..._dtypes import NAMES, as_dtype
+from ..._errors import Unsupported
+from ...expressions import cast
+from ...memory import span
+from .._library import LaneSpec
+from .._request import Request, Submission
+from ._copy import LANE
+from ._layout import LARGEST_ITEM
+from ._steps import Steps
+from .wire._indexing import PARTS, Choose, Compact, Element, FindOutside, Index, ReadNumber
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...expressions import Operand
+    from ...memory import GpuRef
+    from .._op import Described
+    from .._request import Driver
+    from ..cub._facade import Cub
+    from .wire._indexing import Outside
+
+WAITS: Final = LaneSpec("array-waits", LANE.executors, blocks=True)
+"""Reads what decides how large results are, so it waits for the device."""
+
+Kind = Literal["gather", "set", "add"]
+Mode = Literal["raise", "wrap", "clip"]
+
+MOST_INDICES: Final = 8
+MOST_AXES: Final = 32
+
+_BOOL: Final = as_dtype(np.bool_)
+INT64: Final = as_dtype(np.int64)
+
+
+class Along(NamedTuple):
+    """An axis of what is gathered or scattered.
+
+    Attributes:
+        extent: how many elements.
+        plain: bytes from one to the next where all are moved.
+        chosen: likewise in the array of which some are chosen.
+        indices: likewise in each array of indices.
+    """
+
+    extent: int
+    plain: int
+    chosen: int
+    indices: tuple[int, ...]
+
+    def continues(self, inner: Along) -> bool:
+        """Whether it is one axis together with the next one."""
+        n = inner.extent
+        return (
+            self.plain == n * inner.plain
+            and self.chosen == n * inner.chosen
+            and all(a == n * b for a, b in zip(self.indices, inner.indices, strict=True))
+        )
+
+
+def choose(
+    steps: Steps,
+    kind: Kind,
+    plain: GpuRef,
+    chosen: GpuRef,
+    indices: Sequence[tuple[GpuRef, int]],
+    loops: Sequence[Along],
+    rest: Sequence[Along],
+    *,
+    outside: Outside,
+    ordered: bool = False,
+) -> None:
+    """Move elements from or to where indices say.
+
+    Args:
+        steps: of the call.
+        kind: what is done.
+        plain: what has all elements.
+        chosen: the array of which some are chosen.
+        indices: whole numbers of one dtype, and the axis of ``chosen`` that they are of.
+        loops: the axes of the indices, in their order.
+        rest: the other axes.
+        outside: what indices out of bounds mean.
+        ordered: whether elements for one place come one after the other.
+    """
+    if not math.prod(each.extent for each in (*loops, *rest)):
+        return
+    if kind == "add" and chosen.dtype.kind == "V" and NAMES[chosen.dtype] != "bfloat16":
+        raise Unsupported(f"sums of {chosen.dtype.name} at indices; make them in another dtype")
+    if len(indices) > MOST_INDICES:
+        raise Unsupported(f"an index of more than {MOST_INDICES} arrays")
+    axes, inner, itemsize = _merged(plain, chosen, indices, loops, rest, kind)
+    if len(axes) > MOST_AXES:
+        raise Unsupported(f"indices and parts of more than {MOST_AXES} axes")
+    low, high = span(chosen.shape, chosen.strides, chosen.dtype.itemsize)
+    message = Choose(
+        kind,
+        plain._place.address,
+        chosen._place.address,
+        low,
+        high - low,
+        NAMES[chosen.dtype] if kind == "add" else _MOVED[itemsize],
+        NAMES[indices[0][0].dtype],
+        outside,
+        tuple(
+            Index(ref._place.address, chosen.shape[axis], chosen.strides[axis])
+            for ref, axis in indices
+        ),
+        tuple(Element(*each) for each in axes),
+        inner if ordered else 0,
+    )
+    blocks = [ref._place for ref, _ in indices]
+    reads, writes = [*blocks, plain._place], [chosen._place]
+    if kind == "gather":
+        reads, writes = [*blocks, chosen._place], [plain._place]
+    steps.submit(f"array.{kind}", message, reads, writes)
+
+
+_MOVED: Final = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}
+
+
+def _merged(
+    plain: GpuRef,
+    chosen: GpuRef,
+    indices: Sequence[tuple[GpuRef, int]],
+    loops: Sequence[Along],
+    rest: Sequence[Along],
+    kind: Kind,
+) -> tuple[list[Along], int, int]:
+    """Fewer axes; how many elements are in those behind the loops; and how large elements are."""
+    itemsize = plain.dtype.itemsize
+    first, others = _joined(loops), _joined(rest)
+    if others and kind != "add":
+        last = others[-1]
+        if last.plain == last.chosen == itemsize:
+            parts = [plain._place.offset, chosen._place.offset, last.extent * itemsize]
+            parts += [each.plain for each in (*first, *others[:-1])]
+            parts += [each.chosen for each in (*first, *others[:-1])]
+            parts += [chosen.strides[axis] for _, axis in indices]
+            wide = max(itemsize, math.gcd(LARGEST_ITEM, *parts))
+            extent = last.extent * itemsize // wide
+            others[-1:] = [] if extent == 1 else [Along(extent, wide, wide, last.indices)]
+            itemsize = wide
+    inner = math.prod(each.extent for each in others)
+    return [*first, *others], inner, itemsize
+
+
+def _joined(axes: Sequence[Along]) -> list[Along]:
+    made: list[Along] = []
+    for axis in axes:
+        if axis.extent == 1:
+            continue
+        if made and made[-1].continues(axis):
+            made[-1] = axis._replace(extent=axis.extent * made[-1].extent)
+        else:
+            made.append(axis)
+    return made
+
+
+# --- questions ------------------------------------------------------------------------------
+
+
+def asking(
+    cub: Cub[Described], name: str, build: Callable[[Steps], Submission[Any]]
+) -> Request[Any]:
+    """A question that the device answers, with what comes before it.
+
+    Args:
+        cub: algorithms that steps may be.
+        name: what to call it.
+        build: makes the steps, and gives the question.
+    """
+
+    def prepare(driver: Driver) -> Submission[Any]:
+        steps = Steps(driver, cub)
+        return steps.result(None, build(steps))
+
+    return Request(WAITS, f"array.{name}", prepare)
+
+
+def where_set(cub: Cub[Described], mask: Operand, name: str) -> Request[tuple[int, GpuRef]]:
+    """How many elements of an array are not zero, and where, counted in C order.
+
+    The buffer has room for as many as there are.
+    """
+
+    def build(steps: Steps) -> Submission[tuple[int, GpuRef]]:
+        flags = steps.flat(steps.ref(cast(mask, _BOOL)))
+        positions = steps.output(flags.shape, INT64)
+        scratch = steps.output((PARTS,), INT64)
+        message = Compact(
+            flags._place.address, flags.size, positions._place.address, scratch._place.address
+        )
+        return Submission(
+            message,
+            (flags._place,),
+            (positions._place, scratch._place),
+            finish=lambda count: (int(count), positions),
+        )
+
+    return asking(cub, name, build)
+
+
+def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[tuple[bool, int]]:
+    """Whether an index is out of bounds, and the first that is."""
+
+    def build(steps: Steps) -> Submission[tuple[bool, int]]:
+        flat = steps.flat(indices)
+        scratch = steps.output((1,), INT64)
+        message = FindOutside(
+            flat._place.address, flat.size, NAMES[flat.dtype], extent, scratch._place.address
+        )
+        return Submission(message, (flat._place,), (scratch._place,), finish=tuple)
+
+    return asking(cub, "check", build)
+
+
+def read_number(cub: Cub[Described], expression: Operand, name: str) -> Request[int]:
+    """The value of an expression, a whole number."""
+
+    def build(steps: Steps) -> Submission[int]:
+        ref = steps.evaluate(cast(expression, INT64))
+        return Submission(ReadNumber(ref._place.address), (ref._place,), (), finish=int)
+
+    return asking(cub, name, build)

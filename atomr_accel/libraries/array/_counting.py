@@ -1,0 +1,231 @@
+"""``device.array``'s functions that count: histograms and their like."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+
+import numpy as np
+
+from ..._dtypes import as_dtype
+from ..._errors import said_of
+from ...expressions import Operand, cast, constant, index
+from ...expressions._expression import broadcast_constant, where
+from ...expressions._promotion import reduced
+from .._op import D, op
+from .._request import Request
+from ._choosing import INT64, choose, read_number
+from ._keys import Chosen, taken
+from ._sorting import search
+from ._steps import ArrayPart, Steps
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+
+_FLOAT64: Final = as_dtype(np.float64)
+
+
+class Counting(ArrayPart[D]):
+    """Counting."""
+
+    @op
+    def bincount(
+        self,
+        x: Operand,
+        weights: Operand | None = None,
+        minlength: SupportsIndex = 0,
+        *,
+        length: SupportsIndex | None = None,
+    ) -> Request[GpuRef]:
+        """How often each number is there; as ``numpy.bincount``.
+
+        Args:
+            x: whole numbers from 0 on, in one dimension.
+            weights: what each counts for; float64 then.
+            minlength: the least size of the result.
+            length: its size, if that is known. Then nothing has to be asked for before, so that a
+                batch can have it; negative numbers and those beyond are left out.
+
+        Raises:
+            TypeError: no whole numbers.
+            ValueError: other dimensions; a negative number, without ``length``.
+            Unsupported: without ``length`` in a batch or a recording.
+        """
+        given = self._operand(x)
+        if given.dtype.kind not in "biu":
+            raise TypeError(
+                f"Cannot cast array data from {given.dtype!r} to dtype('int64') according to the "
+                "rule 'safe'"
+            )
+        if len(given.shape) != 1:
+            raise ValueError("object of too small depth for desired array")
+        least = operator.index(minlength)
+        if least < 0:
+            raise ValueError("'minlength' must not be negative")
+        if weights is not None and self._operand(weights, "weights").shape != given.shape:
+            raise ValueError("The weights and list don't have the same length.")
+
+        def build(steps: Steps) -> GpuRef:
+            size = least if length is None else operator.index(length)
+            if length is None and given.shape[0]:
+                ends = [
+                    steps.driver.perform(read_number(self._cub, each, "bincount"))
+                    for each in (given.min(), given.max())
+                ]
+                if (ends[0] or 0) < 0:
+                    raise ValueError("'list' argument must have no negative elements")
+                size = max(least, (ends[1] or 0) + 1)
+            return self._counted(steps, steps.ref(given), weights, size)
+
+        return self._several("bincount", build)
+
+    def _counted(self, steps: Steps, x: GpuRef, weights: Operand | None, size: int) -> GpuRef:
+        dtype = INT64 if weights is None else _FLOAT64
+        made = steps.evaluate(broadcast_constant((size,), dtype))
+        if weights is None:
+            one = steps.evaluate(constant(1, INT64))
+        else:
+            one = steps.cast(steps.ref(weights, "weights"), dtype)
+        if x.dtype.kind == "b":
+            x = steps.cast(x, INT64)
+        if size:
+            chosen = Chosen(made, [(x, 0)], x.shape, 0)
+            loops = chosen.loops(one.broadcast_to(x.shape))
+            ordered = self._device.deterministic and weights is not None
+            choose(
+                steps,
+                "add",
+                one.broadcast_to(x.shape),
+                made,
+                chosen.indices,
+                loops,
+                (),
+                outside="drop",
+                ordered=ordered,
+            )
+        return made
+
+    @op
+    def histogram(
+        self,
+        a: Operand,
+        bins: SupportsIndex | Sequence[float] | GpuRef = 10,
+        range: tuple[float, float] | None = None,  # noqa: A002 - NumPy's name
+        density: bool = False,
+        weights: Operand | None = None,
+    ) -> Request[tuple[GpuRef, GpuRef]]:
+        """How many elements are in each of some intervals; as ``numpy.histogram``.
+
+        Args:
+            a: real numbers, of any shape.
+            bins: how many intervals of equal size; or where they begin and end, increasing.
+            range: from where to where, by default from the least to the largest element.
+            density: whether to give densities, whose integral is 1.
+            weights: what each element counts for.
+
+        Returns:
+            The numbers, and where intervals begin and end.
+
+        Raises:
+            ValueError: no intervals, a range that is none, or weights of another shape.
+            TypeError: numbers that are not real.
+            Unsupported: CUB is not installed, which finds places among given ``bins``.
+        """
+        given = self._operand(a, "a")
+        if given.dtype.kind == "c":
+            raise TypeError("a histogram of complex numbers, which have no order")
+        if weights is not None and self._operand(weights, "weights").shape != given.shape:
+            raise ValueError("weights should have the same shape as a.")
+        bounds = None if range is None else _bounds(*range)
+        edges = _edges(bins)
+        if isinstance(edges, int) and edges < 1:
+            raise ValueError("`bins` must be positive, when an integer")
+
+        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
+            x = steps.flat(steps.ref(given, "a"))
+            if isinstance(edges, int):
+                numbers, ends = _places(steps, x, edges, bounds)
+                count = edges
+            else:
+                if isinstance(edges, np.ndarray):
+                    ends = steps.upload(edges, as_dtype(edges.dtype))
+                else:
+                    ends = edges
+                count = ends.size - 1
+                numbers = search(steps, ends, x, "right", None)
+                last = ends[-1:]
+                inside = where(x == last, constant(count - 1, INT64), numbers - 1)
+                numbers = steps.evaluate(inside)
+            flat = None if weights is None else steps.flat(steps.ref(weights, "weights"))
+            made = self._counted(steps, numbers, flat, count)
+            if density:
+                wide = cast(ends, _FLOAT64)
+                shares = made / (steps.evaluate(wide)[1:] - steps.evaluate(wide)[:-1])
+                made = steps.evaluate(shares / made.sum())
+            elif weights is not None and weights.dtype.kind in "biu":
+                made = steps.cast(made, reduced("add", weights.dtype))
+            elif weights is not None and weights.dtype is not made.dtype:
+                made = steps.cast(made, weights.dtype)
+            return made, ends
+
+        return self._several("histogram", build)
+
+
+def _bounds(low: Any, high: Any) -> tuple[float, float]:
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"supplied range of [{low}, {high}] is not finite")
+    if low > high:
+        raise ValueError("max must be larger than min in range parameter.")
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
+    if isinstance(bins, SupportsIndex) and not isinstance(bins, Operand):
+        return operator.index(bins)
+    if isinstance(bins, str):
+        raise TypeError(f"bins must be a number or edges, not {bins!r}")
+    if isinstance(bins, Operand):
+        if len(bins.shape) != 1:
+            raise ValueError("`bins` must be 1d, when an array")
+        return bins  # type: ignore[return-value]
+    edges = np.asarray(bins)
+    if edges.ndim != 1 or edges.dtype.kind not in "iuf":
+        raise ValueError(f"`bins` must be 1d, when an array, not {said_of(bins)}")
+    if (edges[:-1] > edges[1:]).any():
+        raise ValueError("`bins` must increase monotonically, when an array")
+    return edges
+
+
+def _places(
+    steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
+) -> tuple[GpuRef, GpuRef]:
+    """In which interval each element is, -1 for none; and where intervals begin and end."""
+    wide = steps.cast(x, _FLOAT64) if x.dtype.kind in "biu" else x
+    dtype = as_dtype(np.result_type(wide.dtype, np.float32))
+    if bounds is None and x.size:
+        low, high = wide.min(), wide.max()
+        same = low == high
+        low = steps.evaluate(cast(where(same, low - 0.5, low), _FLOAT64))
+        high = steps.evaluate(cast(where(same, wide.max() + 0.5, high), _FLOAT64))
+    else:
+        least, most = bounds or (0.0, 1.0)
+        low = steps.evaluate(constant(float(least), _FLOAT64))
+        high = steps.evaluate(constant(float(most), _FLOAT64))
+    at = index((count + 1,), 0)
+    line = cast(at, _FLOAT64) * ((high - low) / float(count)) + low
+    line = where(at == count, high, line)
+    kind = _FLOAT64 if x.dtype.kind in "biu" or bounds is not None else dtype
+    ends = steps.evaluate(cast(line, kind))
+    where_ = (cast(wide, _FLOAT64) - low) * (float(count) / (high - low))
+    inside = (wide >= low) & (wide <= high)
+    safe = where(inside, where_, 0.0)
+    numbers = cast(safe, INT64)
+    numbers = where(numbers == count, constant(count - 1, INT64), numbers)
+    numbers = steps.evaluate(numbers)
+    begins, nexts = taken(steps, ends, numbers), taken(steps, ends[1:], numbers)
+    less = cast(wide < begins, INT64)
+    more = cast((wide >= nexts) & (numbers != count - 1), INT64)
+    fixed = where(inside, numbers - less + more, constant(-1, INT64))
+    return steps.evaluate(fixed), ends

@@ -1,0 +1,453 @@
+"""``device.array``'s functions that make arrays of numbers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+
+import numpy as np
+
+from ..._dtypes import as_dtype
+from ..._errors import said_of
+from ...expressions import Operand, broadcast, cast, constant, index
+from ...expressions._expression import broadcast_constant, ufunc, where
+from ...expressions._promotion import FLOAT32, HALVES
+from ...memory import as_shape
+from .._op import D, op
+from .._request import Request, Submission
+from ._copy import LANE
+from ._steps import ArrayPart
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ...memory import GpuRef
+    from .._request import Driver
+
+Shape = int | tuple[int, ...]
+Number = complex | np.generic
+"""A number; complex stands for float, int and bool, too."""
+Real = float | np.generic
+
+_INT64: Final = as_dtype(np.int64)
+_FLOAT64: Final = as_dtype(np.float64)
+
+
+class Creation(ArrayPart[D]):
+    """Making arrays."""
+
+    @op
+    def arange(
+        self,
+        start: Real,
+        stop: Real | None = None,
+        step: Real = 1,
+        dtype: DTypeLike | None = None,
+    ) -> Request[GpuRef]:
+        """Numbers at equal distances; as ``numpy.arange``.
+
+        Args:
+            start: the first one; with nothing else it is ``stop``, and the first is 0.
+            stop: where they end, which is not among them.
+            step: the distance.
+            dtype: theirs; by default that of the arguments together.
+
+        Raises:
+            TypeError: an argument that is no real number.
+            ZeroDivisionError: ``step`` is 0.
+            ValueError: the number of elements is beyond all bounds.
+        """
+        first, end = (0, start) if stop is None else (start, stop)
+        return self._evaluated(_arange(first, end, step, dtype))
+
+    @op
+    def linspace(
+        self,
+        start: Number,
+        stop: Number,
+        num: SupportsIndex = 50,
+        endpoint: bool = True,
+        *,
+        dtype: DTypeLike | None = None,
+    ) -> Request[GpuRef]:
+        """So many numbers at equal distances; as ``numpy.linspace``.
+
+        Args:
+            start: the first one.
+            stop: the last one, or with ``endpoint=False`` the one behind it.
+            num: how many.
+            endpoint: whether ``stop`` is one of them.
+            dtype: theirs; to integers they are rounded down.
+
+        Raises:
+            TypeError: an argument that is no number.
+            ValueError: ``num`` is negative.
+        """
+        return self._evaluated(_linspace(start, stop, num, endpoint=endpoint, dtype=dtype))
+
+    @op
+    def logspace(
+        self,
+        start: Number,
+        stop: Number,
+        num: SupportsIndex = 50,
+        endpoint: bool = True,
+        base: Number = 10.0,
+        *,
+        dtype: DTypeLike | None = None,
+    ) -> Request[GpuRef]:
+        """Powers with exponents at equal distances; as ``numpy.logspace``.
+
+        Args:
+            start: the first exponent.
+            stop: the last one.
+            num: how many.
+            endpoint: whether ``stop`` is one of them.
+            base: what is raised.
+            dtype: of the result.
+
+        Raises:
+            TypeError, ValueError: as ``linspace``.
+        """
+        exponents = _linspace(start, stop, num, endpoint=endpoint, dtype=None)
+        powers: Operand = ufunc("power", _number(base, "base"), exponents)
+        return self._evaluated(powers if dtype is None else cast(powers, as_dtype(dtype)))
+
+    @op
+    def eye(
+        self,
+        N: SupportsIndex,  # noqa: N803 - NumPy's names
+        M: SupportsIndex | None = None,  # noqa: N803
+        k: SupportsIndex = 0,
+        dtype: DTypeLike = np.float64,
+    ) -> Request[GpuRef]:
+        """Ones on a diagonal; as ``numpy.eye``.
+
+        Args:
+            N: rows.
+            M: columns, by default as many.
+            k: how far above the main diagonal.
+            dtype: of the result.
+
+        Raises:
+            ValueError: a negative size.
+        """
+        row, column = _rows_and_columns(N, M)
+        return self._evaluated(cast(row + _offset(k, row) == column, as_dtype(dtype)))
+
+    @op
+    def identity(self, n: SupportsIndex, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
+        """Ones on the diagonal of a square; as ``numpy.identity``. Errors are those of ``eye``."""
+        row, column = _rows_and_columns(n, None)
+        return self._evaluated(cast(row == column, as_dtype(dtype)))
+
+    @op
+    def tri(
+        self,
+        N: SupportsIndex,  # noqa: N803
+        M: SupportsIndex | None = None,  # noqa: N803
+        k: SupportsIndex = 0,
+        dtype: DTypeLike = np.float64,
+    ) -> Request[GpuRef]:
+        """Ones on a diagonal and below it; as ``numpy.tri``. Arguments are those of ``eye``."""
+        row, column = _rows_and_columns(N, M)
+        return self._evaluated(cast(row + _offset(k, row) >= column, as_dtype(dtype)))
+
+    @op
+    def tril(
+        self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
+        """The same with zeros above a diagonal; as ``numpy.tril``.
+
+        Args:
+            m: matrices, of at least two dimensions; a ref or an expression.
+            k: how far the diagonal is above the main one.
+            out: where the result goes; may be ``m``.
+
+        Raises:
+            ValueError: fewer dimensions.
+        """
+        return self._evaluated(self._triangle(m, operator.index(k), lower=True), out)
+
+    @op
+    def triu(
+        self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
+        """The same with zeros below a diagonal; as ``numpy.triu``. Arguments as for ``tril``."""
+        return self._evaluated(self._triangle(m, operator.index(k), lower=False), out)
+
+    def _triangle(self, m: Operand, k: int, *, lower: bool) -> Operand:
+        shape = self._operand(m, "m").shape
+        if len(shape) < 2:
+            raise ValueError(f"a triangle of shape {shape}: it takes two dimensions or more")
+        row, column = index(shape[-2:], 0), index(shape[-2:], 1)
+        offset = _offset(k if lower else k - 1, row)
+        inside = row + offset >= column if lower else row + offset < column
+        return where(inside, m, constant(0, m.dtype))
+
+    @op
+    def full(
+        self, shape: Shape, fill_value: Number, dtype: DTypeLike | None = None
+    ) -> Request[GpuRef]:
+        """One value everywhere; as ``numpy.full``.
+
+        Args:
+            shape: its shape.
+            fill_value: a number.
+            dtype: its dtype; by default that of the number.
+
+        Raises:
+            TypeError: no number, or no dtype of device memory.
+            OverflowError: integers that do not hold it.
+        """
+        value = _number(fill_value, "fill_value")
+        kind = as_dtype(np.asarray(value).dtype if dtype is None else dtype)
+        return self._evaluated(broadcast_constant(as_shape(shape), kind, value))
+
+    @op
+    def full_like(
+        self,
+        a: Operand,
+        fill_value: Number,
+        dtype: DTypeLike | None = None,
+        *,
+        shape: Shape | None = None,
+    ) -> Request[GpuRef]:
+        """One value in the shape and dtype of another array; as ``numpy.full_like``.
+
+        Args:
+            a: the other.
+            fill_value: a number.
+            dtype: another dtype.
+            shape: another shape.
+
+        Raises:
+            TypeError, OverflowError: as ``full``.
+        """
+        return self._alike(a, fill_value, dtype, shape)
+
+    @op
+    def zeros_like(
+        self, a: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
+    ) -> Request[GpuRef]:
+        """Zeros in the shape and dtype of another; as ``numpy.zeros_like``."""
+        return self._alike(a, 0, dtype, shape)
+
+    @op
+    def ones_like(
+        self, a: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
+    ) -> Request[GpuRef]:
+        """Ones in the shape and dtype of another; as ``numpy.ones_like``."""
+        return self._alike(a, 1, dtype, shape)
+
+    def _alike(
+        self, a: Operand, value: Number, dtype: DTypeLike | None, shape: Shape | None
+    ) -> Request[GpuRef]:
+        like = self._operand(a, "a")
+        kind = like.dtype if dtype is None else as_dtype(dtype)
+        sizes = like.shape if shape is None else as_shape(shape)
+        return self._evaluated(broadcast_constant(sizes, kind, _number(value, "fill_value")))
+
+    @op
+    def empty_like(
+        self, prototype: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
+    ) -> Request[GpuRef]:
+        """A buffer of undefined content, like another one; as ``numpy.empty_like``."""
+        like = self._operand(prototype, "prototype")
+        kind = like.dtype if dtype is None else as_dtype(dtype)
+        sizes = like.shape if shape is None else as_shape(shape)
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            return Submission(None, (), (), driver.output(sizes, kind))
+
+        return Request(LANE, "array.empty_like", prepare)
+
+    @op
+    def indices(self, dimensions: Shape, dtype: DTypeLike = np.int64) -> Request[GpuRef]:
+        """Each element's indices, along a new first axis; as ``numpy.indices``.
+
+        Args:
+            dimensions: the shape whose elements are meant.
+            dtype: of the result.
+
+        Raises:
+            ValueError: a negative size.
+        """
+        sizes, kind = as_shape(dimensions), as_dtype(dtype)
+        shape = (len(sizes), *sizes)
+        which = index(shape, 0)
+        made: Operand = broadcast(constant(0, _INT64), shape)
+        for at in range(len(sizes)):
+            made = where(which == at, index(shape, at + 1), made)
+        return self._evaluated(cast(made, kind))
+
+    @op
+    def meshgrid(
+        self, *xi: GpuRef, indexing: Literal["xy", "ij"] = "xy", sparse: bool = False
+    ) -> Request[tuple[GpuRef, ...]]:
+        """Coordinates on a grid; as ``numpy.meshgrid``, but that they are always copies.
+
+        Args:
+            *xi: coordinates along each axis, of one dimension or none.
+            indexing: with ``"xy"`` the first two axes are exchanged.
+            sparse: whether to leave the other axes at one element.
+
+        Raises:
+            ValueError: another ``indexing``.
+        """
+        if indexing not in ("xy", "ij"):
+            raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
+        refs = self._refs(xi, "xi")
+        count = len(refs)
+        places = list(range(count))
+        if indexing == "xy" and count > 1:
+            places[:2] = 1, 0
+        sizes = [0] * count
+        for at, ref in zip(places, refs, strict=True):
+            sizes[at] = ref.size
+
+        def build(steps: Any) -> tuple[GpuRef, ...]:
+            made = []
+            pairs = []
+            for at, ref in zip(places, refs, strict=True):
+                seen = steps.flat(ref).reshape(*(-1 if axis == at else 1 for axis in range(count)))
+                if not sparse:
+                    seen = seen.broadcast_to(tuple(sizes))
+                grid = steps.output(seen.shape, ref.dtype)
+                made.append(grid)
+                pairs.append((seen, grid))
+            steps.assign(*pairs)
+            return tuple(made)
+
+        return self._several("meshgrid", build)
+
+    @op
+    def diag(self, v: GpuRef, k: SupportsIndex = 0) -> Request[GpuRef]:
+        """A matrix with a diagonal, or a matrix' diagonal, as a copy; as ``numpy.diag``.
+
+        Args:
+            v: of one dimension or two.
+            k: how far the diagonal is above the main one.
+
+        Raises:
+            ValueError: other dimensions.
+        """
+        ref, offset = self._ref(v, "v"), operator.index(k)
+        if ref.ndim not in (1, 2):
+            raise ValueError("Input must be 1- or 2-d.")
+
+        def build(steps: Any) -> GpuRef:
+            if ref.ndim == 2:
+                seen = ref.diagonal(offset)
+                made: GpuRef = steps.output(seen.shape, ref.dtype)
+                steps.assign((seen, made))
+                return made
+            size = ref.size + abs(offset)
+            made = steps.evaluate(broadcast_constant((size, size), ref.dtype))
+            steps.assign((ref, made.diagonal(offset)))
+            return made
+
+        return self._several("diag", build)
+
+
+def _number(value: Any, name: str) -> Any:
+    """A number.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, Operand):
+        raise TypeError(f"{name} must be a number, not {said_of(value)}; fetch it first")
+    if np.ndim(value) or not isinstance(value, complex | float | int | np.generic | np.ndarray):
+        raise TypeError(f"{name} must be a number, not {said_of(value)}")
+    return value[()] if isinstance(value, np.ndarray) else value
+
+
+def _real(value: Any, name: str) -> Any:
+    number = _number(value, name)
+    if np.asarray(number).dtype.kind == "c":
+        raise TypeError(f"{name} must be a real number, not {value!r}")
+    return number
+
+
+def _arange(start: Any, stop: Any, step: Any, dtype: DTypeLike | None) -> Operand:
+    names = ("start", "stop", "step")
+    numbers = [_real(each, name) for each, name in zip((start, stop, step), names, strict=True)]
+    start, stop, step = (each.item() if isinstance(each, np.generic) else each for each in numbers)
+    kind = as_dtype(np.result_type(*map(np.asarray, numbers)) if dtype is None else dtype)
+    if not step:
+        raise ZeroDivisionError("division by zero")
+    if all(isinstance(each, int) for each in (start, stop, step)):
+        count = -((start - stop) // step)
+    else:
+        length = (stop - start) / step
+        if not math.isfinite(length):
+            raise ValueError("arange: cannot compute length")
+        count = math.ceil(length)
+    count = max(0, count)
+    if kind.kind == "b" and count > 2:
+        raise TypeError("arange() is only supported for booleans when the result has at most 2")
+    at = index((count,), 0)
+    if kind.kind in "biu":
+        # As integers, which go round, from the first two.
+        wide = as_dtype(np.uint64 if kind.kind == "u" else np.int64)
+        first, second = (int(np.asarray(int(each)).astype(wide)) for each in (start, start + step))
+        mask = (1 << 64) - 1
+        bits = (second - first) & mask
+        delta = bits if kind.kind == "u" or bits >> 63 == 0 else bits - (1 << 64)
+        made = cast(at, wide) * constant(delta, wide) + constant(first, wide)
+        return cast(made, kind)
+    compute = FLOAT32 if kind in HALVES else kind
+    with np.errstate(all="ignore"):
+        first_, second_ = (
+            np.asarray(each).astype(kind).astype(compute) for each in (start, start + step)
+        )
+        delta_ = second_ - first_
+        third = first_ + compute.type(1) * delta_
+    line = cast(at, compute) * constant(compute.type(delta_), compute) + constant(
+        compute.type(first_), compute
+    )
+    if third != second_:
+        line = where(at == 1, constant(compute.type(second_), compute), line)
+    return cast(line, kind)
+
+
+def _linspace(
+    start: Any, stop: Any, num: SupportsIndex, *, endpoint: bool, dtype: DTypeLike | None
+) -> Operand:
+    count = operator.index(num)
+    if count < 0:
+        raise ValueError(f"Number of samples, {count}, must be non-negative.")
+    first, last = _number(start, "start"), _number(stop, "stop")
+    parts = count - 1 if endpoint else count
+    compute = as_dtype(np.result_type(np.asarray(first), np.asarray(last), 1.0))
+    kind = compute if dtype is None else as_dtype(dtype)
+    low, high = (np.asarray(each).astype(compute)[()] for each in (first, last))
+    with np.errstate(all="ignore"):
+        delta = high - low
+        step = delta / parts if parts > 0 else delta
+    at = index((count,), 0)
+    real = as_dtype(np.empty((), compute).real.dtype)
+    line: Operand = cast(at, real)
+    if parts > 0 and not step:
+        line = cast(line / constant(parts, real), compute) * constant(compute.type(delta), compute)
+    else:
+        line = cast(line, compute) * constant(compute.type(step), compute)
+    line = line + constant(compute.type(low), compute)
+    if endpoint and count > 1:
+        line = where(at == count - 1, constant(compute.type(high), compute), line)
+    if kind.kind in "iu":
+        line = ufunc("floor", line)
+    return cast(line, kind)
+
+
+def _offset(k: SupportsIndex, like: Operand) -> int:
+    """How far a diagonal is above the main one, as far as it matters."""
+    most = sum(like.shape) + 1
+    return max(-most, min(operator.index(k), most))
+
+
+def _rows_and_columns(rows: SupportsIndex, columns: SupportsIndex | None) -> tuple[Any, Any]:
+    shape = as_shape((rows, rows if columns is None else columns))
+    return index(shape, 0), index(shape, 1)

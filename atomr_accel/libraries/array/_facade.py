@@ -1,0 +1,24 @@
+"""``device.array``: NumPy's functions that are more than expressions."""
+
+from __future__ import annotations
+
+from typing import final
+
+from .._op import D
+from ._counting import Counting
+from ._creation import Creation
+from ._indexing import Indexing
+from ._manipulation import Manipulation
+from ._quantiles import Quantiles
+from ._reductions import Reductions
+
+
+@final
+class ArrayFunctions(
+    Creation[D], Manipulation[D], Indexing[D], Reductions[D], Counting[D], Quantiles[D]
+):
+    """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
+
+    They have NumPy's names, arguments and defaults, and take any views. What they give is a new
+    array unless it says something else; parts and reversed arrays are views, and not awaited.
+    """

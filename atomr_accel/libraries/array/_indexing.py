@@ -1,0 +1,603 @@
+"""``device.array``'s functions that choose elements by indices and masks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from ..._dtypes import as_dtype
+from ...expressions import Operand, broadcast, cast
+from ...expressions._expression import where
+from ...memory import GpuRef
+from .._arguments import require_readable, require_writable
+from .._op import D, op
+from .._request import Request
+from ._choosing import INT64, Along, Mode, choose, first_outside, where_set
+from ._copy import copying
+from ._keys import (
+    ArrayKey,
+    Chosen,
+    Indices,
+    Inside,
+    axes_of,
+    fitting,
+    gather,
+    is_array,
+    is_mask,
+    items_of,
+    mode_of,
+    outside_of,
+    require_inside,
+    taken,
+    unraveled,
+    values_in,
+    whole_mask,
+)
+from ._steps import ArrayPart, Steps, target_of
+
+if TYPE_CHECKING:
+    from ...expressions import Value
+    from ._choosing import Kind
+    from .wire._indexing import Outside
+
+
+class Indexing(ArrayPart[D]):
+    """Choosing elements by indices and masks.
+
+    Indices may be negative, as in NumPy. Those that the program gives are checked right here. What
+    those on the device are is not known yet, so nothing undefined comes of any: by default,
+    and with ``mode="wrap"``, they go round, which is the same for all that are in bounds; with
+    ``"clip"`` they are taken as the nearest, negative ones as 0; and with ``"raise"`` they are
+    checked on the device first, which is awaited and cannot be in a batch or a recording.
+    """
+
+    @op
+    def take(
+        self,
+        a: GpuRef,
+        indices: Indices,
+        axis: int | None = None,
+        out: GpuRef | None = None,
+        mode: Mode | None = None,
+    ) -> Request[GpuRef]:
+        """Elements along an axis, by their indices; as ``numpy.take``.
+
+        Args:
+            a: an array.
+            indices: which.
+            axis: along which; None flattens the array first.
+            out: where the result goes.
+            mode: what an index out of bounds is; see above. NumPy's default is ``"raise"``.
+
+        Raises:
+            IndexError: an index that is out of bounds, with ``"raise"`` or by default of those of
+                the program; or any index if there is nothing to take.
+            TypeError: indices that are no whole numbers.
+            Unsupported: ``mode="raise"`` in a batch or a recording, with indices on the device.
+        """
+        ref, way = self._ref(a, "a"), mode_of(mode)
+        at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
+        given = self._indices(indices, "indices", error=TypeError)
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "a")
+            if axis is None:
+                source = steps.flat(source)
+            if not source.shape[at] and np.prod(given.shape):
+                raise IndexError("cannot do a non-empty take from an empty axes.")
+            found, outside = self._index(steps, given, source.shape[at], at, mode, way)
+            chosen = Chosen(source, [(found, at)], found.shape, at)
+            reads = [("a", ref), ("indices", found)]
+            made = target_of(steps, out, chosen.result, ref.dtype, reads, op="take")
+            gather(steps, chosen, made, outside)
+            return made
+
+        return self._several("take", build)
+
+    @op
+    def take_along_axis(
+        self, arr: GpuRef, indices: Operand, axis: int | None = -1, mode: Mode | None = None
+    ) -> Request[GpuRef]:
+        """One element for each index, of its own row; as ``numpy.take_along_axis``.
+
+        Args:
+            arr: an array.
+            indices: of as many dimensions; other axes than ``axis`` broadcast.
+            axis: along which; None flattens both.
+            mode: what an index out of bounds is; see above.
+
+        Raises:
+            IndexError: as ``take``; also indices that are no whole numbers.
+            ValueError: other dimensions.
+        """
+        return self._along("take_along_axis", arr, indices, None, axis, mode)
+
+    @op
+    def put_along_axis(
+        self,
+        arr: GpuRef,
+        indices: Operand,
+        values: Value,
+        axis: int | None,
+        mode: Mode | None = None,
+    ) -> Request[GpuRef]:
+        """Write one element for each index, into its own row; as ``numpy.put_along_axis``.
+
+        Args:
+            arr: what is written.
+            indices: as for ``take_along_axis``.
+            values: what to write, broadcast to the shape of the indices.
+            axis: along which; None flattens ``arr``.
+            mode: what an index out of bounds is; see above.
+
+        Returns:
+            ``arr``.
+
+        Raises:
+            IndexError, ValueError: as ``take_along_axis``.
+            TypeError: values that do not cast to the dtype of ``arr``.
+        """
+        return self._along("put_along_axis", arr, indices, values, axis, mode)
+
+    def _along(
+        self,
+        name: str,
+        arr: GpuRef,
+        indices: Operand,
+        values: Value | None,
+        axis: int | None,
+        mode: Mode | None,
+    ) -> Request[GpuRef]:
+        ref, way = self._ref(arr, "arr"), mode_of(mode)
+        given = self._indices(indices, "indices", error=IndexError)
+        if axis is None:
+            if len(given.shape) != 1:
+                raise ValueError("when axis=None, `indices` must have a single dimension.")
+        elif ref.ndim != len(given.shape):
+            raise ValueError("`indices` and `arr` must have the same number of dimensions")
+        at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "arr")
+            if values is not None:
+                require_writable(ref, steps.driver.memory, "arr", strided=True)
+            if axis is None:
+                source = source.reshape(-1) if values is not None else steps.flat(source)
+            n = source.shape[at]
+            found, outside = self._index(steps, given, n, at, mode, way)
+            shapes = [
+                (*each.shape[:at], found.shape[at], *each.shape[at + 1 :])
+                for each in (source, found)
+            ]
+            shape = np.broadcast_shapes(*shapes)
+            if not n and math.prod(shape):
+                raise IndexError(f"index 0 is out of bounds for axis {at} with size 0")
+            if values is None:
+                plain = steps.output(shape, source.dtype)
+            else:
+                plain = values_in(steps, values, shape, source)
+            seen = found.broadcast_to(shape)
+            axes = [
+                Along(
+                    extent,
+                    plain.strides[d],
+                    source.strides[d] if d != at and source.shape[d] > 1 else 0,
+                    (seen.strides[d],),
+                )
+                for d, extent in enumerate(shape)
+            ]
+            kind: Kind = "gather" if values is None else "set"
+            ordered = values is not None and self._device.deterministic
+            pairs = [(found, at)]
+            choose(steps, kind, plain, source, pairs, axes, (), outside=outside, ordered=ordered)
+            return plain if values is None else ref
+
+        return self._several(name, build)
+
+    @op
+    def getitem(self, x: GpuRef, key: ArrayKey, mode: Mode | None = None) -> Request[GpuRef]:
+        """``x[key]``, with any key that NumPy takes.
+
+        Args:
+            x: an array.
+            key: numbers, slices, ``...``, None, and arrays of whole numbers or of bool, in one
+                tuple; arrays may be refs, expressions, or the program's own if they are small.
+            mode: what an index out of bounds is; see above.
+
+        Returns:
+            A new array; with numbers and slices alone a view, which ``x[key]`` is, too.
+
+        Raises:
+            IndexError: as in NumPy: too many indices, an index that is out of bounds, masks and
+                indices of other shapes or dtypes.
+            Unsupported: in a batch or a recording, a mask that is on the device, because the size
+                of the result depends on it; or ``mode="raise"``.
+        """
+        ref, way = self._ref(x), mode_of(mode)
+        items = items_of(key, ref)
+
+        def build(steps: Steps) -> GpuRef:
+            chosen = self._chosen(steps, steps.ref(ref), items, mode, way)
+            if not chosen.indices:
+                return chosen.view
+            made = steps.output(chosen.result, ref.dtype)
+            gather(steps, chosen, made, outside_of(way))
+            return made
+
+        return self._several("getitem", build)
+
+    @op
+    def setitem(
+        self,
+        x: GpuRef,
+        key: ArrayKey,
+        value: Value,
+        mode: Mode | None = None,
+        *,
+        deterministic: bool | None = None,
+    ) -> Request[GpuRef]:
+        """``x[key] = value``, with any key that NumPy takes.
+
+        Args:
+            x: what is written.
+            key: as for ``getitem``. A mask on the device may be in a batch where one value, or
+                one row of them, goes to all places.
+            value: a number, a ref or an expression, which broadcasts to what is chosen.
+            mode: what an index out of bounds is; see above.
+            deterministic: whether the last of several values for one place counts, as in NumPy.
+                Otherwise it is any of them, for each element. By default as the device was opened.
+
+        Returns:
+            ``x``.
+
+        Raises:
+            IndexError, Unsupported: as ``getitem``.
+            ValueError: a value of another shape.
+            TypeError: a value that does not cast to the dtype of ``x`` without another kind.
+            GpuRefSealed: ``x`` is sealed.
+        """
+        return self._write("set", x, key, value, mode, deterministic)
+
+    @op
+    def add_at(
+        self,
+        x: GpuRef,
+        key: ArrayKey,
+        value: Value,
+        mode: Mode | None = None,
+        *,
+        deterministic: bool | None = None,
+    ) -> Request[GpuRef]:
+        """Add to chosen elements, as often as they are chosen; as ``numpy.add.at``.
+
+        Args:
+            x: what is added to.
+            key: as for ``setitem``.
+            value: what is added.
+            mode: what an index out of bounds is; see above.
+            deterministic: whether sums are made in the order of the indices, which takes longer.
+                Otherwise sums of floats may be rounded another way each time. By default as the
+                device was opened.
+
+        Returns:
+            ``x``.
+
+        Raises:
+            IndexError, ValueError, TypeError, GpuRefSealed: as ``setitem``.
+        """
+        return self._write("add", x, key, value, mode, deterministic)
+
+    def _write(
+        self,
+        kind: Kind,
+        x: GpuRef,
+        key: ArrayKey,
+        value: Value,
+        mode: Mode | None,
+        deterministic: bool | None,
+    ) -> Request[GpuRef]:
+        ref, way = self._ref(x), mode_of(mode)
+        items = items_of(key, ref)
+        ordered = self._device.deterministic if deterministic is None else bool(deterministic)
+        mask = whole_mask(items, value)
+        like = fitting(value, ref)
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref)
+            require_writable(ref, steps.driver.memory, "x", strided=True)
+            if mask is not None:
+                seen = mask[(..., *[None] * (ref.ndim - len(mask.shape)))]  # type: ignore[index]
+                changed = like if kind == "set" else source + like
+                steps.evaluate(cast(where(seen, changed, source), ref.dtype), source)
+                return ref
+            chosen = self._chosen(steps, source, items, mode, way)
+            view = chosen.view
+            if not chosen.indices:
+                made = broadcast(like, view.shape) if kind == "set" else view + like
+                steps.evaluate(cast(made, ref.dtype), view)
+                return ref
+            plain = values_in(steps, like, chosen.result, source)
+            choose(
+                steps,
+                kind,
+                plain,
+                view,
+                chosen.indices,
+                chosen.loops(plain),
+                chosen.rest(plain),
+                outside=outside_of(way),
+                ordered=ordered,
+            )
+            return ref
+
+        return self._several({"set": "setitem", "add": "add_at"}.get(kind, kind), build)
+
+    # --- masks ------------------------------------------------------------------------------
+
+    @op
+    def nonzero(self, a: Operand) -> Request[tuple[GpuRef, ...]]:
+        """Where elements are not zero: indices along each axis; as ``numpy.nonzero``.
+
+        Args:
+            a: a ref or an expression.
+
+        Raises:
+            ValueError: it has no dimensions.
+            Unsupported: in a batch or a recording, as only the device knows how many there are.
+        """
+        given = self._operand(a, "a")
+        if not given.shape:
+            raise ValueError(
+                "Calling nonzero on 0d arrays is not allowed. Use np.atleast_1d(scalar).nonzero() "
+                "instead."
+            )
+
+        def build(steps: Steps) -> tuple[GpuRef, ...]:
+            positions = self._positions(steps, given, "nonzero")
+            return tuple(steps.evaluate(each) for each in unraveled(positions, given.shape))
+
+        return self._several("nonzero", build)
+
+    @op
+    def flatnonzero(self, a: Operand) -> Request[GpuRef]:
+        """Where elements are not zero, counted in C order; as ``numpy.flatnonzero``.
+
+        Args:
+            a: a ref or an expression.
+
+        Raises:
+            Unsupported: in a batch or a recording, as only the device knows how many there are.
+        """
+        given = self._operand(a, "a")
+
+        def build(steps: Steps) -> GpuRef:
+            return steps.do(copying(self._positions(steps, given, "flatnonzero"), None))
+
+        return self._several("flatnonzero", build)
+
+    @op
+    def argwhere(self, a: Operand) -> Request[GpuRef]:
+        """Where elements are not zero, the indices of one in a row; as ``numpy.argwhere``.
+
+        Args:
+            a: a ref or an expression.
+
+        Raises:
+            Unsupported: in a batch or a recording, as only the device knows how many there are.
+        """
+        given = self._operand(a, "a")
+
+        def build(steps: Steps) -> GpuRef:
+            positions = self._positions(steps, given, "argwhere")
+            made = steps.output((positions.size, len(given.shape)), INT64)
+            for at, each in enumerate(unraveled(positions, given.shape)):
+                steps.evaluate(each, made[:, at])
+            return made
+
+        return self._several("argwhere", build)
+
+    @op
+    def compress(
+        self,
+        condition: Operand,
+        a: GpuRef,
+        axis: int | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Elements along an axis for which a condition holds; as ``numpy.compress``.
+
+        Args:
+            condition: one dimension, no longer than the axis.
+            a: an array.
+            axis: along which; None flattens it first.
+            out: where the result goes.
+
+        Raises:
+            ValueError: a condition of other dimensions.
+            IndexError: a condition that is longer.
+            Unsupported: in a batch or a recording.
+        """
+        ref, flags = self._ref(a, "a"), self._operand(condition, "condition")
+        if len(flags.shape) != 1:
+            raise ValueError("condition must be a 1-d array")
+        at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
+        n = ref.size if axis is None else ref.shape[at]
+        if flags.shape[0] > n:
+            raise IndexError(f"a condition of {flags.shape[0]} elements for an axis of {n}")
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "a")
+            if axis is None:
+                source = steps.flat(source)
+            positions = self._positions(steps, flags, "compress")
+            chosen = Chosen(source, [(positions, at)], positions.shape, at)
+            made = target_of(steps, out, chosen.result, ref.dtype, [("a", ref)], op="compress")
+            gather(steps, chosen, made, "wrap")
+            return made
+
+        return self._several("compress", build)
+
+    @op
+    def extract(self, condition: Operand, arr: GpuRef) -> Request[GpuRef]:
+        """Elements for which a condition holds, in one row; as ``numpy.extract``.
+
+        Args:
+            condition: as many elements.
+            arr: an array.
+
+        Raises:
+            ValueError: another number of elements.
+            Unsupported: in a batch or a recording.
+        """
+        ref, flags = self._ref(arr, "arr"), self._operand(condition, "condition")
+        if math.prod(flags.shape) != ref.size:
+            raise ValueError(f"a condition of shape {flags.shape} for an array of {ref.shape}")
+
+        def build(steps: Steps) -> GpuRef:
+            positions = self._positions(steps, flags, "extract")
+            return taken(steps, steps.flat(steps.ref(ref, "arr")), positions)
+
+        return self._several("extract", build)
+
+    # --- keys -------------------------------------------------------------------------------
+
+    def _positions(self, steps: Steps, mask: Operand, name: str) -> GpuRef:
+        """Where a mask is set: of the program, so that it has to be asked for first."""
+        found = steps.driver.perform(where_set(self._cub, mask, name))
+        assert found is not None
+        count, positions = found
+        return positions[:count]
+
+    def _indices(
+        self, indices: Any, name: str, *, error: type[Exception]
+    ) -> Operand | np.ndarray[Any, Any]:
+        """Whole numbers, of the device or of the program."""
+        given: Operand | np.ndarray[Any, Any]
+        given = indices if isinstance(indices, Operand) else np.asarray(indices)
+        if (
+            not isinstance(given, Operand)
+            and not given.size
+            and not isinstance(indices, np.ndarray)
+        ):
+            given = given.astype(np.intp)
+        if given.dtype.kind not in "iu":
+            raise error(
+                f"{name} must be whole numbers, not {given.dtype.name}"
+                if error is TypeError
+                else "arrays used as indices must be of integer (or boolean) type"
+            )
+        return given
+
+    def _index(
+        self,
+        steps: Steps,
+        given: Operand | np.ndarray[Any, Any],
+        n: int,
+        axis: int,
+        mode: Mode | None,
+        way: Mode,
+    ) -> tuple[GpuRef, Outside]:
+        """Indices as a buffer, and what those of them are that are out of bounds."""
+        if isinstance(given, np.ndarray):
+            if mode in (None, "raise"):
+                require_inside(given, n, axis)
+            return steps.upload(given, as_dtype(given.dtype)), outside_of(way)
+        if way == "raise":
+            self._require_inside(steps, given, n, axis)
+        return steps.ref(given, "indices"), outside_of(way)
+
+    def _require_inside(self, steps: Steps, given: Operand, n: int, axis: int) -> None:
+        if not isinstance(given, GpuRef):
+            raise TypeError(
+                "indices to be checked must be a ref, and not an expression; compute it first: "
+                "await device.evaluate(expression)"
+            )
+        require_readable(given, steps.driver.memory, "indices", strided=True)
+        if not given.size:
+            return
+        found = steps.driver.perform(first_outside(self._cub, given, n))
+        assert found is not None
+        if found[0]:
+            raise IndexError(f"index {found[1]} is out of bounds for axis {axis} with size {n}")
+
+    def _chosen(
+        self, steps: Steps, ref: GpuRef, items: list[Any], mode: Mode | None, way: Mode
+    ) -> Chosen:
+        """A key with buffers of indices in the place of arrays."""
+        expanded: list[Any] = []
+        axis = 0
+        for each in items:
+            sizes = ref.shape[axis : axis + axes_of(each)]
+            axis += axes_of(each)
+            if not is_mask(each):
+                expanded.append(each)
+            elif not each.shape:  # it chooses from a new axis
+                if isinstance(each, np.ndarray):
+                    found = steps.upload(np.flatnonzero(each), INT64)
+                else:
+                    found = self._positions(steps, each, "getitem")
+                expanded.append(Inside(found, new=True))
+            elif isinstance(each, np.ndarray):
+                expanded += np.nonzero(each)
+            else:
+                positions = self._positions(steps, each, "getitem")
+                if len(sizes) == 1:
+                    expanded.append(Inside(positions))
+                else:
+                    expanded += [
+                        Inside(steps.evaluate(part)) for part in unraveled(positions, sizes)
+                    ]
+        arrays = [each for each in expanded if is_array(each)]
+        basic = tuple(_basic(each) for each in expanded)
+        view = ref[basic] if basic else ref
+        if not arrays:
+            return Chosen(view, [], (), 0)
+        # Numbers beside arrays count as such where it is told whether those are side by side.
+        places = [at for at, each in enumerate(expanded) if is_array(each) or isinstance(each, int)]
+        together = places[-1] - places[0] + 1 == len(places)
+        place = 0
+        if together:
+            place = sum(not isinstance(each, int) for each in expanded[: places[0]])
+        indices: list[tuple[GpuRef, int]] = []
+        at = axis = 0
+        for each in expanded:
+            if isinstance(each, Inside):
+                indices.append((each.ref, at))
+            elif is_array(each):
+                found = self._buffer(steps, each, ref.shape[axis], axis, mode, way)
+                indices.append((found, at))
+            at += not isinstance(each, int)
+            axis += _basic(each) is not None
+        if len({found.dtype for found, _ in indices}) > 1:
+            indices = [(steps.cast(found, INT64), of) for found, of in indices]
+        try:
+            shape = np.broadcast_shapes(*(found.shape for found, _ in indices))
+        except ValueError:
+            shapes = " ".join(str(found.shape).replace(" ", "") for found, _ in indices)
+            raise IndexError(
+                "shape mismatch: indexing arrays could not be broadcast together with shapes "
+                f"{shapes}"
+            ) from None
+        for _, of in indices:
+            if not view.shape[of] and math.prod(shape):
+                raise IndexError(f"index 0 is out of bounds for axis {of} with size 0")
+        return Chosen(view, indices, shape, place)
+
+    def _buffer(
+        self, steps: Steps, each: Any, n: int, axis: int, mode: Mode | None, way: Mode
+    ) -> GpuRef:
+        if isinstance(each, np.ndarray):
+            require_inside(each, n, axis)
+            wrapped = np.where(each < 0, each + n, each) if each.dtype.kind == "i" else each
+            return steps.upload(wrapped, INT64)
+        return self._index(steps, each, n, axis, mode, way)[0]
+
+
+def _basic(item: Any) -> Any:
+    """What an item of a key leaves for arrays to choose from."""
+    if isinstance(item, Inside) and item.new:
+        return None
+    return slice(None) if is_array(item) else item

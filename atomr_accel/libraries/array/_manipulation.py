@@ -1,0 +1,759 @@
+"""``device.array``'s functions that put elements into other places."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+
+from ..._dtypes import as_dtype
+from ...expressions import Operand, broadcast, cast, constant, index
+from ...expressions._promotion import common
+from .._op import D, op
+from .._request import Request
+from ._choosing import INT64, read_number
+from ._creation import Number, _number
+from ._keys import Chosen, gather
+from ._sorting import scanned
+from ._steps import ArrayPart, Steps, target_of
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ...expressions import Value
+    from ...memory import GpuRef
+
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
+
+_PAD_MODES: Final = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+class Manipulation(ArrayPart[D]):
+    """Joining, repeating and turning arrays, and elementwise functions with names."""
+
+    # --- elementwise ------------------------------------------------------------------------
+
+    @op
+    def astype(
+        self, x: Operand, dtype: DTypeLike, casting: Casting = "unsafe", *, copy: bool = True
+    ) -> Request[GpuRef]:
+        """The same with another dtype; as ``numpy.ndarray.astype``.
+
+        Args:
+            x: a ref or an expression.
+            dtype: the other one.
+            casting: which conversions are allowed.
+            copy: whether it is a copy also if the dtype is the same.
+
+        Raises:
+            TypeError: a conversion that ``casting`` does not allow.
+        """
+        given, kind = self._operand(x), as_dtype(dtype)
+        if not np.can_cast(given.dtype, kind, casting):
+            raise TypeError(
+                f"Cannot cast array data from {given.dtype!r} to {kind!r} according to the rule "
+                f"'{casting}'"
+            )
+        if given.dtype is kind:
+            return self._several("astype", lambda steps: _same(steps, given, copy=copy))
+        return self._evaluated(cast(given, kind))
+
+    @op
+    def ascontiguousarray(self, a: Operand, dtype: DTypeLike | None = None) -> Request[GpuRef]:
+        """The same, C-contiguous; as ``numpy.ascontiguousarray``.
+
+        Args:
+            a: a ref or an expression.
+            dtype: another dtype.
+
+        Returns:
+            ``a`` itself, if it is that.
+        """
+        given = self._operand(a, "a")
+        kind = given.dtype if dtype is None else as_dtype(dtype)
+
+        def build(steps: Steps) -> GpuRef:
+            ref = steps.contiguous(steps.cast(steps.ref(given, "a"), kind))
+            return ref if ref.ndim else ref.reshape(1)
+
+        return self._several("ascontiguousarray", build)
+
+    @op
+    def where(
+        self, condition: Value, x: Value, y: Value, /, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
+        """Elements of one array or another; as ``numpy.where`` with three arguments.
+
+        Args:
+            condition: which; what is not zero is true.
+            x: taken where it holds.
+            y: taken elsewhere.
+            out: where the result goes.
+
+        Raises:
+            TypeError: none of them is on the device.
+            ValueError: shapes that do not fit.
+        """
+        return self._evaluated(self._made(np.where, condition, x, y), out)
+
+    @op
+    def clip(
+        self,
+        a: Operand,
+        a_min: Value | None = None,
+        a_max: Value | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Elements within bounds; as ``numpy.clip``.
+
+        Args:
+            a: a ref or an expression.
+            a_min: the least.
+            a_max: the largest.
+            out: where the result goes; may be ``a``.
+        """
+        return self._evaluated(self._made(np.clip, self._operand(a, "a"), a_min, a_max), out)
+
+    @op
+    def round(self, a: Operand, decimals: int = 0, out: GpuRef | None = None) -> Request[GpuRef]:
+        """Rounded to so many digits, halves to even; as ``numpy.round``.
+
+        Args:
+            a: a ref or an expression.
+            decimals: digits behind the point; negative ones are before it.
+            out: where the result goes; may be ``a``.
+
+        Raises:
+            TypeError: complex numbers.
+        """
+        made = self._made(np.round, self._operand(a, "a"), operator.index(decimals))
+        return self._several("round", lambda steps: _copied(steps, made, out))
+
+    @op
+    def isclose(
+        self,
+        a: Value,
+        b: Value,
+        rtol: Value = 1.0e-5,
+        atol: Value = 1.0e-8,
+        equal_nan: bool = False,
+    ) -> Request[GpuRef]:
+        """Whether elements are nearly equal; as ``numpy.isclose``.
+
+        Args:
+            a: one.
+            b: the other, which ``rtol`` is relative to.
+            rtol: how far they may be apart, as a part of ``b``.
+            atol: how far beside.
+            equal_nan: whether NaN are equal.
+        """
+        return self._evaluated(self._made(np.isclose, a, b, rtol, atol, equal_nan))
+
+    def _made(self, function: Any, *args: Any) -> Operand:
+        """An expression of NumPy's function."""
+        if not any(isinstance(arg, Operand) for arg in args):
+            raise TypeError(
+                f"{function.__name__} is computed of refs and expressions, and none of the "
+                "arguments is one; put it on the device first: await device.put(array)"
+            )
+        made: Operand = function(*args)
+        return made
+
+    # --- joining ----------------------------------------------------------------------------
+
+    @op
+    def concatenate(
+        self,
+        arrays: Sequence[GpuRef],
+        axis: int | None = 0,
+        out: GpuRef | None = None,
+        *,
+        dtype: DTypeLike | None = None,
+        casting: Casting = "same_kind",
+    ) -> Request[GpuRef]:
+        """Arrays one behind the other; as ``numpy.concatenate``.
+
+        Args:
+            arrays: refs, any views.
+            axis: along which; None flattens them first.
+            out: where the result goes.
+            dtype: of the result; by default the common one.
+            casting: which conversions are allowed.
+
+        Raises:
+            ValueError: no arrays, or shapes that do not fit.
+            TypeError: a conversion that ``casting`` does not allow.
+        """
+        refs = self._refs(arrays)
+        if not refs:
+            raise ValueError("need at least one array to concatenate")
+        return self._joined("concatenate", refs, axis, out, dtype, casting)
+
+    @op
+    def stack(
+        self,
+        arrays: Sequence[GpuRef],
+        axis: int = 0,
+        out: GpuRef | None = None,
+        *,
+        dtype: DTypeLike | None = None,
+        casting: Casting = "same_kind",
+    ) -> Request[GpuRef]:
+        """Arrays side by side along a new axis; as ``numpy.stack``.
+
+        Args:
+            arrays: refs of one shape.
+            axis: the new one.
+            out: where the result goes.
+            dtype: of the result.
+            casting: which conversions are allowed.
+
+        Raises:
+            ValueError: no arrays, or several shapes.
+        """
+        refs = self._refs(arrays)
+        if not refs:
+            raise ValueError("need at least one array to stack")
+        if len({ref.shape for ref in refs}) > 1:
+            raise ValueError("all input arrays must have the same shape")
+        at = normalize_axis_index(axis, refs[0].ndim + 1)
+        key = (*[slice(None)] * at, None)
+        return self._joined("stack", [ref[key] for ref in refs], at, out, dtype, casting)
+
+    @op
+    def vstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
+        """Arrays one below the other; as ``numpy.vstack``. Errors are those of ``concatenate``."""
+        refs = [_at_least_2d(ref) for ref in self._refs(tup, "tup")]
+        if not refs:
+            raise ValueError("need at least one array to concatenate")
+        return self._joined("vstack", refs, 0, None, dtype, "same_kind")
+
+    @op
+    def hstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
+        """Arrays beside each other; as ``numpy.hstack``. Errors are those of ``concatenate``."""
+        refs = [ref if ref.ndim else ref.reshape(1) for ref in self._refs(tup, "tup")]
+        if not refs:
+            raise ValueError("need at least one array to concatenate")
+        return self._joined("hstack", refs, int(refs[0].ndim > 1), None, dtype, "same_kind")
+
+    def _joined(
+        self,
+        name: str,
+        refs: list[GpuRef],
+        axis: int | None,
+        out: GpuRef | None,
+        dtype: DTypeLike | None,
+        casting: Casting,
+    ) -> Request[GpuRef]:
+        if out is not None and dtype is not None:
+            raise TypeError(f"{name}() only takes `out` or `dtype` as an argument, but both were")
+        kind = common(tuple(ref.dtype for ref in refs)) if dtype is None else as_dtype(dtype)
+        result = kind if out is None else self._ref(out, "out").dtype
+        for ref in refs:
+            if not np.can_cast(ref.dtype, result, casting):
+                raise TypeError(
+                    f"Cannot cast array data from {ref.dtype!r} to {result!r} according to the "
+                    f"rule '{casting}'"
+                )
+        first = refs[0]
+        if axis is None:
+            shape: tuple[int, ...] = (sum(ref.size for ref in refs),)
+            at = 0
+        else:
+            if not first.ndim:
+                raise ValueError("zero-dimensional arrays cannot be concatenated")
+            at = normalize_axis_index(axis, first.ndim)
+            for number, ref in enumerate(refs):
+                _require_joinable(first, ref, at, number)
+            length = sum(ref.shape[at] for ref in refs)
+            shape = (*first.shape[:at], length, *first.shape[at + 1 :])
+
+        def build(steps: Steps) -> GpuRef:
+            named = [(f"arrays[{number}]", ref) for number, ref in enumerate(refs)]
+            made = target_of(steps, out, shape, result, named, op=name)
+            start, pairs = 0, []
+            for number, ref in enumerate(refs):
+                seen = steps.ref(ref, f"arrays[{number}]")
+                if axis is None:
+                    seen = steps.flat(seen)
+                end = start + seen.shape[at]
+                pairs.append((seen, made[(*[slice(None)] * at, slice(start, end))]))
+                start = end
+            steps.assign(*pairs)
+            return made
+
+        return self._several(name, build)
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def split(
+        self, ary: GpuRef, indices_or_sections: int | Sequence[int], axis: int = 0
+    ) -> list[GpuRef]:
+        """Parts of an array, as views; as ``numpy.split``. It is not awaited.
+
+        Args:
+            ary: what is divided.
+            indices_or_sections: how many parts of equal size, or where parts end.
+            axis: along which.
+
+        Raises:
+            ValueError: parts that would not be equal.
+        """
+        sections = indices_or_sections
+        size = self._ref(ary, "ary").shape[normalize_axis_index(axis, ary.ndim)]
+        if isinstance(sections, SupportsIndex) and size % operator.index(sections):
+            raise ValueError("array split does not result in an equal division")
+        return self.array_split(ary, sections, axis)
+
+    def array_split(
+        self, ary: GpuRef, indices_or_sections: int | Sequence[int], axis: int = 0
+    ) -> list[GpuRef]:
+        """Parts of an array, as views; as ``numpy.array_split``. It is not awaited.
+
+        Args:
+            ary: what is divided.
+            indices_or_sections: how many parts, or where parts end.
+            axis: along which.
+
+        Raises:
+            ValueError: not even one part.
+        """
+        at = normalize_axis_index(axis, self._ref(ary, "ary").ndim)
+        size = ary.shape[at]
+        if isinstance(indices_or_sections, SupportsIndex):
+            count = operator.index(indices_or_sections)
+            if count <= 0:
+                raise ValueError("number sections must be larger than 0.")
+            each, more = divmod(size, count)
+            ends = [0, *np.cumsum([each + 1] * more + [each] * (count - more)).tolist()]
+        else:
+            ends = [0, *map(operator.index, indices_or_sections), size]
+        key = [slice(None)] * at
+        return [ary[(*key, slice(start, end))] for start, end in pairwise(ends)]
+
+    def flip(self, m: GpuRef, axis: int | tuple[int, ...] | None = None) -> GpuRef:
+        """With elements in reverse order, as a view; as ``numpy.flip``. It is not awaited.
+
+        Args:
+            m: an array.
+            axis: along which; all by default.
+        """
+        ref = self._ref(m, "m")
+        axes = range(ref.ndim) if axis is None else normalize_axis_tuple(axis, ref.ndim)
+        back = slice(None, None, -1)
+        return ref[tuple(back if at in axes else slice(None) for at in range(ref.ndim))]
+
+    def fliplr(self, m: GpuRef) -> GpuRef:
+        """Columns in reverse order, as a view; as ``numpy.fliplr``. It is not awaited."""
+        if self._ref(m, "m").ndim < 2:
+            raise ValueError("Input must be >= 2-d.")
+        return self.flip(m, 1)
+
+    def flipud(self, m: GpuRef) -> GpuRef:
+        """Rows in reverse order, as a view; as ``numpy.flipud``. It is not awaited."""
+        if self._ref(m, "m").ndim < 1:
+            raise ValueError("Input must be >= 1-d.")
+        return self.flip(m, 0)
+
+    def rot90(self, m: GpuRef, k: int = 1, axes: tuple[int, int] = (0, 1)) -> GpuRef:
+        """Turned by right angles, as a view; as ``numpy.rot90``. It is not awaited.
+
+        Args:
+            m: an array.
+            k: how many right angles.
+            axes: from the first towards the second.
+
+        Raises:
+            ValueError: axes that are not two different ones.
+        """
+        ref = self._ref(m, "m")
+        if len(axes) != 2:
+            raise ValueError("len(axes) must be 2.")
+        one, other = (normalize_axis_index(axis, ref.ndim) for axis in axes)
+        if one == other:
+            raise ValueError("Axes must be different.")
+        match k % 4:
+            case 1:
+                return self.flip(ref, other).swapaxes(one, other)
+            case 2:
+                return self.flip(ref, (one, other))
+            case 3:
+                return self.flip(ref.swapaxes(one, other), other)
+        return ref
+
+    # --- copies in other places -------------------------------------------------------------
+
+    @op
+    def repeat(
+        self,
+        a: GpuRef,
+        repeats: SupportsIndex | Sequence[int] | Operand,
+        axis: int | None = None,
+    ) -> Request[GpuRef]:
+        """Each element several times; as ``numpy.repeat``.
+
+        Args:
+            a: an array.
+            repeats: how often: one number, or one for each element of the axis; on the device,
+                too.
+            axis: along which; None flattens it first.
+
+        Raises:
+            ValueError: a negative number, or others than there are elements.
+            TypeError: no whole numbers.
+            Unsupported: several numbers on the device, in a batch or a recording, as only the
+                device knows how large the result is; several numbers, and CUB is not installed.
+        """
+        ref = self._ref(a, "a")
+        at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
+        n = ref.size if axis is None else ref.shape[at]
+        if isinstance(repeats, Operand):
+            return self._repeated(ref, repeats, at, n, flat=axis is None)
+        if isinstance(repeats, Sequence):
+            counts = np.array([_whole(each, "repeats") for each in repeats], np.int64)
+            if (counts < 0).any():
+                raise ValueError("repeats may not contain negative values.")
+            if len(counts) != 1:
+                return self._repeated(ref, counts, at, n, flat=axis is None)
+            repeats = int(counts[0])
+        times = _whole(repeats, "repeats")
+        if times < 0:
+            raise ValueError("repeats may not contain negative values.")
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "a")
+            if axis is None:
+                source = steps.flat(source)
+            shape = source.shape
+            made = steps.output((*shape[:at], shape[at] * times, *shape[at + 1 :]), ref.dtype)
+            split = made.reshape(*shape[: at + 1], times, *shape[at + 1 :])
+            seen = source[(*[slice(None)] * (at + 1), None)]
+            steps.assign((seen.broadcast_to(split.shape), split))
+            return made
+
+        return self._several("repeat", build)
+
+    def _repeated(
+        self,
+        ref: GpuRef,
+        counts: Operand | np.ndarray[Any, np.dtype[Any]],
+        axis: int,
+        n: int,
+        *,
+        flat: bool,
+    ) -> Request[GpuRef]:
+        """Each element as often as its own number says."""
+        if counts.dtype.kind not in "biu":
+            raise TypeError(
+                f"Cannot cast array data from {counts.dtype!r} to dtype('int64') according to the "
+                "rule 'safe'"
+            )
+        size = math.prod(counts.shape)
+        if len(counts.shape) > 1 or size not in (1, n):
+            raise ValueError(
+                f"operands could not be broadcast together with shape ({n},) ({size},)"
+            )
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.flat(steps.ref(ref, "a")) if flat else steps.ref(ref, "a")
+            if isinstance(counts, np.ndarray):
+                total = int(counts.sum())
+                ends = steps.upload(np.cumsum(counts), INT64)
+            else:
+                total = 0
+                if n:
+                    wide = cast(counts, INT64)
+                    least = steps.driver.perform(read_number(self._cub, wide.min(), "repeat"))
+                    if least is not None and least < 0:
+                        raise ValueError("repeats may not contain negative values.")
+                    wide = broadcast(wide, (n,))
+                    total = steps.driver.perform(read_number(self._cub, wide.sum(), "repeat")) or 0
+                    sums = steps.evaluate(wide)
+                    ends = scanned(steps, "add", sums, deterministic=False)
+            shape = (*source.shape[:axis], total, *source.shape[axis + 1 :])
+            made = steps.output(shape, ref.dtype)
+            if total:
+                at = steps.evaluate(index((total,), 0))
+                positions = steps.do(steps.cub.upper_bound(ends, at))
+                gather(steps, Chosen(source, [(positions, axis)], (total,), axis), made, "clip")
+            return made
+
+        return self._several("repeat", build)
+
+    @op
+    def tile(
+        self,
+        A: GpuRef,  # noqa: N803 - NumPy's name
+        reps: SupportsIndex | Sequence[SupportsIndex],
+    ) -> Request[GpuRef]:
+        """The array several times along its axes; as ``numpy.tile``.
+
+        Args:
+            A: an array.
+            reps: how often along each axis.
+
+        Raises:
+            ValueError: a negative number.
+        """
+        ref = self._ref(A, "A")
+        given = (reps,) if isinstance(reps, SupportsIndex) else tuple(reps)
+        times = tuple(_whole(each, "reps") for each in given)
+        if any(each < 0 for each in times):
+            raise ValueError("negative dimensions are not allowed")
+        ndim = max(ref.ndim, len(times))
+        times = (1,) * (ndim - len(times)) + times
+        shape = (1,) * (ndim - ref.ndim) + ref.shape
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "A")[(*[None] * (ndim - ref.ndim), ...)]
+            made = steps.output(
+                tuple(n * count for n, count in zip(shape, times, strict=True)), ref.dtype
+            )
+            pairs = tuple(each for pair in zip(times, shape, strict=True) for each in pair)
+            key = tuple(each for _ in range(ndim) for each in (None, slice(None)))
+            steps.assign((source[key].broadcast_to(pairs), made.reshape(pairs)))
+            return made
+
+        return self._several("tile", build)
+
+    @op
+    def roll(
+        self,
+        a: GpuRef,
+        shift: SupportsIndex | tuple[SupportsIndex, ...],
+        axis: int | tuple[int, ...] | None = None,
+    ) -> Request[GpuRef]:
+        """Elements moved along axes, from the end to the beginning; as ``numpy.roll``.
+
+        Args:
+            a: an array.
+            shift: by how many places, one number for each axis.
+            axis: along which; None flattens it meanwhile.
+
+        Raises:
+            ValueError: other numbers of shifts and axes.
+        """
+        ref = self._ref(a, "a")
+        shifts = shift if isinstance(shift, tuple) else (shift,)
+        if axis is None:
+            moves = {0: sum(_whole(each, "shift") for each in shifts)}
+            flat_shape: tuple[int, ...] = (ref.size,)
+        else:
+            axes = normalize_axis_tuple(axis, ref.ndim, allow_duplicate=True)
+            if len(shifts) > 1 and len(axes) > 1 and len(shifts) != len(axes):
+                raise ValueError("shape mismatch: objects cannot be broadcast to a single shape")
+            moves = dict.fromkeys(range(ref.ndim), 0)
+            count = max(len(shifts), len(axes))
+            for at in range(count):
+                each = shifts[at % len(shifts)]
+                moves[axes[at % len(axes)]] += _whole(each, "shift")
+            flat_shape = ref.shape
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "a")
+            made = steps.output(ref.shape, ref.dtype)
+            if not ref.size:
+                return made
+            if axis is None:
+                source = steps.flat(source)
+            steps.assign(*_rolled(source, made.reshape(flat_shape), moves))
+            return made
+
+        return self._several("roll", build)
+
+    @op
+    def pad(
+        self,
+        array: GpuRef,
+        pad_width: int | Sequence[int] | Sequence[Sequence[int]],
+        mode: PadMode = "constant",
+        *,
+        constant_values: Number = 0,
+    ) -> Request[GpuRef]:
+        """With further elements around it; as ``numpy.pad``.
+
+        Args:
+            array: an array.
+            pad_width: how many, before and behind each axis; one number, one pair, or a pair
+                for each axis.
+            mode: what they are: ``"constant"``, ``"edge"``, ``"reflect"``, ``"symmetric"`` or
+                ``"wrap"``.
+            constant_values: what they are with ``"constant"``.
+
+        Raises:
+            ValueError: negative widths, or an axis without elements that has none to repeat.
+            TypeError: widths that are no whole numbers.
+        """
+        ref = self._ref(array, "array")
+        if mode not in _PAD_MODES:
+            raise ValueError(f"mode '{mode}' is not supported; there are {', '.join(_PAD_MODES)}")
+        widths = _widths(pad_width, ref.ndim)
+        value = _number(constant_values, "constant_values")
+        filler = constant(value, ref.dtype) if mode == "constant" else None
+        if mode != "constant":
+            for at, (n, width) in enumerate(zip(ref.shape, widths, strict=True)):
+                if not n and any(width):
+                    raise ValueError(
+                        f"can't extend empty axis {at} using modes other than 'constant' or 'empty'"
+                    )
+        shape = tuple(
+            before + n + behind for n, (before, behind) in zip(ref.shape, widths, strict=True)
+        )
+
+        def build(steps: Steps) -> GpuRef:
+            source = steps.ref(ref, "array")
+            made = steps.output(shape, ref.dtype)
+            inside = tuple(
+                slice(before, before + n) for n, (before, _) in zip(ref.shape, widths, strict=True)
+            )
+            if filler is not None and shape != ref.shape:
+                one = steps.evaluate(filler)
+                pairs = [(one.broadcast_to(part.shape), part) for part in _around(made, inside)]
+                steps.assign((source, made[inside]), *pairs)
+                return made
+            steps.assign((source, made[inside]))
+            for axis, (before, behind) in enumerate(widths):
+                # Axes before this one are whole already; those behind it come later.
+                key = (*[slice(None)] * axis, slice(None), *inside[axis + 1 :])
+                whole = made[key]
+                n = ref.shape[axis]
+                pairs = []
+                for target, of, length, step in _runs(n, before, behind, mode):
+                    start, first = target + before, of + before
+                    to = whole[(*[slice(None)] * axis, slice(start, start + length))]
+                    along = slice(first, first + 1) if not step else slice(first, first + length)
+                    if step < 0:
+                        along = slice(first - length + 1, first + 1)
+                    piece = whole[(*[slice(None)] * axis, along)]
+                    if step < 0:
+                        piece = piece[(*[slice(None)] * axis, slice(None, None, -1))]
+                    pairs.append((piece.broadcast_to(to.shape), to))
+                steps.assign(*pairs)
+            return made
+
+        return self._several("pad", build)
+
+
+def _same(steps: Steps, x: Operand, *, copy: bool) -> GpuRef:
+    ref = steps.ref(x)
+    if not copy or ref is not x:
+        return ref
+    made = steps.output(ref.shape, ref.dtype)
+    steps.assign((ref, made))
+    return made
+
+
+def _copied(steps: Steps, x: Operand, out: GpuRef | None) -> GpuRef:
+    """A result that is no part of what was given."""
+    return steps.evaluate(x, out)
+
+
+def _whole(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be whole numbers of the program's, not {value!r}") from None
+
+
+def _at_least_2d(ref: GpuRef) -> GpuRef:
+    return ref if ref.ndim > 1 else ref[None] if ref.ndim else ref.reshape(1, 1)
+
+
+def _require_joinable(first: GpuRef, other: GpuRef, axis: int, number: int) -> None:
+    if other.ndim != first.ndim:
+        raise ValueError(
+            "all the input arrays must have same number of dimensions, but the array at index 0 "
+            f"has {first.ndim} dimension(s) and the array at index {number} has {other.ndim} "
+            "dimension(s)"
+        )
+    for at, (n, m) in enumerate(zip(first.shape, other.shape, strict=True)):
+        if at != axis and n != m:
+            raise ValueError(
+                "all the input array dimensions except for the concatenation axis must match "
+                f"exactly, but along dimension {at}, the array at index 0 has size {n} and the "
+                f"array at index {number} has size {m}"
+            )
+
+
+def _rolled(
+    source: GpuRef, target: GpuRef, moves: dict[int, int]
+) -> Iterator[tuple[GpuRef, GpuRef]]:
+    """The parts of an array, and where they go."""
+    pairs = [(source, target)]
+    for axis, move in moves.items():
+        n = source.shape[axis]
+        by = move % n
+        if not by:
+            continue
+        key = (slice(None),) * axis
+        pairs = [
+            part
+            for of, to in pairs
+            for part in (
+                (of[(*key, slice(n - by))], to[(*key, slice(by, None))]),
+                (of[(*key, slice(n - by, None))], to[(*key, slice(by))]),
+            )
+        ]
+    yield from pairs
+
+
+def _around(made: GpuRef, inside: tuple[slice, ...]) -> Iterator[GpuRef]:
+    """The parts of an array that are outside of one in its middle."""
+    for axis, part in enumerate(inside):
+        key = (*[slice(None)] * axis, slice(0, part.start))
+        behind = (*[slice(None)] * axis, slice(part.stop, None))
+        for each in (made[key], made[behind]):
+            if each.size:
+                yield each
+        made = made[(*[slice(None)] * axis, part)]
+
+
+def _widths(given: Any, ndim: int) -> list[tuple[int, int]]:
+    """How many elements come before and behind each axis."""
+    array = np.asarray(given)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError("`pad_width` must be of integral type.")
+    if array.size and array.min() < 0:
+        raise ValueError("index can't contain negative values")
+    try:
+        pairs = np.broadcast_to(array, (ndim, 2))
+    except ValueError:
+        raise ValueError(
+            f"operands could not be broadcast together with remapped shapes [original->remapped]: "
+            f"{array.shape} and requested shape ({ndim}, 2)"
+        ) from None
+    return [(int(before), int(behind)) for before, behind in pairs]
+
+
+def _runs(n: int, before: int, behind: int, mode: PadMode) -> Iterator[tuple[int, int, int, int]]:
+    """What the elements around an axis are copies of.
+
+    Yields:
+        Where a run of them begins, where that begins which it is a copy of, how long it is, and
+        the step there: 1, -1, or 0 for one element that repeats.
+    """
+    for start, end in ((-before, 0), (n, n + behind)):
+        at = start
+        if at == end:
+            continue
+        if mode == "edge" or n == 1:
+            yield at, (0 if at < 0 else n - 1), end - at, 0
+            continue
+        period = {"wrap": n, "symmetric": 2 * n, "reflect": 2 * (n - 1)}[mode]
+        turn = n - 1 if mode == "reflect" else n
+        while at < end:
+            place = at % period
+            if place < turn:
+                of, step, length = place, 1, turn - place
+            else:
+                of, step, length = 2 * turn - place, -1, period - place
+                of -= mode == "symmetric"
+            length = min(length, end - at)
+            yield at, of, length, step
+            at += length

@@ -1,0 +1,405 @@
+"""``device.array``'s reductions: expressions that are computed at once."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...expressions import Operand, constant
+from ...expressions._expression import ufunc
+from ...expressions._expression import where as choose
+from .._op import D, op
+from .._request import Request
+from ._steps import ArrayPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import DTypeLike
+
+    from ...expressions import Number, Value
+    from ...memory import GpuRef
+
+Axis = int | tuple[int, ...] | None
+
+
+class Reductions(ArrayPart[D]):
+    """Sums, extremes and their like along any axes.
+
+    They are those of expressions, and take expressions, too: ``device.array.sum(x * y)`` is one
+    kernel. ``out`` takes results that cast to its dtype without another kind.
+    """
+
+    def _reduced(
+        self, function: Callable[..., Any], a: Operand, out: GpuRef | None, /, **options: Any
+    ) -> Request[GpuRef]:
+        given = self._operand(a, "a")
+        return self._evaluated(function(given, **options), out)
+
+    @op
+    def sum(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        initial: Number | None = None,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """Sums; as ``numpy.sum``. Those of floats of 16 bits and less are made in float32.
+
+        Args:
+            a: a ref or an expression.
+            axis: along which axes; all by default.
+            dtype: what it is computed in, and of the result.
+            out: where the result goes.
+            keepdims: whether these axes stay, with one element.
+            initial: what is added beside.
+            where: which elements count.
+
+        Raises:
+            numpy.exceptions.AxisError: no such axis.
+        """
+        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
+        return self._reduced(np.sum, a, out, initial=initial, **options)
+
+    @op
+    def prod(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        initial: Number | None = None,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """Products; as ``numpy.prod``. Arguments and errors are those of ``sum``."""
+        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
+        return self._reduced(np.prod, a, out, initial=initial, **options)
+
+    @op
+    def max(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        initial: Number | None = None,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """The largest elements, NaN where there is one; as ``numpy.max``.
+
+        Args:
+            a: a ref or an expression.
+            axis: along which axes; all by default.
+            out: where the result goes.
+            keepdims: whether these axes stay, with one element.
+            initial: what counts beside.
+            where: which elements count; needs ``initial``.
+
+        Raises:
+            ValueError: no elements, and no ``initial``.
+        """
+        return self._reduced(
+            np.max, a, out, axis=axis, keepdims=keepdims, initial=initial, where=where
+        )
+
+    @op
+    def min(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        initial: Number | None = None,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """The smallest elements, NaN where there is one; as ``numpy.min``, and as ``max``."""
+        return self._reduced(
+            np.min, a, out, axis=axis, keepdims=keepdims, initial=initial, where=where
+        )
+
+    @op
+    def ptp(
+        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
+    ) -> Request[GpuRef]:
+        """From the smallest element to the largest; as ``numpy.ptp``. Errors as ``max``."""
+        return self._reduced(np.ptp, a, out, axis=axis, keepdims=keepdims)
+
+    @op
+    def mean(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        *,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """Means; as ``numpy.mean``. Those of floats of 16 bits and less are made in float32.
+
+        Args:
+            a: a ref or an expression.
+            axis: along which axes; all by default.
+            dtype: what it is computed in.
+            out: where the result goes.
+            keepdims: whether these axes stay, with one element.
+            where: which elements count.
+        """
+        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
+        return self._reduced(np.mean, a, out, **options)
+
+    @op
+    def var(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        *,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """Variances; as ``numpy.var``.
+
+        Args:
+            a: a ref or an expression.
+            axis: along which axes; all by default.
+            dtype: what it is computed in.
+            out: where the result goes.
+            ddof: by how much the number of elements is less where it divides.
+            keepdims: whether these axes stay, with one element.
+            where: which elements count.
+        """
+        options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": where}
+        return self._reduced(np.var, a, out, axis=axis, **options)
+
+    @op
+    def std(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        *,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """Standard deviations; as ``numpy.std``. Arguments are those of ``var``."""
+        options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": where}
+        return self._reduced(np.std, a, out, axis=axis, **options)
+
+    @op
+    def any(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        *,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """Whether any element is not zero; as ``numpy.any``.
+
+        Args:
+            a: a ref or an expression.
+            axis: along which axes; all by default.
+            out: where the result goes.
+            keepdims: whether these axes stay, with one element.
+            where: which elements count.
+        """
+        return self._reduced(np.any, a, out, axis=axis, keepdims=keepdims, where=where)
+
+    @op
+    def all(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+        *,
+        where: Value = True,
+    ) -> Request[GpuRef]:
+        """Whether no element is zero; as ``numpy.all``. Arguments are those of ``any``."""
+        return self._reduced(np.all, a, out, axis=axis, keepdims=keepdims, where=where)
+
+    @op
+    def count_nonzero(
+        self, a: Operand, axis: Axis = None, *, keepdims: bool = False
+    ) -> Request[GpuRef]:
+        """How many elements are not zero, int64; as ``numpy.count_nonzero``."""
+        return self._reduced(np.count_nonzero, a, None, axis=axis, keepdims=keepdims)
+
+    @op
+    def argmax(
+        self,
+        a: Operand,
+        axis: int | None = None,
+        out: GpuRef | None = None,
+        *,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Where the largest element is, int64; as ``numpy.argmax``.
+
+        Args:
+            a: a ref or an expression.
+            axis: along which; all elements count as one row by default.
+            out: where the result goes.
+            keepdims: whether the axis stays, with one element.
+
+        Raises:
+            ValueError: no elements.
+        """
+        return self._reduced(np.argmax, a, out, axis=axis, keepdims=keepdims)
+
+    @op
+    def argmin(
+        self,
+        a: Operand,
+        axis: int | None = None,
+        out: GpuRef | None = None,
+        *,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Where the smallest element is, int64; as ``numpy.argmin``. Arguments as ``argmax``."""
+        return self._reduced(np.argmin, a, out, axis=axis, keepdims=keepdims)
+
+    @op
+    def norm(
+        self,
+        x: Operand,
+        ord: float | str | None = None,  # noqa: A002 - NumPy's name
+        axis: Axis = None,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Norms of vectors; as ``numpy.linalg.norm``.
+
+        Args:
+            x: a ref or an expression.
+            ord: which one; by default the root of the sum of squares.
+            axis: along which axes.
+            keepdims: whether these stay, with one element.
+
+        Raises:
+            TypeError: a norm of matrices other than ``"fro"``.
+        """
+        function: Any = np.linalg.norm
+        return self._evaluated(function(self._operand(x), ord, axis, keepdims))
+
+    # --- without NaN ------------------------------------------------------------------------
+
+    @op
+    def nansum(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Sums without NaN; as ``numpy.nansum``, and as ``sum``."""
+        return self._reduced(np.nansum, a, out, axis=axis, dtype=dtype, keepdims=keepdims)
+
+    @op
+    def nanprod(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Products without NaN; as ``numpy.nanprod``, and as ``sum``."""
+        return self._reduced(np.nanprod, a, out, axis=axis, dtype=dtype, keepdims=keepdims)
+
+    @op
+    def nanmax(
+        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
+    ) -> Request[GpuRef]:
+        """The largest that are not NaN; as ``numpy.nanmax``, and as ``max``."""
+        return self._reduced(np.nanmax, a, out, axis=axis, keepdims=keepdims)
+
+    @op
+    def nanmin(
+        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
+    ) -> Request[GpuRef]:
+        """The smallest that are not NaN; as ``numpy.nanmin``, and as ``max``."""
+        return self._reduced(np.nanmin, a, out, axis=axis, keepdims=keepdims)
+
+    @op
+    def nanmean(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Means of what is not NaN; as ``numpy.nanmean``, and as ``mean``."""
+        return self._reduced(
+            np.mean, a, out, axis=axis, dtype=dtype, keepdims=keepdims, where=_not_nan(a)
+        )
+
+    @op
+    def nanvar(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Variances of what is not NaN; as ``numpy.nanvar``, and as ``var``."""
+        options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
+        return self._reduced(np.var, a, out, axis=axis, **options)
+
+    @op
+    def nanstd(
+        self,
+        a: Operand,
+        axis: Axis = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+    ) -> Request[GpuRef]:
+        """Standard deviations of what is not NaN; as ``numpy.nanstd``, and as ``var``."""
+        options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
+        return self._reduced(np.std, a, out, axis=axis, **options)
+
+    @op
+    def nanargmax(
+        self, a: Operand, axis: int | None = None, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
+        """Where the largest is that is not NaN; as ``numpy.nanargmax``.
+
+        Rows of nothing else, which are an error in NumPy, give the first element's index.
+        """
+        return self._reduced(np.argmax, _instead_of_nan(a, -math.inf), out, axis=axis)
+
+    @op
+    def nanargmin(
+        self, a: Operand, axis: int | None = None, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
+        """Where the smallest is that is not NaN; as ``numpy.nanargmin``, and as ``nanargmax``."""
+        return self._reduced(np.argmin, _instead_of_nan(a, math.inf), out, axis=axis)
+
+
+def _not_nan(a: Any) -> Any:
+    if not isinstance(a, Operand) or a.dtype.kind not in "fcV":
+        return True
+    return ~ufunc("isnan", a)
+
+
+def _instead_of_nan(a: Any, value: float) -> Any:
+    if not isinstance(a, Operand) or a.dtype.kind not in "fV":
+        return a
+    return choose(ufunc("isnan", a), constant(value, a.dtype), a)

@@ -1,0 +1,574 @@
+"""``device.array``'s functions that sort, search and count."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from ..._dtypes import NAMES, as_dtype
+from ...expressions import Operand, cast, constant, index
+from ...expressions._expression import broadcast_constant, ufunc, where
+from ...expressions._promotion import FLOAT32, common, reduced
+from .._op import D, op
+from .._request import Request
+from ._choosing import INT64, choose, where_set
+from ._keys import Chosen, taken
+from ._steps import ArrayPart, Steps, target_of
+from .wire._indexing import Scan
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from ...memory import GpuRef
+
+_FLOAT64: Final = as_dtype(np.float64)
+_LONG: Final = 1 << 16
+"""Rows beyond that are scanned in parts."""
+_PART: Final = 1 << 12
+_FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
+
+SortKind = Literal["quicksort", "mergesort", "heapsort", "stable"]
+
+
+class Sorting(ArrayPart[D]):
+    """Sorting, searching and counting, mostly by CUB.
+
+    NaN are behind all others, as in NumPy. Complex numbers have an order in one row. Rows of an
+    array with several are sorted as segments, which recordings cannot have.
+    """
+
+    @op
+    def sort(
+        self,
+        a: Operand,
+        axis: int | None = -1,
+        kind: SortKind | None = None,
+        *,
+        descending: bool = False,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Sorted along an axis; as ``numpy.sort``.
+
+        Args:
+            a: a ref or an expression, of real numbers; complex ones in one row.
+            axis: along which; None flattens it first.
+            kind: as in NumPy; every one is stable here.
+            descending: whether the largest comes first, NaN before it.
+            out: where the result goes.
+
+        Raises:
+            TypeError: a dtype without an order.
+            Unsupported: several rows in a recording; CUB is not installed.
+        """
+        _require_kind(kind)
+        return self._sorted("sort", a, axis, descending, out, order=False)
+
+    @op
+    def argsort(
+        self,
+        a: Operand,
+        axis: int | None = -1,
+        kind: SortKind | None = None,
+        *,
+        descending: bool = False,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """The indices that sort along an axis, int64; as ``numpy.argsort``, and stable.
+
+        Args:
+            a: as for ``sort``.
+            axis: as for ``sort``.
+            kind: as for ``sort``.
+            descending: as for ``sort``.
+            out: where the result goes.
+
+        Raises:
+            TypeError, Unsupported: as ``sort``.
+        """
+        _require_kind(kind)
+        return self._sorted("argsort", a, axis, descending, out, order=True)
+
+    @op
+    def partition(
+        self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
+    ) -> Request[GpuRef]:
+        """With the ``kth`` smallest in its place; as ``numpy.partition``, but all are sorted.
+
+        Args:
+            a: as for ``sort``.
+            kth: which; one or several.
+            axis: as for ``sort``.
+
+        Raises:
+            ValueError: out of bounds.
+            TypeError, Unsupported: as ``sort``.
+        """
+        _require_kth(self._operand(a, "a"), kth, axis)
+        return self._sorted("partition", a, axis, False, None, order=False)
+
+    @op
+    def argpartition(
+        self, a: Operand, kth: int | Sequence[int], axis: int | None = -1
+    ) -> Request[GpuRef]:
+        """The indices that ``partition``; as ``numpy.argpartition``. Arguments as there."""
+        _require_kth(self._operand(a, "a"), kth, axis)
+        return self._sorted("argpartition", a, axis, False, None, order=True)
+
+    @op
+    def topk(
+        self, x: Operand, k: SupportsIndex, axis: int = -1, *, largest: bool = True
+    ) -> Request[tuple[GpuRef, GpuRef]]:
+        """The largest elements along an axis, in descending order, and where they are.
+
+        Of equal ones the first come first. NaN count as larger than all others.
+
+        Args:
+            x: as for ``sort``.
+            k: how many.
+            axis: along which.
+            largest: whether the largest; otherwise the smallest, in ascending order.
+
+        Returns:
+            Values, and indices, int64.
+
+        Raises:
+            ValueError: more than there are.
+            TypeError, Unsupported: as ``sort``.
+        """
+        given, count = self._operand(x), operator.index(k)
+        at = normalize_axis_index(axis, len(given.shape))
+        if not 0 <= count <= given.shape[at]:
+            raise ValueError(f"k is {count}, but the axis has {given.shape[at]} elements")
+
+        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
+            values, positions = self._rows(steps, given, at, descending=largest, order=True)
+            assert positions is not None
+            made = []
+            for ref in (values, positions):
+                part = steps.cast(ref, given.dtype) if ref is values else ref
+                part = part[..., :count].moveaxis(-1, at)
+                result = steps.output(part.shape, part.dtype)
+                steps.assign((part, result))
+                made.append(result)
+            return made[0], made[1]
+
+        return self._several("topk", build)
+
+    def _sorted(
+        self,
+        name: str,
+        a: Operand,
+        axis: int | None,
+        descending: bool,
+        out: GpuRef | None,
+        *,
+        order: bool,
+    ) -> Request[GpuRef]:
+        given = self._operand(a, "a")
+        shape = given.shape
+        if axis is not None:
+            at = normalize_axis_index(axis, len(shape))
+        dtype = INT64 if order else given.dtype
+
+        def build(steps: Steps) -> GpuRef:
+            if axis is None:
+                source = steps.flat(steps.ref(given, "a"))
+                values, positions = self._rows(steps, source, 0, descending=descending, order=order)
+                made = target_of(steps, out, source.shape, dtype, op=name)
+                seen = made
+            else:
+                values, positions = self._rows(steps, given, at, descending=descending, order=order)
+                last = len(shape) - 1 == at
+                found = values if positions is None else positions
+                if out is None and last and found.dtype is dtype:
+                    return found.reshape(shape)
+                made = target_of(steps, out, shape, dtype, op=name)
+                seen = made.moveaxis(at, -1)
+            found = values if positions is None else positions
+            steps.assign((found.reshape(seen.shape), seen))
+            return made
+
+        return self._several(name, build)
+
+    def _rows(
+        self, steps: Steps, given: Operand, axis: int, *, descending: bool, order: bool
+    ) -> tuple[GpuRef, GpuRef | None]:
+        """Rows along an axis, sorted; and the order, if it is asked for. The axis is last."""
+        ref = steps.ref(given, "a")
+        seen: Operand = ref.moveaxis(axis, -1)
+        dtype = ref.dtype
+        if NAMES[dtype] in _FP8:
+            seen = cast(seen, FLOAT32)
+        if seen.dtype.kind in "fV":  # of which one with a sign would come first
+            seen = where(ufunc("isnan", seen), constant(math.nan, seen.dtype), seen)
+        keys = steps.evaluate(seen)
+        n = keys.shape[-1]
+        rows = keys.size // n if n else 0
+        cub, down = steps.cub, bool(descending)
+        positions: GpuRef | None = None
+        if keys.size == 0:
+            return keys, steps.output(keys.shape, INT64) if order else None
+        if rows == 1:
+            if keys.dtype.kind == "c" and not down:
+                flat = keys.reshape(n)
+                positions = _order_of_complex(steps, flat)
+                values = taken(steps, flat, positions).reshape(keys.shape)
+                return values, positions.reshape(keys.shape) if order else None
+            if not order:
+                return steps.do(cub.sort(keys, descending=down)), None
+            flat = steps.evaluate(index((n,), 0))
+            values, positions = steps.do(cub.sort_pairs(keys.reshape(n), flat, descending=down))
+            return values.reshape(keys.shape), positions.reshape(keys.shape)
+        begins = steps.evaluate(index((rows,), 0) * n)
+        ends = steps.evaluate(begins + n)
+        if not order:
+            return steps.do(cub.segmented_sort(keys, begins, ends, descending=down)), None
+        numbers = steps.evaluate(index(keys.shape, len(keys.shape) - 1))
+        pair: tuple[GpuRef, GpuRef] = steps.do(
+            cub.segmented_sort_pairs(keys, numbers, begins, ends, descending=down)
+        )
+        return pair
+
+    # --- searching --------------------------------------------------------------------------
+
+    @op
+    def searchsorted(
+        self,
+        a: GpuRef,
+        v: Operand,
+        side: Literal["left", "right"] = "left",
+        sorter: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Where elements belong in what is sorted, int64; as ``numpy.searchsorted``.
+
+        Args:
+            a: one dimension, sorted.
+            v: what is looked for.
+            side: before or behind equal ones.
+            sorter: indices that sort ``a``.
+
+        Raises:
+            ValueError: other dimensions, or another ``side``.
+            TypeError: a dtype without an order.
+            Unsupported: CUB is not installed.
+        """
+        ref, given = self._ref(a, "a"), self._operand(v, "v")
+        order = None if sorter is None else self._ref(sorter, "sorter")
+        return self._several("searchsorted", lambda steps: search(steps, ref, given, side, order))
+
+    @op
+    def digitize(self, x: Operand, bins: GpuRef, right: bool = False) -> Request[GpuRef]:
+        """In which of some intervals elements are, int64; as ``numpy.digitize``.
+
+        Args:
+            x: numbers.
+            bins: where intervals end, increasing.
+            right: whether they include their ends.
+
+        Raises:
+            ValueError, TypeError, Unsupported: as ``searchsorted``.
+        """
+        edges, given = self._ref(bins, "bins"), self._operand(x)
+        side: Literal["left", "right"] = "left" if right else "right"
+        return self._several("digitize", lambda steps: search(steps, edges, given, side, None))
+
+    # --- scans ------------------------------------------------------------------------------
+
+    @op
+    def cumsum(
+        self,
+        a: Operand,
+        axis: int | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Sums of all elements up to each; as ``numpy.cumsum``.
+
+        Those of floats of 16 bits and less are made in float32. Sums of floats are not made in
+        the order of the elements.
+
+        Args:
+            a: a ref or an expression.
+            axis: along which; None flattens it first.
+            dtype: what it is computed in, and of the result.
+            out: where the result goes.
+
+        Raises:
+            Unsupported: a long row, and CUB is not installed.
+        """
+        return self._scan("cumsum", "add", a, axis, dtype, out)
+
+    @op
+    def cumprod(
+        self,
+        a: Operand,
+        axis: int | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Products of all elements up to each; as ``numpy.cumprod``, and as ``cumsum``."""
+        return self._scan("cumprod", "multiply", a, axis, dtype, out)
+
+    def _scan(
+        self,
+        name: str,
+        kind: Literal["add", "multiply"],
+        a: Operand,
+        axis: int | None,
+        dtype: DTypeLike | None,
+        out: GpuRef | None,
+    ) -> Request[GpuRef]:
+        given = self._operand(a, "a")
+        result = reduced(kind, given.dtype) if dtype is None else as_dtype(dtype)
+        if result.kind == "b":
+            raise TypeError(f"{name} of bool counts nothing; give it a dtype of numbers")
+        wide = FLOAT32 if NAMES[result] in _FP8 else result
+        at = 0 if axis is None else normalize_axis_index(axis, len(given.shape))
+
+        def build(steps: Steps) -> GpuRef:
+            ref = steps.cast(steps.ref(given, "a"), wide)
+            rows = steps.flat(ref) if axis is None else steps.last(ref, at)
+            shape = rows.shape if axis is None else ref.shape
+            sums = scanned(steps, kind, rows, deterministic=self._device.deterministic)
+            sums = steps.cast(sums, result)
+            if out is None and (axis is None or at == len(shape) - 1):
+                return sums
+            made = target_of(steps, out, shape, result, op=name)
+            steps.assign((sums, made if axis is None else made.moveaxis(at, -1)))
+            return made
+
+        return self._several(name, build)
+
+    # --- what is there ----------------------------------------------------------------------
+
+    @op
+    def unique(
+        self,
+        ar: Operand,
+        return_index: bool = False,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+        *,
+        equal_nan: bool = True,
+    ) -> Request[GpuRef | tuple[GpuRef, ...]]:
+        """The different elements, sorted; as ``numpy.unique`` without an axis.
+
+        Args:
+            ar: a ref or an expression.
+            return_index: whether to tell where each is first.
+            return_inverse: whether to tell which one each element is.
+            return_counts: whether to tell how often each is there.
+            equal_nan: whether NaN are equal.
+
+        Returns:
+            The elements; with what else is asked for, int64, in a tuple, in that order.
+
+        Raises:
+            TypeError: a dtype without an order.
+            Unsupported: in a batch or a recording, as only the device knows how many there are;
+                CUB is not installed.
+        """
+        given = self._operand(ar, "ar")
+        flags = return_index, return_inverse, return_counts
+
+        def build(steps: Steps) -> GpuRef | tuple[GpuRef, ...]:
+            made = self._unique(steps, given, flags, equal_nan=equal_nan)
+            return made if len(made) > 1 else made[0]
+
+        return self._several("unique", build)
+
+    @op
+    def unique_values(self, x: Operand) -> Request[GpuRef]:
+        """The different elements, NaN each for itself; as ``numpy.unique_values``, but sorted.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+        """
+        given, flags = self._operand(x), (False, False, False)
+        return self._several(
+            "unique", lambda steps: self._unique(steps, given, flags, equal_nan=False)[0]
+        )
+
+    @op
+    def unique_counts(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
+        """The different elements, and how often each is there; as ``numpy.unique_counts``.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+        """
+        given, flags = self._operand(x), (False, False, True)
+
+        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
+            values, counts = self._unique(steps, given, flags, equal_nan=False)
+            return values, counts
+
+        return self._several("unique", build)
+
+    @op
+    def unique_inverse(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
+        """The different elements, and which each is; as ``numpy.unique_inverse``.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+        """
+        given, flags = self._operand(x), (False, True, False)
+
+        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
+            values, inverse = self._unique(steps, given, flags, equal_nan=False)
+            return values, inverse
+
+        return self._several("unique", build)
+
+    @op
+    def unique_all(self, x: Operand) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
+        """The different elements, their first places, which each is, and how often each is there.
+
+        As ``numpy.unique_all``.
+
+        Raises:
+            TypeError, Unsupported: as ``unique``.
+        """
+        given, flags = self._operand(x), (True, True, True)
+
+        def build(steps: Steps) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
+            values, first, inverse, counts = self._unique(steps, given, flags, equal_nan=False)
+            return values, first, inverse, counts
+
+        return self._several("unique", build)
+
+    def _unique(
+        self, steps: Steps, given: Operand, flags: tuple[bool, bool, bool], *, equal_nan: bool
+    ) -> tuple[GpuRef, ...]:
+        shape, dtype = given.shape, given.dtype
+        ordered = flags[0] or flags[1]
+
+        def build_sorted(inner: Steps) -> tuple[GpuRef, ...]:
+            flat = inner.flat(inner.ref(given, "ar"))
+            values, order = self._rows(inner, flat, 0, descending=False, order=ordered)
+            first = inner.evaluate(broadcast_constant(values.shape, as_dtype(np.bool_), True))
+            if values.size > 1:
+                ahead, behind = values[:-1], values[1:]
+                differ: Operand = ahead != behind
+                if equal_nan and values.dtype.kind in "fcV":
+                    differ = differ & ~ufunc("isnan", ahead)
+                inner.evaluate(differ, first[1:])
+            return (values, first) if order is None else (values, first, order)
+
+        made = steps.driver.perform(self._several("sort", build_sorted))
+        assert made is not None
+        values, first, *rest = made
+        found = steps.driver.perform(where_set(self._cub, first, "unique"))
+        assert found is not None
+        count, positions = found[0], found[1][: found[0]]
+        results = [steps.cast(taken(steps, values, positions), dtype)]
+        if flags[0]:
+            results.append(taken(steps, rest[0], positions))
+        if flags[1]:
+            numbers = steps.evaluate(cast(first, INT64))
+            numbers = scanned(steps, "add", numbers, deterministic=False)
+            numbers = steps.evaluate(numbers - 1)
+            inverse = steps.output((math.prod(shape),), INT64)
+            chosen = Chosen(inverse, [(rest[0], 0)], inverse.shape, 0)
+            loops = chosen.loops(numbers)
+            choose(steps, "set", numbers, inverse, chosen.indices, loops, (), outside="wrap")
+            results.append(inverse.reshape(shape))
+        if flags[2]:
+            counts = steps.output((count,), INT64)
+            if count:
+                steps.evaluate(positions[1:] - positions[:-1], counts[:-1])
+                steps.evaluate(values.size - positions[-1:], counts[-1:])
+            results.append(counts)
+        return tuple(results)
+
+
+def _require_kind(kind: object) -> None:
+    if kind not in (None, "quicksort", "mergesort", "heapsort", "stable"):
+        raise ValueError(f"sort kind must be one of 'quick', 'heap', or 'stable' (got {kind!r})")
+
+
+def _require_kth(a: Operand, kth: Any, axis: int | None) -> None:
+    shape = a.shape
+    n = math.prod(shape) if axis is None else shape[normalize_axis_index(axis, len(shape))]
+    for each in (kth,) if isinstance(kth, SupportsIndex) else kth:
+        at = operator.index(each)
+        if not -n <= at < n:
+            raise ValueError(f"kth(={at}) out of bounds ({n})")
+
+
+def search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef | None) -> GpuRef:
+    if side not in ("left", "right"):
+        raise ValueError(f"side must be 'left' or 'right', not {side!r}")
+    if a.ndim != 1:
+        raise ValueError("object too deep for desired array" if a.ndim else "a must be 1-d")
+    data = steps.ref(a, "a")
+    if sorter is not None:
+        if sorter.shape != a.shape:
+            raise ValueError("sorter.size must equal len(a)")
+        data = taken(steps, data, sorter)
+    dtype = common((a.dtype, given.dtype))
+    if NAMES[dtype] in _FP8:
+        dtype = FLOAT32
+    data = steps.contiguous(steps.cast(data, dtype))
+    values = steps.contiguous(steps.cast(steps.ref(given, "v"), dtype))
+    if not values.size or not data.size:
+        return steps.evaluate(broadcast_constant(values.shape, INT64))
+    bound = steps.cub.lower_bound if side == "left" else steps.cub.upper_bound
+    return steps.do(bound(data, values))
+
+
+def _order_of_complex(steps: Steps, row: GpuRef) -> GpuRef:
+    """The order of complex numbers: by where they are NaN, by real parts, by imaginary ones."""
+    order = steps.evaluate(index(row.shape, 0))
+    lost = [ufunc("isnan", part) for part in (row.real, row.imag)]
+    zero = constant(0, row.real.dtype)
+    keys = (
+        where(lost[1], zero, row.imag),
+        where(lost[0], zero, row.real),
+        cast(lost[0], as_dtype(np.uint8)) * 2 + cast(lost[1], as_dtype(np.uint8)),
+    )
+    for key in keys:  # stable, so that the last one counts most
+        there = taken(steps, steps.evaluate(key), order)
+        _, order = steps.do(steps.cub.sort_pairs(there, order))
+    return order
+
+
+def scanned(
+    steps: Steps, kind: Literal["add", "multiply"], rows: GpuRef, *, deterministic: bool
+) -> GpuRef:
+    """All rows along the last axis, C-contiguous."""
+    n = rows.shape[-1] if rows.ndim else 1
+    if not rows.size:
+        return rows
+    if rows.size == n > _LONG:
+        floats = rows.dtype.kind not in "biu"
+        if not (floats and deterministic) and rows.dtype.kind != "c":
+            name = "plus" if kind == "add" else "multiplies"
+            return steps.do(steps.cub.inclusive_scan(rows, name, dtype=rows.dtype))
+        return _scanned_in_parts(steps, kind, rows.reshape(-1)).reshape(rows.shape)
+    made = steps.output(rows.shape, rows.dtype)
+    message = Scan(
+        kind, rows._place.address, made._place.address, NAMES[rows.dtype], rows.size // n, n
+    )
+    steps.submit("array.scan", message, (rows._place,), (made._place,))
+    return made
+
+
+def _scanned_in_parts(steps: Steps, kind: Literal["add", "multiply"], row: GpuRef) -> GpuRef:
+    """A long row: parts of it first, and then what comes before each is put to it."""
+    whole = row.size // _PART * _PART
+    parts = scanned(steps, kind, row[:whole].reshape(-1, _PART), deterministic=True)
+    sums = steps.contiguous(parts[:, -1])
+    before = scanned(steps, kind, sums, deterministic=True)
+    made = steps.output(row.shape, row.dtype)
+    head = made[:whole].reshape(-1, _PART)
+    steps.assign((parts[:1], head[:1]))
+    steps.evaluate(ufunc(kind, parts[1:], before[:-1, None], dtype=row.dtype), head[1:])
+    if whole < row.size:
+        tail = scanned(steps, kind, row[whole:], deterministic=True)
+        steps.evaluate(ufunc(kind, tail, before[-1:], dtype=row.dtype), made[whole:])
+    return made

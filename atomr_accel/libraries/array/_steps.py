@@ -1,0 +1,283 @@
+"""Calls that take several steps: they are submitted together, and nothing comes in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import msgspec
+import numpy as np
+
+from ..._errors import said_of
+from ...expressions import Expression, Operand, cast
+from ...memory import GpuRef, ref_error
+from .._arguments import overlap, require_readable, require_writable
+from .._op import D, Described, Facade
+from .._request import Request, Submission
+from ._copy import LANE, copying
+from ._evaluate import evaluating
+from .wire._indexing import CopyAll, Upload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .._library import Home
+    from .._request import Driver
+    from ..cub._facade import Cub
+    from .wire._messages import CopyStrided
+
+T = TypeVar("T")
+
+_MOST_UPLOADED: Final = 1 << 16
+"""Bytes from the program that a call takes along."""
+
+
+@final
+class Describing:
+    """A device, as it is to facades whose ops give requests."""
+
+    driver: Final = Described
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._home, name)
+
+
+@final
+class Steps:
+    """The steps of a call, while it is prepared.
+
+    Nothing is executed yet. What steps write is scratch memory, or the caller's ``out``.
+
+    Attributes:
+        driver: of the call.
+        cub: algorithms that steps may be.
+    """
+
+    def __init__(self, driver: Driver, cub: Cub[Described]) -> None:
+        self.driver: Final = driver
+        self.cub: Final = cub
+        self._steps: list[tuple[Request[Any], Submission[Any]]] = []
+        self._sent: list[Callable[[], None]] = []
+        self._done: list[Callable[[], None]] = []
+
+    def do(self, request: Request[T]) -> T:
+        """Another step; what it gives, which has its content later."""
+        submission = request.prepare(self.driver)
+        assert submission.finish is None
+        self._sent += [] if submission.sent is None else [submission.sent]
+        self._done += [] if submission.done is None else [submission.done]
+        for each in submission.before:
+            self.do(each)
+        if submission.message is not None:
+            bare = msgspec.structs.replace(
+                submission, before=(), after=(), sent=None, done=None, result=None
+            )
+            self._steps.append((request, bare))
+        for each in submission.after:
+            self.do(each)
+        result: Any = submission.result
+        return result  # type: ignore[no-any-return]
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """An uninitialised buffer."""
+        return self.driver.output(shape, dtype)
+
+    def evaluate(self, expression: Operand, out: GpuRef | None = None) -> GpuRef:
+        """Compute an expression."""
+        made: GpuRef = self.do(_evaluating(self.driver.home, expression, out))
+        return made
+
+    def ref(self, x: Operand, name: str = "x") -> GpuRef:
+        """A buffer of what the caller gave: the same, if it is one."""
+        if isinstance(x, Expression):
+            return self.evaluate(x)
+        require_readable(x, self.driver.memory, name, strided=True)  # type: ignore[arg-type]
+        return x  # type: ignore[return-value]
+
+    def cast(self, ref: GpuRef, dtype: np.dtype[Any]) -> GpuRef:
+        """The same with another dtype."""
+        return ref if ref.dtype is dtype else self.evaluate(cast(ref, dtype))
+
+    def contiguous(self, ref: GpuRef) -> GpuRef:
+        """The same, C-contiguous."""
+        return ref if ref.contiguous else self.do(copying(ref, None))
+
+    def flat(self, ref: GpuRef) -> GpuRef:
+        """The same with one axis."""
+        return self.contiguous(ref).reshape(-1)
+
+    def last(self, ref: GpuRef, axis: int) -> GpuRef:
+        """The same with an axis moved to the end, C-contiguous."""
+        return self.contiguous(ref.moveaxis(axis, -1))
+
+    def assign(self, *pairs: tuple[GpuRef, GpuRef]) -> None:
+        """Copy sources to targets of their shapes, which share no memory with any source."""
+        copies: list[CopyStrided] = []
+        reads: list[Any] = []
+        writes: list[Any] = []
+        for source, target in pairs:
+            if source.dtype is not target.dtype:
+                self.evaluate(source, target)
+                continue
+            submission = copying(source, target).prepare(self.driver)
+            if submission.message is not None:
+                copies.append(submission.message)
+                reads += submission.reads
+                writes += submission.writes
+        if copies:
+            message = copies[0] if len(copies) == 1 else CopyAll(tuple(copies))
+            self.submit("array.copy", message, reads, writes)
+
+    def submit(self, name: str, message: Any, reads: Iterable[Any], writes: Iterable[Any]) -> None:
+        """A step of the array lane."""
+        made: Submission[None] = Submission(message, tuple(reads), tuple(writes))
+        self._steps.append((Request(LANE, name, lambda _driver: made), made))
+
+    def upload(self, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> GpuRef:
+        """A small array of the program's as a buffer.
+
+        Raises:
+            ValueError: it is not small.
+        """
+        if array.nbytes > _MOST_UPLOADED:
+            raise ValueError(
+                f"an array of {array.nbytes} bytes is too large to go along with a call; put it "
+                "on the device first: await device.put(array)"
+            )
+        ref = self.output(array.shape, dtype)
+        if ref.size:
+            data = np.ascontiguousarray(array, dtype).tobytes()
+            self.submit("array.upload", Upload(ref._block.address, data), (), (ref._block,))
+        return ref
+
+    def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:
+        """All of it.
+
+        Args:
+            result: what the caller gets.
+            last: what comes last, on the lane of the call, if the call is a question.
+        """
+        steps = self._steps
+        if last is None:
+            if not steps:
+                return Submission(None, (), (), result)
+            own = steps[-1][0].lane is LANE
+            last = steps.pop()[1] if own else Submission(CopyAll(()), (), ())
+            last = msgspec.structs.replace(last, result=result)
+        return msgspec.structs.replace(
+            last,
+            before=tuple(_prepared(*each) for each in steps),
+            sent=_all_of(self._sent),
+            done=_all_of(self._done),
+        )
+
+
+def _all_of(calls: list[Callable[[], None]]) -> Callable[[], None] | None:
+    if not calls:
+        return None
+
+    def call_all() -> None:
+        for call in calls:
+            call()
+
+    return call_all
+
+
+def _prepared(request: Request[Any], submission: Submission[Any]) -> Request[Any]:
+    return Request(request.lane, request.name, lambda _driver: submission)
+
+
+def _evaluating(home: Home, expression: Operand, out: GpuRef | None) -> Request[GpuRef]:
+    return evaluating(home.capabilities.python_kernels, (expression,), out)
+
+
+class ArrayPart(Facade[D]):
+    """What the parts of ``device.array`` have in common."""
+
+    def __init__(self, device: Home, cub: Cub[Any]) -> None:
+        self._device = device
+        self._cub: Cub[Described] = cub._on(Describing(device))
+
+    def _several(self, name: str, build: Callable[[Steps], T]) -> Request[T]:
+        """A request of several steps."""
+        cub = self._cub
+
+        def prepare(driver: Driver) -> Submission[T]:
+            steps = Steps(driver, cub)
+            return steps.result(build(steps))
+
+        return Request(LANE, f"array.{name}", prepare)
+
+    def _evaluated(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
+        """A request to compute an expression."""
+        return _evaluating(self._device, expression, out)
+
+    def _operand(self, x: Operand, name: str = "x") -> Operand:
+        """What may be a ref or an expression is one.
+
+        Raises:
+            TypeError: it is not.
+        """
+        if not isinstance(x, Operand):
+            raise ref_error(x, self._device.memory, name)
+        return x
+
+    def _ref(self, x: object, name: str = "x") -> GpuRef:
+        """What must be a buffer is one.
+
+        Raises:
+            TypeError: it is not.
+        """
+        if isinstance(x, Expression):
+            raise TypeError(
+                f"{name} is an expression, of which there are no parts yet; compute it first: "
+                "await device.evaluate(expression)"
+            )
+        if not isinstance(x, GpuRef):
+            raise ref_error(x, self._device.memory, name)
+        return x
+
+    def _refs(self, arrays: Sequence[GpuRef], name: str = "arrays") -> list[GpuRef]:
+        """Several buffers.
+
+        Raises:
+            TypeError: not all of them are.
+        """
+        if isinstance(arrays, Operand) or not isinstance(arrays, tuple | list):
+            raise TypeError(f"{name} must be a list or tuple of refs, not {said_of(arrays)}")
+        return [self._ref(each, f"{name}[{at}]") for at, each in enumerate(arrays)]
+
+
+def target_of(
+    steps: Steps,
+    out: GpuRef | None,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    reads: Iterable[tuple[str, GpuRef]] = (),
+    *,
+    op: str,
+) -> GpuRef:
+    """Where a result goes.
+
+    Raises:
+        TypeError: ``out`` is no buffer, or its dtype is not of the same kind.
+        ValueError: it has another shape, or shares memory with what is read.
+    """
+    if out is None:
+        return steps.output(shape, dtype)
+    require_writable(out, steps.driver.memory, "out", strided=True)
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, but {op} gives shape {shape}")
+    if dtype is not out.dtype and not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise TypeError(
+            f"Cannot cast output from {dtype!r} to {out.dtype!r} with casting rule 'same_kind'"
+        )
+    for name, ref in reads:
+        if overlap(out, ref):
+            raise ValueError(
+                f"out shares memory with {name}, which {op} does not take; give it a buffer of "
+                "its own"
+            )
+    return out

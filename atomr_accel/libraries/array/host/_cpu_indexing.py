@@ -1,0 +1,146 @@
+"""Gathers, scatters and scans on the CPU, with NumPy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ..wire._indexing import (
+    Choose,
+    Compact,
+    CopyAll,
+    FindOutside,
+    ReadNumber,
+    Scan,
+    Upload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....backends.cpu.host._context import CpuContext
+    from ..wire._messages import CopyStrided
+
+_Array = np.ndarray[Any, np.dtype[Any]]
+
+_NARROW: Final = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
+_INT64: Final = DTYPES["int64"]
+
+
+@final
+class CpuIndexing:
+    """Executes some of the array lane's messages; its handlers are some of the lane's.
+
+    Args:
+        context: where buffers are.
+        copy: executes a copy.
+    """
+
+    def __init__(self, context: CpuContext, copy: Callable[[CopyStrided], None]) -> None:
+        self._context: Final = context
+        self._copy: Final = copy
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            CopyAll: self._copy_all,
+            Upload: self._upload,
+            Choose: self._choose,
+            Compact: self._compact,
+            FindOutside: self._find_outside,
+            ReadNumber: self._read_number,
+            Scan: self._scan,
+        }
+
+    def _copy_all(self, message: CopyAll) -> None:
+        self._context.check()
+        for each in message.copies:
+            self._copy(each)
+
+    def _upload(self, message: Upload) -> None:
+        self._context.check()
+        data = np.frombuffer(message.data, np.uint8)
+        self._context.bytes_at(message.target, data.size)[:] = data
+
+    def _choose(self, message: Choose) -> None:
+        self._context.check()
+        dtype, axes = DTYPES[message.dtype], message.axes
+        shape = tuple(axis.extent for axis in axes)
+        plain = self._context.array(message.plain, shape, dtype, tuple(axis.plain for axis in axes))
+        chosen = self._context.array(
+            message.chosen + message.low, (message.nbytes // dtype.itemsize,), dtype
+        )
+        places, good = self._places(message, shape)
+        if message.kind == "gather":
+            plain[...] = chosen[places]
+            return
+        values = plain
+        if good is not None:
+            places, values = places[good], plain[good]
+        if message.kind == "set":
+            chosen[places] = values
+        else:
+            with np.errstate(all="ignore"):
+                # A copy, because NumPy has read behind values that broadcast.
+                np.add.at(chosen, places, np.array(values))
+
+    def _places(self, message: Choose, shape: tuple[int, ...]) -> tuple[_Array, _Array | None]:
+        """Where elements are that are chosen, counted in elements; and which of them count."""
+        size = DTYPES[message.dtype].itemsize
+        places = np.full(shape, -message.low, np.int64)
+        ndim = len(shape)
+        for at, axis in enumerate(message.axes):
+            steps = np.arange(axis.extent) * axis.chosen
+            places += steps.reshape([-1 if d == at else 1 for d in range(ndim)])
+        good: _Array | None = None
+        for number, index in enumerate(message.indices):
+            steps_of = tuple(axis.indices[number] for axis in message.axes)
+            given = self._context.array(index.address, shape, DTYPES[message.index], steps_of)
+            n = index.extent
+            wide = given.astype(np.uint64 if given.dtype.kind == "u" else np.int64)
+            if message.outside == "clip":
+                found = np.clip(wide, 0, n - 1).astype(np.int64)
+            elif message.outside == "wrap":
+                found = np.remainder(wide, wide.dtype.type(n)).astype(np.int64)
+            else:
+                inside = (given >= 0) & (given < n)
+                found = np.where(inside, given, 0).astype(np.int64)
+                good = inside if good is None else good & inside
+            places += found * index.stride
+        return places // size, good
+
+    def _compact(self, message: Compact) -> int:
+        self._context.check()
+        if not message.count:
+            return 0
+        flags = self._context.array(message.flags, (message.count,), DTYPES["uint8"])
+        positions = self._context.array(message.positions, (message.count,), _INT64)
+        found = np.flatnonzero(flags)
+        positions[: len(found)] = found
+        return len(found)
+
+    def _find_outside(self, message: FindOutside) -> tuple[bool, int]:
+        self._context.check()
+        if not message.count:
+            return False, 0
+        n = message.extent
+        given = self._context.array(message.address, (message.count,), DTYPES[message.dtype])
+        wide = given if given.dtype.kind == "u" else given.astype(np.int64)
+        bad = wide >= n
+        if wide.dtype.kind == "i":
+            bad |= wide < -n
+        found = np.flatnonzero(bad)
+        return (True, int(given[found[0]])) if len(found) else (False, 0)
+
+    def _read_number(self, message: ReadNumber) -> int:
+        self._context.check()
+        return int(self._context.array(message.address, (), _INT64)[()])
+
+    def _scan(self, message: Scan) -> None:
+        self._context.check()
+        shape, dtype = (message.rows, message.length), DTYPES[message.dtype]
+        source = self._context.array(message.source, shape, dtype)
+        target = self._context.array(message.target, shape, dtype)
+        wide = np.float32 if message.dtype in _NARROW else None
+        ufunc = np.add if message.kind == "add" else np.multiply
+        with np.errstate(all="ignore"):
+            target[...] = ufunc.accumulate(source, axis=1, dtype=wide)

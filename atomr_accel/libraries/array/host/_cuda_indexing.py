@@ -1,0 +1,149 @@
+"""Gathers, scatters and scans on CUDA: kernels of this package."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ....backends.cuda.host._driver import check, driver
+from ...host._cuda_kernels import Arguments, Kernels
+from ..wire._indexing import (
+    Choose,
+    Compact,
+    CopyAll,
+    FindOutside,
+    ReadNumber,
+    Scan,
+    Upload,
+)
+from ._indexing_source import (
+    COMPACTION,
+    ELEMENTS,
+    INDEXING,
+    SCANS,
+    UPLOADED,
+    choosing,
+    parts_of,
+    scanning,
+)
+from ._source import THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ...host._device_code import CudaSource
+    from ..wire._messages import CopyStrided
+
+_NOWHERE: Final = (1 << 64) - 1
+
+
+@final
+class CudaIndexing:
+    """Executes some of the array lane's messages; its handlers are some of the lane's.
+
+    Args:
+        context: where buffers are.
+        stream: what is launched on.
+        copy: executes a copy.
+    """
+
+    def __init__(
+        self, context: CudaContext, stream: CudaStream, copy: Callable[[CopyStrided], None]
+    ) -> None:
+        self._context: Final = context
+        self._stream: Final = stream
+        self._copy: Final = copy
+        self._kernels: dict[CudaSource, Kernels] = {}
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            CopyAll: self._copy_all,
+            Upload: self._upload,
+            Choose: self._choose,
+            Compact: self._compact,
+            FindOutside: self._find_outside,
+            ReadNumber: self._read_number,
+            Scan: self._scan,
+        }
+
+    def close(self) -> None:
+        """Unload the modules."""
+        for kernels in self._kernels.values():
+            kernels.close()
+        self._kernels.clear()
+
+    def _launch(self, source: CudaSource, name: str, items: int, packed: bytes) -> None:
+        """Launch a kernel of one of the sources, of which most programs need few."""
+        kernels = self._kernels.get(source)
+        if kernels is None:
+            kernels = self._kernels[source] = Kernels(self._context, self._stream, source)
+        kernels.launch(kernels.function(name), items, Arguments(packed))
+
+    def _copy_all(self, message: CopyAll) -> None:
+        for each in message.copies:
+            self._copy(each)
+
+    def _upload(self, message: Upload) -> None:
+        # Among the arguments of kernels: the driver copies these, into a captured graph, too.
+        target = self._context.pointer(message.target)
+        for start in range(0, len(message.data), UPLOADED):
+            data = message.data[start : start + UPLOADED]
+            packed = struct.pack(f"<2Q{UPLOADED}s", target + start, len(data), data)
+            self._launch(INDEXING, "upload", len(data), packed)
+
+    def _choose(self, message: Choose) -> None:
+        self._launch(INDEXING, *choosing(message, self._context.pointer))
+
+    def _compact(self, message: Compact) -> int:
+        if not message.count:
+            return 0
+        pointer = self._context.pointer
+        flags, counts = pointer(message.flags), pointer(message.scratch)
+        parts, each = parts_of(message.count)
+        packed = struct.pack("<5Q", counts, flags, message.count, each, parts)
+        self._launch(COMPACTION, "count", parts * THREADS, packed)
+        self._launch(COMPACTION, "place", THREADS, struct.pack("<2Q", counts, parts))
+        positions = pointer(message.positions)
+        packed = struct.pack("<6Q", positions, counts, flags, message.count, each, parts)
+        self._launch(COMPACTION, "compact", parts * THREADS, packed)
+        return int.from_bytes(self._read(counts + 8 * parts, 8), "little")
+
+    def _find_outside(self, message: FindOutside) -> tuple[bool, int]:
+        if not message.count:
+            return False, 0
+        pointer = self._context.pointer
+        found, given = pointer(message.scratch), pointer(message.address)
+        memset = driver.cuMemsetD8Async(found, 0xFF, 8, self._stream.handle)
+        check("cuMemsetD8Async", memset)
+        packed = struct.pack("<3Qq", found, given, message.count, message.extent)
+        self._launch(INDEXING, f"outside<{ELEMENTS[message.dtype]}>", message.count, packed)
+        at = int.from_bytes(self._read(found, 8), "little")
+        if at == _NOWHERE:
+            return False, 0
+        dtype = DTYPES[message.dtype]
+        data = self._read(given + at * dtype.itemsize, dtype.itemsize)
+        return True, int(np.frombuffer(data, dtype)[0])
+
+    def _read_number(self, message: ReadNumber) -> int:
+        data = self._read(self._context.pointer(message.address), 8)
+        return int.from_bytes(data, "little", signed=True)
+
+    def _read(self, pointer: int, nbytes: int) -> bytes:
+        """Bytes of the device, once all before it on the stream is done."""
+        there = ctypes.create_string_buffer(nbytes)
+        stream = self._stream
+        address = ctypes.addressof(there)
+        copied = driver.cuMemcpyDtoHAsync(address, pointer, nbytes, stream.handle)
+        check("cuMemcpyDtoHAsync", copied)
+        stream.synchronize()
+        return there.raw
+
+    def _scan(self, message: Scan) -> None:
+        launch = scanning(message)
+        pointer = self._context.pointer
+        pointers = struct.pack("<2Q", pointer(message.target), pointer(message.source))
+        packed = pointers + launch.arguments[len(pointers) :]
+        self._launch(SCANS, launch.name, launch.items, packed)

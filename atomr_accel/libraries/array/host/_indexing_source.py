@@ -1,0 +1,130 @@
+"""The array lane's kernels for indices and scans: which one, how it is called, its arguments."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ...._dtypes import DTYPES
+from ...host._device_code import CudaSource
+from ..wire._indexing import PARTS
+from ._source import THREADS, divisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..wire._indexing import Choose, Element, Scan
+
+UPLOADED: Final = 2048
+"""Bytes that a launch takes along among its arguments."""
+COMPACT_ITEMS: Final = 16
+SCAN_ITEMS: Final = 8
+_SHORT: Final = 32
+"""Rows up to that length are scanned by one thread each."""
+
+INDEXING: Final = CudaSource(__package__, "indexing.cu", THREADS=THREADS, UPLOADED=UPLOADED)
+COMPACTION: Final = CudaSource(
+    __package__, "compaction.cu", THREADS=THREADS, ITEMS=COMPACT_ITEMS, PARTS=PARTS
+)
+SCANS: Final = CudaSource(__package__, "scans.cu", THREADS=THREADS, ITEMS=SCAN_ITEMS)
+
+COUNTS: Final = (1, 2, 4, 8)
+"""For how many arrays of indices kernels are compiled."""
+RANKS: Final = (2, 4, 8, 32)
+"""For how many axes."""
+
+ELEMENTS: Final = {
+    "bool": "flag",
+    "int8": "signed char",
+    "int16": "short",
+    "int32": "int",
+    "int64": "i64",
+    "uint8": "unsigned char",
+    "uint16": "unsigned short",
+    "uint32": "u32",
+    "uint64": "u64",
+    "float16": "h16",
+    "bfloat16": "b16",
+    "float32": "float",
+    "float64": "double",
+    "complex64": "c64",
+    "complex128": "c128",
+}
+"""What elements are called that are added up."""
+_MOVED: Final = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Wide"}
+_OUTSIDE: Final = {"wrap": 0, "clip": 1, "drop": 2}
+
+
+class Launch(NamedTuple):
+    """How a message is launched.
+
+    Attributes:
+        name: the kernel's name expression.
+        items: threads that it has work for.
+        arguments: packed; what is written and what is read come first.
+    """
+
+    name: str
+    items: int
+    arguments: bytes
+
+
+def choosing(message: Choose, pointer: Callable[[int], int]) -> Launch:
+    """The kernel for a gather or a scatter, with its pointers."""
+    count = math.prod(axis.extent for axis in message.axes)
+    given = len(message.indices)
+    indices = next(number for number in COUNTS if given <= number)
+    rank = next(number for number in RANKS if len(message.axes) <= number)
+    # The grid's stride is added to the index before it is compared, so leave room for it.
+    width = "u32" if count < 2**31 else "u64"
+    last = f"{ELEMENTS[message.index]}, {width}, {indices}, {rank}"
+    size = DTYPES[message.dtype].itemsize
+    items, more = count, b""
+    if message.inner:
+        adds = message.kind == "add"
+        element = ELEMENTS[message.dtype] if adds else _MOVED[size]
+        name = f"in_order<{element}, {str(adds).lower()}, {last}>"
+        items, more = message.inner, struct.pack("<Q", message.inner)
+    elif message.kind == "add":
+        name = f"add<{ELEMENTS[message.dtype]}, {last}>"
+    else:
+        name = f"{'gather' if message.kind == 'gather' else 'scatter'}<{size}, {last}>"
+    places = (message.chosen, message.plain)
+    target, source = places[::-1] if message.kind == "gather" else places
+    data = struct.pack("<3Q", pointer(target), pointer(source), count) + more
+    # There are some more indices than are given: the first one again, which changes nothing.
+    for number in range(indices):
+        index = message.indices[number if number < given else 0]
+        stride = index.stride if number < given else 0
+        data += struct.pack("<Q2q", pointer(index.address), index.extent, stride)
+    none = struct.pack(f"<{2 + indices}qQ2I", *[0] * (2 + indices), 1, *divisor(1))
+    data += none * (rank - len(message.axes))
+    for axis in message.axes:
+        data += _axis(axis, indices)
+    return Launch(name, items, data + struct.pack("<q", _OUTSIDE[message.outside]))
+
+
+def _axis(axis: Element, indices: int) -> bytes:
+    steps = [*axis.indices, *[axis.indices[0]] * (indices - len(axis.indices))]
+    numbers = axis.plain, axis.chosen, *steps
+    return struct.pack(f"<{len(numbers)}qQ2I", *numbers, axis.extent, *divisor(axis.extent))
+
+
+def parts_of(count: int) -> tuple[int, int]:
+    """In how many parts flags are compacted, and how many are in each."""
+    unit = THREADS * COMPACT_ITEMS
+    each = -(-count // (PARTS - 1))
+    each = -(-each // unit) * unit
+    return -(-count // each), each
+
+
+def scanning(message: Scan) -> Launch:
+    """The kernel for a scan, without its two pointers."""
+    element = ELEMENTS[message.dtype]
+    wide = "float" if element in ("h16", "b16") else element
+    operator = "Add" if message.kind == "add" else "Multiply"
+    kernel = "scan_short" if message.length <= _SHORT else "scan"
+    items = message.rows * (1 if kernel == "scan_short" else THREADS)
+    arguments = struct.pack("<4Q", 0, 0, message.rows, message.length)
+    return Launch(f"{kernel}<{element}, {wide}, {operator}>", items, arguments)

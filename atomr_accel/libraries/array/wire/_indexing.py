@@ -1,0 +1,169 @@
+"""What the array lane executes beside copies and expressions: gathers, scatters, scans."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, Literal
+
+import msgspec
+
+from ....wire import Message
+from ._messages import CopyStrided
+
+Outside = Literal["wrap", "clip", "drop"]
+"""What an index is that is out of bounds: one that goes round, the nearest, or none."""
+
+
+class CopyAll(Message, frozen=True):
+    """Copies, one after the other.
+
+    Attributes:
+        copies: as they would be alone.
+    """
+
+    copies: tuple[CopyStrided, ...]
+
+
+class Upload(Message, frozen=True):
+    """Write bytes of the program's.
+
+    Attributes:
+        target: where to.
+        data: what.
+    """
+
+    bulky: ClassVar[bool] = True
+
+    target: int
+    data: bytes
+
+
+class Index(msgspec.Struct, frozen=True, array_like=True):
+    """Indices along one axis of an array.
+
+    Attributes:
+        address: of the first one.
+        extent: of the axis.
+        stride: bytes from one element of the axis to the next.
+    """
+
+    address: int
+    extent: int
+    stride: int
+
+
+class Element(msgspec.Struct, frozen=True, array_like=True):
+    """An axis of what is gathered or scattered.
+
+    Attributes:
+        extent: how many elements.
+        plain: bytes from one to the next where all are moved.
+        chosen: likewise where some are chosen.
+        indices: likewise in each of the arrays of indices.
+    """
+
+    extent: int
+    plain: int
+    chosen: int
+    indices: tuple[int, ...]
+
+
+class Choose(Message, frozen=True):
+    """Move elements from or to where indices say.
+
+    Attributes:
+        kind: ``"gather"`` reads what is chosen; ``"set"`` writes it, and ``"add"`` adds to it.
+        plain: address of the first element where all are moved.
+        chosen: address of the array of which some are chosen, at index 0 of all.
+        low, nbytes: where that array's memory begins behind ``chosen``, and how long it is.
+        dtype: of an element; of one that is only moved it says how large that is.
+        index: the dtype of indices, by name.
+        outside: what indices out of bounds mean; those of ``"wrap"`` may be negative.
+        indices: one for each axis that has some.
+        axes: of all elements that are moved: those of the indices, then the others.
+        inner: how many elements the others have, where those for one place are to come one
+            after the other, in the order of the indices; 0 where they need not.
+    """
+
+    kind: Literal["gather", "set", "add"]
+    plain: int
+    chosen: int
+    low: int
+    nbytes: int
+    dtype: str
+    index: str
+    outside: Outside
+    indices: tuple[Index, ...]
+    axes: tuple[Element, ...]
+    inner: int
+
+
+class Compact(Message, frozen=True):
+    """Write where flags are set, in their order; answered by how many are.
+
+    Attributes:
+        flags: address of bytes.
+        count: how many.
+        positions: address of as many int64, of which the first are written.
+        scratch: address of ``PARTS`` int64.
+    """
+
+    returns: ClassVar[Any] = int
+
+    flags: int
+    count: int
+    positions: int
+    scratch: int
+
+
+class FindOutside(Message, frozen=True):
+    """Look for an index that is out of bounds; answered by whether one is, and the first.
+
+    Attributes:
+        address: of the indices.
+        count: how many.
+        dtype: their dtype, by name.
+        extent: of their axis; from minus that on they are good.
+        scratch: address of an int64.
+    """
+
+    returns: ClassVar[Any] = tuple[bool, int]
+
+    address: int
+    count: int
+    dtype: str
+    extent: int
+    scratch: int
+
+
+class ReadNumber(Message, frozen=True):
+    """Answered by a number.
+
+    Attributes:
+        address: of an int64.
+    """
+
+    returns: ClassVar[Any] = int
+
+    address: int
+
+
+class Scan(Message, frozen=True):
+    """Sums or products of all elements of a row up to each.
+
+    Attributes:
+        kind: which.
+        source, target: addresses of rows that follow each other; they may be the same.
+        dtype: of both, by name.
+        rows, length: how many rows of how many elements.
+    """
+
+    kind: Literal["add", "multiply"]
+    source: int
+    target: int
+    dtype: str
+    rows: int
+    length: int
+
+
+PARTS: Final = 1024
+"""In how many parts flags are counted, at most."""

@@ -1,0 +1,411 @@
+"""The array lane's kernels for indices, masks and scans: on the host, and that NVRTC takes them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from atomr_accel._dtypes import DTYPES
+from atomr_accel.libraries.array._choosing import Along, choose
+from atomr_accel.libraries.array.host import _cuda_indexing
+from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
+from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
+from atomr_accel.libraries.array.host._indexing_source import (
+    COMPACTION,
+    ELEMENTS,
+    INDEXING,
+    SCANS,
+    parts_of,
+)
+from atomr_accel.libraries.array.host._source import THREADS
+from atomr_accel.libraries.array.wire._indexing import (
+    PARTS,
+    Choose,
+    Compact,
+    FindOutside,
+    Scan,
+    Upload,
+)
+
+from ... import seeds
+from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
+
+Array = np.ndarray[Any, Any]
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+ADDED = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+MOVED = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Wide"}
+
+
+def indexing_names() -> list[str]:
+    """Kernels of every kind: not all of what is launched, which are thousands."""
+    kinds = [(index, "u32", 1, 2) for index in ("i64", "unsigned char")]
+    kinds += [
+        ("int", "u32", 2, 2),
+        ("int", "u64", 1, 4),
+        ("i64", "u32", 2, 4),
+        ("short", "u32", 4, 8),
+    ]
+    last = [", ".join(map(str, each)) for each in kinds]
+    every = [f"{ELEMENTS[index]}, u32, 1, 2" for index in INTEGERS]
+    names = [
+        f"{kind}<{size}, {each}>"
+        for kind in ("gather", "scatter")
+        for size in MOVED
+        for each in last
+    ]
+    names += [f"gather<4, {each}>" for each in every]
+    names += [f"add<{ELEMENTS[dtype]}, {each}>" for dtype in ADDED for each in last[:3]]
+    names += [f"in_order<{ELEMENTS[dtype]}, true, {last[0]}>" for dtype in ADDED]
+    names += [f"in_order<{element}, false, {last[0]}>" for element in MOVED.values()]
+    return list(dict.fromkeys(names))
+
+
+def parameters(name: str) -> str:
+    *_, count, rank = name.rstrip(">").split(", ")
+    inner = "u64 inner; " if name.startswith("in_order") else ""
+    return f"char* target; const char* source; u64 count; {inner}Places<{count}, {rank}> places"
+
+
+def scan_names() -> list[str]:
+    made = []
+    for dtype in ADDED[1:]:
+        element = ELEMENTS[dtype]
+        wide = "float" if element in ("h16", "b16") else element
+        made += [
+            f"{kernel}<{element}, {wide}, {op}>"
+            for kernel in ("scan", "scan_short")
+            for op in ("Add", "Multiply")
+        ]
+    return made
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
+    members = {name: parameters(name) for name in indexing_names()}
+    members["upload"] = "unsigned char* target; u64 count; Bytes bytes"
+    for index in INTEGERS:
+        element = ELEMENTS[index]
+        members[f"outside<{element}>"] = (
+            f"u64* found; const {element}* given; u64 count; i64 extent"
+        )
+    flags = "const unsigned char* flags; u64 size; u64 each; u64 parts"
+    compaction = {
+        "count": f"i64* counts; {flags}",
+        "place": "i64* counts; u64 parts",
+        "compact": f"i64* positions; const i64* counts; {flags}",
+    }
+    scans = {
+        name: f"{(t := name.partition('<')[2].partition(',')[0])}* target; const {t}* source; "
+        "u64 rows; u64 length"
+        for name in scan_names()
+    }
+    return {
+        source: HostKernels(
+            compile_kernels(
+                on_host(source), names, tmp_path_factory.mktemp("indexing"), threads=THREADS
+            )
+        )
+        for source, names in ((INDEXING, members), (COMPACTION, compaction), (SCANS, scans))
+    }
+
+
+class Context:
+    """Memory of this process, whose addresses are pointers."""
+
+    def check(self) -> None:
+        """Nothing fails."""
+
+    def pointer(self, address: int) -> int:
+        return address
+
+    def array(
+        self, address: int, shape: Any, dtype: Any, strides: tuple[int, ...] | None = None
+    ) -> Array:
+        words = {8: "u8", 4: "u4", 2: "u2", 1: "u1", 16: "c16"}[dtype.itemsize]
+        interface = {
+            "data": (address, False),
+            "shape": tuple(shape),
+            "strides": strides,
+            "typestr": np.dtype(words).str,
+            "version": 3,
+        }
+        return np.asarray(SimpleNamespace(__array_interface__=interface)).view(dtype)
+
+    def bytes_at(self, address: int, nbytes: int) -> Array:
+        return self.array(address, (nbytes,), np.dtype(np.uint8))
+
+
+class Stream:
+    """Executes at once."""
+
+    handle = 0
+
+    def synchronize(self) -> None:
+        """Nothing is in flight."""
+
+
+class Driver:
+    """What the executor asks of the driver, for memory of this process."""
+
+    def cuMemsetD8Async(self, pointer: int, value: int, count: int, _stream: Any) -> tuple[int]:  # noqa: N802
+        Context().bytes_at(pointer, count)[:] = value
+        return (0,)
+
+    def cuMemcpyDtoHAsync(self, to: int, pointer: int, count: int, _stream: Any) -> tuple[int]:  # noqa: N802
+        Context().bytes_at(to, count)[:] = Context().bytes_at(pointer, count)
+        return (0,)
+
+
+@pytest.fixture
+def cuda(kernels: dict[Any, HostKernels], monkeypatch: pytest.MonkeyPatch) -> CudaIndexing:
+    """The executor for CUDA, with kernels that run here."""
+    context: Any = Context()
+    stream: Any = Stream()
+    monkeypatch.setattr(
+        _cuda_indexing, "Kernels", lambda _context, _stream, source: kernels[source]
+    )
+    monkeypatch.setattr(_cuda_indexing, "driver", Driver())
+    monkeypatch.setattr(_cuda_indexing, "check", lambda _name, result: result)
+    return CudaIndexing(context, stream, lambda _message: None)
+
+
+@pytest.fixture
+def cpu() -> CpuIndexing:
+    context: Any = Context()
+    return CpuIndexing(context, lambda _message: None)
+
+
+def pointer(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def seen(array: Array) -> Any:
+    """What stands for a buffer."""
+    place = SimpleNamespace(address=pointer(array), offset=pointer(array) % 256)
+    return SimpleNamespace(
+        _place=place, shape=array.shape, strides=array.strides, dtype=array.dtype
+    )
+
+
+def message_of(
+    kind: Literal["gather", "set", "add"],
+    plain: Array,
+    chosen: Array,
+    indices: list[Array],
+    outside: Literal["wrap", "clip", "drop"],
+    *,
+    ordered: bool = False,
+) -> Choose:
+    """What chooses along the first axes; ``plain`` has the axes of the indices, then the others."""
+    made: list[Choose] = []
+    steps: Any = SimpleNamespace(
+        submit=lambda _name, message, _reads, _writes: made.append(message)
+    )
+    shape = np.broadcast_shapes(*(each.shape for each in indices))
+    wide = [np.broadcast_to(each, shape) for each in indices]
+    loops = [
+        Along(extent, plain.strides[at], 0, tuple(each.strides[at] for each in wide))
+        for at, extent in enumerate(shape)
+    ]
+    count = len(indices)
+    rest = [
+        Along(
+            chosen.shape[count + at],
+            plain.strides[len(shape) + at],
+            chosen.strides[count + at],
+            (0,) * count,
+        )
+        for at in range(chosen.ndim - count)
+    ]
+    pairs = [(seen(each), at) for at, each in enumerate(indices)]
+    choose(
+        steps, kind, seen(plain), seen(chosen), pairs, loops, rest, outside=outside, ordered=ordered
+    )
+    (message,) = made
+    return message
+
+
+def random_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    made = rng.integers(-9, 9, shape)
+    return made.astype(DTYPES[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["gather", "set"])
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64", "complex128"])
+def test_what_is_chosen(cuda: CudaIndexing, cpu: CpuIndexing, kind: Any, dtype: str) -> None:
+    seed = seeds.draw()
+    rng = np.random.default_rng(seed)
+    used = 0
+    for trial in range(60):
+        count = int(rng.integers(1, 3))
+        index = str(rng.choice(["int64", "uint8"] if count == 1 else ["int32"]))
+        sizes = tuple(map(int, rng.integers(1, 6, count)))
+        rest = tuple(map(int, rng.integers(1, 5, rng.integers(0, 2))))
+        chosen = random_of(rng, (*sizes, *rest), dtype)
+        shape = tuple(map(int, rng.integers(1, 6, 1)))
+        outside: Any = rng.choice(["wrap", "clip", "drop"] if kind == "set" else ["wrap", "clip"])
+        low = 0 if index == "uint8" else -9
+        indices = [rng.integers(low, 9, shape).astype(index) for _ in sizes]
+        if kind == "set":  # places differ, so that no element is written twice
+            if outside != "drop":
+                continue
+            indices = [
+                np.arange(shape[0]).astype(index) - (0 if index == "uint8" else 1) for _ in sizes
+            ]
+        plain = random_of(rng, (*shape, *rest), dtype)
+        message = message_of(kind, plain, chosen, indices, outside)
+        written = chosen if kind == "set" else plain
+        before = written.copy()
+        cpu.handlers[Choose](message)
+        expected = written.copy()
+        written[...] = before
+        try:
+            cuda.handlers[Choose](message)
+        except KeyError:
+            continue  # none of those that are compiled here
+        used += 1
+        np.testing.assert_array_equal(written, expected, err_msg=f"seed {seed}, trial {trial}")
+    assert used > 5
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ADDED)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_sums_at_indices(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, ordered: bool) -> None:
+    rng = seeds.rng()
+    chosen = random_of(rng, (7, 3), dtype)
+    plain = random_of(rng, (40, 3), dtype)
+    indices = [rng.integers(-9, 9, 40)]
+    message = message_of("add", plain, chosen, indices, "wrap", ordered=ordered)
+    before = chosen.copy()
+    cpu.handlers[Choose](message)
+    expected = chosen.copy()
+    chosen[...] = before
+    cuda.handlers[Choose](message)
+    np.testing.assert_array_equal(chosen, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64", "complex128"])
+def test_the_last_of_several_counts(cuda: CudaIndexing, dtype: str) -> None:
+    rng = seeds.rng()
+    chosen = random_of(rng, (5, 3), dtype)
+    plain = random_of(rng, (40, 3), dtype)
+    index = rng.integers(0, 5, 40)
+    expected = chosen.copy()
+    for at, row in zip(index, plain, strict=True):
+        expected[at] = row
+    # Columns first, so that elements are not widened to more than a row has.
+    cuda.handlers[Choose](message_of("set", plain, chosen, [index], "wrap", ordered=True))
+    np.testing.assert_array_equal(chosen, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("index", INTEGERS)
+def test_every_dtype_of_indices(cuda: CudaIndexing, index: str) -> None:
+    info = np.iinfo(index)
+    given = np.array([0, 4, info.max, info.min, 3], index)
+    chosen = np.arange(5, dtype=np.float32)
+    for outside in ("wrap", "clip"):
+        plain = np.full(5, np.nan, np.float32)
+        cuda.handlers[Choose](message_of("gather", plain, chosen, [given], outside))
+        mode: Any = outside
+        exact = [int(each) for each in given]
+        expected = np.take(
+            chosen, [each % 5 if mode == "wrap" else min(max(each, 0), 4) for each in exact]
+        )
+        np.testing.assert_array_equal(plain, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("index", INTEGERS)
+def test_the_first_index_out_of_bounds(cuda: CudaIndexing, index: str) -> None:
+    signed = index.startswith("i")
+    scratch = np.zeros(1, np.int64)
+    good = np.array([0, 4, -5 if signed else 1] * 300, index)
+    message = FindOutside(pointer(good), good.size, index, 5, pointer(scratch))
+    assert cuda.handlers[FindOutside](message) == (False, 0)
+    bad = good.copy()
+    bad[700], bad[800] = (-6 if signed else 99), 5
+    message = FindOutside(pointer(bad), bad.size, index, 5, pointer(scratch))
+    assert cuda.handlers[FindOutside](message) == (True, int(bad[700]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("count", [0, 1, 15, 4097, 70_000])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_where_flags_are_set(cuda: CudaIndexing, count: int, share: float) -> None:
+    flags = (seeds.rng().random(count) < share).astype(np.uint8)
+    positions = np.full(count, -1, np.int64)
+    scratch = np.empty(PARTS, np.int64)
+    message = Compact(pointer(flags), count, pointer(positions), pointer(scratch))
+    expected = np.flatnonzero(flags)
+    assert cuda.handlers[Compact](message) == len(expected)
+    np.testing.assert_array_equal(positions[: len(expected)], expected)
+
+
+@pytest.mark.parametrize("count", [1, 2**12, 2**31 + 7, 2**38])
+def test_parts_of_flags(count: int) -> None:
+    parts, each = parts_of(count)
+    assert parts < PARTS
+    assert (parts - 1) * each < count <= parts * each
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 2047, 2048, 5000])
+def test_bytes_of_the_program(cuda: CudaIndexing, size: int) -> None:
+    data = seeds.rng().bytes(size)
+    target = np.zeros(size + 1, np.uint8)
+    cuda.handlers[Upload](Upload(pointer(target), data))
+    assert target.tobytes() == data + b"\0"
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ADDED[1:])
+@pytest.mark.parametrize("kind", ["add", "multiply"])
+@pytest.mark.parametrize("shape", [(40, 1), (5, 31), (5, 33), (2, 3000), (1, 2048)])
+def test_scans(
+    cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, kind: Any, shape: tuple[int, int]
+) -> None:
+    rng = seeds.rng()
+    # Exact in any order: sums of small numbers, products of a few that are not one.
+    if kind == "add":
+        source = rng.integers(0 if dtype.startswith("u") else -1, 2, shape)
+    else:
+        source = np.where(rng.random(shape) < 2 / shape[1], 2, 1)
+    given = source.astype(DTYPES[dtype])
+    target, expected = np.empty_like(given), np.empty_like(given)
+    cuda.handlers[Scan](Scan(kind, pointer(given), pointer(target), dtype, *shape))
+    cpu.handlers[Scan](Scan(kind, pointer(given), pointer(expected), dtype, *shape))
+    np.testing.assert_array_equal(target, expected)
+    cuda.handlers[Scan](Scan(kind, pointer(given), pointer(given), dtype, *shape))
+    np.testing.assert_array_equal(given, expected)
+
+
+@pytest.mark.headers
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
+    from atomr_accel.libraries.nvrtc.host._compiler import compile_cubin
+
+    names = [*indexing_names()[::3], "upload", *(f"outside<{ELEMENTS[each]}>" for each in INTEGERS)]
+    names += ["gather<16, i64, u64, 8, 32>", "add<c128, i64, u64, 8, 32>"]
+    names += [f"in_order<{element}, false, i64, u32, 1, 2>" for element in MOVED.values()]
+    every = [(INDEXING, name) for name in names]
+    every += [(COMPACTION, name) for name in ("count", "place", "compact")]
+    every += [(SCANS, name) for name in scan_names()]
+    for source, name in every:
+        image, lowered, log = compile_cubin(source.text, name, (), capability)
+        assert image[:4] == b"\x7fELF"
+        assert lowered
+        assert "warning" not in log, log

@@ -1,0 +1,359 @@
+"""``device.array`` sorts, searches, scans, counts and reduces as NumPy does."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel import Unsupported
+
+from ...harness import on_shared, opened, program
+from ..conformance import MARKS
+from .calls import (
+    FILLED,
+    FLOATS,
+    LAYOUTS,
+    REAL,
+    SEEDS,
+    SHAPES,
+    by_numpy,
+    fetched,
+    put,
+    same,
+    sample,
+)
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "count_nonzero", "ptp")
+MEANS = ("mean", "var", "std")
+WITHOUT_NAN = ("nansum", "nanprod", "nanmax", "nanmin", "nanmean", "nanvar", "nanstd")
+NEAR = {"float16": 5e-3, "float32": 1e-5}
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from((*REDUCTIONS, *MEANS, *WITHOUT_NAN)),
+    shape=FILLED,
+    dtype=st.sampled_from(("int8", "int64", "uint8", "float16", "float32", "float64")),
+    seed=SEEDS,
+    keepdims=st.booleans(),
+)
+@on_shared
+async def test_reductions(
+    device: Device, name: str, shape: tuple[int, ...], dtype: str, seed: int, *, keepdims: bool
+) -> None:
+    draw = Random(seed)
+    host = sample(seed, shape, dtype, strange=name not in MEANS)
+    if name.startswith("nan") and host.dtype.kind == "f":
+        host = np.where(np.isinf(host), host.dtype.type(1), host)
+    x = await put(device, host, draw.choice(LAYOUTS))
+    axis: Any = draw.choice([None, *range(-len(shape), len(shape))])
+    if not name.startswith("arg") and len(shape) > 1 and draw.random() < 0.3:
+        axis = (0, -1)
+    expected = by_numpy(name, host, axis=axis, keepdims=keepdims)
+    near = NEAR.get(dtype, 1e-12)
+    call = getattr(device.array, name)
+    same(await fetched(device, await call(x, axis=axis, keepdims=keepdims)), expected, near=near)
+    if name != "count_nonzero":
+        out = await put(device, np.zeros(np.shape(expected), expected.dtype), "gaps")
+        assert await call(x, axis=axis, out=out, keepdims=keepdims) is out
+        same(await fetched(device, out), expected, near=near)
+
+
+@settings(max_examples=20)
+@given(shape=FILLED, seed=SEEDS)
+@on_shared
+async def test_what_counts_in_reductions(device: Device, shape: tuple[int, ...], seed: int) -> None:
+    host, mask = sample(seed, shape, "float64"), sample(seed, shape, "bool")
+    x, m = await put(device, host), await put(device, mask)
+    array = device.array
+    same(await fetched(device, await array.sum(x, where=m)), np.sum(host, where=mask))
+    same(
+        await fetched(device, await array.sum(x, 0, "float32", initial=2)),
+        np.sum(host, 0, "float32", initial=2),
+    )
+    same(
+        await fetched(device, await array.max(x, -1, initial=9, where=m)),
+        np.max(host, -1, initial=9, where=mask),
+    )
+    same(await fetched(device, await array.all(x, where=m)), np.all(host, where=mask))
+    same(
+        await fetched(device, await array.norm(x, axis=0)), np.linalg.norm(host, axis=0), near=1e-12
+    )
+    odd = sample(seed, shape, "float64", strange=True)
+    odd.reshape(-1)[0] = 1
+    o = await put(device, odd)
+    same(await fetched(device, await array.nanargmax(o)), np.nanargmax(odd))
+    same(await fetched(device, await array.nanargmin(o)), np.nanargmin(odd))
+
+
+@settings(max_examples=60)
+@given(shape=SHAPES, dtype=st.sampled_from(REAL), seed=SEEDS)
+@on_shared
+async def test_sorts(device: Device, shape: tuple[int, ...], dtype: str, seed: int) -> None:
+    draw = Random(seed)
+    host = sample(seed, shape, dtype, strange=True)
+    x = await put(device, host, draw.choice(LAYOUTS))
+    axis = draw.choice([None, *range(-len(shape), len(shape))])
+    array = device.array
+    same(await fetched(device, await array.sort(x, axis)), np.sort(host, axis))
+    same(await fetched(device, await array.argsort(x, axis)), np.argsort(host, axis, stable=True))
+    out = await put(device, np.zeros(np.sort(host, axis).shape, host.dtype), "transposed")
+    assert await array.sort(x, axis, out=out) is out
+    same(await fetched(device, out), np.sort(host, axis))
+    if not shape:
+        return
+    at = draw.randrange(-len(shape), len(shape))
+    n = shape[at]
+    k = draw.randint(0, n)
+    values, places = await array.topk(x, k, at)
+    order = np.flip(np.sort(host, at), at).take(range(k), at)
+    same(await fetched(device, values), order)
+    found = await device.get(places)
+    assert found.shape == order.shape
+    same(np.take_along_axis(host, found, at) if found.size else order, order)
+    values, places = await array.topk(x, k, at, largest=False)
+    same(await fetched(device, values), np.sort(host, at).take(range(k), at))
+    same(await fetched(device, places), np.argsort(host, at, stable=True).take(range(k), at))
+    if n:
+        kth = draw.randrange(-n, n)
+        part = await device.get(await array.partition(x, kth, at))
+        same(part.take([kth % n], at), np.sort(host, at).take([kth % n], at))
+
+
+@settings(max_examples=40)
+@given(shape=SHAPES, dtype=st.sampled_from((*REAL, "complex64")), seed=SEEDS)
+@on_shared
+async def test_scans(device: Device, shape: tuple[int, ...], dtype: str, seed: int) -> None:
+    draw = Random(seed)
+    host = sample(seed, shape, dtype)
+    x = await put(device, host, draw.choice(LAYOUTS))
+    axis = draw.choice([None, *range(-len(shape), len(shape))])
+    if not shape and axis is None:
+        host = host.reshape(1)
+        x = x.reshape(1)
+    for name in ("cumsum", "cumprod"):
+        expected = by_numpy(name, host, axis)
+        if dtype == "float16":
+            expected = by_numpy(name, host.astype("float32"), axis).astype("float16")
+        same(await fetched(device, await getattr(device.array, name)(x, axis)), expected)
+        out = await put(device, np.zeros(expected.shape, "complex128"), "transposed")
+        assert await getattr(device.array, name)(x, axis, out=out) is out
+        same(await fetched(device, out), expected.astype("complex128"))
+    same(
+        await fetched(device, await device.array.cumsum(x, axis, "complex64")),
+        np.cumsum(host, axis, "complex64"),
+    )
+
+
+@settings(max_examples=40)
+@given(shape=FILLED, dtype=st.sampled_from(REAL), seed=SEEDS, equal_nan=st.booleans())
+@on_shared
+async def test_unique(
+    device: Device, shape: tuple[int, ...], dtype: str, seed: int, *, equal_nan: bool
+) -> None:
+    draw = Random(seed)
+    # NumPy has several NaN in any order, where they are not equal.
+    host = sample(seed, shape, dtype, strange=equal_nan)
+    x = await put(device, host, draw.choice(LAYOUTS))
+    flags = [draw.random() < 0.5 for _ in range(3)]
+    numpy: Any = np
+    expected = numpy.unique(host, *flags, equal_nan=equal_nan)
+    got = await fetched(device, await device.array.unique(x, *flags, equal_nan=equal_nan))
+    same(got, list(expected) if isinstance(expected, tuple) else expected)
+    array = device.array
+    host = sample(seed, shape, dtype)
+    x = await put(device, host)
+    same(await fetched(device, await array.unique_all(x)), list(np.unique_all(host)))
+    same(await fetched(device, await array.unique_counts(x)), list(np.unique_counts(host)))
+    same(await fetched(device, await array.unique_inverse(x)), list(np.unique_inverse(host)))
+    same(await fetched(device, await array.unique_values(x)), np.unique_all(host).values)
+
+
+@settings(max_examples=30)
+@given(size=st.integers(0, 9), shape=SHAPES, seed=SEEDS, side=st.sampled_from(["left", "right"]))
+@on_shared
+async def test_searches(
+    device: Device, size: int, shape: tuple[int, ...], seed: int, side: Any
+) -> None:
+    draw = Random(seed)
+    data = sample(seed, (size,), draw.choice(["int64", "float32", "float64"]))
+    values = sample(seed + 1, shape, draw.choice(["int8", "float64"]))
+    a, v = await put(device, np.sort(data), "gaps"), await put(device, values, draw.choice(LAYOUTS))
+    array = device.array
+    same(
+        await fetched(device, await array.searchsorted(a, v, side)),
+        np.searchsorted(np.sort(data), values, side),
+    )
+    order = np.argsort(data)
+    sorter = await put(device, order)
+    got = await array.searchsorted(await put(device, data), v, side, sorter)
+    same(await fetched(device, got), np.searchsorted(data, values, side, order))
+    right = side == "right"
+    same(
+        await fetched(device, await array.digitize(v, a, right)),
+        np.digitize(values, np.sort(data), right),
+    )
+
+
+@settings(max_examples=40)
+@given(size=st.integers(0, 30), seed=SEEDS, density=st.booleans())
+@on_shared
+async def test_histograms(device: Device, size: int, seed: int, *, density: bool) -> None:
+    draw = Random(seed)
+    rng = np.random.default_rng(seed)
+    host = rng.normal(size=size) if draw.random() < 0.6 else rng.integers(-9, 9, size)
+    x = await put(device, host, "gaps")
+    weights = rng.integers(0, 5, size).astype(draw.choice(["float64", "int64"]))
+    w = await put(device, weights)
+    bins: Any = draw.choice([1, 3, 10, [-2.0, 0.0, 1.0, 1.5], [-3, 0, 4]])
+    bounds = draw.choice([None, (-1.0, 1.5), (0, 0)])
+    expected = by_numpy("histogram", host, bins, bounds, density=density)
+    got = await fetched(device, await device.array.histogram(x, bins, bounds, density))
+    same(got, list(expected), near=1e-12)
+    expected = by_numpy("histogram", host, bins, bounds, weights=weights)
+    got = await fetched(device, await device.array.histogram(x, bins, bounds, weights=w))
+    same(got, list(expected), near=1e-12)
+    numbers = np.abs(rng.integers(-9, 9, size)).astype(draw.choice(["uint8", "int32", "int64"]))
+    n = await put(device, numbers)
+    least = draw.randint(0, 12)
+    array = device.array
+    same(
+        await fetched(device, await array.bincount(n, None, least)),
+        np.bincount(numbers, None, least),
+    )
+    got = await fetched(device, await array.bincount(n, w, least))
+    expected = np.bincount(numbers, weights, least).astype(np.float64)  # without any an int64
+    same(got, expected, near=1e-12)
+    async with device.batch() as batch:
+        made = batch.array.bincount(n, length=5)
+    same(await fetched(device, made), np.bincount(numbers[numbers < 5], None, 5))
+
+
+@settings(max_examples=50)
+@given(
+    shape=FILLED,
+    dtype=st.sampled_from(("int8", "int64", *FLOATS)),
+    seed=SEEDS,
+    method=st.sampled_from(["linear", "lower", "higher", "nearest", "midpoint"]),
+    keepdims=st.booleans(),
+)
+@on_shared
+async def test_quantiles(
+    device: Device, shape: tuple[int, ...], dtype: str, seed: int, method: Any, *, keepdims: bool
+) -> None:
+    draw = Random(seed)
+    host = sample(seed, shape, dtype)
+    if host.dtype.kind == "f" and draw.random() < 0.3:
+        host.reshape(-1)[draw.randrange(host.size)] = np.nan
+    x = await put(device, host, draw.choice(LAYOUTS))
+    axis: Any = draw.choice([None, *range(-len(shape), len(shape)), tuple(range(len(shape)))[:2]])
+    q: Any = draw.choice([0.0, 0.25, 0.5, 1.0, [0.1, 0.9], [[0.5, 1.0]]])
+    array = device.array
+    near = NEAR.get(dtype, 1e-12)
+    expected = by_numpy("quantile", host, q, axis, method=method, keepdims=keepdims)
+    got = await array.quantile(x, q, axis, method=method, keepdims=keepdims)
+    same(await fetched(device, got), expected, near=near)
+    got = await array.median(x, axis, keepdims=keepdims)
+    same(await fetched(device, got), by_numpy("median", host, axis, keepdims=keepdims), near=near)
+    got = await array.percentile(x, 30.0, axis)
+    same(await fetched(device, got), by_numpy("percentile", host, 30.0, axis), near=near)
+
+
+@settings(max_examples=30)
+@given(size=st.integers(0, 40), seed=SEEDS)
+@on_shared
+async def test_complex_numbers_in_one_row(device: Device, size: int, seed: int) -> None:
+    host = sample(seed, (size,), "complex64")
+    odd = np.random.default_rng(seed).choice([0, 1, np.nan, -np.inf], (2, size)).astype(np.float32)
+    host.real[::2], host.imag[::3] = odd[0, ::2], odd[1, ::3]
+    x = await put(device, host, "gaps")
+    array = device.array
+    same(await fetched(device, await array.sort(x)), np.sort(host))
+    same(await fetched(device, await array.argsort(x)), np.argsort(host, stable=True))
+    finite = np.nan_to_num(host)
+    f = await put(device, finite)
+    same(await fetched(device, await array.unique_all(f)), list(np.unique_all(finite)))
+    with pytest.raises(TypeError, match="has no order"):
+        await array.sort(await put(device, np.ones((2, 2), np.complex64)))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@program
+async def test_long_rows(deterministic: bool) -> None:
+    async with opened(deterministic=deterministic, isolation="thread") as device:
+        host = np.random.default_rng(0).integers(-9, 9, 150_001).astype(np.float64)
+        x = await device.put(host)
+        same(await device.get(await device.array.cumsum(x)), np.cumsum(host))
+        i = await device.put(host.astype(np.int32))
+        same(await device.get(await device.array.cumsum(i)), np.cumsum(host.astype(np.int32)))
+
+
+@on_shared
+async def test_batches(device: Device) -> None:
+    host = np.random.default_rng(0).normal(size=(5, 8))
+    x = await device.put(host)
+    async with device.batch() as batch:
+        order = batch.array.argsort(x, 0)
+        values, places = batch.array.topk(x, 2)
+        best = batch.array.take_along_axis(x, batch.array.argmax(x, -1, keepdims=True), -1)
+        sums = batch.array.cumsum(x, 1)
+        middle = batch.array.median(x)
+        call: Any
+        for call in (lambda: batch.array.unique(x), lambda: batch.array.bincount(order[0])):
+            with pytest.raises(Unsupported, match="waits for the device's answer"):
+                call()
+    same(await device.get(order), np.argsort(host, 0))
+    same(await device.get(values), -np.sort(-host)[:, :2])
+    same(await device.get(places), np.argsort(-host)[:, :2])
+    same(await device.get(best), host.max(-1, keepdims=True))
+    same(await device.get(sums), np.cumsum(host, 1), near=1e-12)
+    same(await device.get(middle), np.median(host), near=1e-12)
+
+
+@on_shared
+async def test_what_is_refused(device: Device) -> None:
+    array: Any = device.array
+    x = await device.put(np.arange(6.0).reshape(2, 3))
+    c = await device.put(np.ones((2, 2), np.complex64))
+    i = await device.put(np.array([1, -2]))
+    call: Any
+    for call, error, text in (
+        (lambda: array.sort(c), TypeError, "has no order"),
+        (lambda: array.sort(x, 2), np.exceptions.AxisError, "axis 2 is out of bounds"),
+        (lambda: array.sort(x, kind="bubble"), ValueError, "sort kind must be one of"),
+        (lambda: array.sort([1]), TypeError, "a must be a GpuRef"),
+        (lambda: array.partition(x, 3), ValueError, r"kth\(=3\) out of bounds \(3\)"),
+        (lambda: array.topk(x, 4), ValueError, "k is 4, but the axis has 3 elements"),
+        (lambda: array.searchsorted(x, x), ValueError, "object too deep"),
+        (lambda: array.searchsorted(x[0], x, "up"), ValueError, "side must be"),
+        (lambda: array.searchsorted(x[0], x, "left", i), ValueError, "sorter.size must equal"),
+        (lambda: array.bincount(x[0]), TypeError, "Cannot cast array data from"),
+        (lambda: array.bincount(i), ValueError, "must have no negative elements"),
+        (lambda: array.bincount(i, minlength=-1), ValueError, "'minlength' must not be negative"),
+        (lambda: array.bincount(i, x[0]), ValueError, "don't have the same length"),
+        (lambda: array.histogram(x, 0), ValueError, "`bins` must be positive"),
+        (lambda: array.histogram(x, [2, 1]), ValueError, "must increase monotonically"),
+        (lambda: array.histogram(x, 2, (1, 0)), ValueError, "max must be larger than min"),
+        (lambda: array.histogram(c), TypeError, "no order"),
+        (lambda: array.quantile(x, 1.5), ValueError, r"Quantiles must be in the range \[0, 1\]"),
+        (lambda: array.percentile(x, 101), ValueError, "Percentiles must be in the range"),
+        (lambda: array.quantile(x, 0.5, method="hazen"), ValueError, "not a valid method"),
+        (lambda: array.median(x[:0]), ValueError, "median of no elements"),
+        (lambda: array.max(x[:0]), ValueError, "zero-size array to reduction operation maximum"),
+        (lambda: array.argmax(x[:0]), ValueError, "attempt to get argmax of an empty sequence"),
+        (lambda: array.sum(x, 5), np.exceptions.AxisError, "axis 5 is out of bounds"),
+        (lambda: array.cumsum(x, dtype="bool"), TypeError, "cumsum of bool"),
+        (lambda: array.sum(x, out=i), TypeError, "Cannot cast output"),
+    ):
+        with pytest.raises(error, match=text):
+            await call()
