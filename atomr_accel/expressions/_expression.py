@@ -47,7 +47,13 @@ class Operand:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    __hash__ = object.__hash__
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int:
+            """By identity, as == makes an expression."""
+
+    else:
+        __hash__ = object.__hash__
 
     # --- operators ------------------------------------------------------------------------
 
@@ -159,22 +165,14 @@ class Operand:
     def __invert__(self) -> Expression:
         return ufunc("invert", self)
 
-    def _in_place(self, _other: object) -> NoReturn:
-        raise TypeError(
-            "refs and expressions are not changed in place; write x = x + y, and to have the "
-            "result in the buffer of x: await device.evaluate(x + y, out=x)"
-        )
-
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _in_place
-    __ipow__ = __ilshift__ = __irshift__ = __iand__ = __ior__ = __ixor__ = _in_place
-
     def __matmul__(self, _other: object) -> NoReturn:
         raise TypeError(
             "products of matrices are not part of expressions; write: "
             "await device.blas.gemm(a, b), or device.blaslt.matmul with an epilogue"
         )
 
-    __rmatmul__ = __imatmul__ = __matmul__
+    def __rmatmul__(self, other: object) -> NoReturn:
+        self.__matmul__(other)
 
     # --- what would have to look at values --------------------------------------------------
 
@@ -363,6 +361,19 @@ def no_out(name: str) -> TypeError:
         f"{name}(..., out=...) makes an expression, which computes nothing yet; leave out= away "
         "and give it to what computes: await device.evaluate(expression, out=ref)"
     )
+
+
+def _in_place(_self: Operand, _other: object) -> NoReturn:
+    raise TypeError(
+        "refs and expressions are not changed in place; write x = x + y, and to have the "
+        "result in the buffer of x: await device.evaluate(x + y, out=x)"
+    )
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Operand, f"__i{_name}__", _in_place)
+for _name in ("lshift", "rshift", "and", "or", "xor"):
+    setattr(Operand, f"__i{_name}__", _in_place)
 
 
 @final

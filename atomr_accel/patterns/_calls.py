@@ -25,8 +25,12 @@ class Tally:
     __slots__ = ("answered", "dropped", "failed", "observer", "refused", "submitted")
 
     def __init__(self, observer: Observer | None) -> None:
-        self.observer = guarded(observer)
-        self.submitted = self.answered = self.failed = self.refused = self.dropped = 0
+        self.observer: Observer | None = guarded(observer)
+        self.submitted: int = 0
+        self.answered: int = 0
+        self.failed: int = 0
+        self.refused: int = 0
+        self.dropped: int = 0
 
     @property
     def in_progress(self) -> int:

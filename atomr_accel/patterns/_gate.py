@@ -53,8 +53,11 @@ class Outcomes:
     __slots__ = ("compared", "count", "failures", "latencies", "mismatches")
 
     def __init__(self) -> None:
-        self.count = self.failures = self.compared = self.mismatches = 0
-        self.latencies = Latencies()
+        self.count: int = 0
+        self.failures: int = 0
+        self.compared: int = 0
+        self.mismatches: int = 0
+        self.latencies: Latencies = Latencies()
 
     def answered(self, seconds: float) -> None:
         """A request was answered."""

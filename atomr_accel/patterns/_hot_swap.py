@@ -113,10 +113,10 @@ class _Version:
     def __init__(self, name: str, factory: Factory[Any, Any]) -> None:
         self.name = name
         self.factory = factory
-        self.member = Member("version", name)
-        self.retire = trio.Event()
-        self.gone = trio.Event()
-        self.step = Outcomes()
+        self.member: Member = Member("version", name)
+        self.retire: trio.Event = trio.Event()
+        self.gone: trio.Event = trio.Event()
+        self.step: Outcomes = Outcomes()
         self.answered = self.failed = self.copies = self.compared = self.mismatches = 0
 
 

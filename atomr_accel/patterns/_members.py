@@ -47,10 +47,10 @@ class Member:
     __slots__ = ("_idle", "_scopes", "call", "in_flight", "name", "what")
 
     def __init__(self, kind: str, name: str) -> None:
-        self.name = name
-        self.what = f"{kind} {name!r}"
+        self.name: str = name
+        self.what: str = f"{kind} {name!r}"
         self.call: Callable[[Any], Awaitable[Any]] | None = None
-        self.in_flight = 0
+        self.in_flight: int = 0
         self._scopes: set[trio.CancelScope] = set()
         self._idle = trio.Event()
 

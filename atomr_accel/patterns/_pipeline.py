@@ -93,13 +93,14 @@ class _Ticket:
     __slots__ = ("began", "deadline", "done", "error", "gone", "item", "scope", "tally", "value")
 
     def __init__(self, item: Any, deadline: float, tally: Tally | None = None) -> None:
-        self.item = self.value = item
-        self.deadline = deadline
-        self.tally = tally  # an item of a run; others are counted as calls
-        self.began = 0.0 if tally is None else tally.submit(item)
-        self.done = trio.Event()
+        self.item: Any = item
+        self.value: Any = item
+        self.deadline: float = deadline
+        self.tally: Tally | None = tally  # an item of a run; others are counted as calls
+        self.began: float = 0.0 if tally is None else tally.submit(item)
+        self.done: trio.Event = trio.Event()
         self.error: Exception | None = None
-        self.gone = False
+        self.gone: bool = False
         self.scope: trio.CancelScope | None = None
 
     def answer(self, error: Exception | None = None) -> None:
@@ -331,13 +332,15 @@ class _RunState:
     )
 
     def __init__(self, pipeline: Pipeline[Any, Any], capacity: int) -> None:
-        self.pipeline = pipeline
-        self.scope = trio.CancelScope()
+        self.pipeline: Pipeline[Any, Any] = pipeline
+        self.scope: trio.CancelScope = trio.CancelScope()
+        self.send: trio.MemorySendChannel[_Ticket]
+        self.receive: trio.MemoryReceiveChannel[_Ticket]
         self.send, self.receive = trio.open_memory_channel[_Ticket](capacity)
         self.tickets: deque[_Ticket] = deque()
         self.head: _Ticket | None = None
         self.consumer: trio.CancelScope | None = None
-        self.closed = False
+        self.closed: bool = False
 
     def close(self) -> None:
         """End the run: read no more of its source, and withdraw what is in the stages."""
