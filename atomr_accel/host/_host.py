@@ -105,6 +105,8 @@ class Host:
         """
         for thread in self._threads:
             thread.join()
+        with contextlib.suppress(Exception):  # nobody asks any more how it went
+            self._wait_staging()
         if hasattr(self, "_context"):
             with contextlib.suppress(StickyFault):  # nothing of a broken context can be released
                 self._context.close()

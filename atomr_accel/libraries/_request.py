@@ -102,6 +102,12 @@ class Driver(Protocol):
                 is as it was, so that nothing else would come of it.
         """
 
+    def stand_in(self, ref: GpuRef) -> GpuRef:
+        """What a request goes by for a buffer that is inside an argument, such as an expression.
+
+        In a recording that is what ``replay`` may put another one in the place of.
+        """
+
     def perform(self, request: Request[T]) -> T | None:
         """Have another request carried out first.
 
@@ -121,6 +127,10 @@ class Preparing:
 
     def depends(self, still: Callable[[], bool]) -> None:
         """It is so, as the request was prepared just now."""
+
+    def stand_in(self, ref: GpuRef) -> GpuRef:
+        """The buffer itself."""
+        return ref
 
 
 class Request(Message[T], Generic[T], frozen=True):

@@ -84,13 +84,18 @@ def on_any_views(
 
 def replaced(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
     """Arguments with something else in the place of views that are not contiguous."""
+    return _mapped(value, name, lambda ref, what: ref if ref._strides is None else by(ref, what))
+
+
+def _mapped(value: Any, name: str, by: Callable[[GpuRef, str], GpuRef]) -> Any:
+    """Arguments with something else in the place of buffers."""
     if type(value) is GpuRef:
-        return value if value._strides is None else by(value, name)
+        return by(value, name)
     if type(value) in (list, tuple):
-        items: Any = (replaced(item, f"{name}[{at}]", by) for at, item in enumerate(value))
+        items: Any = (_mapped(item, f"{name}[{at}]", by) for at, item in enumerate(value))
         return type(value)(items)
     if type(value) is dict:
-        return {key: replaced(item, str(key), by) for key, item in value.items()}
+        return {key: _mapped(item, str(key), by) for key, item in value.items()}
     return value
 
 
@@ -112,12 +117,16 @@ class _Staging(Preparing):
         self.home: Final[Home] = driver.home
         self.memory: Final[MemoryMap] = driver.memory
         self.scratch: Final[dict[int, tuple[str, GpuRef, GpuRef]]] = {}
+        self._plain: list[tuple[str, GpuRef]] = []  # what it is given that is as it is
 
     def put(self, value: Any) -> Any:
         """Arguments with scratch memory in the place of views."""
-        return replaced(value, "argument", self._copy_of)
+        return _mapped(value, "argument", self._copy_of)
 
     def _copy_of(self, ref: GpuRef, name: str) -> GpuRef:
+        if ref._strides is None:
+            self._plain.append((name, ref))
+            return ref
         if id(ref) not in self.scratch:
             require_readable(ref, self.memory, name, strided=True)
             self.scratch[id(ref)] = name, ref, self.output(ref.shape, ref.dtype)
@@ -130,13 +139,16 @@ class _Staging(Preparing):
         written = {block.base for block in writes}
         used = [each for each in self.scratch.values() if each[2]._block in touched]
         back = [each for each in used if each[2]._block in written]
-        for at, (name, ref, _) in enumerate(back):
+        others = [(name, ref) for name, ref in self._plain if ref._block.base in written]
+        for name, ref, _ in back:
             require_writable(ref, self.memory, name, strided=True)
-            for other_name, other, _ in back[:at]:
+            for other_name, other in others:
                 if overlap(ref, other):
                     raise ValueError(
-                        f"{name} shares memory with {other_name}, and both are written"
+                        f"{name} shares memory with {other_name}, and both are written; "
+                        "give it a buffer of its own"
                     )
+            others.append((name, ref))
         finish = submission.finish
         return msgspec.structs.replace(
             submission,
@@ -176,6 +188,10 @@ class _Staging(Preparing):
     def depends(self, still: Callable[[], bool]) -> None:
         """It is so, as the request was prepared just now."""
         self._driver.depends(still)
+
+    def stand_in(self, ref: GpuRef) -> GpuRef:
+        """That of the driver itself."""
+        return self._driver.stand_in(ref)
 
     def perform(self, request: Request[T]) -> T | None:
         """Have another request carried out first; with copies around it, if it is on some."""

@@ -368,6 +368,10 @@ class _Tracer:
         self._obtained.append(block)
         return block
 
+    def stand_in(self, ref: GpuRef) -> GpuRef:
+        """A buffer that is inside an argument is no part of the signature."""
+        raise Untraceable(repr(ref))
+
     def depends(self, still: Callable[[], bool]) -> None:
         """Each call asks whether it is so."""
         self._checks.append(still)

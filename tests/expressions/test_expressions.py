@@ -12,7 +12,7 @@ import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, Unsupported
+from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.expressions import Expression, Operand, constant, index
 
 from ..harness import cpu_only, on_shared, same_bits
@@ -407,3 +407,43 @@ async def test_indices_and_constants(device: Device) -> None:
     x = await device.put(numbers(3, 4))
     lower = np.where(index((3, 4), 0) >= index((3, 4), 1), x, constant(0, x.dtype))
     assert np.array_equal(await device.get(await device.evaluate(lower)), np.tril(numbers(3, 4)))
+
+
+@on_shared
+async def test_what_is_replaced_is_replaced_in_expressions(device: Device) -> None:
+    """Also where it is a view, in what a fused function has around it, or in a part."""
+    one, other = np.array([1.0, 2, 3]), np.array([10.0, 20, 30])
+    x, x2 = await device.put(one), await device.put(other)
+    weight, weight2 = await device.put(one + 1), await device.put(other + 1)
+    total = await device.zeros(3)
+
+    def scaled(y: GpuRef) -> Expression:
+        return y * weight
+
+    fused = device.fuse(scaled)
+    async with device.record(x) as program:
+        double = program.evaluate(x * 2)
+        mixed = program.evaluate(program.blas.copy(x) + x[::-1] * weight)
+        around = program.using(fused)(x)
+        program.evaluate(total + x, out=total)
+    async with device.record(x) as caller:
+        caller.call(program, x)
+    for taken, expected in ((x2, other), (x, one)):
+        for replaced, factor in ((weight, one + 1), (weight2, other + 1)):
+            await device.fill(total, 0)
+            await program.replay(taken, replace={weight: replaced})
+            np.testing.assert_array_equal(await device.get(double), expected * 2)
+            np.testing.assert_array_equal(
+                await device.get(mixed), expected + expected[::-1] * factor
+            )
+            np.testing.assert_array_equal(await device.get(around), expected * factor)
+            np.testing.assert_array_equal(await device.get(total), expected)
+        await device.fill(total, 0)
+        await caller.replay(taken)
+        np.testing.assert_array_equal(await device.get(double), expected * 2)
+        np.testing.assert_array_equal(await device.get(total), expected)
+    await device.free(x)
+    await program.replay(x2)
+    np.testing.assert_array_equal(await device.get(double), other * 2)
+    with pytest.raises(GpuRefStale, match="was freed"):
+        await program.replay()

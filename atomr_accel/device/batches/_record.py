@@ -213,7 +213,7 @@ class Recording(Collector):
         """
         if isinstance(argument, (list, tuple)):
             return type(argument)(self.take(item) for item in argument)
-        if not self._takes(argument) or argument._block in self._made:
+        if not self._takes(argument) or self._knows(argument._block.base):
             return argument
         placeholder = self._placeholders.get(argument)
         if placeholder is None:
@@ -222,6 +222,15 @@ class Recording(Collector):
                 placeholder = self._stand_in(argument)
             self._placeholders[argument] = placeholder
         return placeholder
+
+    def stand_in(self, ref: GpuRef) -> GpuRef:
+        """A buffer that is inside an argument, as the program knows it."""
+        taken: GpuRef = self.take(ref)
+        return taken
+
+    def _knows(self, block: Block) -> bool:
+        """Whether a block is of the program: made in it, or a stand-in."""
+        return block in self._made or block in self._bound or block in self._inside
 
     def _takes(self, ref: object) -> bool:
         """Whether a program can be recorded with a buffer: perhaps one that another one makes."""

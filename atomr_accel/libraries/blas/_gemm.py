@@ -577,8 +577,10 @@ def _plan_strided(given: _Operands, wanted: Any, compute_type: str | None) -> _W
     batch = broadcast(shape_a, shape_b, steps_a, steps_b)
     row_c, strides_c = n, None
     if out is not None and not out.contiguous and out.shape == plain.shape:
+        if out.ndim != len(batch.shape) + 2:  # without the axis that a or b has not
+            raise not_contiguous(out, "out")
         op_c, row_c, steps_c = laid_out(out, (*batch.shape, m, n), 0, "out")
-        if op_c or len(steps_c) > 1 or not k or out.ndim < 2:
+        if op_c or len(steps_c) > 1 or not k:
             raise not_contiguous(out, "out")
         strides_c = steps_c if batch.sizes else ()
     elif (

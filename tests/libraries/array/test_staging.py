@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -323,3 +324,29 @@ async def test_what_libraries_have_made_takes_views_too(device: Device) -> None:
     picked = await first.choice(x[:, 0], 5)
     same = await second.choice(await device.copy(x[:, 0]), 5)
     assert same_bits(await device.get(picked), await device.get(same))
+
+
+@on_shared
+async def test_what_is_written_through_two_views_is_apart(device: Device) -> None:
+    views: list[Callable[[GpuRef], GpuRef]] = [lambda x: x[0], lambda x: x[0, ::-1]]
+    for one, other in itertools.permutations(views):
+        x = await device.put(np.arange(12.0).reshape(2, 6))
+        with pytest.raises(ValueError, match="shares memory"):
+            await device.blas.swap(one(x), other(x))
+        with pytest.raises(ValueError, match="shares memory"):
+            await device.cub.sort_pairs(x[1], x[1], out=(one(x), other(x)))
+
+
+@on_shared
+async def test_products_of_vectors_go_to_any_view(device: Device) -> None:
+    rng = np.random.default_rng(0)
+    stack, vector = rng.integers(-3, 4, (2, 4, 3)) * 1.0, rng.integers(-3, 4, 4) * 1.0
+    a, x = await device.put(stack), await device.put(vector)
+    for left, right, exact in (
+        (x, a, vector @ stack),
+        (a.mT, x, stack.swapaxes(1, 2) @ vector),
+    ):
+        for at in (np.s_[:, ::2], np.s_[:, ::-2], np.s_[::-1, 1::2]):
+            out = (await device.zeros((2, 6)))[at]
+            await device.blas.matmul(left, right, out=out)
+            np.testing.assert_array_equal(await device.get(out), exact)

@@ -185,6 +185,7 @@ async def test_both_executors_give_the_same(
         assert one.dtype == other.dtype
 
 
+@pytest.mark.headers
 def test_statuses_become_errors() -> None:
     for message, kind in (
         ("Failed executing reduce, error code: 700", StickyFault),

@@ -192,7 +192,8 @@ __device__ Wide sum(Wide, Wide b) { return b; }
 struct Bytes { unsigned char byte[UPLOADED]; };
 
 __global__ void __launch_bounds__(THREADS) upload(unsigned char* target, u64 count, Bytes bytes) {
-  for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < (u32)count; at += gridDim.x * blockDim.x)
+  const u32 step = gridDim.x * blockDim.x;
+  for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < (u32)count; at += step)
     target[at] = bytes.byte[at];
 }
 
