@@ -37,6 +37,7 @@ X: Final = RNG.integers(-5, 6, 23).astype(np.float32)
 X[[3, 17]] = np.nan, -0.0
 I: Final = RNG.integers(-5, 6, 23).astype(np.int32)  # noqa: E741
 C: Final = (RNG.integers(-5, 6, 23) + 1j * RNG.integers(-5, 6, 23)).astype(np.complex64)
+W: Final = np.arange(23) - 1j * np.arange(23)
 B: Final = I > 0
 AT: Final = np.asarray([0, 4, 4, 9, 23], np.int32)
 EMPTY: Final = np.empty(0, np.float32)
@@ -77,6 +78,10 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "sort nothing": ((EMPTY,), lambda cub, x: cub.sort(x)),
     "sort truths": ((B,), lambda cub, x: cub.sort(x)),
     "sort pairs": ((I, C), lambda cub, x, y: cub.sort_pairs(x, y)),
+    "sort wide pairs": ((I, W), lambda cub, x, y: cub.sort_pairs(x, y)),
+    "sort wide pairs down": ((B, W), lambda cub, x, y: cub.sort_pairs(x, y, descending=True)),
+    "sort wide nothing": ((EMPTY, W[:0]), lambda cub, x, y: cub.sort_pairs(x, y)),
+    "merge wide pairs": ((I, W), lambda cub, x, y: cub.sort_pairs(x, y, op="greater")),
     "merge": ((I,), lambda cub, x: cub.sort(x, op="greater")),
     "merge pairs": ((I, X), lambda cub, x, y: cub.sort_pairs(x, y, op=lambda a, b: b < a)),
     "argsort": ((X,), lambda cub, x: cub.argsort(x, descending=True)),
@@ -103,6 +108,8 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "unique": ((np.sort(I),), lambda cub, x: cub.unique(x)),
     "unique of nothing": ((EMPTY,), lambda cub, x: cub.unique(x)),
     "unique by key": ((np.sort(I), C), lambda cub, x, y: cub.unique_by_key(x, y)),
+    "unique wide by key": ((np.sort(I), W), lambda cub, x, y: cub.unique_by_key(x, y)),
+    "unique wide nothing": ((EMPTY, W[:0]), lambda cub, x, y: cub.unique_by_key(x, y)),
     "histogram": ((X,), lambda cub, x: cub.histogram_even(x, 5, -5, 5)),
     "histogram of numbers": ((I,), lambda cub, x: cub.histogram_even(x, 3, -2, 4, dtype="int32")),
     "histogram of nothing": ((EMPTY,), lambda cub, x: cub.histogram_even(x, 5, -5, 5)),

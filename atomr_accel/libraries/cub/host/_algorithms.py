@@ -35,6 +35,9 @@ _WELL_KNOWN: Final = {
 """Operators that CUB knows, and has faster code for. The others are linked as the program's are."""
 
 _ENUMS: Final = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "bool": "BOOLEAN"}
+_WIDE: Final = "complex128"
+"""What values of 16 bytes are moved as: the only ones that CUB has no number for."""
+
 _LARGEST_INT: Final = 2**31 - 1
 
 SOMEWHERE: Final = 1 << 12
@@ -153,6 +156,11 @@ class Call:
         self.spec: Final = spec
         self.kit: Final = kit
         self.bindings: Final = kit.bindings
+
+    def gathered(self, count: int) -> int:
+        """Bytes of the positions that are sorted in the place of values; 0 if values are."""
+        del count
+        return 0
 
     @property
     def number_bytes(self) -> int:
@@ -347,7 +355,12 @@ class SegmentedReduce(Call):
 
 
 class RadixSort(Call):
-    """Buffers: keys and values, and where these go; 0 for values that are not there."""
+    """Buffers: keys and values, and where these go; 0 for values that are not there.
+
+    The bindings declare values that are no number of C++'s as large as a key is, and then find
+    that their own tuning is for other ones. So positions are sorted in the place of wide
+    values, which are gathered by them afterwards.
+    """
 
     buffers = 4
     result = "DeviceRadixSortBuildResult"
@@ -355,10 +368,16 @@ class RadixSort(Call):
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)
         keys, values = spec.dtypes
+        self._gathers = values == _WIDE
+        if self._gathers:
+            values = "uint64"
         self._buffers = [kit.pointer(dtype) for dtype in (keys, values, keys, values)]
         b = self.bindings
         self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
         self._bits = 8 * DTYPES[keys].itemsize
+
+    def gathered(self, count: int) -> int:
+        return 8 * count if self._gathers else 0
 
     def stand_ins(self) -> list[int]:
         """Values may be missing."""
@@ -529,7 +548,11 @@ class Partition(Call):
 
 
 class UniqueByKey(Call):
-    """Buffers: keys and values, where those go that are kept, and their number."""
+    """Buffers: keys and values, where those go that are kept, and their number.
+
+    The bindings tune for values that are no number of C++'s as if they were as large as a key.
+    So positions are kept in the place of wide values, and what writes one gets the value there.
+    """
 
     buffers = 5
     result = "DeviceUniqueByKeyBuildResult"
@@ -539,8 +562,15 @@ class UniqueByKey(Call):
         keys, values = spec.dtypes
         self._keys, self._out = kit.pointer(keys), kit.pointer(keys)
         self._count = kit.pointer("int64")
-        self._valued = bool(values)
-        if values:
+        self._valued, self._states = bool(values), ()
+        if values == _WIDE:
+            place = kit.type("uint64")
+            self._values, at = kit.iterator(place, source.place_source)
+            self._values_out, to = kit.iterator(
+                place, lambda name: source.taken_source(values, name)
+            )
+            self._states = at, to
+        elif values:
             self._values, self._values_out = kit.pointer(values), kit.pointer(values)
         else:
             ignored = [
@@ -568,7 +598,9 @@ class UniqueByKey(Call):
         del values
         keys, items, out, items_out, count = pointers
         _set((self._keys, self._out, self._count), (keys, out, count))
-        if self._valued:
+        if self._states:
+            self._states[1].values, self._states[1].flags = items_out, items
+        elif self._valued:
             _set((self._values, self._values_out), (items, items_out))
         buffers = self._keys, self._values, self._out, self._values_out, self._count
         needed: int = built.compute(*scratch, *buffers, self._operator, sizes[0], stream)
