@@ -251,6 +251,12 @@ def _require_tuned(algorithm: str, keys: Iterator, values: Iterator) -> None:
         raise RuntimeError(f"Failed compiling {algorithm}, error code: 999")
 
 
+def _require_fitting(keys: Iterator, values: Iterator) -> None:
+    """As merge sorts, whose tiles have to be in the shared memory of a block."""
+    tile = 256 * max(1, min(17, 17 * 4 // keys.type.size))
+    assert tile * values.type.size <= 48 << 10, "sorted in tiles of other sizes than are launched"
+
+
 def _cast(values: Array, kind: TypeInfo) -> Array:
     return values if values.dtype == kind.dtype else values.astype(kind.dtype)
 
@@ -446,6 +452,12 @@ class DeviceRadixSortBuildResult(Result):
 
 class DeviceMergeSortBuildResult(Result):
     types = (Iterator, Iterator, Iterator, Iterator, Op)
+
+    @classmethod
+    def compile(cls, *arguments: Any) -> Result:
+        keys, values, *_ = arguments
+        _require_fitting(keys, values)
+        return super().compile(*arguments)
 
     def compute(
         self,

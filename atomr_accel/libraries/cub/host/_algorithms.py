@@ -158,7 +158,7 @@ class Call:
         self.bindings: Final = kit.bindings
 
     def gathered(self, count: int) -> int:
-        """Bytes of the positions that are sorted in the place of values; 0 if values are."""
+        """Bytes of the positions that are sorted in the place of values; 0 where these are."""
         del count
         return 0
 
@@ -354,16 +354,16 @@ class SegmentedReduce(Call):
         return needed
 
 
-class RadixSort(Call):
+class PairSort(Call):
     """Buffers: keys and values, and where these go; 0 for values that are not there.
 
-    The bindings declare values that are no number of C++'s as large as a key is, and then find
-    that their own tuning is for other ones. So positions are sorted in the place of wide
-    values, which are gathered by them afterwards.
+    Positions are sorted in the place of wide values, which are gathered by them afterwards. For
+    radix sorts the bindings declare what is no number of C++'s as large as a key, and then find
+    that they are tuned for something else. Merge sorts have tiles that do not fit into a block's
+    shared memory; CUB then launches other ones, of which the bindings know nothing.
     """
 
     buffers = 4
-    result = "DeviceRadixSortBuildResult"
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)
@@ -372,9 +372,6 @@ class RadixSort(Call):
         if self._gathers:
             values = "uint64"
         self._buffers = [kit.pointer(dtype) for dtype in (keys, values, keys, values)]
-        b = self.bindings
-        self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
-        self._bits = 8 * DTYPES[keys].itemsize
 
     def gathered(self, count: int) -> int:
         return 8 * count if self._gathers else 0
@@ -382,6 +379,18 @@ class RadixSort(Call):
     def stand_ins(self) -> list[int]:
         """Values may be missing."""
         return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
+
+
+class RadixSort(PairSort):
+    """By the bits of keys."""
+
+    result = "DeviceRadixSortBuildResult"
+
+    def __init__(self, spec: Spec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        b = self.bindings
+        self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
+        self._bits = 8 * DTYPES[spec.dtypes[0]].itemsize
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
@@ -409,21 +418,14 @@ class RadixSort(Call):
         return needed
 
 
-class MergeSort(Call):
-    """Buffers: as of ``RadixSort``."""
+class MergeSort(PairSort):
+    """By an operator."""
 
-    buffers = 4
     result = "DeviceMergeSortBuildResult"
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)
-        keys, values = spec.dtypes
-        self._buffers = [kit.pointer(dtype) for dtype in (keys, values, keys, values)]
         self._operator = kit.operator(spec.operators[0])
-
-    def stand_ins(self) -> list[int]:
-        """Values may be missing."""
-        return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
