@@ -12,7 +12,7 @@ from atomr_accel import LibraryError, OutOfMemory, Unsupported, open_device
 from atomr_accel.libraries.cub import _operators
 from atomr_accel.libraries.cub._call import BUILDER, LANE, WAITING
 from atomr_accel.libraries.cub.host import _bindings, _builds, _cuda
-from atomr_accel.libraries.cub.wire._messages import Run
+from atomr_accel.libraries.cub.wire._messages import Build, Run
 from atomr_accel.libraries.cub.wire._spec import Spec, encode
 from atomr_accel.wire import StickyFault
 
@@ -212,6 +212,30 @@ def test_what_is_damaged_on_disk_is_built(linker: fakes.Linker) -> None:
     assert _builds.BuildStore((9, 0)).find(encode(spec), (5,))[1] == "disk"
     fakes.Result.store.clear()
     assert _builds.BuildStore((9, 0)).find(encode(spec), (5,))[1] == "built"
+
+
+def test_what_was_built_of_something_else_is_not_found(
+    linker: fakes.Linker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del linker
+    spec = encode(Spec("radix_sort", ("int32", "complex128")))
+    assert _builds.BuildStore((9, 0)).find(spec, (5,))[1] == "built"
+    monkeypatch.setattr(_builds, "_FORM", _builds._FORM + 1)
+    assert _builds.BuildStore((9, 0)).find(spec, (5,))[1] == "built"
+
+
+def test_positions_of_wide_values_are_part_of_the_scratch_memory(linker: fakes.Linker) -> None:
+    """What a call is told to bring is enough for them, wherever that begins."""
+    del linker
+    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
+    kind = type("Context", (), {"compute_capability": (9, 0), "pointer": int})
+    executor: Any = _cuda.CudaCub(kind(), stream)
+    narrow, wide = (
+        executor.handlers[Build](Build(encode(Spec("radix_sort", ("int32", values))), (1000,)))[0]
+        for values in ("uint64", "complex128")
+    )
+    assert wide == narrow + 8192  # whole multiples of what memory is aligned to
+    executor.close()
 
 
 def test_a_recording_cannot_have_what_waits(linker: fakes.Linker) -> None:

@@ -564,7 +564,8 @@ class UniqueByKey(Call):
         keys, values = spec.dtypes
         self._keys, self._out = kit.pointer(keys), kit.pointer(keys)
         self._count = kit.pointer("int64")
-        self._valued, self._states = bool(values), ()
+        self._valued = bool(values)
+        self._states: tuple[Any, ...] = ()
         if values == _WIDE:
             place = kit.type("uint64")
             self._values, at = kit.iterator(place, source.place_source)
