@@ -245,6 +245,18 @@ def _memory(pointer: int, nbytes: int) -> Array:
     return np.frombuffer(there, np.uint8)
 
 
+def _require_tuned(algorithm: str, keys: Iterator, values: Iterator) -> None:
+    """As the bindings, which take storage of values for storage of a key when they tune."""
+    if values.type.type_enum is TypeEnum.STORAGE and values.type.size != keys.type.size:
+        raise RuntimeError(f"Failed compiling {algorithm}, error code: 999")
+
+
+def _require_fitting(keys: Iterator, values: Iterator) -> None:
+    """As merge sorts, whose tiles have to be in the shared memory of a block."""
+    tile = 256 * max(1, min(17, 17 * 4 // keys.type.size))
+    assert tile * values.type.size <= 48 << 10, "sorted in tiles of other sizes than are launched"
+
+
 def _cast(values: Array, kind: TypeInfo) -> Array:
     return values if values.dtype == kind.dtype else values.astype(kind.dtype)
 
@@ -403,6 +415,12 @@ class DeviceSegmentedReduceBuildResult(Result):
 class DeviceRadixSortBuildResult(Result):
     types = (SortOrder, Iterator, Iterator, Op, bytes)
 
+    @classmethod
+    def compile(cls, *arguments: Any) -> Result:
+        _, keys, values, *_ = arguments
+        _require_tuned("radix_sort", keys, values)
+        return super().compile(*arguments)
+
     def compute(
         self,
         scratch: int,
@@ -434,6 +452,12 @@ class DeviceRadixSortBuildResult(Result):
 
 class DeviceMergeSortBuildResult(Result):
     types = (Iterator, Iterator, Iterator, Iterator, Op)
+
+    @classmethod
+    def compile(cls, *arguments: Any) -> Result:
+        keys, values, *_ = arguments
+        _require_fitting(keys, values)
+        return super().compile(*arguments)
 
     def compute(
         self,
@@ -530,6 +554,12 @@ class DeviceThreeWayPartitionBuildResult(Result):
 
 class DeviceUniqueByKeyBuildResult(Result):
     types = (Iterator, Iterator, Iterator, Iterator, Iterator, Op)
+
+    @classmethod
+    def compile(cls, *arguments: Any) -> Result:
+        keys, values, *_ = arguments
+        _require_tuned("unique_by_key", keys, values)
+        return super().compile(*arguments)
 
     def compute(
         self,
@@ -667,18 +697,25 @@ def fake_cub(linker: Linker) -> FakeCub:
 
 
 class FakeKernels:
-    """``positions``, the only kernel there is."""
+    """The kernels of ``positions.cu``."""
 
     def __init__(self, _context: Any, _stream: Any, _source: object) -> None:
         """Nothing is compiled."""
 
     def function(self, name: str) -> str:
-        assert name == "positions"
+        assert name in ("positions", "gather")
         return name
 
-    def launch(self, _function: str, items: int, arguments: Any) -> None:
-        assert arguments.pointers[1] == items
-        _memory(arguments.pointers[0], 8 * items).view(np.int64)[:] = np.arange(items)
+    def launch(self, function: str, items: int, arguments: Any) -> None:
+        out, *given, count = arguments.pointers
+        assert count == items
+        if function == "positions":
+            _memory(out, 8 * items).view(np.int64)[:] = np.arange(items)
+            return
+        values, places = (
+            _memory(pointer, size * items) for pointer, size in zip(given, (16, 8), strict=True)
+        )
+        _memory(out, 16 * items).view("V16")[:] = values.view("V16")[places.view(np.int64)]
 
     def close(self) -> None:
         """Nothing to unload."""

@@ -233,10 +233,15 @@ async def test_sorts(
 
 
 @settings(max_examples=10)
-@given(dtype=st.sampled_from(INTEGERS), count=SIZES, seed=SEEDS)
+@given(
+    dtype=st.sampled_from(INTEGERS),
+    taken=st.sampled_from(["uint8", "int64", "complex128"]),
+    count=SIZES,
+    seed=SEEDS,
+)
 @on_shared
-async def test_merge_sorts(device: Device, dtype: str, count: int, seed: int) -> None:
-    host, items = sample(seed, count, dtype), np.arange(count)
+async def test_merge_sorts(device: Device, dtype: str, taken: str, count: int, seed: int) -> None:
+    host, items = sample(seed, count, dtype), sample(seed + 1, count, taken)
     keys, values = await put(device, host, items)
     one, other = await device.cub.sort_pairs(keys, values, op=lambda a, b: b < a)
     order = radix_order(host, descending=True)
@@ -319,10 +324,15 @@ async def test_selections(device: Device, dtype: str, count: int, seed: int) -> 
 
 
 @settings(max_examples=15)
-@given(dtype=st.sampled_from(ORDERED), count=SIZES, seed=SEEDS)
+@given(
+    dtype=st.sampled_from(ORDERED),
+    count=SIZES,
+    seed=SEEDS,
+    taken=st.sampled_from(["uint8", "int64", "complex128"]),
+)
 @on_shared
-async def test_unique(device: Device, dtype: str, count: int, seed: int) -> None:
-    host, items = sample(seed, count, dtype, strange=True), np.arange(count)
+async def test_unique(device: Device, dtype: str, count: int, seed: int, taken: str) -> None:
+    host, items = sample(seed, count, dtype, strange=True), sample(seed + 1, count, taken)
     x, values = await put(device, host, items)
     kept = np.ones(count, bool)
     kept[1:] = host[1:] != host[:-1]

@@ -48,6 +48,7 @@ SPECS: Final = (
     Spec("segmented_reduce", ("float32", "int64", "float32", "float32"), (PLUS,), init=True),
     Spec("radix_sort", ("float32", "")),
     Spec("radix_sort", ("bfloat16", "uint64"), descending=True),
+    Spec("radix_sort", ("int8", "complex128")),
     Spec("argsort", ("bool", "uint64")),
     Spec("merge_sort", ("int32", "complex128"), (binary("less", "int32", "bool"),)),
     Spec("segmented_sort", ("int16", "", "int32")),
@@ -56,6 +57,7 @@ SPECS: Final = (
     Spec("partition", ("float32",), (POSITIVE,)),
     Spec("three_way_partition", ("float32",), (POSITIVE, BELOW)),
     Spec("unique_by_key", ("float16", ""), (binary("equal_to", "float16", "bool"),)),
+    Spec("unique_by_key", ("int32", "complex128"), (binary("equal_to", "int32", "bool"),)),
     Spec("histogram_even", ("float16", "int64", "float64"), levels=11),
     Spec("histogram_even", ("uint8", "int32", "int64"), levels=257),
     Spec(

@@ -12,7 +12,7 @@ from atomr_accel import LibraryError, OutOfMemory, Unsupported, open_device
 from atomr_accel.libraries.cub import _operators
 from atomr_accel.libraries.cub._call import BUILDER, LANE, WAITING
 from atomr_accel.libraries.cub.host import _bindings, _builds, _cuda
-from atomr_accel.libraries.cub.wire._messages import Run
+from atomr_accel.libraries.cub.wire._messages import Build, Run
 from atomr_accel.libraries.cub.wire._spec import Spec, encode
 from atomr_accel.wire import StickyFault
 
@@ -37,6 +37,7 @@ X: Final = RNG.integers(-5, 6, 23).astype(np.float32)
 X[[3, 17]] = np.nan, -0.0
 I: Final = RNG.integers(-5, 6, 23).astype(np.int32)  # noqa: E741
 C: Final = (RNG.integers(-5, 6, 23) + 1j * RNG.integers(-5, 6, 23)).astype(np.complex64)
+W: Final = np.arange(23) - 1j * np.arange(23)
 B: Final = I > 0
 AT: Final = np.asarray([0, 4, 4, 9, 23], np.int32)
 EMPTY: Final = np.empty(0, np.float32)
@@ -77,6 +78,10 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "sort nothing": ((EMPTY,), lambda cub, x: cub.sort(x)),
     "sort truths": ((B,), lambda cub, x: cub.sort(x)),
     "sort pairs": ((I, C), lambda cub, x, y: cub.sort_pairs(x, y)),
+    "sort wide pairs": ((I, W), lambda cub, x, y: cub.sort_pairs(x, y)),
+    "sort wide pairs down": ((B, W), lambda cub, x, y: cub.sort_pairs(x, y, descending=True)),
+    "sort wide nothing": ((EMPTY, W[:0]), lambda cub, x, y: cub.sort_pairs(x, y)),
+    "merge wide pairs": ((I, W), lambda cub, x, y: cub.sort_pairs(x, y, op="greater")),
     "merge": ((I,), lambda cub, x: cub.sort(x, op="greater")),
     "merge pairs": ((I, X), lambda cub, x, y: cub.sort_pairs(x, y, op=lambda a, b: b < a)),
     "argsort": ((X,), lambda cub, x: cub.argsort(x, descending=True)),
@@ -103,6 +108,8 @@ CALLS: Final[dict[str, tuple[tuple[Array, ...], Callable[..., Any]]]] = {
     "unique": ((np.sort(I),), lambda cub, x: cub.unique(x)),
     "unique of nothing": ((EMPTY,), lambda cub, x: cub.unique(x)),
     "unique by key": ((np.sort(I), C), lambda cub, x, y: cub.unique_by_key(x, y)),
+    "unique wide by key": ((np.sort(I), W), lambda cub, x, y: cub.unique_by_key(x, y)),
+    "unique wide nothing": ((EMPTY, W[:0]), lambda cub, x, y: cub.unique_by_key(x, y)),
     "histogram": ((X,), lambda cub, x: cub.histogram_even(x, 5, -5, 5)),
     "histogram of numbers": ((I,), lambda cub, x: cub.histogram_even(x, 3, -2, 4, dtype="int32")),
     "histogram of nothing": ((EMPTY,), lambda cub, x: cub.histogram_even(x, 5, -5, 5)),
@@ -206,6 +213,30 @@ def test_what_is_damaged_on_disk_is_built(linker: fakes.Linker) -> None:
     assert _builds.BuildStore((9, 0)).find(encode(spec), (5,))[1] == "disk"
     fakes.Result.store.clear()
     assert _builds.BuildStore((9, 0)).find(encode(spec), (5,))[1] == "built"
+
+
+def test_what_was_built_of_something_else_is_not_found(
+    linker: fakes.Linker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del linker
+    spec = encode(Spec("radix_sort", ("int32", "complex128")))
+    assert _builds.BuildStore((9, 0)).find(spec, (5,))[1] == "built"
+    monkeypatch.setattr(_builds, "_FORM", _builds._FORM + 1)
+    assert _builds.BuildStore((9, 0)).find(spec, (5,))[1] == "built"
+
+
+def test_positions_of_wide_values_are_part_of_the_scratch_memory(linker: fakes.Linker) -> None:
+    """What a call is told to bring is enough for them, wherever that begins."""
+    del linker
+    stream: Any = SimpleNamespace(handle=0, pointer=0, captures=False)
+    kind = type("Context", (), {"compute_capability": (9, 0), "pointer": int})
+    executor: Any = _cuda.CudaCub(kind(), stream)
+    narrow, wide = (
+        executor.handlers[Build](Build(encode(Spec("radix_sort", ("int32", values))), (1000,)))[0]
+        for values in ("uint64", "complex128")
+    )
+    assert wide == narrow + 8192  # whole multiples of what memory is aligned to
+    executor.close()
 
 
 def test_a_recording_cannot_have_what_waits(linker: fakes.Linker) -> None:

@@ -35,6 +35,9 @@ _WELL_KNOWN: Final = {
 """Operators that CUB knows, and has faster code for. The others are linked as the program's are."""
 
 _ENUMS: Final = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "bool": "BOOLEAN"}
+_WIDE: Final = "complex128"
+"""What values of 16 bytes are moved as: the only ones that CUB has no number for."""
+
 _LARGEST_INT: Final = 2**31 - 1
 
 SOMEWHERE: Final = 1 << 12
@@ -153,6 +156,11 @@ class Call:
         self.spec: Final = spec
         self.kit: Final = kit
         self.bindings: Final = kit.bindings
+
+    def gathered(self, count: int) -> int:
+        """Bytes of the positions that are sorted in the place of values; 0 where these are."""
+        del count
+        return 0
 
     @property
     def number_bytes(self) -> int:
@@ -346,23 +354,43 @@ class SegmentedReduce(Call):
         return needed
 
 
-class RadixSort(Call):
-    """Buffers: keys and values, and where these go; 0 for values that are not there."""
+class PairSort(Call):
+    """Buffers: keys and values, and where these go; 0 for values that are not there.
+
+    Positions are sorted in the place of wide values, which are gathered by them afterwards. For
+    radix sorts the bindings declare what is no number of C++'s as large as a key, and then find
+    that they are tuned for something else. Merge sorts have tiles that do not fit into a block's
+    shared memory; CUB then launches other ones, of which the bindings know nothing.
+    """
 
     buffers = 4
-    result = "DeviceRadixSortBuildResult"
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)
         keys, values = spec.dtypes
+        self._gathers = values == _WIDE
+        if self._gathers:
+            values = "uint64"
         self._buffers = [kit.pointer(dtype) for dtype in (keys, values, keys, values)]
-        b = self.bindings
-        self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
-        self._bits = 8 * DTYPES[keys].itemsize
+
+    def gathered(self, count: int) -> int:
+        return 8 * count if self._gathers else 0
 
     def stand_ins(self) -> list[int]:
         """Values may be missing."""
         return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
+
+
+class RadixSort(PairSort):
+    """By the bits of keys."""
+
+    result = "DeviceRadixSortBuildResult"
+
+    def __init__(self, spec: Spec, kit: Kit) -> None:
+        super().__init__(spec, kit)
+        b = self.bindings
+        self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
+        self._bits = 8 * DTYPES[spec.dtypes[0]].itemsize
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
@@ -390,21 +418,14 @@ class RadixSort(Call):
         return needed
 
 
-class MergeSort(Call):
-    """Buffers: as of ``RadixSort``."""
+class MergeSort(PairSort):
+    """By an operator."""
 
-    buffers = 4
     result = "DeviceMergeSortBuildResult"
 
     def __init__(self, spec: Spec, kit: Kit) -> None:
         super().__init__(spec, kit)
-        keys, values = spec.dtypes
-        self._buffers = [kit.pointer(dtype) for dtype in (keys, values, keys, values)]
         self._operator = kit.operator(spec.operators[0])
-
-    def stand_ins(self) -> list[int]:
-        """Values may be missing."""
-        return [SOMEWHERE, SOMEWHERE if self.spec.dtypes[1] else 0] * 2
 
     def build_arguments(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         del sizes
@@ -529,7 +550,11 @@ class Partition(Call):
 
 
 class UniqueByKey(Call):
-    """Buffers: keys and values, where those go that are kept, and their number."""
+    """Buffers: keys and values, where those go that are kept, and their number.
+
+    The bindings tune for values that are no number of C++'s as if they were as large as a key.
+    So positions are kept in the place of wide values, and what writes one gets the value there.
+    """
 
     buffers = 5
     result = "DeviceUniqueByKeyBuildResult"
@@ -540,7 +565,15 @@ class UniqueByKey(Call):
         self._keys, self._out = kit.pointer(keys), kit.pointer(keys)
         self._count = kit.pointer("int64")
         self._valued = bool(values)
-        if values:
+        self._states: tuple[Any, ...] = ()
+        if values == _WIDE:
+            place = kit.type("uint64")
+            self._values, at = kit.iterator(place, source.place_source)
+            self._values_out, to = kit.iterator(
+                place, lambda name: source.taken_source(values, name)
+            )
+            self._states = at, to
+        elif values:
             self._values, self._values_out = kit.pointer(values), kit.pointer(values)
         else:
             ignored = [
@@ -568,7 +601,9 @@ class UniqueByKey(Call):
         del values
         keys, items, out, items_out, count = pointers
         _set((self._keys, self._out, self._count), (keys, out, count))
-        if self._valued:
+        if self._states:
+            self._states[1].values, self._states[1].flags = items_out, items
+        elif self._valued:
             _set((self._values, self._values_out), (items, items_out))
         buffers = self._keys, self._values, self._out, self._values_out, self._count
         needed: int = built.compute(*scratch, *buffers, self._operator, sizes[0], stream)

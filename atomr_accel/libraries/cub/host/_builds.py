@@ -28,6 +28,9 @@ _MOST: Final = 4096
 
 FILES: Final = DiskCache("cub")
 
+_FORM: Final = 2
+"""Counts how often it changed what a spec is built of, so that nothing older is found on disk."""
+
 
 @final
 class BuildStore:
@@ -83,7 +86,7 @@ class BuildStore:
         """What a build on disk is the answer to."""
         nvrtc = load_nvrtc()
         versions = (*self._cub.version, *nvrtc.nvrtcVersion()[1:])
-        return msgspec.msgpack.encode((encoded, self._capability, versions))
+        return msgspec.msgpack.encode((_FORM, encoded, self._capability, versions))
 
     def _read(self, spec: Spec, key: bytes) -> Any:
         data = self._files.get(key)

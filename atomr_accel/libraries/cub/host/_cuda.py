@@ -30,6 +30,9 @@ SOURCE: Final = CudaSource(__package__, "positions.cu")
 _WAITS: Final = frozenset({"segmented_sort"})
 """What waits for the device in the middle: it cannot be captured into a graph."""
 
+_ALIGNED: Final = 256
+"""Bytes, as memory is."""
+
 _COUNTS: Final = {
     **dict.fromkeys(("select", "select_flagged", "partition", "three_way_partition"), 16),
     "unique_by_key": 8,
@@ -51,6 +54,11 @@ def _zeros(spec: Spec) -> int:
     if spec.algorithm == "histogram_even":
         return (spec.levels - 1) * DTYPES[spec.dtypes[1]].itemsize
     return _COUNTS.get(spec.algorithm, 0)
+
+
+def _whole(nbytes: int) -> int:
+    """So many bytes that what is behind them is aligned."""
+    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 @final
@@ -89,7 +97,7 @@ class CudaCub:
             needed = call.run(built, pointers, message.sizes, values, QUERY, 0)
         except RuntimeError as error:
             raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
-        return needed, origin, seconds
+        return needed + _whole(call.gathered(message.sizes[0])), origin, seconds
 
     def _call(self, encoded: bytes) -> Call:
         call = self._calls.get(encoded)
@@ -115,25 +123,34 @@ class CudaCub:
                 memset = driver.cuMemsetD8Async(pointers[-1], 0, nbytes, stream.handle)
                 check("cuMemsetD8Async", memset)
             return
+        count = message.sizes[0]
+        beside = _whole(call.gathered(count))
         if algorithm == "argsort":
-            self._number(pointers[1], message.sizes[0])
+            self._launch("positions", count, pointers[1])
+        elif beside:  # what they are sorted from is not needed any more once values are written
+            self._launch("positions", count, pointers[3])
         if stream.captures:
             stream.keep(built)  # the graph launches its kernels
         run, sizes, values = call.run, message.sizes, message.values
         try:
             needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
-            if needed <= message.workspace_bytes:
-                scratch = pointer(message.workspace) if needed else SOMEWHERE
+            if needed + beside <= message.workspace_bytes:
+                scratch = pointer(message.workspace) if needed + beside else SOMEWHERE
             else:
-                scratch = self._scratch_of(needed)
-            run(built, pointers, sizes, values, (scratch, needed), stream.pointer)
+                scratch = self._scratch_of(needed + beside)
+            given = pointers
+            if beside:
+                given = [pointers[0], pointers[3], pointers[2], scratch]
+            run(built, given, sizes, values, (scratch + beside, needed), stream.pointer)
         except RuntimeError as error:
             raise refusal(f"cuda.compute {algorithm}", error) from error
+        if beside:
+            self._launch("gather", count, pointers[3], pointers[1], scratch)
 
-    def _number(self, out: int, count: int) -> None:
-        """Write positions, which are sorted with the keys."""
-        arguments = Arguments(struct.pack("<Qq", out, count))
-        self._kernels.launch(self._kernels.function("positions"), count, arguments)
+    def _launch(self, kernel: str, count: int, *pointers: int) -> None:
+        """A kernel of ours, for some elements."""
+        arguments = Arguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
+        self._kernels.launch(self._kernels.function(kernel), count, arguments)
 
     def _scratch_of(self, nbytes: int) -> int:
         """Scratch memory for what did not know how much to bring: a batch, or a rebuild.

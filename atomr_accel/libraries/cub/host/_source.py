@@ -157,6 +157,31 @@ extern "C" __device__ void {symbol}(void* state, void* given) {{
 """
 
 
+def place_source(symbol: str) -> str:
+    """An iterator over positions: what it reads."""
+    return f"""{_STATE}
+extern "C" __device__ void {symbol}(void* state, void* result) {{
+  *static_cast<unsigned long long*>(result) = static_cast<const State*>(state)->index;
+}}
+"""
+
+
+def taken_source(dtype: str, symbol: str) -> str:
+    """What gets a position, and writes the element of another array that is there.
+
+    Its state has where to write first, then where to read.
+    """
+    return f"""{head((dtype,))}
+{_STATE}
+extern "C" __device__ void {symbol}(void* state, void* given) {{
+  const State* at = static_cast<const State*>(state);
+  const unsigned long long place = *static_cast<const unsigned long long*>(given);
+  const {TYPES[dtype]}* values = static_cast<const {TYPES[dtype]}*>(at->flags);
+  static_cast<{TYPES[dtype]}*>(at->values)[at->index] = values[place];
+}}
+"""
+
+
 def ignored_source(symbol: str) -> str:
     """What reads and writes nothing."""
     return f'extern "C" __device__ void {symbol}(void*, void*) {{}}\n'
