@@ -125,7 +125,7 @@ class Calls:
     def check_thread(self) -> None:
         """Raise a `RuntimeError` where it belongs to another thread."""
         if get_ident() != self._thread:
-            raise elsewhere(self._what, self._what)
+            raise elsewhere(self._what, f"run({self._what}, ...)")
 
     def refuse(self) -> None:
         """Take no further calls."""
