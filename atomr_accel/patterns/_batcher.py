@@ -12,11 +12,11 @@ from collections.abc import (
     Hashable,
     Iterable,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from threading import get_ident
-from typing import Generic, TypeVar, final, overload
+from typing import Any, Generic, TypeVar, cast, final, overload
 
 import outcome
 import trio
@@ -125,6 +125,16 @@ class _Settings:
         return self.preferred_sizes[at - 1] if at else min(waiting, self.max_size)
 
 
+def _real(priority: object) -> float:
+    """A priority as a number that compares with all others; raise if it is none."""
+    check_number("priority", priority)
+    # Of others, such as NumPy's, some do not negate: there, -uint8(1) is 255.
+    number = priority if isinstance(priority, (int, float)) else float(cast("Any", priority))
+    if not number <= math.inf:
+        raise ValueError(f"priority must be a number, got {priority!r}")
+    return number
+
+
 @final
 class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
     """What `open_batcher` gives: ``await batcher(item)`` is one request."""
@@ -185,7 +195,13 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         If you are cancelled, the request is withdrawn. A batch that has begun goes on for the
         others; when nobody waits for it any more it is cancelled.
 
+        The deadline is read once, when you ask. One that is set or moved later still cancels you,
+        but it hastens nothing.
+
         Raises:
+            TypeError: the priority is no real number, or ``bucket`` returned what cannot be hashed
+                and compared.
+            ValueError: the priority is NaN.
             Overloaded: the queue is full, and its policy is to reject.
             Dropped: it was full, and this was the oldest request in it.
             Closed: the block was left.
@@ -193,17 +209,17 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             RuntimeError: the batcher lives in the trio run of another thread.
         """
         if get_ident() != self._thread:
-            raise elsewhere("batcher", "batcher")
+            raise elsewhere("batcher", "run(batcher, ...)")
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closing:
             raise self._refusal()
-        if priority != 0 and not abs(priority) <= math.inf:
-            raise ValueError(f"priority must be a number, got {priority!r}")
-        key = None if self._bucket_of is None else self._bucket_of(item)
+        urgency = -_real(priority)
+        bucket = self._bucket_for(item)
         now = trio.current_time()
-        request = Request(item, key, trio.lowlevel.current_task(), now)
+        request = Request(item, bucket, trio.lowlevel.current_task(), now)
         deadline = trio.current_effective_deadline()
-        entry = (-priority, deadline, next(self._order), request)
+        entry = (urgency, deadline, next(self._order), request)
+        bucket.outside += 1
         self._counts["submitted"] += 1
         if self._observer is not None:
             self._observer.submitted(item)
@@ -231,8 +247,14 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
     ) -> None:
         """Change options of `open_batcher`; those not given stay as they are.
 
-        Batches that have begun are not touched, and no request that waits is refused.
+        Batches that have begun are not touched, and no request that waits is refused. If this
+        raises, nothing has changed.
+
+        Raises:
+            RuntimeError: the batcher lives in the trio run of another thread.
         """
+        if get_ident() != self._thread:
+            raise elsewhere("batcher", "run_sync(partial(batcher.tune, ...))")
         given = {
             "max_size": max_size, "max_wait": max_wait, "max_in_flight": max_in_flight,
             "capacity": capacity, "adaptive": adaptive,
@@ -256,6 +278,22 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
 
     # --- requests come and go ----------------------------------------------------------
 
+    def _bucket_for(self, item: In) -> Bucket:
+        """The bucket of an item.
+
+        It is looked for here only, in the caller: what keys do is the program's, and may fail.
+        """
+        key = None if self._bucket_of is None else self._bucket_of(item)
+        try:
+            bucket = self._buckets.get(key)
+            if bucket is None:
+                bucket = self._buckets[key] = Bucket(key)
+        except Exception as error:
+            raise TypeError(
+                f"bucket must return what can be hashed and compared, got {type(key).__name__}"
+            ) from error
+        return bucket
+
     def _make_room(self, request: Request) -> bool:
         """Whether there is room after all; otherwise the request has to wait outside."""
         capacity = self._settings.capacity
@@ -265,6 +303,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
                 waiting=self._queued,
                 capacity=capacity,
             )
+            self._leave_outside(request)
             self._end(request, error, "refused", wake=False)
             raise error
         if self._overflow is Overflow.DROP_OLDEST:
@@ -279,10 +318,8 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
 
     def _admit(self, entry: Entry, now: float) -> None:
         """Put a request into the queue; wake the task that forms batches if it has to look."""
-        key = entry[3].key
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = Bucket(key)
+        bucket = entry[3].bucket
+        bucket.outside -= 1
         settings = self._settings
         if settings.adaptive:
             bucket.arrived(now, 2 * settings.max_wait)
@@ -315,10 +352,14 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         else:
             self._end(request, None, "dropped")
             self._outside.left()
+            self._leave_outside(request)
+
+    def _leave_outside(self, request: Request) -> None:
+        request.bucket.outside -= 1
+        self._tidy(request.bucket)
 
     def _leave_queue(self, request: Request) -> None:
         bucket = request.bucket
-        assert bucket is not None
         request.place = Place.OUTSIDE
         self._queued -= 1
         bucket.left()
@@ -330,8 +371,9 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             self._admit(self._outside.pop(), trio.current_time())
 
     def _tidy(self, bucket: Bucket) -> None:
-        if not bucket.heap.live and len(self._buckets) > _IDLE_BUCKETS:
-            del self._buckets[bucket.key]
+        if not (bucket.heap.live or bucket.outside) and len(self._buckets) > _IDLE_BUCKETS:
+            with suppress(Exception):  # one whose key is not found any more stays
+                del self._buckets[bucket.key]
 
     def _end(
         self, request: Request, error: Exception | None, count: str, *, wake: bool = True
@@ -371,8 +413,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             if bucket.gap >= settings.max_wait:
                 return -math.inf
             due = min(due, bucket.last + _SILENCE * bucket.gap)
-        deadline = bucket.heap.top()[1]
-        latest = deadline - 2 * self._seconds
+        latest = bucket.deadline() - 2 * self._seconds
         return due if due <= latest else latest if self._seconds else -math.inf
 
     def _next(self, now: float) -> tuple[Bucket | None, float]:
@@ -513,9 +554,10 @@ def open_batcher(
     exception or a cancellation that leaves it cancels the batches, and those who wait get `Closed`.
 
     A batch begins when it is full, or when its oldest request has waited ``max_wait`` seconds, or
-    when its first request's deadline leaves but twice the time that batches take on average; and
-    not before one of the ``max_in_flight`` places is free. While none is, requests collect. So
-    ``max_wait=0`` makes batches, too, wherever it pays.
+    when the earliest deadline among its requests, whatever their priorities, leaves but twice the
+    time that batches take on average (at once while that is unknown); and not before one of the
+    ``max_in_flight`` places is free. While none is, requests collect. So ``max_wait=0`` makes
+    batches, too, wherever it pays.
 
     **When a batch fails,** by a fault of the device or any other error, it is asked again in
     halves, and the half that fails in halves again, until each request that fails has failed
@@ -525,6 +567,9 @@ def open_batcher(
     down all. Each such fault is one of the restarts that ``open_device(max_restarts=...)`` bounds.
     Requests are asked more than once then, so the function must stand being called again for the
     same item.
+
+    **The function must not ask its own batcher:** its batch has a place until it returns. With
+    ``max_in_flight=1`` it would wait for itself for ever, and with more, so would as many batches.
 
     Args:
         function: an async function of a list, which returns as many results in the same order. A
@@ -547,7 +592,8 @@ def open_batcher(
         retry: how often the whole batch, and a request that is alone, are tried before an error is
             taken for theirs. By default twice after a fault of the device, and once otherwise.
         halve: which errors are looked for in halves. Others are for the whole batch: all of its
-            requests get them. By default, those that no part of a batch would be spared.
+            requests get them; as they get what this raises, if it does. By default, all but those
+            that no part of a batch would be spared.
         observer: is told what happens.
     """
     if not callable(function):

@@ -122,10 +122,10 @@ class Calls:
         if self._closing:
             raise self.closed()
 
-    def check_thread(self) -> None:
-        """Raise a `RuntimeError` where it belongs to another thread."""
+    def check_thread(self, call: str | None = None) -> None:
+        """Raise a `RuntimeError` where it belongs to another thread, which tells to ``call``."""
         if get_ident() != self._thread:
-            raise elsewhere(self._what, self._what)
+            raise elsewhere(self._what, call or f"run({self._what}, ...)")
 
     def refuse(self) -> None:
         """Take no further calls."""

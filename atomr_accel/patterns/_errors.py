@@ -153,8 +153,13 @@ class MalformedStream(PatternError):
 
 
 def elsewhere(what: str, call: str) -> RuntimeError:
-    """The error of who uses a pattern from another thread than its own."""
+    """The error of who uses a pattern from another thread than its own.
+
+    Args:
+        what: the kind of pattern.
+        call: what to write from there, of `trio.from_thread`: ``run(...)`` or ``run_sync(...)``.
+    """
     return RuntimeError(
         f"the {what} belongs to a trio.run of another thread: from this one, write "
-        f"`trio.from_thread.run({call}, ...)`"
+        f"`trio.from_thread.{call}`"
     )

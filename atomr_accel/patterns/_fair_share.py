@@ -154,9 +154,12 @@ class FairShare(metaclass=NoPublicConstructor):
             tenant: whose turn it is: a name, or several with slashes between them. What a group
                 such as ``"tenant"`` gets is shared by those below it; requests that name the group
                 itself count as one of these.
-            cost: how much work it is, in units of your own.
+            cost: how much work it is, in units of your own: more than zero, since turns for nothing
+                could not be shared out.
 
         Raises:
+            ValueError: the cost is not positive and finite, or the tenant's name is malformed.
+            TypeError: the cost is no number.
             Overloaded: by the ``async with``: too many of the tenant's requests wait already.
             Closed: by the ``async with``: the block was left.
         """
@@ -168,13 +171,22 @@ class FairShare(metaclass=NoPublicConstructor):
     def tune(
         self, *, capacity: int | None = None, weights: Mapping[str, float] | None = None
     ) -> None:
-        """Change how many slots there are, and the weights of those named, from now on."""
+        """Change how many slots there are, and the weights of those named, from now on.
+
+        If this raises, nothing has changed.
+
+        Raises:
+            RuntimeError: the fair share lives in the trio run of another thread.
+        """
+        if get_ident() != self._thread:
+            raise elsewhere("fair share", "run_sync(partial(share.tune, ...))")
         if capacity is not None:
             check_whole("capacity", capacity)
             if capacity < 1:
                 raise ValueError(f"capacity must be positive, got {capacity}")
-            self._capacity = capacity
         self._shares.weigh(weights or {})
+        if capacity is not None:
+            self._capacity = capacity
         self._grant()
 
     def statistics(self) -> FairShareStatistics:
@@ -203,7 +215,7 @@ class FairShare(metaclass=NoPublicConstructor):
 
     async def _take(self, slot: Slot, path: str, cost: float) -> None:
         if get_ident() != self._thread:
-            raise elsewhere("fair share", "function_that_takes_a_slot")
+            raise elsewhere("fair share", "run(function_that_takes_a_slot, ...)")
         await trio.lowlevel.checkpoint_if_cancelled()
         slot._arrived = trio.current_time()
         if self._observer is not None:

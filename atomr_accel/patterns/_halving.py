@@ -90,8 +90,9 @@ class Run:
                 left = waiting(asked)
                 if error is None or not left:
                     continue
-                if len(asked) == 1 or not batcher._halve(error):
-                    self._fail(left, error)
+                final = error if len(asked) == 1 else self._unless_halved(error)
+                if final is not None:
+                    self._fail(left, final)
                     continue
                 half = len(left) // 2
                 todo += [left[half:], left[:half]]
@@ -102,6 +103,15 @@ class Run:
             raise
         finally:
             self._end()
+
+    def _unless_halved(self, error: Exception) -> Exception | None:
+        """What a batch's requests get for an error; None if it is looked for in halves."""
+        try:
+            return None if self._batcher._halve(error) else error
+        except Exception as raised:  # noqa: BLE001 (the program's function: it is answered)
+            if raised is not error and raised.__context__ is None:
+                raised.__context__ = error
+            return raised
 
     def _end(self) -> None:
         batcher = self._batcher

@@ -447,8 +447,10 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         It is opened and warmed up all the same.
 
         Raises:
-            RuntimeError: none is being rolled out.
+            RuntimeError: none is being rolled out, or the swap lives in the trio run of another
+                thread.
         """
+        self._calls.check_thread("run_sync(swap.promote)")
         roll_out = self._in_progress()
         roll_out.at_once = True
         roll_out.passed.set()
@@ -460,8 +462,10 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         load that again.
 
         Raises:
-            RuntimeError: none is being rolled out.
+            RuntimeError: none is being rolled out, or the swap lives in the trio run of another
+                thread.
         """
+        self._calls.check_thread("run_sync(swap.rollback)")
         self._in_progress().back(reason)
 
     def _in_progress(self) -> _RollOut:

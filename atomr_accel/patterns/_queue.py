@@ -43,15 +43,14 @@ class Place(enum.Enum):
 class Request:
     """One request, and the task that waits for its answer."""
 
-    __slots__ = ("arrived", "bucket", "item", "key", "part", "place", "task")
+    __slots__ = ("arrived", "bucket", "item", "part", "place", "task")
 
-    def __init__(self, item: Any, key: Hashable, task: trio.lowlevel.Task, now: float) -> None:
+    def __init__(self, item: Any, bucket: Bucket, task: trio.lowlevel.Task, now: float) -> None:
         self.item = item
-        self.key = key
+        self.bucket = bucket
         self.task = task
         self.arrived = now
         self.place = Place.OUTSIDE
-        self.bucket: Bucket | None = None
         self.part: Part | None = None
 
 
@@ -101,24 +100,28 @@ class Bucket:
         gap: the time between arrivals: an average in which each next one has a weight of an
             eighth. The first counts as one after a pause.
         last: when the last one arrived.
+        outside: how many requests are to come here and have not yet.
     """
 
-    __slots__ = ("_arrivals", "gap", "heap", "key", "last")
+    __slots__ = ("_arrivals", "_deadlines", "gap", "heap", "key", "last", "outside")
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.heap = Heap(Place.QUEUED)
         self._arrivals: deque[Request] = deque()
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self.outside = 0
         self.gap = math.inf
         self.last = -math.inf
 
     def add(self, entry: Entry) -> None:
         """Put a request here."""
-        request = entry[3]
+        _, deadline, number, request = entry
         request.place = Place.QUEUED
-        request.bucket = self
         self._arrivals.append(request)
         self.heap.push(entry)
+        if deadline != math.inf:
+            heapq.heappush(self._deadlines, (deadline, number, request))
 
     def arrived(self, now: float, longest: float) -> None:
         """Note an arrival. A pause counts as ``longest``, or else a single one would for long."""
@@ -132,6 +135,13 @@ class Bucket:
         while arrivals[0].place is not Place.QUEUED:
             arrivals.popleft()
         return arrivals[0]
+
+    def deadline(self) -> float:
+        """The earliest deadline of those that are here, whatever their priorities."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].place is not Place.QUEUED:
+            heapq.heappop(deadlines)
+        return deadlines[0][0] if deadlines else math.inf
 
     def take(self, count: int) -> list[Request]:
         """Take the first requests, at most so many."""
@@ -149,8 +159,14 @@ class Bucket:
     def _swept(self) -> None:
         if not self.heap.live:
             self._arrivals.clear()
-        elif len(self._arrivals) > 2 * self.heap.live + _SWEEP:
+            self._deadlines.clear()
+            return
+        limit = 2 * self.heap.live + _SWEEP
+        if len(self._arrivals) > limit:
             self._arrivals = deque(one for one in self._arrivals if one.place is Place.QUEUED)
+        if len(self._deadlines) > limit:
+            self._deadlines = [one for one in self._deadlines if one[2].place is Place.QUEUED]
+            heapq.heapify(self._deadlines)
 
 
 def by_length(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_type
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -16,12 +20,13 @@ from atomr_accel.patterns import (
     Dropped,
     Observer,
     Overloaded,
+    Refused,
     by_length,
     open_batcher,
     open_fair_share,
 )
 
-from .worlds import Clients, Doubler, on_mock_clock
+from .worlds import LONG, Clients, Doubler, Log, on_mock_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,6 +152,187 @@ async def test_higher_priorities_go_first_then_earlier_deadlines() -> None:
         await clients.ask(5, priority=-1, within=20)
         await clients.ask(6, priority=1, within=30)
     assert double.batches == [[0], [6, 4], [3, 2], [1, 5]]
+
+
+@on_mock_clock
+@pytest.mark.parametrize("known", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize(
+    "options", [{"max_size": 4}, {"max_size": 8, "preferred_sizes": [2, 8]}], ids=["any", "sizes"]
+)
+async def test_a_deadline_is_met_behind_higher_priorities(
+    options: dict[str, Any], known: bool
+) -> None:
+    double = Doubler(seconds=0.1)
+    async with (
+        open_batcher(double, max_wait=60, max_in_flight=2, **options) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        if known:
+            await batcher(9)
+        clients = Clients(nursery, batcher)
+        await clients.ask(1, priority=1)
+        await clients.ask(2, priority=2)
+        await clients.ask(0, within=1)
+        await trio.sleep(5)
+    assert clients.got == {0: 0, 1: 2, 2: 4}
+
+
+@on_mock_clock
+async def test_a_deadline_of_who_left_hastens_nothing() -> None:
+    double = Doubler(seconds=1)
+    async with (
+        open_batcher(double, max_size=4, max_wait=60) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        await batcher(9)
+        start = trio.current_time()
+        clients = Clients(nursery, batcher)
+        await clients.ask(1)
+        with trio.CancelScope() as scope:
+            nursery.start_soon(_cancel_after, scope, 2)
+            with trio.fail_after(10):
+                await batcher(0)
+        assert scope.cancelled_caught
+        await trio.sleep(100)
+    assert double.batches[1:] == [[1]]
+    assert double.times[1] - start == 60
+
+
+async def _cancel_after(scope: trio.CancelScope, seconds: float) -> None:
+    await trio.sleep(seconds)
+    scope.cancel()
+
+
+@on_mock_clock
+async def test_a_priority_is_a_real_number() -> None:
+    double = Doubler()
+    async with open_batcher(double, max_size=1) as batcher, trio.open_nursery() as nursery:
+        clients = Clients(nursery, batcher)
+        for item in (0, 1):
+            await clients.ask(item)
+        bad: Any
+        for bad in (1j, "1", None, np.array([1]), [1], True):
+            with pytest.raises(TypeError, match="priority must be a number"):
+                await batcher.ask(2, priority=bad)
+        with pytest.raises(ValueError, match="priority must be a number, got nan"):
+            await batcher.ask(2, priority=math.nan)
+        assert batcher.statistics().submitted == 2
+        good: Any
+        for item, good in enumerate((np.uint8(3), Fraction(5, 2), -(10**400), math.inf), 2):
+            await clients.ask(item, priority=good)
+    assert double.batches == [[0], [5], [2], [3], [1], [4]]
+
+
+class _BadKey:
+    """The key of a bucket, of a kind that cannot be one."""
+
+    def __init__(self, *, hashes: bool) -> None:
+        self.hashes = hashes
+
+    def __hash__(self) -> int:
+        if not self.hashes:
+            raise KeyError("no hash")
+        return hash("good")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("not comparable")
+
+
+@on_mock_clock
+@pytest.mark.parametrize("overflow", Overflow)
+@pytest.mark.parametrize(
+    "key",
+    [[], _BadKey(hashes=False), _BadKey(hashes=True)],
+    ids=["unhashable", "hash raises", "eq raises"],
+)
+async def test_a_bucket_that_cannot_be_found_is_an_error_of_its_caller(
+    key: Any, overflow: Overflow
+) -> None:
+    double = Doubler()
+
+    async def compute(items: list[int], _bucket: object) -> list[int | Exception]:
+        return await double(items)
+
+    log = Log()
+    options: dict[str, Any] = {"capacity": 1, "overflow": overflow, "observer": log}
+    async with (
+        open_batcher(
+            compute, max_size=1, bucket=lambda item: key if item == 13 else "good", **options
+        ) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in (0, 1, 13):  # the queue is full, and has the other bucket
+            await clients.ask(item)
+        assert isinstance(clients.got[13], TypeError)
+        assert "bucket must return what can be hashed and compared" in str(clients.got[13])
+        assert batcher.statistics().submitted == 2
+        await trio.sleep(10)
+        await clients.ask(3)
+    assert clients.got[0] == 0
+    assert clients.got[1] == 2
+    assert clients.got[3] == 6
+    assert ("submitted", 13) not in log.lines
+    assert set(log.ends().values()) == {1}
+
+
+@on_mock_clock
+async def test_a_bucket_is_looked_for_once() -> None:
+    """Also where many come and go, some of them while no room was found."""
+
+    class Key:
+        def __init__(self, item: int) -> None:
+            self.item = item
+            self.calls = 0
+
+        def __hash__(self) -> int:
+            self.calls += 1
+            if self.calls > 2:  # to look, and to put it there
+                raise ValueError("asked too often")
+            return self.item
+
+    async def same(items: list[int], _bucket: object) -> list[int]:
+        await trio.sleep(0.1)
+        return items
+
+    async with (
+        open_batcher(same, max_size=1, bucket=Key, capacity=1) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in range(300):
+            nursery.start_soon(clients.ask, item)
+    assert clients.got == {item: item for item in range(300)}
+
+
+@on_mock_clock
+@pytest.mark.parametrize("overflow", Overflow)
+async def test_buckets_stay_while_anybody_is_to_enter(overflow: Overflow) -> None:
+    async def same(items: list[int], _bucket: int) -> list[int]:
+        await trio.sleep(1)
+        return items
+
+    async with (
+        open_batcher(
+            same, max_size=2, bucket=lambda item: item % 300, capacity=1, overflow=overflow
+        ) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in range(300):  # more buckets than are kept, all but the first refused or left
+            with trio.move_on_after(0.01), suppress(Refused):
+                await batcher(item)
+        for item in (298, 598, 299, 599, 297):
+            await clients.ask(item)
+            with trio.move_on_after(0.01), suppress(Refused):
+                await batcher(item + 600)
+    assert clients.got.keys() == {297, 298, 299, 598, 599}
+    for item, got in clients.got.items():
+        assert got == item or (overflow is not Overflow.WAIT and isinstance(got, Refused))
+    statistics = batcher.statistics()
+    assert (statistics.queued, statistics.outside, statistics.running) == (0, 0, 0)
+    assert not any(bucket.outside for bucket in batcher._buckets.values())
+    assert len(batcher._buckets) <= 257
 
 
 @on_mock_clock
@@ -522,6 +708,46 @@ def test_another_thread_is_told_how_to_ask() -> None:
 
             await trio.to_thread.run_sync(work)
             assert batcher.statistics().submitted == 1
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+@pytest.mark.parametrize("nested", [False, True], ids=["thread", "its own trio"])
+def test_tuning_from_another_thread_changes_nothing(nested: bool, used: bool) -> None:
+    async def main() -> None:
+        async with (
+            open_batcher(Doubler(seconds=0), max_size=2) as batcher,
+            open_fair_share(capacity=1) as share,
+        ):
+
+            async def tune() -> None:
+                with pytest.raises(RuntimeError, match=r"run_sync\(partial\(batcher.tune"):
+                    batcher.tune(max_size=1)
+                with pytest.raises(RuntimeError, match=r"run_sync\(partial\(share.tune"):
+                    share.tune(capacity=2, weights={"a": 3})
+
+            def work() -> None:
+                if nested:
+                    trio.run(tune)
+                else:
+                    with pytest.raises(StopIteration):
+                        tune().send(None)
+                trio.from_thread.run_sync(partial(share.tune, weights={"b": 3}))
+
+            if used:
+                assert await batcher(1) == 2
+                async with share.slot("a"):
+                    pass
+            settings = batcher._settings
+            await trio.to_thread.run_sync(work)
+            assert batcher._settings is settings
+            assert share.statistics().capacity == 1
+            with trio.fail_after(LONG):
+                assert await batcher(2) == 4
+                async with share.slot("a"):
+                    weights = {one.path: one.weight for one in share.statistics().tenants}
+                    assert weights["a"] == 1
 
     trio.run(main)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, assert_type
 
 import pytest
@@ -64,6 +65,30 @@ async def test_a_slot_that_is_free_is_had_at_once() -> None:
         with pytest.raises(RuntimeError, match="held"):
             second.charge(1)
         assert share.statistics().serving == 0
+
+
+@on_mock_clock
+async def test_a_turn_costs_something() -> None:
+    async with open_fair_share(capacity=1) as share:
+        for cost in (0, -1, math.nan, math.inf):
+            with pytest.raises(ValueError, match="cost must be positive"):
+                share.slot("a", cost=cost)
+        wrong: Any
+        for wrong in ("1", None, True):
+            with pytest.raises(TypeError, match="cost must be a number"):
+                share.slot("a", cost=wrong)
+        assert share.statistics().granted == 0
+
+
+@on_mock_clock
+async def test_tuning_that_fails_changes_nothing() -> None:
+    async with open_fair_share(capacity=1, weights={"a": 2}) as share:
+        with pytest.raises(ValueError, match="weight"):
+            share.tune(capacity=5, weights={"a": 3, "b": -1})
+        assert share.statistics().capacity == 1
+        async with share.slot("a"):
+            (weight,) = {one.weight for one in share.statistics().tenants if one.path == "a"}
+            assert weight == 2
 
 
 @on_mock_clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,57 @@ async def test_a_lost_device_is_looked_for_in_no_half() -> None:
     assert all(isinstance(error, DeviceLost) for error in errors)
     assert len({id(error) for error in errors}) == 3  # an instance each, with one cause
     assert len({id(error.__cause__) for error in errors}) == 1
+
+
+@on_mock_clock
+async def test_a_function_for_halves_that_raises_is_an_error_of_the_batch() -> None:
+    async def fail(items: list[int]) -> list[int]:
+        await trio.sleep(1)
+        if 13 in items:
+            raise KeyError("the batch's")
+        return items
+
+    def halve(error: Exception) -> bool:
+        raise ValueError("the function's")
+
+    async with (
+        open_batcher(fail, max_size=2, max_wait=1, halve=halve) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in (12, 13, 14, 15):
+            await clients.ask(item)
+    for item in (12, 13):
+        error = clients.got[item]
+        assert isinstance(error, ValueError)
+        assert isinstance(error.__cause__, ValueError)  # one for all, and an instance for each
+        assert isinstance(error.__cause__.__context__, KeyError)
+    assert (clients.got[14], clients.got[15]) == (14, 15)
+    assert batcher.statistics().failed == 2
+
+
+@on_mock_clock
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 8, 32])
+async def test_how_many_faults_it_takes_to_find_who_causes_them(size: int, attempts: int) -> None:
+    device = FaultyDevice()
+
+    async def compute(items: list[int]) -> list[int]:
+        await device.work(1)
+        if 0 in items:
+            device.fault()
+        return items
+
+    retry = Retry(attempts=attempts, backoff=Backoff(base=0))
+    async with (
+        open_batcher(compute, max_size=size, max_wait=1, retry=retry) as batcher,
+        trio.open_nursery() as nursery,
+    ):
+        clients = Clients(nursery, batcher)
+        for item in range(size):
+            await clients.ask(item)
+    assert device.faults == int(math.log2(size)) - 1 + 2 * attempts
+    assert batcher.statistics().answered == size - 1
 
 
 @on_mock_clock

@@ -320,6 +320,31 @@ async def test_by_call(autojump_clock: trio.testing.MockClock) -> None:
         assert await swap(1) == ("old", 1)
 
 
+async def test_calls_from_another_thread_change_nothing() -> None:
+    old, new = Model("old", 0), Model("new", 0)
+    async with (
+        open_hot_swap(old.factory, rng=random.Random(1)) as swap,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def load() -> None:
+            with rolled_back("did not take over: a bad feeling"):
+                await swap.load(new.factory, canary=[0.1])
+
+        def work() -> None:
+            with pytest.raises(RuntimeError, match=r"run_sync\(swap.promote\)"):
+                swap.promote()
+            with pytest.raises(RuntimeError, match=r"run_sync\(swap.rollback\)"):
+                swap.rollback("another one")
+            assert swap.state is SwapState.CANARY
+            trio.from_thread.run_sync(swap.rollback, "a bad feeling")
+
+        nursery.start_soon(load)
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.to_thread.run_sync(work)
+    assert swap.version == "v1"
+
+
 async def test_a_candidate_that_ends_by_itself(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new", 5)
     async with open_hot_swap(old.factory, rng=random.Random(3)) as swap:
