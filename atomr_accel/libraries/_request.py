@@ -87,6 +87,12 @@ class Driver(Protocol):
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
 
+    def known(self, ref: GpuRef) -> GpuRef:
+        """A buffer that something else than an argument holds, such as an expression.
+
+        Recordings have another one in its place, as they have for arguments.
+        """
+
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
         """Something beside arguments and outputs that each call has to ask for.
 
@@ -114,6 +120,10 @@ class Preparing:
     """What every driver answers at once that carries a request out; one that traces notes it."""
 
     __slots__ = ()
+
+    def known(self, ref: GpuRef) -> GpuRef:
+        """The buffer itself."""
+        return ref
 
     def obtain(self: Any, make: Callable[[Driver], Block]) -> Block:
         """What ``make`` gives."""

@@ -169,6 +169,10 @@ class _Staging(Preparing):
         """An uninitialised buffer, of the driver itself."""
         return self._driver.output(shape, dtype)
 
+    def known(self, ref: GpuRef) -> GpuRef:
+        """As the driver itself knows it."""
+        return self._driver.known(ref)
+
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
         """What ``make`` gives."""
         return self._driver.obtain(make)

@@ -361,6 +361,14 @@ class _Tracer:
         self._outputs.append((shape, dtype))
         return ref
 
+    def known(self, ref: GpuRef) -> GpuRef:
+        """No call tells by its signature what else it uses.
+
+        Raises:
+            Untraceable: always.
+        """
+        raise Untraceable(ref)
+
     def obtain(self, make: Callable[[Driver], Block]) -> Block:
         """A stand-in for what each call asks for."""
         block = self._block(_MOST_ARGUMENTS + len(self._obtain))

@@ -223,6 +223,12 @@ class Recording(Collector):
             self._placeholders[argument] = placeholder
         return placeholder
 
+    def known(self, ref: GpuRef) -> GpuRef:
+        """What stands for a buffer in an expression; those of the program stand for themselves."""
+        own = ref._block.base in self._made or self._root(ref._block) in self._bound
+        taken: GpuRef = ref if own else self.take(ref)
+        return taken
+
     def _takes(self, ref: object) -> bool:
         """Whether a program can be recorded with a buffer: perhaps one that another one makes."""
         if not isinstance(ref, GpuRef):

@@ -144,9 +144,8 @@ def computing(
 
     def prepare(driver: Driver) -> Submission[Any]:
         memory = driver.memory
-        reads = [
-            require_readable(ref, memory, "an operand", strided=True) for ref in graph.operands
-        ]
+        used = graph.on([driver.known(ref) for ref in graph.operands])
+        reads = [require_readable(ref, memory, "an operand", strided=True) for ref in used.operands]
         if outs is None:
             made = tuple([driver.output(shape, dtype) for shape, dtype in targets])
         else:
@@ -157,9 +156,9 @@ def computing(
             _require_apart(outs)
         writes = [ref._block for ref in made]
         if interpreted:
-            message: Any = _interpret(graph, made)
+            message: Any = _interpret(used, made)
         else:
-            message = _run(driver, graph, made, reads, writes, given=outs is not None)
+            message = _run(driver, used, made, reads, writes, given=outs is not None)
         return Submission(message, reads, writes, made[0] if single else made)
 
     return Request(LANE, "array.evaluate", prepare)
