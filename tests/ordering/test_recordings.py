@@ -21,7 +21,8 @@ from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, progra
 from .programs import ADD, REFUSED, TOO_MUCH_SHARED, add, adder
 
 if TYPE_CHECKING:
-    from atomr_accel import Device
+    from atomr_accel import Device, GpuRef
+    from atomr_accel.expressions import Operand
     from atomr_accel.lanes import Isolation
 
     from ..harness import Gate
@@ -477,11 +478,15 @@ async def test_replay_replaces_what_expressions_read(device: Device) -> None:
     """As it replaces arguments: in parts of expressions, in views, in what a function has kept."""
     recorded, other = np.arange(6.0), np.arange(6.0)[::-1] ** 2
     x, w = await device.put(recorded), await device.put(np.full(6, 10.0), sealed=True)
-    around = device.fuse(lambda a: a - x[::2])
+
+    @device.fuse
+    def around(a: GpuRef) -> Operand:
+        return a - x[::2]
+
     async with device.record(x) as taken:
         total = taken.evaluate(x * 2 + w)
         turned = taken.evaluate(total[::-1] + x[::-1])
-        summed = taken.array.sum(np.exp2(-x))
+        summed = taken.array.sum(2**-x)
         where = taken.array.where(x > 4, x, w)
         kept = taken.using(around)(w[:3])
     for now in (recorded, other, recorded):
