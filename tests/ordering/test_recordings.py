@@ -21,7 +21,8 @@ from ..harness import ON_CUDA, cancelled_at, cpu_only, on_shared, opened, progra
 from .programs import ADD, REFUSED, TOO_MUCH_SHARED, add, adder
 
 if TYPE_CHECKING:
-    from atomr_accel import Device
+    from atomr_accel import Device, GpuRef
+    from atomr_accel.expressions import Operand
     from atomr_accel.lanes import Isolation
 
     from ..harness import Gate
@@ -467,6 +468,64 @@ async def test_a_program_can_be_looked_at(device: Device) -> None:
     assert text.startswith("digraph")
     if not ON_CUDA:
         assert text.count('label="blas.gemm"') == 2
+
+
+# --- buffers that expressions hold --------------------------------------------------------
+
+
+@on_shared
+async def test_replay_replaces_what_expressions_read(device: Device) -> None:
+    """As it replaces arguments: in parts of expressions, in views, in what a function has kept."""
+    recorded, other = np.arange(6.0), np.arange(6.0)[::-1] ** 2
+    x, w = await device.put(recorded), await device.put(np.full(6, 10.0), sealed=True)
+
+    @device.fuse
+    def around(a: GpuRef) -> Operand:
+        return a - x[::2]
+
+    async with device.record(x) as taken:
+        total = taken.evaluate(x * 2 + w)
+        turned = taken.evaluate(total[::-1] + x[::-1])
+        summed = taken.array.sum(2**-x)
+        where = taken.array.where(x > 4, x, w)
+        kept = taken.using(around)(w[:3])
+    for now in (recorded, other, recorded):
+        await taken.replay(await device.put(now))
+        expected = (
+            now * 2 + 10,
+            (now * 3 + 10)[::-1],
+            np.exp2(-now).sum(),
+            np.where(now > 4, now, 10),
+            10 - now[::2],
+        )
+        for ref, array in zip((total, turned, summed, where, kept), expected, strict=True):
+            np.testing.assert_allclose(await device.get(ref), array)
+
+
+@on_shared
+async def test_an_expression_of_a_program_knows_that_it_is_written_over(device: Device) -> None:
+    x = await device.put(np.arange(1000.0))
+    async with device.record(x) as taken:
+        taken.evaluate(x[::-1] + 1, out=x)
+    y = await device.put(np.arange(1000.0) ** 2)
+    await taken.replay(y)
+    assert (await device.get(y)).tolist() == (np.arange(1000.0)[::-1] ** 2 + 1).tolist()
+    assert (await device.get(x)).tolist() == list(range(1000))
+
+
+@program
+async def test_after_a_rebuild_expressions_read_what_is_given_then() -> None:
+    async with opened(isolation="process") as device:
+        x = await device.put(np.arange(4.0))
+        sealed = await device.put(np.full(4, 10.0), sealed=True)
+        async with device.record(x) as taken:
+            y = taken.evaluate(x[::-1] + sealed)
+        await taken.replay()
+        await poison(device)
+        with pytest.raises(GpuRefStale):
+            await taken.replay()
+        await taken.replay(await device.put(np.ones(4)))
+        assert (await device.get(y)).tolist() == [11] * 4
 
 
 # --- rebuilds ------------------------------------------------------------------------------

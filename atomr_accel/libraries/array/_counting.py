@@ -216,7 +216,8 @@ def _places(
     at = index((count + 1,), 0)
     line = cast(at, _FLOAT64) * ((high - low) / float(count)) + low
     line = where(at == count, high, line)
-    kind = _FLOAT64 if x.dtype.kind in "biu" or bounds is not None else dtype
+    # As in NumPy: edges decide, so narrow numbers that are on one are compared with narrow edges.
+    kind = dtype if bounds is None else as_dtype(np.result_type(dtype, *bounds))
     ends = steps.evaluate(cast(line, kind))
     where_ = (cast(wide, _FLOAT64) - low) * (float(count) / (high - low))
     inside = (wide >= low) & (wide <= high)

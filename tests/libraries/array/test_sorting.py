@@ -205,6 +205,15 @@ async def test_searches(
     )
 
 
+@on_shared
+async def test_narrow_numbers_on_an_edge_are_counted_where_numpy_counts_them(
+    device: Device,
+) -> None:
+    host = (np.arange(11) / 10).astype(np.float32)  # 0.7 is less there than in float64
+    got = await fetched(device, await device.array.histogram(await put(device, host), 10, (0, 1)))
+    same(got, list(np.histogram(host, 10, (0, 1))))
+
+
 @settings(max_examples=40)
 @given(size=st.integers(0, 30), seed=SEEDS, density=st.booleans())
 @on_shared
