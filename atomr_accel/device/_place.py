@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _LANES: Final = {
     **{name: (name,) for name in NAMES},
+    "array": ("array", "array-builds", "array-waits"),
+    "cub": ("cub", "cub-builds", "cub-waits"),
     "dnn": ("dnn", "dnn-plans"),
     "nvrtc": ("nvrtc", "kernels"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
 import numpy as np
@@ -10,13 +11,13 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from .._dtypes import as_dtype
 from .._errors import Unsupported, said_of
+from ._methods import FUNCTIONS, Methods
 from ._promotion import FLOAT32, HALVES, common, kind_of, reduced, resolve
 from ._text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import DTypeLike
 
 Number = complex | np.generic
 """What a number may be; complex stands for float, int and bool, too."""
@@ -27,11 +28,17 @@ Axis = int | tuple[int, ...] | None
 _INT64: Final = as_dtype(np.int64)
 _BOOL: Final = as_dtype(np.bool_)
 
-FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
-"""What NumPy's functions do with refs and expressions; under ``numpy.ufunc`` what ufuncs do."""
+_COMPARISONS: Final = {
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+}
 
 
-class Operand:
+class Operand(Methods):
     """What takes part in expressions: Python's operators, NumPy's ufuncs and functions.
 
     Each of them makes an expression, by NumPy's rules for shapes and dtypes. Nothing is
@@ -233,90 +240,7 @@ class Operand:
             raise no_out(function.__name__)
         return found(*args, **kwargs)
 
-    # --- methods ----------------------------------------------------------------------------
-
-    def sum(
-        self, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
-    ) -> Operand:
-        """``numpy.ndarray.sum``; sums of floats of 16 bits and less are made in float32."""
-        kind = None if dtype is None else as_dtype(dtype)
-        return reduce("add", self, axis, dtype=kind, keepdims=keepdims)
-
-    def prod(
-        self, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
-    ) -> Operand:
-        """``numpy.ndarray.prod``; products of floats of 16 bits and less are made in float32."""
-        kind = None if dtype is None else as_dtype(dtype)
-        return reduce("multiply", self, axis, dtype=kind, keepdims=keepdims)
-
-    def max(self, axis: Axis = None, *, keepdims: bool = False) -> Operand:
-        """``numpy.ndarray.max``: NaN where there is one."""
-        return reduce("maximum", self, axis, keepdims=keepdims)
-
-    def min(self, axis: Axis = None, *, keepdims: bool = False) -> Operand:
-        """``numpy.ndarray.min``: NaN where there is one."""
-        return reduce("minimum", self, axis, keepdims=keepdims)
-
-    def any(self, axis: Axis = None, *, keepdims: bool = False) -> Operand:
-        """``numpy.ndarray.any``."""
-        return reduce("logical_or", self, axis, keepdims=keepdims)
-
-    def all(self, axis: Axis = None, *, keepdims: bool = False) -> Operand:
-        """``numpy.ndarray.all``."""
-        return reduce("logical_and", self, axis, keepdims=keepdims)
-
-    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Expression:
-        """``numpy.ndarray.argmax``: the first of several, the first NaN if there is one."""
-        return arg_reduce("argmax", self, axis, keepdims=keepdims)
-
-    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Expression:
-        """``numpy.ndarray.argmin``: the first of several, the first NaN if there is one."""
-        return arg_reduce("argmin", self, axis, keepdims=keepdims)
-
-    def mean(
-        self, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False
-    ) -> Operand:
-        """``numpy.ndarray.mean``; of floats of 16 bits and less it is made in float32."""
-        made: Operand = FUNCTIONS[np.mean](self, axis, dtype, keepdims=keepdims)
-        return made
-
-    def var(
-        self,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        *,
-        ddof: float = 0,
-        keepdims: bool = False,
-    ) -> Operand:
-        """``numpy.ndarray.var``; of floats of 16 bits and less it is made in float32."""
-        made: Operand = FUNCTIONS[np.var](self, axis, dtype, ddof=ddof, keepdims=keepdims)
-        return made
-
-    def std(
-        self,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        *,
-        ddof: float = 0,
-        keepdims: bool = False,
-    ) -> Operand:
-        """``numpy.ndarray.std``; of floats of 16 bits and less it is made in float32."""
-        made: Operand = FUNCTIONS[np.std](self, axis, dtype, ddof=ddof, keepdims=keepdims)
-        return made
-
-    def astype(self, dtype: DTypeLike) -> Operand:
-        """``numpy.ndarray.astype``; the same if it has that dtype."""
-        return cast(self, as_dtype(dtype))
-
-    def clip(self, min: Value | None = None, max: Value | None = None) -> Operand:  # noqa: A002
-        """``numpy.ndarray.clip``."""
-        made: Operand = FUNCTIONS[np.clip](self, min, max)
-        return made
-
-    def round(self, decimals: int = 0) -> Operand:
-        """``numpy.ndarray.round``: halves go to the even neighbour."""
-        made: Operand = FUNCTIONS[np.round](self, decimals)
-        return made
+    # --- parts ------------------------------------------------------------------------------
 
     def conj(self) -> Expression:
         """``numpy.ndarray.conj``."""
@@ -446,6 +370,30 @@ class Expression(Operand):
         made: Operand = FUNCTIONS[np.squeeze](self, axis)
         return made
 
+    def reshape(self, *_shape: object, **_options: object) -> NoReturn:
+        """Shapes are given to what it is made of, or to what it gives.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise _no_view("reshape")
+
+    def ravel(self, *_order: object) -> NoReturn:
+        """As ``reshape``."""
+        raise _no_view("ravel")
+
+    def flatten(self, *_order: object) -> NoReturn:
+        """As ``reshape``."""
+        raise _no_view("flatten")
+
+    def diagonal(self, *_axes: object, **_options: object) -> NoReturn:
+        """As ``reshape``."""
+        raise _no_view("diagonal")
+
+    def view(self, *_dtype: object) -> NoReturn:
+        """As ``reshape``."""
+        raise _no_view("view")
+
     def __getitem__(self, key: object) -> Operand:
         """New axes, ``expression[:, None]``. Parts are taken of what it is made of.
 
@@ -555,9 +503,21 @@ def ufunc(
     base, _, which = name.partition(":")
     shape = _joint(values)
     dtypes = resolve(base, _kinds(values), dtype, casting)
+    if name in _COMPARISONS:
+        far = [_side(value, each) for value, each in zip(values, dtypes, strict=False)]
+        if any(far):
+            return broadcast_constant(shape, _BOOL, _COMPARISONS[name](*far))
     args = tuple([converted(value, each) for value, each in zip(values, dtypes, strict=False)])
     result = dtypes[len(values) + int(which or 0)]
     return Expression("ufunc", name, args, (), shape, result)
+
+
+def _side(value: Any, dtype: np.dtype[Any]) -> int:
+    """Whether a Python integer is below or above all that a dtype of integers holds."""
+    if type(value) is not int or dtype.kind not in "iu":
+        return 0
+    bounds = np.iinfo(dtype)
+    return (value > bounds.max) - (value < bounds.min)
 
 
 def where(condition: Operand | Number, x: Operand | Number, y: Operand | Number) -> Expression:
@@ -691,6 +651,13 @@ def _indexed(x: Expression, key: tuple[object, ...]) -> Operand:
     axes += range(at, len(x.shape))
     shape = tuple(1 if each is None else x.shape[each] for each in axes)
     return view(x, tuple(axes), shape)
+
+
+def _no_view(name: str) -> Unsupported:
+    return Unsupported(
+        f"an expression has no {name}; take that of the refs that it is made of, or evaluate it "
+        f"first: (await device.evaluate(expression)).{name}(...)"
+    )
 
 
 def _part(name: str, x: Operand) -> Expression:

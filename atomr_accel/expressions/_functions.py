@@ -11,23 +11,25 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from .._dtypes import as_dtype
 from ._expression import (
-    FUNCTIONS,
     Expression,
     Number,
     Operand,
     Value,
+    _kinds,
     arg_reduce,
     axes_of,
     broadcast,
     broadcast_constant,
     cast,
     constant,
+    converted,
     ufunc,
     values_of,
     view,
     where,
 )
-from ._promotion import FLOAT32, HALVES, kind_of
+from ._methods import FUNCTIONS
+from ._promotion import FLOAT32, HALVES, clipped, kind_of
 from ._ufuncs import masked
 
 if TYPE_CHECKING:
@@ -325,13 +327,26 @@ def _clip(
     min: Any = None,  # noqa: A002 - NumPy's names
     max: Any = None,  # noqa: A002
 ) -> Operand:
-    low, high = (a_min if min is None else min), (a_max if max is None else max)
     x: Operand = _operand(a)
-    if low is not None and low is not np._NoValue:
-        x = ufunc("maximum", x, *values_of((low,)))
-    if high is not None and high is not np._NoValue:
-        x = ufunc("minimum", x, *values_of((high,)))
+    low: Any = _bound(a_min if min is None else min)
+    high: Any = _bound(a_max if max is None else max)
+    if x.dtype.kind in "iu":
+        # Python integers that bound nothing, as all elements are within them.
+        ends = np.iinfo(x.dtype)
+        low = None if type(low) is int and low <= ends.min else low
+        high = None if type(high) is int and high >= ends.max else high
+    if low is not None and high is not None:
+        dtype = clipped((x.dtype, *_kinds((low, high))))
+        x, low, high = (converted(each, dtype) for each in (x, low, high))
+    if low is not None:
+        x = ufunc("maximum", x, low)
+    if high is not None:
+        x = ufunc("minimum", x, high)
     return x
+
+
+def _bound(value: Any) -> Value | None:
+    return None if value is None or value is np._NoValue else values_of((value,))[0]
 
 
 @_stands_for(np.round, np.around)
@@ -342,6 +357,7 @@ def _round(a: Any, decimals: int = 0, out: None = None) -> Operand:
     if x.dtype.kind in "iu" and decimals >= 0:
         return x
     if x.dtype.kind == "b":
+        np.round(np.zeros((), np.bool_), decimals)  # which raises what it has to say
         return cast(x, as_dtype(np.float16))
     if decimals == 0:
         return ufunc("rint", x)
@@ -433,7 +449,9 @@ def _angle(z: Any, deg: bool = False) -> Operand:
 def _sinc(x: Any) -> Operand:
     given = _operand(x)
     scaled = given * np.pi
-    safe = where(ufunc("equal", scaled, 0), constant(1.0e-20, scaled.dtype), scaled)
+    limits: Any = ml_dtypes.finfo  # which knows NumPy's, too
+    tiny = 1.0e-20 if scaled.dtype.kind == "c" else float(limits(scaled.dtype).eps)
+    safe = where(ufunc("equal", scaled, 0), constant(tiny, scaled.dtype), scaled)
     return ufunc("divide", ufunc("sin", safe), safe)
 
 

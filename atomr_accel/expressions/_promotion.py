@@ -71,6 +71,16 @@ def reduced(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 @lru_cache(_MANY)
+def clipped(kinds: tuple[Kind, ...]) -> np.dtype[Any]:
+    """The dtype of ``numpy.clip`` with both bounds."""
+    # Ones: bounds that are the ends of the dtype are as good as none.
+    samples: list[Any] = [
+        kind(1) if isinstance(kind, type) else np.ones((), kind) for kind in kinds
+    ]
+    return as_dtype(np.asarray(np.clip(*samples)).dtype)
+
+
+@lru_cache(_MANY)
 def common(kinds: tuple[Kind, ...]) -> np.dtype[Any]:
     """The dtype that values of several kinds are given together, as ``numpy.result_type``."""
     samples = [kind(0) if isinstance(kind, type) else kind for kind in kinds]

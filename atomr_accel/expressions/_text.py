@@ -38,6 +38,7 @@ _METHODS: Final = {
 _ATOM: Final = 10
 _LONGEST: Final = 400
 _DEEPEST: Final = 40
+_MOST: Final = 400
 
 
 def text_of(expression: Operand) -> str:
@@ -51,6 +52,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
+        self._seen = 0
 
     def _name(self, leaf: object) -> str:
         count = len(self._names)
@@ -60,9 +62,11 @@ class _Writer:
     def text(self, x: Any, depth: int = 0) -> tuple[str, int]:
         """The text, and how tightly its outermost operator binds."""
         kind = getattr(x, "_kind", None)
+        # What is shared is written each time: so much of it, and no more, is gone through.
+        self._seen += 1
         if kind is None:
             return self._name(x), _ATOM
-        if depth > _DEEPEST:
+        if depth > _DEEPEST or self._seen > _MOST:
             return "...", _ATOM
         if kind == "constant":
             text = str(x._params[0])

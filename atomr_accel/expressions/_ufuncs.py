@@ -9,7 +9,6 @@ import numpy as np
 from .._dtypes import as_dtype
 from ..wire._ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ._expression import (
-    FUNCTIONS,
     Axis,
     Operand,
     Value,
@@ -25,6 +24,7 @@ from ._expression import (
     view,
     where,
 )
+from ._methods import FUNCTIONS
 
 
 def _apply(

@@ -602,7 +602,14 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
     """The error for an argument that is not a usable ref of ``memory``'s device."""
     if not isinstance(ref, GpuRef):
         message = f"{name} must be a GpuRef, not {said_of(ref)}"
-        if _is_data(ref):
+        if isinstance(ref, Operand):
+            how = (
+                f"{name} = await device.evaluate({name})"
+                if name.isidentifier()
+                else ("await device.evaluate(expression)")
+            )
+            message += f"; evaluate it first: {how}"
+        elif _is_data(ref):
             how = (
                 f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
             )

@@ -14,8 +14,9 @@ import trio.testing
 
 from atomr_accel import GpuRef, GpuRefStale, open_system
 from atomr_accel.actors import Actor, Backoff, Directive, Message, Supervision, handler
+from atomr_accel.device._place import LIBRARY_OF
 from atomr_accel.libraries._request import Request
-from atomr_accel.libraries._table import NAMES
+from atomr_accel.libraries._table import LANES, NAMES
 from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ KERNEL = 'extern "C" __global__ void nothing() {}'
 
 
 # --- sent elsewhere --------------------------------------------------------------------------
+
+
+def test_each_lane_is_a_librarys() -> None:
+    assert sorted(LIBRARY_OF) == sorted(LANES)
 
 
 async def _requests_of(device: Device) -> dict[str, Request[Any]]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import BuiltinFunctionType, EllipsisType, FunctionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -21,7 +25,7 @@ import numpy as np
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
-from ...expressions import Operand, broadcast, cast
+from ...expressions import Expression, Operand, broadcast, cast
 from ...memory import GpuRef, block_at, part_of
 from .._arguments import BLOCK_ALIGNMENT, alignment, overlap, require_readable, require_writable
 from .._library import LaneSpec
@@ -347,9 +351,6 @@ class evaluate_op(op[..., Any]):  # noqa: N801 - used as a decorator
         return super().__get__(facade, owner)
 
 
-_Traced: TypeAlias = "tuple[Graph, tuple[_Operand, ...], bool]"
-
-
 @final
 class Fused(Facade[D], Generic[D, P, R]):
     """A function whose expressions are computed by one call. Made by ``device.fuse``."""
@@ -357,9 +358,7 @@ class Fused(Facade[D], Generic[D, P, R]):
     def __init__(self, device: Home, function: Callable[P, Any]) -> None:
         self._device = device
         self._function = function
-        self._known: Recent[Hashable, tuple[Graph, tuple[_Operand, ...], bool]] = Recent(
-            _MOST_FUSED
-        )
+        self._known: Recent[Hashable, _Traced] = Recent(_MOST_FUSED)
 
     def __repr__(self) -> str:
         return f"<Fused {getattr(self._function, '__qualname__', self._function)}>"
@@ -372,91 +371,170 @@ class Fused(Facade[D], Generic[D, P, R]):
             TypeError: the function gives no expression, or looks at what refs hold.
             Exception: what the function raises; what ``evaluate`` does.
         """
-        refs: list[GpuRef] = []
-        values: tuple[Any, ...] = (*args, *kwargs.values())
-        names: Hashable = tuple(kwargs)
-        key = (len(args), names, *[_signed(each, refs) for each in values])
-        try:
-            found = self._known.get(key)
-        except TypeError:  # something that is no key
-            return self._traced(refs, args, kwargs)[3]
-        if found is None:
-            graph, operands, single, _ = self._traced(refs, args, kwargs)
-            found = self._known.keep(key, (graph, operands, single))
-        graph, operands, single = found
-        used = [
-            each.ref if each.ref is not None else _view(refs[each.argument], each)
-            for each in operands
-        ]
         interpreted = self._device.capabilities.python_kernels
-        return computing(interpreted, graph.on(used), single=single)
+        refs: list[GpuRef] = []
+        try:
+            key = (len(args), tuple(kwargs), _signed((*args, *kwargs.values()), refs))
+        except _NoKeyError:
+            results, single = self._made(args, kwargs)
+            return computing(interpreted, Graph(results), single=single)
+        traced = self._known.get(key)
+        used = None if traced is None else traced.operands_on(refs)
+        if traced is None or used is None:
+            made, used = self._traced(refs, args, kwargs)
+            traced = self._known.keep(key, made)
+        return computing(interpreted, traced.graph.on(used), single=traced.single)
 
-    def _traced(
-        self, refs: list[GpuRef], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Graph, tuple[_Operand, ...], bool, Request[Any]]:
-        """What the function makes of stand-ins."""
-        stand_ins: dict[Block, int] = {}
-        numbers = iter(range(len(refs)))
-
-        def stand_in(value: Any) -> Any:
-            if type(value) is not GpuRef:
-                return value
-            block = block_at(self._device.memory, 0, 0)
-            stand_ins[block] = next(numbers)
-            return value.on_block(block)
-
-        given = [stand_in(each) for each in args]
-        named = {name: stand_in(each) for name, each in kwargs.items()}
-        made: Any = self._function(*given, **named)
+    def _made(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Operand, ...], bool]:
+        """What the function makes, and whether it is no tuple."""
+        function: Callable[..., Any] = self._function
+        made = function(*args, **kwargs)
         single = not isinstance(made, tuple)
-        results = (made,) if single else made
+        results: tuple[Any, ...] = (made,) if single else made
         if not results or not all(isinstance(each, Operand) for each in results):
             raise TypeError(
                 f"{self!r} has to give an expression, or a tuple of them, not {said_of(made)}"
             )
+        return results, single
+
+    def _traced(
+        self, refs: list[GpuRef], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_Traced, list[GpuRef]]:
+        """What the function makes of stand-ins, and what is read for the arguments themselves."""
+        memory = self._device.memory
+        stand_ins: dict[Block, int] = {}
+
+        def stand_in(ref: GpuRef) -> GpuRef:
+            block = block_at(memory, 0, 0)
+            stand_ins[block] = len(stand_ins)
+            return ref.on_block(block)
+
+        given = _replaced((*args, *kwargs.values()), stand_in)
+        named = dict(zip(kwargs, given[len(args) :], strict=True))
+        results, single = self._made(given[: len(args)], named)
         graph = Graph(results)
-        operands = []
+        operands, used = [], []
         for ref in graph.operands:
-            argument = stand_ins.get(ref._block.base, -1)
-            place = ref._block.offset
-            operands.append(_Operand(None if argument >= 0 else ref, argument, place, ref))
-        used = [
-            each.ref if each.ref is not None else _view(refs[each.argument], each)
-            for each in operands
-        ]
-        interpreted = self._device.capabilities.python_kernels
-        request = computing(interpreted, graph.on(used), single=single)
-        return graph, tuple(operands), single, request
+            base, offset = ref._block.base, ref._block.offset
+            argument = stand_ins.get(base)
+            captured = weakref.ref(base) if argument is None else None
+            like = ref.on_block(block_at(memory, 0, 0))
+            operands.append(_Operand(captured, argument or 0, offset, like))
+            used.append(ref if argument is None else _view(like, refs[argument]._place, offset))
+        return _Traced(graph.on([]), tuple(operands), single), used
 
 
 class _Operand(NamedTuple):
     """What a fused function reads.
 
     Attributes:
-        ref: a ref that is none of its arguments.
-        argument: otherwise, which of them it is a view of.
+        captured: the buffer, if it is that of none of its arguments. What a program has let go
+            of is not kept for it.
+        argument: otherwise, which of the arguments it is a view of.
         offset: bytes from where that begins.
         like: a ref of its shape, dtype and strides.
     """
 
-    ref: GpuRef | None
+    captured: weakref.ref[Block] | None
     argument: int
     offset: int
     like: GpuRef
 
 
-def _view(ref: GpuRef, operand: _Operand) -> GpuRef:
-    block = ref._place
-    return operand.like.on_block(part_of(block, operand.offset) if operand.offset else block)
+class _Traced(NamedTuple):
+    """What a fused function has made of some kind of arguments.
+
+    Attributes:
+        graph: what is computed.
+        operands: what that reads.
+        single: whether the function gives one expression.
+    """
+
+    graph: Graph
+    operands: tuple[_Operand, ...]
+    single: bool
+
+    def operands_on(self, refs: list[GpuRef]) -> list[GpuRef] | None:
+        """What is read for such arguments; None if something captured is gone."""
+        used = []
+        for captured, argument, offset, like in self.operands:
+            if captured is None:
+                used.append(_view(like, refs[argument]._place, offset))
+                continue
+            base = captured()
+            if base is None:
+                return None
+            ref = _view(like, base, offset)
+            if ref.is_stale:
+                return None
+            used.append(ref)
+        return used
+
+
+def _view(like: GpuRef, block: Block, offset: int) -> GpuRef:
+    return like.on_block(part_of(block, offset) if offset else block)
+
+
+class _NoKeyError(Exception):
+    """Of some arguments nothing is remembered."""
 
 
 def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
-    """What a fused function may depend on in an argument."""
-    if type(value) is GpuRef:
+    """What a fused function may depend on in an argument; the refs in it are added.
+
+    Raises:
+        _NoKeyError: it may be more than what can be compared, and kept, without a ref.
+    """
+    kind = type(value)
+    if kind is GpuRef:
         refs.append(value)
-        return value.shape, value.dtype, value._strides
-    # 1, 1.0 and True are one key; zeros have a sign, and NaN is no key.
-    return type(value), repr(value) if isinstance(value, float | complex) else value
+        return kind, value.shape, value.dtype, value._strides
+    if kind is Expression:
+        graph = Graph((value,))
+        refs += graph.operands
+        strides = tuple([ref._strides for ref in graph.operands])
+        return kind, graph.structure, graph.results, strides, tuple(graph.bytes_of_constants())
+    if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return kind, tuple([_signed(each, refs) for each in value])
+    if kind is dict:
+        return kind, tuple([(_signed(at, refs), _signed(each, refs)) for at, each in value.items()])
+    if kind in (float, complex):
+        return kind, repr(value)  # zeros have a sign, and NaN is no key
+    if isinstance(value, np.generic):
+        return kind, value.dtype, value.tobytes()
+    if kind in _PLAIN or isinstance(value, np.dtype | np.ufunc | type | Enum):
+        return kind, value  # 1 and True are one key
+    if kind is FunctionType and not (
+        value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
+    ):
+        return kind, value
+    if is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen:  # noqa: B009
+        within: list[GpuRef] = []
+        parts = [_signed(getattr(value, each.name), within) for each in fields(kind)]
+        if not within:
+            return kind, tuple(parts)
+    raise _NoKeyError
+
+
+_PLAIN: Final = frozenset((bool, int, str, bytes, type(None), EllipsisType, BuiltinFunctionType))
+"""Types of what is a key, and holds no buffer."""
+
+
+def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
+    """An argument with others in the places of its refs, which come as ``_signed`` has them."""
+    kind = type(value)
+    if kind is GpuRef:
+        return stand_in(value)
+    if kind is Expression:
+        graph = Graph((value,))
+        return graph.rebuilt([stand_in(ref) for ref in graph.operands])[0]
+    if kind in (tuple, list):
+        return kind([_replaced(each, stand_in) for each in value])
+    if kind is dict:
+        return {at: _replaced(each, stand_in) for at, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return value._make([_replaced(each, stand_in) for each in value])  # type: ignore[attr-defined]
+    return value
 
 
 class Evaluating(Facade[D]):
@@ -474,6 +552,8 @@ class Evaluating(Facade[D]):
         NumPy computes them step by step.
 
         Several expressions in one call share what they have in common.
+
+        ``device.requests.evaluate(...)`` is for ``batch.perform``, and for ``device.array.ref``.
 
         Args:
             *expressions: what to compute.
@@ -515,7 +595,13 @@ class Evaluating(Facade[D]):
 
         The function is called with stand-ins once for each combination of shapes, dtypes and
         layouts of its refs, and of its other arguments; what it makes of them is computed as by
-        ``evaluate``. So it sees nothing of what refs hold.
+        ``evaluate``. So it sees nothing of what refs hold. Refs may be inside tuples, lists, dicts
+        and expressions. With arguments that are neither these nor plain values, it is called each
+        time.
+
+        Whatever else the function uses is captured when it is called: numbers and other refs
+        stay what they were then. So what changes is better an argument. It is called again
+        once a captured ref was freed, is stale, or is held by nobody any more; it keeps none.
 
         Args:
             function: gives an expression, or a tuple of them, and does nothing else.

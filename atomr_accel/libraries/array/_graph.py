@@ -86,10 +86,32 @@ class Graph:
         self.results: Final = tuple([self._add(each) for each in expressions])
 
     def on(self, operands: list[GpuRef]) -> Graph:
-        """The same on other refs, of the same shapes and dtypes."""
+        """The same on other refs, of the same shapes and dtypes; it holds none but these."""
         other = copy(self)
         other.operands = operands
+        other._places = {}
+        other._known = {}
         return other
+
+    def rebuilt(self, operands: Sequence[GpuRef]) -> tuple[Operand, ...]:
+        """The expressions, made of other refs of the same shapes and dtypes."""
+        made: list[Any] = []
+        for value in self.values:
+            if value.kind == "operand":
+                made.append(operands[value.args[0]])
+                continue
+            args: tuple[Operand, ...] = tuple(
+                [] if value.kind == "constant" else [made[at] for at in value.args]
+            )
+            params: tuple[Any, ...] = value.axes if value.kind == "index" else ()
+            if value.kind == "constant":
+                params = (self.constants[value.args[0]],)
+            elif value.kind in ("reduce", "arg"):
+                params = value.axes, value.keepdims
+            elif value.kind == "view":
+                params = (tuple(None if at < 0 else at for at in value.axes),)
+            made.append(Expression(value.kind, value.name, args, params, value.shape, value.dtype))
+        return tuple([made[at] for at in self.results])
 
     @property
     def structure(self) -> Structure:
