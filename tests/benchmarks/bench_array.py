@@ -175,6 +175,7 @@ def row_of(name: str, power: int) -> Making:
 
     async def make(device: Device) -> Job:
         generator = np.random.default_rng(power)
+        host: Any
         if name == "unique":
             host = generator.integers(0, NUMBERS, 1 << power, dtype=np.int32)
         else:
