@@ -157,6 +157,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: the generation in which it was made; plans and kernels may be gone after it.
+        lanes: those that execute them.
         ops: their messages, one right after the other.
         own: which of them is the call's own; those before it and after it are what it needs.
         strided: whether views with gaps are among the buffers.
@@ -167,6 +168,7 @@ class Trace(msgspec.Struct, frozen=True):
     """
 
     epoch: Epoch
+    lanes: frozenset[str]
     ops: tuple[TracedOp, ...]
     own: int
     strided: bool
@@ -420,6 +422,7 @@ class _Tracer:
         ]
         return Trace(
             self.memory.epoch,
+            frozenset([each.lane for each in ops]),
             tuple(ops),
             own - sum(made.message is None for _, made in parts[:own]),
             any(ref._strides is not None for ref in refs),
@@ -485,7 +488,8 @@ class _Tracer:
         template = bytearray(one)
         for at, start in enumerate(places):
             template[start : start + 8] = other[start : start + 8] = _place(at)
-        if template != other or any(template.count(_place(at)) > 1 for at in range(len(places))):
+        marked = [b"\xcf" + _place(at) for at in range(len(places))]
+        if template != other or any(template.count(each) > 1 for each in marked):
             raise Untraceable
         if _count_places(msgspec.msgpack.decode(template)) != len(places):
             raise Untraceable

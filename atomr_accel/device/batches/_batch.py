@@ -316,8 +316,8 @@ class Batch(Collector):
             found = facade._traces.find(make, facade, self, args, kwargs)
             if found is not None:
                 trace, refs = found
-                ports: list[Any] = [self.ports.get(each.lane) for each in trace.ops]
-                if None not in ports:
+                ports = self.ports
+                if ports.keys() >= trace.lanes:
                     self._filling = True
                     try:
                         blocks, result = trace.call(self, refs)
@@ -328,8 +328,9 @@ class Batch(Collector):
                     finally:
                         self._filling = False
                     if not late:
-                        for port, each in zip(ports, trace.ops, strict=True):
+                        for each in trace.ops:
                             payload, reads, writes = each.fill(blocks)
+                            port = ports[each.lane]
                             self._add_op(port, each.name, each.template, reads, writes, payload)
                         return result  # type: ignore[no-any-return]
         return self._add_call(make, facade, args, kwargs)

@@ -152,6 +152,17 @@ async def test_all_steps_of_a_call_are_in_its_trace() -> None:
 
 
 @program
+async def test_numbers_may_look_like_places() -> None:
+    """64, as eight bytes of its own, is what stands for the first address."""
+    async with opened() as device:
+        like = await device.put(np.zeros(SIDE, np.int64))
+        for _ in range(4):
+            made = await device.array.full_like(like, 64)
+            np.testing.assert_array_equal(await device.get(made), [64] * SIDE)
+        assert len(traced(device)) == 1
+
+
+@program
 async def test_what_the_device_has_to_tell_is_asked_each_time() -> None:
     async with opened() as device:
         for count in range(5):
