@@ -339,14 +339,21 @@ def send(device: Submitter, trace: Trace, refs: list[GpuRef]) -> tuple[Any, Subm
 
     None where something has to be waited for first: then it is made in full.
     """
-    port = device.ports.get(trace.lane)
-    if port is None:
+    ports = device.ports
+    if not ports.keys() >= trace.lanes:
         return None
     try:
-        payload, reads, writes, result = trace.call(device.first_try, refs)
+        blocks, result = trace.call(device.first_try, refs)
     except Pending:
         return None
-    return result, device.submit(port, trace.name, trace.template, reads, writes, payload)
+    ops = []
+    for each in trace.ops:
+        payload, reads, writes = each.fill(blocks)
+        port = ports[each.lane]
+        ops.append(device.submit(port, each.name, each.template, reads, writes, payload))
+    if len(ops) == 1:
+        return result, ops[0]
+    return result, _Together(ops[trace.own], ops[: trace.own], ops[trace.own + 1 :])
 
 
 async def result(submission: Submission[T], op: Submitted) -> T:

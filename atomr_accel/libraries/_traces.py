@@ -3,7 +3,7 @@
 To check a call and to make its message takes most of the time that an op costs the program's
 thread. Calls on buffers of equal shapes and dtypes, with equal values beside, differ in nothing
 but addresses. So the second time that a call of such a signature comes, it is made on stand-ins
-for its buffers, and what becomes of that is kept: the encoded message with the places where
+for its buffers, and what becomes of that is kept: the encoded messages with the places where
 addresses go, the outputs, and what is read and written. From then on a call is these, filled in.
 
 What a request asks its driver for is asked for again by each call. Whatever else it depends on,
@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from ..memory import Epoch, MemoryMap
     from ..wire import Message
     from ._library import Home
-    from ._request import Driver, Keeper, Request
+    from ._request import Driver, Keeper, Request, Submission
 
 _SIGNATURES: Final = 1024
 """How many a facade knows."""
 
 _MOST_BYTES: Final = 1 << 12
 """Messages that are larger are not traced: to copy them takes longer than to make them."""
+
+_MOST_OPS: Final = 24
+"""Calls of more messages gain little by it: each takes a template in the host."""
 
 _MOST_ARGUMENTS: Final = 64
 _LONGEST_TEXT: Final = 64
@@ -57,7 +60,7 @@ _SHARED: Final = object()
 _VIEWS: Final = object()
 
 Key = tuple[object, ...]
-Filled = tuple[msgspec.Raw, tuple[Block, ...], tuple[Block, ...], Any]
+Filled = tuple[msgspec.Raw, tuple[Block, ...], tuple[Block, ...]]
 
 
 class Untraceable(Exception):
@@ -113,41 +116,65 @@ class _Numbers:
 
 
 @final
-class Trace(msgspec.Struct, frozen=True):
-    """What calls of one signature come to.
+class TracedOp(msgspec.Struct, frozen=True):
+    """A message of a trace.
 
     Attributes:
-        epoch: the generation in which it was made; plans and kernels may be gone after it.
-        lane: the lane that executes them.
-        name: what to call them.
-        template: their message, with places for addresses.
+        lane: the lane that executes it.
+        name: what to call it.
+        template: the message, with places for addresses.
         pack: makes the request that names it, of its parts.
         parts: the parts that stay, and between them those where addresses go.
-        strided: whether views with gaps are among them.
         holes: takes the blocks whose addresses go there out of all blocks.
         offsets: how far behind these addresses; None where all are right there.
-        outputs: what is made for each call.
-        obtain: what else is asked for.
-        checks: whether what is not in the signature is as it was.
         reads: takes what is read out of all blocks.
         writes: takes what is written.
-        result: makes the result of all refs.
     """
 
-    epoch: Epoch
     lane: str
     name: str
     template: Template
     pack: Callable[..., bytes]
     parts: tuple[bytes | None, ...]
-    strided: bool
     holes: Callable[[Sequence[Block]], tuple[Block, ...]]
     offsets: tuple[int, ...] | None
+    reads: Callable[[Sequence[Block]], tuple[Block, ...]]
+    writes: Callable[[Sequence[Block]], tuple[Block, ...]]
+
+    def fill(self, blocks: Sequence[Block]) -> Filled:
+        """That of a call on these blocks: its request, encoded, what it reads and writes."""
+        addresses = [block.address for block in self.holes(blocks)]
+        if self.offsets is not None:
+            addresses = list(map(operator.add, addresses, self.offsets))
+        parts: list[Any] = [*self.parts]
+        parts[1::2] = addresses
+        return msgspec.Raw(self.pack(*parts)), self.reads(blocks), self.writes(blocks)
+
+
+@final
+class Trace(msgspec.Struct, frozen=True):
+    """What calls of one signature come to.
+
+    Attributes:
+        epoch: the generation in which it was made; plans and kernels may be gone after it.
+        lanes: those that execute them.
+        ops: their messages, one right after the other.
+        own: which of them is the call's own; those before it and after it are what it needs.
+        strided: whether views with gaps are among the buffers.
+        outputs: what is made for each call.
+        obtain: what else is asked for.
+        checks: whether what is not in the signature is as it was.
+        result: makes the result of all refs.
+    """
+
+    epoch: Epoch
+    lanes: frozenset[str]
+    ops: tuple[TracedOp, ...]
+    own: int
+    strided: bool
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
     obtain: tuple[Callable[[Driver], Block], ...]
     checks: tuple[Callable[[], bool], ...]
-    reads: Callable[[Sequence[Block]], tuple[Block, ...]]
-    writes: Callable[[Sequence[Block]], tuple[Block, ...]]
     result: Callable[[Sequence[GpuRef]], Any]
 
     def holds(self, epoch: Epoch) -> bool:
@@ -159,8 +186,8 @@ class Trace(msgspec.Struct, frozen=True):
                 return False
         return True
 
-    def call(self, driver: Driver, refs: list[GpuRef]) -> Filled:
-        """A call on these buffers: its request, encoded, what it reads and writes, its result.
+    def call(self, driver: Driver, refs: list[GpuRef]) -> tuple[list[Block], Any]:
+        """A call on these buffers: the blocks to fill its ops with, and its result.
 
         Raises:
             Pending: something it needs takes a wait.
@@ -170,13 +197,7 @@ class Trace(msgspec.Struct, frozen=True):
         blocks = [ref._place for ref in refs] if self.strided else [ref._block for ref in refs]
         if self.obtain:
             blocks += [obtain(driver) for obtain in self.obtain]
-        addresses = [block.address for block in self.holes(blocks)]
-        if self.offsets is not None:
-            addresses = list(map(operator.add, addresses, self.offsets))
-        parts: list[Any] = [*self.parts]
-        parts[1::2] = addresses
-        payload = msgspec.Raw(self.pack(*parts))
-        return payload, self.reads(blocks), self.writes(blocks), self.result(refs)
+        return blocks, self.result(refs)
 
 
 def signature(
@@ -369,8 +390,11 @@ class _Tracer:
         return block
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """A buffer that is inside an argument is no part of the signature."""
-        raise Untraceable(repr(ref))
+        """One of the call's own; another that is inside an argument is no part of the signature."""
+        whole = ref._block.base
+        if not any(each._block.base is whole for each in self._refs):
+            raise Untraceable(repr(ref))
+        return ref
 
     def depends(self, still: Callable[[], bool]) -> None:
         """Each call asks whether it is so."""
@@ -384,39 +408,65 @@ class _Tracer:
 
     def _finish(self, request: Request[Any]) -> Trace:
         submission = request.prepare(self)
+        if (
+            submission.message is None
+            or len(submission.before) + len(submission.after) >= _MOST_OPS
+        ):
+            raise Untraceable
+        parts = [(each, each.prepare(self)) for each in submission.before]
+        own = len(parts)
+        parts.append((request, submission))
+        parts += [(each, each.prepare(self)) for each in submission.after]
+        refs, count = self._refs, len(self._refs)
+        if count > _MOST_ARGUMENTS:
+            raise Untraceable
+        at_of = {at: at for at in range(count)}
+        at_of |= {_MOST_ARGUMENTS + at: count + at for at in range(len(self._obtained))}
+        places = {ref._block: at for at, ref in reversed([*enumerate(refs)])}
+        places |= {block: count + at for at, block in enumerate(self._obtained)}
+        ops = [
+            self._op(each, made, at_of, places) for each, made in parts if made.message is not None
+        ]
+        return Trace(
+            self.memory.epoch,
+            frozenset([each.lane for each in ops]),
+            tuple(ops),
+            own - sum(made.message is None for _, made in parts[:own]),
+            any(ref._strides is not None for ref in refs),
+            tuple(self._outputs),
+            tuple(self._obtain),
+            tuple(self._checks),
+            self._result(submission.result),
+        )
+
+    def _op(
+        self,
+        request: Request[Any],
+        submission: Submission[Any],
+        at_of: dict[int, int],
+        places: dict[Block, int],
+    ) -> TracedOp:
+        """One of the messages; where the blocks are that it names, and that addresses are of."""
         message = submission.message
-        if message is None or message.returns is not None or message.required:
+        if message.returns is not None or message.required:
             raise Untraceable
         if message.bulky or message.lasting or message.everywhere or message.pickles:
             raise Untraceable
         if submission.sent or submission.done or submission.finish:
             raise Untraceable
-        refs, count = self._refs, len(self._refs)
-        if count > _MOST_ARGUMENTS:
-            raise Untraceable
         encoded, holes = self._template(message)
         number = next(_numbers) % MOST_TEMPLATES
         named = encoder.encode(CallByTemplate(number, ()))[:-1]
         head = encoder.encode(CallWithTemplate(number, msgspec.Raw(encoded), ()))[:-1]
-        at_of = {at: at for at in range(count)}
-        at_of |= {_MOST_ARGUMENTS + at: count + at for at in range(len(self._obtained))}
-        places = {ref._block: at for at, ref in reversed([*enumerate(refs)])}
-        places |= {block: count + at for at, block in enumerate(self._obtained)}
-        return Trace(
-            self.memory.epoch,
+        return TracedOp(
             request.lane.name,
             request.name,
             Template(number, head, len(named)),
             *_request(named, len(holes)),
-            any(ref._strides is not None for ref in refs),
             picker([at_of[at] for at, _ in holes]),
             tuple([offset for _, offset in holes]) if any(offset for _, offset in holes) else None,
-            tuple(self._outputs),
-            tuple(self._obtain),
-            tuple(self._checks),
             picker([places[block] for block in submission.reads]),
             picker([places[block] for block in submission.writes]),
-            self._result(submission.result),
         )
 
     def _template(self, message: Message) -> tuple[bytes, list[tuple[int, int]]]:
@@ -445,7 +495,8 @@ class _Tracer:
         template = bytearray(one)
         for at, start in enumerate(places):
             template[start : start + 8] = other[start : start + 8] = _place(at)
-        if template != other or any(template.count(_place(at)) > 1 for at in range(len(places))):
+        marked = [b"\xcf" + _place(at) for at in range(len(places))]
+        if template != other or any(template.count(each) > 1 for each in marked):
             raise Untraceable
         if _count_places(msgspec.msgpack.decode(template)) != len(places):
             raise Untraceable

@@ -97,7 +97,11 @@ def there(name: str) -> bool:
 
 
 async def compare(
-    device: Device, call: Callable[[Any], Any], rivals: dict[str, Rival]
+    device: Device,
+    call: Callable[[Any], Any],
+    rivals: dict[str, Rival],
+    *,
+    together: bool = True,
 ) -> tuple[Pace, dict[str, Pace]]:
     """Measure an op and what rivals do instead.
 
@@ -105,6 +109,7 @@ async def compare(
         device: ours.
         call: one op on what it is given: the device, then to be awaited, or a batch.
         rivals: the others.
+        together: whether a batch can have it; otherwise many are awaited one by one.
     """
 
     async def queued(count: int) -> None:
@@ -116,7 +121,7 @@ async def compare(
         for _ in range(count):
             await call(device)
 
-    sides: dict[str, tuple[Queue, Queue]] = {"": (queued, alone)}
+    sides: dict[str, tuple[Queue, Queue]] = {"": (queued if together else alone, alone)}
     sides |= {name: _sides_of(rival) for name, rival in rivals.items()}
     counts: dict[str, int] = {}
     for name, (many, one) in sides.items():

@@ -316,18 +316,23 @@ class Batch(Collector):
             found = facade._traces.find(make, facade, self, args, kwargs)
             if found is not None:
                 trace, refs = found
-                port = self.ports.get(trace.lane)
-                if isinstance(port, Port):
+                ports = self.ports
+                if ports.keys() >= trace.lanes:
                     self._filling = True
                     try:
-                        payload, reads, writes, result = trace.call(self, refs)
+                        blocks, result = trace.call(self, refs)
                     except Pending:  # there is no room for results
-                        pass
+                        late = True
                     else:
-                        self._add_op(port, trace.name, trace.template, reads, writes, payload)
-                        return result  # type: ignore[no-any-return]
+                        late = self._late  # for what it obtained a lane has to be opened
                     finally:
                         self._filling = False
+                    if not late:
+                        for each in trace.ops:
+                            payload, reads, writes = each.fill(blocks)
+                            port = ports[each.lane]
+                            self._add_op(port, each.name, each.template, reads, writes, payload)
+                        return result  # type: ignore[no-any-return]
         return self._add_call(make, facade, args, kwargs)
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:

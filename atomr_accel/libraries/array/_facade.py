@@ -22,3 +22,5 @@ class ArrayFunctions(
     They have NumPy's names, arguments and defaults, and take any views. What they give is a new
     array unless it says something else; parts and reversed arrays are views, and not awaited.
     """
+
+    traced = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -76,18 +77,26 @@ def built(kernels: Iterable[BuiltKernel], driver: Driver, builds: LaneSpec) -> l
         driver: that of the launch.
         builds: the lane that builds them, and lets go of them.
     """
-    copies = [(kernel, kernel.copy(driver, builds)) for kernel in kernels]
+    together = tuple(kernels)
+    return [driver.obtain(partial(_obtain, each, together, builds)) for each in together]
+
+
+def _obtain(
+    kernel: BuiltKernel, together: tuple[BuiltKernel, ...], builds: LaneSpec, driver: Driver
+) -> Block:
+    """What stands for one of them; the first that is asked for has all built."""
+    copies = [(each, each.copy(driver, builds)) for each in together]
     home = driver.home
     missing = {
-        kernel.number: (kernel, copy)
-        for kernel, copy in copies
+        each.number: (each, copy)
+        for each, copy in copies
         if not copy.built and home not in copy.asked_by
     }
     if missing:
         driver.perform(_building([*missing.values()], builds))
         for _, copy in missing.values():
             copy.asked_by.add(home)
-    return [copy.kept for _, copy in copies]
+    return kernel.copy(driver, builds).kept
 
 
 def _building(missing: list[tuple[BuiltKernel, _Copy]], builds: LaneSpec) -> Request[None]:

@@ -18,6 +18,7 @@ import pytest
 
 from atomr_accel import Unsupported, open_device
 from atomr_accel.backends.cpu import BACKEND
+from atomr_accel.libraries._traces import Trace
 from atomr_accel.libraries.array import _evaluate
 from atomr_accel.libraries.array._copy import LANE
 from atomr_accel.libraries.array._evaluate import BUILDS
@@ -157,6 +158,32 @@ async def test_kernels_are_built_once_and_launched_by_all() -> None:
         await held(device, scaled, array * array.mean())
         empty = await device.evaluate(x[:0] + 1, x.sum(0))
         assert (await device.get(empty[0])).shape == (0, 40)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiling")
+async def test_calls_that_are_traced_have_kernels_built_where_they_are_missing() -> None:
+    array = np.random.default_rng(4).standard_normal((6, 40)).astype(np.float32)
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        x = await device.put(array)
+        await device.copy(x.T)  # the lane that launches is open, that which builds is not
+        LOG.clear()
+        async with device.batch() as one:
+            first = one.array.sum(x, axis=0)  # builds when its block is left
+            async with device.batch() as other:
+                made = [other.array.sum(x, axis=0) for _ in range(3)]
+        assert 1 <= LOG.count("build") <= 2
+        LOG.clear()
+        made += [await device.array.sum(x, axis=0) for _ in range(3)]
+        async with device.batch() as batch:
+            made += [batch.array.sum(x, axis=0) for _ in range(3)]
+        assert not LOG
+        epoch = device._core.memory.epoch
+        known = [each for each in device.array._traces._known.values() if type(each) is Trace]
+        assert [each.epoch for each in known] == [epoch] * 2  # awaited, and in batches
+        for each in (first, *made):
+            await held(device, each, array.sum(axis=0))
 
 
 @needs_compiler

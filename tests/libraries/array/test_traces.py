@@ -1,0 +1,172 @@
+"""Calls of ``device.array`` that are alike are made once and filled in: nobody can tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel.libraries._traces import Trace
+from atomr_accel.testing import poison
+
+from ...harness import on_shared, opened, program
+from .calls import by_numpy, fetched, put, same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device
+
+SIDE = 4
+
+
+def add_at(x: Any, at: Any, value: Any) -> Any:
+    """As ``device.array.add_at``."""
+    np.add.at(x, at, value)
+    return x
+
+
+def setitem(x: Any, at: Any, value: Any) -> Any:
+    """As ``device.array.setitem``; the last value for a place counts."""
+    x[at] = value
+    return x
+
+
+def cumsum(x: Any, out: Any) -> Any:
+    """As ``numpy.cumsum`` with ``out``, which does not take what it reads."""
+    return np.cumsum(x, axis=0, out=out)
+
+
+OURS: dict[str, Callable[..., Any]] = {
+    "add_at": lambda on, x, y, at: on.add_at(x, at, y, deterministic=True),
+    "setitem": lambda on, x, y, at: on.setitem(x, at, y, deterministic=True),
+    "cumsum": lambda on, x, y, at: on.cumsum(x, axis=0, out=y),
+}
+"""What is not called as NumPy's functions are."""
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "take": lambda on, x, y, at: on.take(x, at, 0),
+    "take of all": lambda on, x, y, at: on.take(x, at),
+    "take_along_axis": lambda on, x, y, at: on.take_along_axis(x, at[:, None], 1),
+    "sum": lambda on, x, y, at: on.sum(x, axis=0),
+    "isclose": lambda on, x, y, at: on.isclose(x, y),
+    "mean": lambda on, x, y, at: on.mean(x, axis=-1, keepdims=True),
+    "argmax": lambda on, x, y, at: on.argmax(x, axis=0),
+    "where": lambda on, x, y, at: on.where(x, x, y),
+    "clip": lambda on, x, y, at: on.clip(x, -0.0, 2.0),
+    "clip in place": lambda on, x, y, at: on.clip(x, -1, y, out=x),
+    "ascontiguousarray": lambda on, x, y, at: on.ascontiguousarray(x),
+    "cumsum of all": lambda on, x, y, at: on.cumsum(x),
+    "sort": lambda on, x, y, at: on.sort(x, axis=None),
+    "roll": lambda on, x, y, at: on.roll(x, 3),
+    "tril": lambda on, x, y, at: on.tril(x, 1),
+    "meshgrid": lambda on, x, y, at: on.meshgrid(at, at),
+    "histogram": lambda on, x, y, at: on.histogram(x, 5),
+    "full_like": lambda on, x, y, at: on.full_like(x, 7),
+    "add_at": lambda on, x, y, at: add_at(x, at, y),
+    "setitem": lambda on, x, y, at: setitem(x, at, y),
+    "cumsum": lambda on, x, y, at: cumsum(x, y),
+}
+"""Of two squares and a row of indices."""
+
+LAYOUTS = ("plain", "transposed", "gaps", "reversed")
+
+calls = st.tuples(st.sampled_from([*CALLS]), *[st.sampled_from(LAYOUTS)] * 2, st.booleans())
+
+
+class Numpy:
+    """NumPy, without its warnings."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: by_numpy(name, *args, **kwargs)
+
+
+async def check(
+    device: Device,
+    name: str,
+    layouts: tuple[str, str],
+    seed: int,
+    *,
+    alike: bool = False,
+    batch: bool = False,
+) -> None:
+    """One call, on buffers of its own, and all that it writes."""
+    rng = np.random.default_rng(seed)
+    x, y = (rng.integers(-3, 4, (SIDE, SIDE)) * 1.0 for _ in "xy")
+    at = rng.integers(0, SIDE, SIDE)
+    refs = [await put(device, *each) for each in ((x, layouts[0]), (y, layouts[1]), (at, "plain"))]
+    if alike and name not in OURS:  # those write one of them
+        y, refs[1] = x, refs[0]
+    ours = OURS.get(name, CALLS[name])
+    if batch:
+        async with device.batch() as collected:
+            made = ours(collected.array, *refs)
+    else:
+        made = await ours(device.array, *refs)
+    expected = CALLS[name](Numpy(), x, y, at)
+    same(await fetched(device, made), [*expected] if isinstance(expected, tuple) else expected)
+    same(await fetched(device, refs), [x, y, at])
+
+
+@settings(max_examples=25)
+@given(chosen=st.lists(calls, min_size=1, max_size=3), batch=st.booleans())
+@on_shared
+async def test_the_nth_call_is_as_numpys(device: Device, chosen: Any, batch: bool) -> None:
+    """Whatever comes in between, and on other buffers."""
+    for seed in range(4):
+        for name, first, second, alike in chosen:
+            await check(device, name, (first, second), seed, batch=batch, alike=alike)
+
+
+def traced(device: Device) -> list[Trace]:
+    """What there is of ``device.array``."""
+    known = device.array._traces._known.values()
+    return [each for each in known if isinstance(each, Trace)]
+
+
+@pytest.mark.slow
+@program
+async def test_calls_are_traced_in_each_generation() -> None:
+    async with opened() as device:
+        for _ in range(2):
+            for count, name in enumerate(CALLS, 1):
+                for seed in range(3):
+                    await check(device, name, ("transposed", "gaps"), seed)
+                epoch = device._core.memory.epoch
+                assert sum(each.epoch is epoch for each in traced(device)) == count, name
+            await poison(device)
+
+
+@program
+async def test_all_steps_of_a_call_are_in_its_trace() -> None:
+    async with opened() as device:
+        x = await device.put(np.zeros((SIDE, SIDE)))
+        at = await device.put(np.arange(SIDE))
+        for number in (1.0, 1.0, 1.0, 2.0, 2.0, 2.0):
+            await device.array.setitem(x, at, number)
+            np.testing.assert_array_equal(await device.get(x), np.full((SIDE, SIDE), number))
+        assert [len(each.ops) > 1 for each in traced(device)] == [True, True]
+
+
+@program
+async def test_numbers_may_look_like_places() -> None:
+    """64, as eight bytes of its own, is what stands for the first address."""
+    async with opened() as device:
+        like = await device.put(np.zeros(SIDE, np.int64))
+        for _ in range(4):
+            made = await device.array.full_like(like, 64)
+            np.testing.assert_array_equal(await device.get(made), [64] * SIDE)
+        assert len(traced(device)) == 1
+
+
+@program
+async def test_what_the_device_has_to_tell_is_asked_each_time() -> None:
+    async with opened() as device:
+        for count in range(5):
+            x = await device.put(np.arange(SIDE) < count)
+            found = await device.get(await device.array.flatnonzero(x))
+            np.testing.assert_array_equal(found, np.arange(min(count, SIDE)))
+        assert not traced(device)
