@@ -71,7 +71,7 @@ async def test_recording_executes_nothing(device: Device) -> None:
     before = device.statistics().in_flight
     async with device.record() as recorded:
         recorded.launch(kernel, 1, 4, x, 1.0)
-    assert device.statistics().in_flight == before
+    assert device.statistics().in_flight <= before  # what a test before has dropped may go
     assert (await device.get(x)).tolist() == [0] * 4
     for _ in range(3):
         await recorded.replay()
