@@ -13,7 +13,7 @@ times; what it has been given before it is given again, in the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, TypeVar, final
 
 import msgspec
@@ -140,11 +140,15 @@ class Request(Message[T], Generic[T], frozen=True):
         lane: the lane that executes it.
         name: what to call it, such as ``"blas.gemm"``.
         prepare: checks that its buffers are good here and now, and makes its outputs.
+        key: what it asks, where another request performs it first; equal ones have one answer.
+            Without, answers are told apart by their order: who keeps an answer, and so does not
+            ask again when it is prepared again, needs one.
     """
 
     lane: LaneSpec
     name: str
     prepare: Callable[[Driver], Submission[T]]
+    key: Hashable = None
 
     if not TYPE_CHECKING:  # to type checkers, it is nothing to be awaited
 
@@ -194,7 +198,10 @@ class FirstTry(Preparing):
 class NextTry(Preparing):
     """The driver of a request that had to wait: it keeps what was waited for."""
 
-    __slots__ = ("_answered", "_answers", "_device", "_given", "_made", "home", "keeper", "memory")
+    __slots__ = (
+        *("_answered", "_answers", "_by_key", "_device", "_given", "_made"),
+        *("home", "keeper", "memory"),
+    )
 
     def __init__(self, device: Submitter) -> None:
         self._device = device
@@ -203,6 +210,7 @@ class NextTry(Preparing):
         self.memory: Final = device.memory
         self._made: list[GpuRef] = []
         self._answers: list[tuple[Epoch, Any]] = []
+        self._by_key: dict[Hashable, tuple[Epoch, Any]] = {}
         self._given = self._answered = 0
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
@@ -223,6 +231,11 @@ class NextTry(Preparing):
 
     def perform(self, request: Request[T]) -> T | None:
         """The answer; one of an older generation does not count."""
+        if request.key is not None:
+            found_epoch, answer = self._by_key.get(request.key, (None, None))
+            if found_epoch is not self.memory.epoch:
+                raise Pending(request)
+            return answer
         if self._answered < len(self._answers):
             epoch, answer = self._answers[self._answered]
             if epoch is self.memory.epoch:
@@ -237,7 +250,10 @@ class NextTry(Preparing):
         if isinstance(wanted, Request):
             epoch = self.memory.epoch
             answer = await perform(self._device, wanted)
-            self._answers.append((epoch, answer))
+            if wanted.key is None:
+                self._answers.append((epoch, answer))
+            else:
+                self._by_key[wanted.key] = epoch, answer
         elif isinstance(wanted, tuple):
             self._made.append(await self._device.empty(*wanted))
         else:

@@ -200,4 +200,5 @@ class _Staging(Preparing):
         def prepare_around(driver: Driver) -> Submission[T]:
             return self.around(prepare(driver))
 
-        return self._driver.perform(Request(request.lane, request.name, prepare_around))
+        around = Request(request.lane, request.name, prepare_around, request.key)
+        return self._driver.perform(around)

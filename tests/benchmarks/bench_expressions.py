@@ -47,7 +47,7 @@ def chain6(x: Any, y: Any, xp: Any) -> Any:
 def chain12(x: Any, y: Any, xp: Any) -> Any:
     """Twelve."""
     z = chain6(x, y, xp)
-    return xp.sqrt(abs(z * x - y) + 1.0) * z - x * 0.25
+    return xp.sqrt(xp.abs(z * x - y) + 1.0) * z - x * 0.25
 
 
 def softmax(x: Any, _y: Any, xp: Any) -> Any:

@@ -15,8 +15,9 @@ import trio.testing
 from atomr_accel import GpuRef, GpuRefStale, open_system
 from atomr_accel.actors import Actor, Backoff, Directive, Message, Supervision, handler
 from atomr_accel.device._place import LIBRARY_OF
-from atomr_accel.libraries._request import Request
+from atomr_accel.libraries._request import Driver, Request, Submission, perform
 from atomr_accel.libraries._table import LANES, NAMES
+from atomr_accel.libraries.blas._checks import LANE
 from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
 
 if TYPE_CHECKING:
@@ -265,3 +266,21 @@ async def test_the_error_of_an_actor_goes_with_the_message(
             await trio.testing.wait_all_tasks_blocked()
             await settled(device)
             assert _used(device) == before
+
+
+@on_shared
+async def test_answers_belong_to_what_was_asked(device: Device) -> None:
+    """Who keeps an answer does not ask again, and others must not be given it."""
+    kept: dict[str, str] = {}
+
+    def saying(text: str) -> Request[str]:
+        return Request(LANE, text, lambda _driver: Submission(None, (), (), text), ("says", text))
+
+    def prepare(driver: Driver) -> Submission[str]:
+        for text in "ab":
+            if text not in kept:
+                kept[text] = driver.perform(saying(text)) or ""
+        return Submission(None, (), (), kept["a"] + kept["b"] + (driver.perform(saying("c")) or ""))
+
+    submitter: Any = device.blas._device
+    assert await perform(submitter, Request(LANE, "all", prepare)) == "abc"

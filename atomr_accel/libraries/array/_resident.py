@@ -70,7 +70,7 @@ class BuiltKernel:
 def built(kernels: Iterable[BuiltKernel], driver: Driver, builds: LaneSpec) -> list[Block]:
     """What stands for kernels where the driver's ops are executed.
 
-    Those that are missing are built first, all by one request: drivers know answers by their order.
+    Those that are missing are built first, all by one request.
 
     Args:
         kernels: what is to be launched.
@@ -111,4 +111,5 @@ def _building(missing: list[tuple[BuiltKernel, _Copy]], builds: LaneSpec) -> Req
         )
         return Submission(message, (), tuple([copy.kept for _, copy in missing]), done=done)
 
-    return Request(builds, "array.build", prepare)
+    key = ("array.build", *[kernel.number for kernel, _ in missing])
+    return Request(builds, "array.build", prepare, key)

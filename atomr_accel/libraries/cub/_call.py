@@ -160,7 +160,7 @@ class Builds:
 def _building(key: _Key, writes: tuple[Block, ...]) -> Request[tuple[int, str, float]]:
     """Have something built."""
     submission: Submission[tuple[int, str, float]] = Submission(Build(*key), (), writes)
-    return Request(BUILDER, "cub.build", lambda _driver: submission)
+    return Request(BUILDER, "cub.build", lambda _driver: submission, ("cub.build", key))
 
 
 def _nothing() -> None:

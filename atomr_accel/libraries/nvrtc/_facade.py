@@ -231,7 +231,7 @@ class _Resident:
             message = Load(self.number, self._image, self._lowered)
             return Submission(message, (copy.kept,), (), done=done)
 
-        return Request(KERNELS, f"load {self._name}", prepare)
+        return Request(KERNELS, f"load {self._name}", prepare, ("nvrtc.load", self.number))
 
 
 @final
