@@ -189,6 +189,21 @@ async def test_calls_that_are_traced_have_kernels_built_where_they_are_missing()
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiling")
+async def test_steps_have_their_kernels_built_one_after_the_other() -> None:
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        shades = np.random.default_rng(2).integers(0, 8, 500).astype(np.float32)
+        x = await device.put(shades)
+        counts, edges = await device.array.histogram(x, 8, (0, 8))
+        exact, bounds = np.histogram(shades, 8, (0, 8))
+        np.testing.assert_array_equal(await device.get(counts), exact)
+        np.testing.assert_allclose(await device.get(edges), bounds)
+        ordered = await device.get(await device.array.sort(x))
+        np.testing.assert_array_equal(ordered, np.sort(shades))
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiling")
 async def test_a_kernel_that_is_not_used_any_more_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
