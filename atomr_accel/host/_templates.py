@@ -107,11 +107,6 @@ class Templates:
         return template
 
 
-def place_of(value: int) -> int | None:
-    """Which address stands in a template for this number; None for a plain one."""
-    return value ^ PLACE if value >= PLACE else None
-
-
 def _places(value: Any) -> list[int]:
     """The places in a message."""
     if type(value) is int:
