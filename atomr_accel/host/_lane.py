@@ -315,7 +315,7 @@ class Lane:
         """Launch a request, or put it aside for now.
 
         Raises:
-            ProtocolViolation: it comes out of order.
+            ProtocolViolation: it comes out of order, or by a template that is not there.
             StickyFault: the context has failed.
         """
         seq, dependencies, message = request
@@ -325,9 +325,9 @@ class Lane:
         fusions = self._slot.fusions
         if isinstance(message, CallWithTemplate):
             self._keep_template(message)
-        if fusions and not dependencies and isinstance(message, (CallByTemplate, CallWithTemplate)):
+        if isinstance(message, (CallByTemplate, CallWithTemplate)):
             template = self.templates.find(message)
-            if template.kind in fusions:
+            if template.kind in fusions and not dependencies:
                 message = template.filled(message.addresses)
         kind = type(message)
         fusion = None if dependencies else fusions.get(kind)

@@ -394,3 +394,16 @@ def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyP
     for pair in socks:
         for sock in pair:
             sock.close()
+
+
+@pytest.mark.parametrize("after", [(), ((1, 1),)])
+def test_a_call_by_a_template_that_is_not_there_is_a_violation(after: Any) -> None:
+    """At once, also where it would have to wait for something else."""
+    device = FakeDevice()
+    with Lanes(device, 2) as lanes:
+        lanes.send(0, (1, after, CallByTemplate(3, (1,))))
+        ((_, answer),) = lanes.replies(0)
+        assert isinstance(answer, Fault)
+        assert answer.status_name == "protocol violation"
+        assert "no template 3" in answer.message
+    assert device.launched() == []
