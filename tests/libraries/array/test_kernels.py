@@ -47,7 +47,8 @@ def test_any_layout_is_copied_to_any(kernels: Any, size: int, wide: bool) -> Non
         most = [0, 300, 40, 12, 6, 5][ndim]
         shape = tuple(map(int, rng.integers(1, most + 1, ndim)))
         if trial % 3 == 0:  # as a transpose of matrices has them
-            shape = (*shape[:2], *map(int, rng.integers(8, 90, 2)))
+            outer = (min(extent, 5) for extent in shape[:2])
+            shape = (*outer, *map(int, rng.integers(8, 90, 2)))
         source = laid_out(rng, shape, OF_SIZE[size], gaps=trial % 2 == 0)
         target = laid_out(rng, shape, OF_SIZE[size], gaps=trial % 5 == 0)
         if trial % 2:  # turned, and of whole words every other time
