@@ -16,13 +16,14 @@ x = rng.standard_normal((TOKENS, WIDTH), dtype=np.float32)
 
 def draw(*shape: int) -> np.ndarray:
     """Weights at random, of a size that keeps results near one."""
-    return rng.standard_normal(shape, dtype=np.float32) / np.sqrt(np.float32(shape[-2]))
+    return np.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), np.float32)
 
 
+gate = draw(EXPERTS, WIDTH, HIDDEN)
 weights = MoeWeights(
     router=draw(WIDTH, EXPERTS),
     up=draw(EXPERTS, WIDTH, HIDDEN),
-    gate=draw(EXPERTS, WIDTH, HIDDEN),
+    gate=gate,
     down=draw(EXPERTS, HIDDEN, WIDTH),
 )
 
@@ -31,8 +32,8 @@ def expected(gates: np.ndarray) -> np.ndarray:
     """What NumPy makes of it, in float64: every expert on every token, weighed."""
     seen, total = x.astype(np.float64), np.zeros((TOKENS, WIDTH))
     for expert in range(EXPERTS):
-        gate = seen @ weights.gate[expert]
-        hidden = gate / (1 + np.exp(-gate)) * (seen @ weights.up[expert])
+        gated = seen @ gate[expert]
+        hidden = gated / (1 + np.exp(-gated)) * (seen @ weights.up[expert])
         total += gates[:, expert, None] * (hidden @ weights.down[expert])
     return total
 
@@ -44,7 +45,7 @@ async def on_one_device() -> None:
         there = MoeWeights(
             router=await device.put(weights.router, sealed=True),
             up=await device.put(weights.up, sealed=True),
-            gate=await device.put(weights.gate, sealed=True),
+            gate=await device.put(gate, sealed=True),
             down=await device.put(weights.down, sealed=True),
         )
         async with device.batch() as batch:

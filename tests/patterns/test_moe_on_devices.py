@@ -148,7 +148,7 @@ async def test_jitter_follows_from_the_seed() -> None:
                 results.append([await layer(host) for _ in range(2)])
     np.testing.assert_array_equal(results[0], results[1])
     assert not np.array_equal(results[0], results[2])
-    assert not np.array_equal(*results[0])
+    assert not np.array_equal(results[0][0], results[0][1])
 
 
 @program

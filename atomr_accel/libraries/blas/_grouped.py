@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import NAMES
 from ...memory import GpuRef, part_of
@@ -78,7 +78,8 @@ class GroupedProducts(Routines[D]):
             TypeError: unequal or unsupported dtypes, sizes that are no whole numbers.
             Unsupported: the cuBLAS that is installed is older.
         """
-        if isinstance(sizes, GpuRef):
+        given: object = sizes
+        if isinstance(given, GpuRef):
             raise TypeError("sizes are the program's whole numbers, not a GpuRef: get them first")
         rows = tuple(map(operator.index, sizes))
         if any(size < 0 for size in rows):
@@ -113,7 +114,7 @@ class GroupedProducts(Routines[D]):
             if not (groups and n):
                 return Submission(None, (), (), result)
 
-            def place(whole: Block, elements: int) -> int:
+            def place(whole: Block, elements: int) -> Any:
                 return part_of(whole, elements * dtype.itemsize).address
 
             pointers = driver.output((3 * POINTER_BYTES * len(groups),), UINT8)._block

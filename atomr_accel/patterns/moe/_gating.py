@@ -161,7 +161,7 @@ def choose(to: Collecting, logits: GpuRef, gating: Gating) -> Routing:
     """
     tokens, experts = logits.shape
     capacity = gating.capacity(tokens, experts)
-    largest = logits.max(axis=-1)
+    largest: Any = logits.max(axis=-1)
     raised: Any = np.exp(logits - largest[:, None])
     total = raised.sum(axis=-1)
     # NaN comes of NaN, of inf - inf, and of -inf - -inf. All of it shows in the sum.
@@ -176,21 +176,21 @@ def choose(to: Collecting, logits: GpuRef, gating: Gating) -> Routing:
     places = to.empty(order.shape, order.dtype)
     to.array.setitem(places, order, index(order.shape, 0), deterministic=False)  # each place once
 
-    load = starts[1:] - starts[:-1]
+    each = starts[1:] - starts[:-1]
     rows: Any = places
     kept: Any = keys < experts
-    dropped: Any = np.zeros_like(load)
+    dropped: Any = np.zeros_like(each)
     if capacity is not None:
         rank = places - to.array.take(starts, keys)
         kept = kept & (rank < capacity)
         rows = keys * capacity + rank
-        dropped = np.maximum(load - capacity, 0)
+        dropped = np.maximum(each - capacity, 0)
     rows, kept = to.evaluate(np.where(kept, rows, 0), kept)
     gate: Any = gates
     if gating.normalize:
         gate = gates / gates.sum(axis=0)
     weights, load, total_dropped = to.evaluate(
-        np.where(kept.reshape(chosen.shape), gate, 0.0).astype(_FLOAT32), load, dropped.sum()
+        np.where(kept.reshape(chosen.shape), gate, 0.0).astype(_FLOAT32), each, dropped.sum()
     )
     balance, z, unrouted = _losses(to, probabilities, scale, load)
     return Routing(
