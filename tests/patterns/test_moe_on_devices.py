@@ -79,6 +79,19 @@ class Interrupted:
         return moved
 
 
+class Endless(Interrupted):
+    """An exchange that does not end."""
+
+    def __init__(self, devices: Sequence[Device], harm: dict[int, Device]) -> None:
+        super().__init__(devices, harm)
+        self.started = trio.Event()
+
+    async def all_to_all_v(self, parts: Sequence[Sequence[GpuRef]]) -> list[list[GpuRef]]:
+        self.started.set()
+        await trio.sleep_forever()
+        return await super().all_to_all_v(parts)
+
+
 @pytest.mark.parametrize("factor", [None, 4.0, 0.5], ids=["dropless", "roomy", "tight"])
 @pytest.mark.parametrize("gated", [True, False], ids=["swiglu", "gelu"])
 @program
@@ -134,6 +147,38 @@ async def test_tokens_without_experts_are_told() -> None:
         assert layer.statistics().failed == 1
         assert layer.statistics().tokens == 0
         assert layer.statistics().load == (0, 0)
+
+
+@program
+async def test_who_is_cancelled_withdraws() -> None:
+    weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
+    host = np.ones((5, 4), np.float32)
+    async with opened(isolation="thread") as device:
+        exchange = Endless([device], {})
+        async with open_moe([device], weights, exchange=exchange) as layer:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(layer, host)
+                await exchange.started.wait()
+                assert layer.statistics().running == 1
+                nursery.cancel_scope.cancel()
+            assert layer.statistics().dropped == 1
+
+
+@program
+async def test_a_block_that_is_left_by_an_error_refuses_who_waits() -> None:
+    weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
+    async with opened(isolation="thread") as device, trio.open_nursery() as nursery:
+        exchange = Endless([device], {})
+
+        async def ask() -> None:
+            with pytest.raises(Closed):
+                await layer(np.ones((5, 4), np.float32))
+
+        with pytest.raises(ZeroDivisionError):
+            async with open_moe([device], weights, exchange=exchange) as layer:
+                nursery.start_soon(ask)
+                await exchange.started.wait()
+                raise ZeroDivisionError
 
 
 @program

@@ -11,7 +11,7 @@ from .._errors import RankFailed
 from .._retry import is_device_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from ...device import Device
     from ...memory import GpuRef
@@ -99,8 +99,9 @@ class DeviceCopies:
                 return await to.empty(part.shape, part.dtype)
             return await to.copy(part)
 
-        with naming(self._devices):
+        with naming(self._devices) as require_whole:
             moved = await at_once([move(i, j) for j in ranks for i in ranks])
+            require_whole()
         return [moved[j * self.ranks : (j + 1) * self.ranks] for j in ranks]
 
 
@@ -118,35 +119,40 @@ async def at_once(calls: Sequence[Awaitable[T]]) -> list[T]:
 
 
 @contextmanager
-def naming(devices: Sequence[Device]) -> Iterator[None]:
+def naming(devices: Sequence[Device]) -> Iterator[Callable[[], None]]:
     """A block in which a device that faults is named, whatever came of that.
 
     What is at fault is the device whose generation has moved, which it does before anybody is told.
-    That of the error would not do: a copy between two has failed, whichever of them it was.
+    The error would not tell: a copy between two fails, whichever of them it was.
+
+    Yields:
+        What to call before buffers are handed out that the block has made: it raises
+        `GpuRefStale` where a fault that nothing has noticed took some of them.
 
     Raises:
-        RankFailed: one has faulted, also where nothing has noticed it yet.
+        RankFailed: one has faulted.
     """
     before = [device.generation for device in devices]
 
-    def rebuilt() -> list[int]:
+    def faulted() -> list[int]:
         return [
             rank
             for rank, device in enumerate(devices)
             if device.generation != before[rank] or device.closed
         ]
 
+    def require_whole() -> None:
+        if faulted():
+            raise GpuRefStale("a device was rebuilt meanwhile, and what was made on it is gone")
+
     try:
-        yield
+        yield require_whole
     except RankFailed:
         raise
     except Exception as error:
-        if is_device_fault(error) and (ranks := rebuilt()):
+        if is_device_fault(error) and (ranks := faulted()):
             raise _failed(devices, ranks[0]) from error
         raise
-    if ranks := rebuilt():
-        # What was made there is gone, and what needs it would fail without a word of why.
-        raise _failed(devices, ranks[0]) from GpuRefStale("buffers were lost with the context")
 
 
 def _failed(devices: Sequence[Device], rank: int) -> RankFailed:

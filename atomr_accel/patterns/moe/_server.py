@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
@@ -11,7 +12,7 @@ import numpy as np
 import trio
 
 from ...actors._util import NoPublicConstructor, check_instance
-from .._calls import Calls, closing
+from .._calls import Calls, closing, unprotected
 from .._retry import Retry
 from ._exchange import DeviceCopies, Exchange, at_once, naming
 from ._experts import MoeWeights, check_weights, grouped_experts, padded_experts, put_weights
@@ -165,6 +166,7 @@ class Moe(metaclass=NoPublicConstructor):
         self._load = np.zeros(weights.up.shape[0], np.int64)
         self._losses = np.zeros(2)
 
+    @trio.lowlevel.enable_ki_protection
     async def __call__(self, x: NDArray[Any]) -> NDArray[Any]:
         """What the experts make of tokens, which are shared out among the devices.
 
@@ -187,8 +189,9 @@ class Moe(metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(x):
             self._calls.tally.start(x)
-            return await self._retry(self._from_host, x)
+            return await unprotected(partial(self._retry, self._from_host), x)
 
+    @trio.lowlevel.enable_ki_protection
     async def on_devices(self, parts: Sequence[GpuRef]) -> list[GpuRef]:
         """The same for tokens that are on the devices, some on each; it is not asked again.
 
@@ -210,7 +213,7 @@ class Moe(metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(parts):
             self._calls.tally.start(parts)
-            return await self._forward(parts)
+            return await unprotected(self._forward, parts)
 
     def statistics(self) -> MoeStatistics:
         """A snapshot. Experts are in the order of the weights."""
@@ -241,7 +244,7 @@ class Moe(metaclass=NoPublicConstructor):
 
     async def _forward(self, parts: Sequence[GpuRef]) -> list[GpuRef]:
         ranks = self._ranks
-        with naming(self._devices):
+        with naming(self._devices) as require_whole:
             sent = await at_once([rank.send(x) for rank, x in zip(ranks, parts, strict=True)])
             there = await self._exchange.all_to_all_v([each.parts for each in sent])
             given = await at_once(
@@ -257,6 +260,7 @@ class Moe(metaclass=NoPublicConstructor):
                     for rank, each, rows in zip(ranks, sent, back, strict=True)
                 ]
             )
+            require_whole()
         self._note(sent)
         return results
 
