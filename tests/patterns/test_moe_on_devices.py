@@ -89,7 +89,6 @@ class Endless(Interrupted):
     async def all_to_all_v(self, parts: Sequence[Sequence[GpuRef]]) -> list[list[GpuRef]]:
         self.started.set()
         await trio.sleep_forever()
-        return await super().all_to_all_v(parts)
 
 
 @pytest.mark.parametrize("factor", [None, 4.0, 0.5], ids=["dropless", "roomy", "tight"])

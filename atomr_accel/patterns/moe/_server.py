@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
@@ -189,7 +188,7 @@ class Moe(metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(x):
             self._calls.tally.start(x)
-            return await unprotected(partial(self._retry, self._from_host), x)
+            return await unprotected(self._with_retries, x)
 
     @trio.lowlevel.enable_ki_protection
     async def on_devices(self, parts: Sequence[GpuRef]) -> list[GpuRef]:
@@ -232,6 +231,9 @@ class Moe(metaclass=NoPublicConstructor):
             balance_loss=balance,
             z_loss=z,
         )
+
+    async def _with_retries(self, x: NDArray[Any]) -> NDArray[Any]:
+        return await self._retry(self._from_host, x)
 
     async def _from_host(self, x: NDArray[Any]) -> NDArray[Any]:
         devices = self._devices
