@@ -110,7 +110,7 @@ async def check_routing(device: Device, routing: Routing, model: Model) -> None:
         assert ((starts[kept] <= rows) & (rows < starts[kept + 1])).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(routings())
 @on_shared
 async def test_a_router_chooses_as_the_model(device: Device, asked: tuple[Array, Gating]) -> None:
@@ -178,6 +178,9 @@ async def test_what_is_infinite_stays_with_its_token(device: Device) -> None:
         assert await device.get(routing.unrouted) == (spoilt is not None)
     np.testing.assert_array_equal(results[1], results[2])
     assert not results[1][0].any()
+    async with device.batch() as batch:
+        y, _ = mixture_of_experts(batch, batch.put(np.full_like(host, np.nan)), there, gating)
+    assert not (await device.get(y)).any()
 
 
 @on_shared

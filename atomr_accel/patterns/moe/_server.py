@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 import numpy as np
 import trio
 
+from ..._errors import said_of
 from ...actors._util import NoPublicConstructor, check_instance
 from .._calls import Calls, closing, unprotected
 from .._retry import Retry
@@ -180,10 +181,15 @@ class Moe(metaclass=NoPublicConstructor):
         Raises:
             ValueError: another shape; or tokens whose logits are NaN or positive infinity, as they
                 have no experts. The message tells how many.
-            TypeError: another dtype.
+            TypeError: another dtype, or no array.
             RankFailed: a device has faulted, once more than ``retry`` allows.
             Closed: the block was left.
         """
+        given: object = x
+        if not isinstance(given, np.ndarray):
+            raise TypeError(
+                f"x must be an array of the program's, not {said_of(given)}; refs are for on_devices"
+            )
         check_tokens(x, self._like)
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(x):
@@ -246,7 +252,7 @@ class Moe(metaclass=NoPublicConstructor):
 
     async def _forward(self, parts: Sequence[GpuRef]) -> list[GpuRef]:
         ranks = self._ranks
-        with naming(self._devices) as require_whole:
+        with naming(self._devices):
             sent = await at_once([rank.send(x) for rank, x in zip(ranks, parts, strict=True)])
             there = await self._exchange.all_to_all_v([each.parts for each in sent])
             given = await at_once(
@@ -262,7 +268,6 @@ class Moe(metaclass=NoPublicConstructor):
                     for rank, each, rows in zip(ranks, sent, back, strict=True)
                 ]
             )
-            require_whole()
         self._note(sent)
         return results
 
@@ -318,6 +323,7 @@ async def open_moe(
     Raises:
         ValueError: shapes of weights that do not fit, fewer experts than devices or choices.
         TypeError: dtypes of weights that do not fit.
+        RankFailed: a device has faulted before it had its weights.
     """
     gating = Gating() if gating is None else gating
     check_instance("gating", gating, Gating)
@@ -338,12 +344,13 @@ async def open_moe(
     moe = Moe._create(devices, weights, exchange, retry, observer, residual=residual)
     bounds = [rank * experts // len(devices) for rank in range(len(devices) + 1)]
     seeds = np.random.SeedSequence(seed).spawn(len(devices))
-    placed = await at_once(
-        [
-            put_weights(device, weights, start, end)
-            for device, (start, end) in zip(devices, pairwise(bounds), strict=True)
-        ]
-    )
+    with naming(devices):
+        placed = await at_once(
+            [
+                put_weights(device, weights, start, end)
+                for device, (start, end) in zip(devices, pairwise(bounds), strict=True)
+            ]
+        )
     for device, mine, its_seed in zip(devices, placed, seeds, strict=True):
         noise = device.rng.default_rng(its_seed) if gating.jitter else None
         moe._ranks.append(_Rank(device, mine, gating, bounds, noise))
