@@ -56,24 +56,23 @@ def mixture_of_experts(
             "knows while a batch or a recording is collected; open_moe asks the device"
         )
     check_weights(weights)
-    check_tokens(x, weights)
+    check_tokens(x, weights.up.shape[1], weights.up.dtype)
     routing = route(to, x, weights.router, gating, noise=noise)
     y = padded_experts(to, dispatch(to, x, routing), weights)
     return combine(to, y, routing, x, residual=residual), routing
 
 
-def check_tokens(x: Any, weights: MoeWeights[Any]) -> None:
-    """Tokens are as the weights want them.
+def check_tokens(x: Any, d: int, dtype: np.dtype[Any]) -> None:
+    """Tokens are as the experts want them.
 
     Raises:
         ValueError: another shape.
         TypeError: another dtype.
     """
-    d = weights.up.shape[1]
     if len(x.shape) != 2 or x.shape[1] != d:
         raise ValueError(f"x must have shape (tokens, {d}), not {tuple(x.shape)}")
-    if x.dtype != weights.up.dtype:
-        raise TypeError(f"x must be {weights.up.dtype} as the experts are, but is {x.dtype}")
+    if x.dtype != dtype:
+        raise TypeError(f"x must be {dtype} as the experts are, but is {x.dtype}")
 
 
 def dispatch(to: Collecting, x: GpuRef, routing: Routing) -> GpuRef:

@@ -156,14 +156,16 @@ class Moe(metaclass=NoPublicConstructor):
         residual: bool,
     ) -> None:
         self._devices = devices
-        self._like = weights
+        # Not the weights themselves, which may be large and are on the devices.
+        experts, d, _ = weights.up.shape
+        self._token: tuple[int, np.dtype[Any]] = d, weights.up.dtype
         self._ranks: list[_Rank] = []
         self._exchange = exchange
         self._retry = retry
         self._residual = residual
         self._calls = Calls("mixture of experts", observer)
         self._tokens = self._dropped_choices = 0
-        self._load = np.zeros(weights.up.shape[0], np.int64)
+        self._load = np.zeros(experts, np.int64)
         self._losses = np.zeros(2)
 
     @trio.lowlevel.enable_ki_protection
@@ -188,9 +190,10 @@ class Moe(metaclass=NoPublicConstructor):
         given: object = x
         if not isinstance(given, np.ndarray):
             raise TypeError(
-                f"x must be an array of the program's, not {said_of(given)}; refs are for on_devices"
+                f"x must be an array of the program's, not {said_of(given)}; "
+                "refs are for on_devices"
             )
-        check_tokens(x, self._like)
+        check_tokens(x, *self._token)
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(x):
             self._calls.tally.start(x)
@@ -214,11 +217,13 @@ class Moe(metaclass=NoPublicConstructor):
         if len(parts) != len(self._devices):
             raise ValueError(f"{len(self._devices)} devices take as many parts, not {len(parts)}")
         for part in parts:
-            check_tokens(part, self._like)
+            check_tokens(part, *self._token)
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(parts):
             self._calls.tally.start(parts)
-            return await unprotected(self._forward, parts)
+            results, sent = await unprotected(self._forward, parts)
+            self._note(sent)
+            return results
 
     def statistics(self) -> MoeStatistics:
         """A snapshot. Experts are in the order of the weights."""
@@ -246,11 +251,13 @@ class Moe(metaclass=NoPublicConstructor):
         with naming(devices):
             shares = np.array_split(x, len(devices))
             puts = [device.put(share) for device, share in zip(devices, shares, strict=True)]
-            results = await self._forward(await at_once(puts))
+            results, sent = await self._forward(await at_once(puts))
             gets = [device.get(y) for device, y in zip(devices, results, strict=True)]
-            return np.concatenate(await at_once(gets))
+            made = np.concatenate(await at_once(gets))
+        self._note(sent)
+        return made
 
-    async def _forward(self, parts: Sequence[GpuRef]) -> list[GpuRef]:
+    async def _forward(self, parts: Sequence[GpuRef]) -> tuple[list[GpuRef], list[_Sent]]:
         ranks = self._ranks
         with naming(self._devices):
             sent = await at_once([rank.send(x) for rank, x in zip(ranks, parts, strict=True)])
@@ -268,8 +275,7 @@ class Moe(metaclass=NoPublicConstructor):
                     for rank, each, rows in zip(ranks, sent, back, strict=True)
                 ]
             )
-        self._note(sent)
-        return results
+        return results, sent
 
     def _note(self, sent: list[_Sent]) -> None:
         """Add a request to the statistics, unless some of its tokens have no experts."""
