@@ -1,11 +1,12 @@
 """A mixture of experts: as part of a batch on one device, and spread over two that serve it."""
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import trio
 
-from atomr_accel import CpuFallbackWarning, open_device
+from atomr_accel import CpuFallbackWarning, Device, open_device
 from atomr_accel.patterns import Gating, MoeWeights, mixture_of_experts, open_moe
 
 TOKENS, WIDTH, HIDDEN, EXPERTS = 256, 64, 128, 8
@@ -38,22 +39,21 @@ def expected(gates: np.ndarray) -> np.ndarray:
     return total
 
 
-async def on_one_device() -> None:
+async def on_one_device(device: Device) -> None:
     """Each expert takes as many tokens as its capacity. Nothing waits for the device."""
     gating = Gating(top_k=2, capacity_factor=1.0)
-    async with open_device(0) as device:
-        there = MoeWeights(
-            router=await device.put(weights.router, sealed=True),
-            up=await device.put(weights.up, sealed=True),
-            gate=await device.put(gate, sealed=True),
-            down=await device.put(weights.down, sealed=True),
-        )
-        async with device.batch() as batch:
-            y, routing = mixture_of_experts(batch, batch.put(x), there, gating)
-            result = batch.get(y)
-            experts, chosen = batch.get(routing.experts), batch.get(routing.weights)
-            load, dropped = batch.get(routing.load), batch.get(routing.dropped)
-            balance, z = batch.get(routing.balance_loss), batch.get(routing.z_loss)
+    there = MoeWeights(
+        router=await device.put(weights.router, sealed=True),
+        up=await device.put(weights.up, sealed=True),
+        gate=await device.put(gate, sealed=True),
+        down=await device.put(weights.down, sealed=True),
+    )
+    async with device.batch() as batch:
+        y, routing = mixture_of_experts(batch, batch.put(x), there, gating)
+        result = batch.get(y)
+        experts, chosen = batch.get(routing.experts), batch.get(routing.weights)
+        load, dropped = batch.get(routing.load), batch.get(routing.dropped)
+        balance, z = batch.get(routing.balance_loss), batch.get(routing.z_loss)
     gates = np.zeros((TOKENS, EXPERTS))
     np.put_along_axis(gates, experts.T, chosen.T, axis=1)
     np.testing.assert_allclose(result, expected(gates), atol=1e-2)
@@ -61,15 +61,10 @@ async def on_one_device() -> None:
     print(f"    load-balance loss {balance:.3f}, z-loss {z:.3f}")
 
 
-async def on_two_devices() -> None:
+async def on_devices(devices: Sequence[Device]) -> None:
     """Half of the experts on each; tokens go to them and come back, and none is dropped."""
     gating = Gating(top_k=2, capacity_factor=None)
-    # With several GPUs these are two of them. Two contexts on one do as well.
-    async with (
-        open_device(0) as first,
-        open_device(0) as second,
-        open_moe([first, second], weights, gating) as layer,
-    ):
+    async with open_moe(devices, weights, gating) as layer:
         result = await layer(x)
         statistics = layer.statistics()
     logits = x.astype(np.float64) @ weights.router
@@ -82,9 +77,11 @@ async def on_two_devices() -> None:
 
 
 async def main() -> None:
-    """Both."""
-    await on_one_device()
-    await on_two_devices()
+    """One device, then both."""
+    # With several GPUs these are two of them. Two contexts on one do as well.
+    async with open_device(0) as first, open_device(0) as second:
+        await on_one_device(first)
+        await on_devices([first, second])
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ async def check_routing(device: Device, routing: Routing, model: Model) -> None:
         assert ((starts[kept] <= rows) & (rows < starts[kept + 1])).all()
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(routings())
 @on_shared
 async def test_a_router_chooses_as_the_model(device: Device, asked: tuple[Array, Gating]) -> None:
@@ -120,7 +120,7 @@ async def test_a_router_chooses_as_the_model(device: Device, asked: tuple[Array,
     await check_routing(device, routing, moe_model.routed(host, gating))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(layer=layers(FACTORS.filter(bool)), residual=st.booleans())
 @on_shared
 async def test_a_layer_is_its_model(
