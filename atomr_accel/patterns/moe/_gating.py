@@ -183,7 +183,7 @@ def choose(to: Collecting, logits: GpuRef, gating: Gating) -> Routing:
     if capacity is not None:
         rank = places - to.array.take(starts, keys)
         kept = kept & (rank < capacity)
-        rows = keys * capacity + rank
+        rows = keys.astype(np.int64) * capacity + rank
         dropped = np.maximum(each - capacity, 0)
     rows, kept = to.evaluate(np.where(kept, rows, 0), kept)
     gate: Any = gates
