@@ -24,6 +24,7 @@ from ._errors import (
     Overloaded,
     PatternError,
     QuorumMissed,
+    RankFailed,
     Refused,
     ReplicaLost,
     RolledBack,
@@ -80,6 +81,11 @@ from ._retry import (
 )
 from ._shares import Budget
 from ._streams import receive_frames, receive_lines, send_frames, send_lines
+from .moe._exchange import DeviceCopies, Exchange
+from .moe._experts import MoeWeights
+from .moe._gating import Gating, Routing, route
+from .moe._layer import mixture_of_experts
+from .moe._server import Moe, MoeStatistics, open_moe
 
 __all__ = [
     "Batcher",
@@ -95,18 +101,24 @@ __all__ = [
     "CircuitState",
     "CircuitStatistics",
     "Closed",
+    "DeviceCopies",
     "Dropped",
     "Ensemble",
     "EnsembleStatistics",
+    "Exchange",
     "FairServer",
     "FairShare",
     "FairShareStatistics",
     "Gate",
+    "Gating",
     "Hedge",
     "HotSwap",
     "HotSwapStatistics",
     "LeastLoaded",
     "MalformedStream",
+    "Moe",
+    "MoeStatistics",
+    "MoeWeights",
     "Observer",
     "Overloaded",
     "PatternError",
@@ -116,6 +128,7 @@ __all__ = [
     "Policy",
     "PowerOfTwo",
     "QuorumMissed",
+    "RankFailed",
     "Refused",
     "Replica",
     "ReplicaLost",
@@ -127,6 +140,7 @@ __all__ = [
     "RetryBudget",
     "RolledBack",
     "RoundRobin",
+    "Routing",
     "Shadow",
     "Slot",
     "Stage",
@@ -141,15 +155,18 @@ __all__ = [
     "is_device_fault",
     "is_for_one",
     "is_transient",
+    "mixture_of_experts",
     "open_batcher",
     "open_cascade",
     "open_ensemble",
     "open_fair_share",
     "open_hot_swap",
+    "open_moe",
     "open_pipeline",
     "open_replica_pool",
     "receive_frames",
     "receive_lines",
+    "route",
     "send_frames",
     "send_lines",
 ]

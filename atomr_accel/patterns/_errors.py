@@ -12,6 +12,7 @@
         ├── ReplicaLost          a replica, or a version, ended while it had the request
         ├── RolledBack           a new version did not take over
         ├── QuorumMissed         too few members of an ensemble have answered
+        ├── RankFailed           one of several devices that work together has faulted
         └── MalformedStream      the bytes of a stream are no lines or frames as expected
 
 What the functions of a program raise reaches who asked as it is, not wrapped in any of these.
@@ -146,6 +147,24 @@ class QuorumMissed(PatternError):
         super().__init__(message)
         self.quorum = quorum
         self.answered = answered
+
+
+class RankFailed(PatternError):
+    """One of several devices that work together has faulted; ``__cause__`` is what came of that.
+
+    The others are as before. `Retry` takes it for the fault that it is.
+
+    Attributes:
+        rank: which one, counted from 0.
+        device: its name.
+    """
+
+    _fields = ("rank", "device")
+
+    def __init__(self, message: str, *, rank: int, device: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.device = device
 
 
 class MalformedStream(PatternError):

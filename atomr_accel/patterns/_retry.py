@@ -21,7 +21,7 @@ import trio
 from .._errors import ContextPoisoned, DeviceLost, GpuRefStale, said_of
 from ..actors import Backoff
 from ..actors._util import check_instance, check_number, check_whole
-from ._errors import CircuitOpen
+from ._errors import CircuitOpen, RankFailed
 from ._observer import Observer, guarded
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ def is_transient(error: BaseException) -> bool:
     """Whether a device's fault is all that went wrong, so that the same may succeed next time.
 
     That is `ContextPoisoned`, which the fault itself raises, and `GpuRefStale`, which it leaves
-    behind; or a group of nothing else. A buffer that was stale from the first stays so: the number
-    of attempts bounds what that costs.
+    behind; a group of nothing else; or a `RankFailed` that one of these has caused. A buffer that
+    was stale from the first stays so: the number of attempts bounds what that costs.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_transient, error.exceptions))
+    if isinstance(error, RankFailed):
+        return error.__cause__ is not None and is_transient(error.__cause__)
     return isinstance(error, (ContextPoisoned, GpuRefStale))
 
 
@@ -49,7 +51,7 @@ def is_device_fault(error: BaseException) -> bool:
     """Whether an error tells of the device, not of the request: also `DeviceLost`, which lasts."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_device_fault, error.exceptions))
-    return isinstance(error, DeviceLost) or is_transient(error)
+    return isinstance(error, (DeviceLost, RankFailed)) or is_transient(error)
 
 
 @final

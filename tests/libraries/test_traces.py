@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -283,3 +284,30 @@ async def test_draws_differ_however_often_they_are_asked_for(device: Device) -> 
     generator = device.rng.default_rng(seed=1)
     draws = [await device.get(await generator.normal(size=(SIDE,))) for _ in range(4)]
     assert len({draw.tobytes() for draw in draws}) == 4
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda batch, x: batch.blaslt.matmul(x, x, epilogue="gelu"),
+        lambda batch, x: batch.cub.sort(x.reshape(-1)),
+        lambda batch, x: batch.dnn.relu(x),
+        lambda batch, x: batch.array.flip(x),
+        lambda batch, x: batch.blas.gemm_grouped(x, x[None], [SIDE]),
+    ],
+    ids=["blaslt", "cub", "dnn", "array", "blas"],
+)
+@on_shared
+async def test_what_is_traced_in_a_batch_does_not_keep_the_batch(
+    device: Device, call: Callable[[Any, GpuRef], GpuRef]
+) -> None:
+    """It may hold memory, such as scratch."""
+    x = await device.zeros((SIDE, SIDE), np.float32)
+    batches = []
+    for _ in range(3):
+        async with device.batch() as batch:
+            call(batch, x)
+        batches.append(weakref.ref(batch))
+    del batch
+    gc.collect()
+    assert [one() for one in batches] == [None] * 3

@@ -142,6 +142,7 @@ ROWS: Final = [
         )
         for name in ("gemm_batched", "gemm_grouped_batched")
     ),
+    row("blas.gemm_grouped", a=M, b=(2, 16, 16), out=M, options={"sizes": (7, 9)}),
     row("blas.getrf_batched", "a", a=(2, 8, 8), out=(2, 8, 8)),
     row("blas.geqrf_batched", "a", a=(2, 8, 8), out=(2, 8, 8)),
     row("blas.getrs_batched", "b", lu=(2, 8, 8), piv=((2, 8), INT), b=(2, 8, 8), out=(2, 8, 8)),

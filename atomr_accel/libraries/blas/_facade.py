@@ -8,6 +8,7 @@ from .._op import D
 from ._checks import LANE
 from ._factor import Factorizations
 from ._gemm import Products
+from ._grouped import GroupedProducts
 from ._level1 import Level1
 from ._level2 import Level2
 from ._level3 import Level3
@@ -16,7 +17,7 @@ __all__ = ["LANE", "Blas"]
 
 
 @final
-class Blas(Products[D], Level1[D], Level2[D], Level3[D], Factorizations[D]):
+class Blas(Products[D], GroupedProducts[D], Level1[D], Level2[D], Level3[D], Factorizations[D]):
     """Basic linear algebra: cuBLAS on CUDA, NumPy and SciPy on the CPU.
 
     Matrix products are called as in NumPy (``matmul``) or with the options of BLAS

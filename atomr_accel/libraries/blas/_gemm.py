@@ -62,7 +62,7 @@ GROUPED: Final = ("float16", "bfloat16", "float32", "float64")
 _DEFAULT_OUTPUT: Final = {"int8": "int32"}
 _PLAIN: Final = ("float16", "bfloat16", "float32", "float64")
 _INT8: Final = DTYPES["int8"]
-_POINTER_BYTES: Final = 8
+POINTER_BYTES: Final = 8
 _MOST_PLANS: Final = 4096
 
 
@@ -399,7 +399,7 @@ class Products(Routines[D]):
                 plan = _plan_wide(a, b, shape_a, shape_b, op_a, op_b, wanted, compute_type)
             self._wide_plans.keep(key, plan)
         _require_starts(a, b)
-        factor, scale = _factors(a, alpha, beta, plan.options.compute)
+        factor, scale = factors(a, alpha, beta, plan.options.compute)
         fresh = scales_nothing(scale, out)
         result = driver.output(plan.shape, plan.dtype_c) if out is None else out
         block = require_writable(result, memory, "out", strided=True)
@@ -487,10 +487,10 @@ class Products(Routines[D]):
                     )
                 _require_rows(left, right, op_a, op_b, shapes[i])
                 _require_starts(left, right, f"[{i}]")
-            dtype_c, compute = _types(first, wanted, compute_type, name)
+            dtype_c, compute = result_types(first, wanted, compute_type, name)
             if grouped and dtype_c is not first:
                 raise TypeError(f"{name} gives {first.name} for {first.name}, not {dtype_c.name}")
-            factor, scale = _factors(a[0], alpha, beta, compute)
+            factor, scale = factors(a[0], alpha, beta, compute)
             fresh = scales_nothing(scale, a[0] if out is not None else None)
             results: list[GpuRef] = []
             for i, (m, n, _) in enumerate(shapes):
@@ -507,7 +507,7 @@ class Products(Routines[D]):
                 ]
                 require_no_alias(name, [(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs)
             written = [result._block for result in results]
-            pointers = driver.output((3 * _POINTER_BYTES * len(a),), UINT8)._block
+            pointers = driver.output((3 * POINTER_BYTES * len(a),), UINT8)._block
             message = GemmList(
                 tuple(pair[0].address for pair in blocks),
                 tuple(pair[1].address for pair in blocks),
@@ -590,7 +590,7 @@ def _plan_strided(given: _Operands, wanted: Any, compute_type: str | None) -> _W
         and batch.strides_a in ((), (m * row_a,))
     ):
         m, batch = m * batch.products, broadcast((1, 1), (1, 1))
-    pointer_bytes = 3 * _POINTER_BYTES * batch.products if len(batch.sizes) > 1 else 0
+    pointer_bytes = 3 * POINTER_BYTES * batch.products if len(batch.sizes) > 1 else 0
     return plain._replace(
         sizes=(m, n, k),
         batch=batch.sizes,
@@ -617,7 +617,7 @@ def _inner(
     return m, n, k
 
 
-def _types(
+def result_types(
     dtype: np.dtype[Any], wanted: Any, compute_type: str | None, name: str
 ) -> tuple[np.dtype[Any], str]:
     """The dtype of the result, and how to compute it."""
@@ -643,7 +643,7 @@ def _types(
     return result, compute_type
 
 
-def _factors(like: GpuRef, alpha: Any, beta: Any, compute: str) -> tuple[Scalar, Scalar]:
+def factors(like: GpuRef, alpha: Any, beta: Any, compute: str) -> tuple[Scalar, Scalar]:
     """Both scalars as messages carry them."""
     scalars = scalar(alpha, like.dtype, "alpha"), scalar(beta, like.dtype, "beta")
     if compute.startswith("32I") and not {*scalars} <= {0.0, 1.0}:
@@ -681,7 +681,7 @@ def _plan_wide(
     wanted: Any,
     compute_type: str | None,
 ) -> _Wide:
-    dtype_c, compute = _types(a.dtype, wanted, compute_type, "gemm")
+    dtype_c, compute = result_types(a.dtype, wanted, compute_type, "gemm")
     for name, shape in (("a", shape_a), ("b", shape_b)):
         if len(shape) < 2:
             raise ValueError(f"{name} must have at least 2 dimensions, not shape {shape}")
@@ -697,6 +697,6 @@ def _plan_wide(
         # One b for all of a: its matrices are the rows of one tall matrix.
         m, batch = m * batch.products, broadcast((1, 1), (1, 1))
     _, sizes, strides_a, strides_b = batch
-    pointer_bytes = 3 * _POINTER_BYTES * batch.products if len(sizes) > 1 else 0
+    pointer_bytes = 3 * POINTER_BYTES * batch.products if len(sizes) > 1 else 0
     options = ProductOptions(NAMES[a.dtype], NAMES[dtype_c], compute, op_a, op_b)
     return _Wide((m, n, k), sizes, strides_a, strides_b, shape, dtype_c, options, pointer_bytes)

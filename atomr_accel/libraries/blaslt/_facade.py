@@ -225,7 +225,8 @@ class BlasLt(Facade[D]):
             key = (product.plan.encoded, autotune)
             choice = self._choices.get(key)
             algorithm, nbytes = choice or self._choose(driver, checked, *key)
-            driver.depends(lambda: self._choices.get(key) is choice)
+            choices = self._choices  # not self, which would keep the batch that it is part of
+            driver.depends(lambda: choices.get(key) is choice)
             return product.submission(driver, algorithm, nbytes, self._workspaces)
 
         return Request(LANE, "blaslt.matmul", prepare)

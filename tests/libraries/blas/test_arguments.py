@@ -132,6 +132,42 @@ CALLS: list[Call] = [
         TypeError,
         "int8.*float16",
     ),
+    (
+        "sizes and rows",
+        lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, [2, 2]),
+        ValueError,
+        "2 sizes of 4 rows.*2 matrices.*5 rows",
+    ),
+    (
+        "sizes and matrices",
+        lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, [5]),
+        ValueError,
+        "1 sizes",
+    ),
+    (
+        "a negative size",
+        lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, [6, -1]),
+        ValueError,
+        "negative",
+    ),
+    (
+        "sizes on the device",
+        lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, r.f4_5),
+        TypeError,
+        "GpuRef: get them first",
+    ),
+    (
+        "grouped, inner",
+        lambda d, r: d.blas.gemm_grouped(r.f4_3x5, r.f4_2x4x5, [1, 2]),
+        ValueError,
+        "inner dimensions",
+    ),
+    (
+        "one matrix for groups",
+        lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_5x5, [5]),
+        ValueError,
+        "3 dimensions",
+    ),
     # level 1
     ("lengths", lambda d, r: d.blas.axpy(r.f4_5, r.f4_4), ValueError, "5 elements.*has 4"),
     ("too many", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, n=6), ValueError, "5 elements.*6"),

@@ -47,6 +47,22 @@ def gemm(
     return Near(value, np.abs(left) @ np.abs(right) + np.abs(c), dtype=dtype)
 
 
+def grouped_inputs(
+    sample: Sample, n: int, k: int, sizes: tuple[int, ...], trans_b: int
+) -> tuple[Array, ...]:
+    m = sum(sizes)
+    b = sample.array(len(sizes), *turned(k, n, trans_b))
+    return sample.array(m, k), b, sample.array(m, n)
+
+
+def grouped(a: Array, b: Array, c: Array, sizes: tuple[int, ...], trans_b: int, **_: Any) -> Near:
+    each = np.repeat(op(b, trans_b), sizes, axis=0)
+    product = np.einsum("mk,mkn->mn", a, each)
+    size = np.einsum("mk,mkn->mn", np.abs(a), np.abs(each))
+    alpha, beta = scalar(ALPHA, a), scalar(BETA, a)
+    return Near(alpha * product + beta * c, size + np.abs(c))
+
+
 def new_gemm(
     a: Array,
     b: Array,
@@ -268,5 +284,21 @@ PRODUCTS = [
         call_list("gemm_grouped_batched"),
         products,
         writes=tuple(range(2, 60, 3)),
+    ),
+    Operation(
+        "blas.gemm_grouped",
+        (*HALF, *REAL),
+        product(
+            n=[1, 16],
+            k=[0, 8],
+            sizes=[(3,), (8, 0, 5, 8, 16), (4, 4, 4), (0, 0), (0, 8, 8)],
+            trans_b=[0, 1],
+        ),
+        grouped_inputs,
+        lambda device, a, b, c, sizes, trans_b, **_: device.blas.gemm_grouped(
+            a, b, sizes, out=c, alpha=ALPHA.real, beta=BETA.real, trans_b=trans_b
+        ),
+        grouped,
+        writes=(2,),
     ),
 ]
