@@ -7,6 +7,7 @@ are the callers' scopes, and waits are on trio's clock.
 """
 
 from ._batcher import Batcher, BatcherStatistics, open_batcher
+from ._cached_text import CachedText, Prefill
 from ._cascade import (
     Cascade,
     CascadeAnswer,
@@ -15,6 +16,8 @@ from ._cascade import (
     CascadeStatistics,
     open_cascade,
 )
+from ._draft_length import AdaptiveLength
+from ._drafts import Draft, DraftText, LookupDraft, ModelDraft, NGramDraft
 from ._ensemble import Ensemble, EnsembleStatistics, open_ensemble
 from ._errors import (
     CircuitOpen,
@@ -78,13 +81,23 @@ from ._retry import (
     is_device_fault,
     is_transient,
 )
+from ._sampling import DraftTree, Logits, Probabilities, Sampling, Tokens
 from ._shares import Budget
+from ._speculative import (
+    Generation,
+    SpeculativeDecoder,
+    SpeculativeStatistics,
+    open_speculative,
+)
 from ._streams import receive_frames, receive_lines, send_frames, send_lines
+from ._verdict import Verdict
 
 __all__ = [
+    "AdaptiveLength",
     "Batcher",
     "BatcherStatistics",
     "Budget",
+    "CachedText",
     "Cascade",
     "CascadeAnswer",
     "CascadeStage",
@@ -95,6 +108,9 @@ __all__ = [
     "CircuitState",
     "CircuitStatistics",
     "Closed",
+    "Draft",
+    "DraftText",
+    "DraftTree",
     "Dropped",
     "Ensemble",
     "EnsembleStatistics",
@@ -102,11 +118,16 @@ __all__ = [
     "FairShare",
     "FairShareStatistics",
     "Gate",
+    "Generation",
     "Hedge",
     "HotSwap",
     "HotSwapStatistics",
     "LeastLoaded",
+    "Logits",
+    "LookupDraft",
     "MalformedStream",
+    "ModelDraft",
+    "NGramDraft",
     "Observer",
     "Overloaded",
     "PatternError",
@@ -115,6 +136,8 @@ __all__ = [
     "PipelineStatistics",
     "Policy",
     "PowerOfTwo",
+    "Prefill",
+    "Probabilities",
     "QuorumMissed",
     "Refused",
     "Replica",
@@ -127,13 +150,18 @@ __all__ = [
     "RetryBudget",
     "RolledBack",
     "RoundRobin",
+    "Sampling",
     "Shadow",
     "Slot",
+    "SpeculativeDecoder",
+    "SpeculativeStatistics",
     "Stage",
     "StageStatistics",
     "SwapInProgress",
     "SwapState",
     "TenantStatistics",
+    "Tokens",
+    "Verdict",
     "VersionRole",
     "VersionStatistics",
     "WrongResults",
@@ -148,6 +176,7 @@ __all__ = [
     "open_hot_swap",
     "open_pipeline",
     "open_replica_pool",
+    "open_speculative",
     "receive_frames",
     "receive_lines",
     "send_frames",
