@@ -90,7 +90,7 @@ from ._speculative import (
     open_speculative,
 )
 from ._streams import receive_frames, receive_lines, send_frames, send_lines
-from ._verdict import Verdict
+from ._verdict import Verdict, draw_token, judge_chain
 
 __all__ = [
     "AdaptiveLength",
@@ -166,9 +166,11 @@ __all__ = [
     "VersionStatistics",
     "WrongResults",
     "by_length",
+    "draw_token",
     "is_device_fault",
     "is_for_one",
     "is_transient",
+    "judge_chain",
     "open_batcher",
     "open_cascade",
     "open_ensemble",
