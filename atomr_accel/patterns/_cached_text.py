@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -60,16 +60,16 @@ tokens at all. If it is cancelled or fails it leaves nothing behind."""
 _NONE: Final[Tokens] = np.empty(0, np.int64)
 
 
-class Following(Generic[ScoresT_co]):
+class Following:
     """A cache that follows a text, and is made anew from its tokens where it was lost.
 
     A text's last token is not cached: what comes after it is what the next step computes. So a
     step's first nodes are the tokens that the cache lacks, in a chain, and then come drafts.
     """
 
-    def __init__(self, prefill: Prefill[ScoresT_co]) -> None:
+    def __init__(self, prefill: Prefill[Logits | Verdict]) -> None:
         self._prefill = prefill
-        self._cache: CachedText[ScoresT_co] | None = None
+        self._cache: CachedText[Logits | Verdict] | None = None
         self._cached = 0
         self._lacking = self._nodes = 0
         self.made = 0
@@ -86,7 +86,7 @@ class Following(Generic[ScoresT_co]):
 
     async def forward(
         self, text: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
-    ) -> ScoresT_co:
+    ) -> Logits | Verdict:
         """What may come after the text and after each draft; later, after further drafts.
 
         Args:
@@ -119,8 +119,7 @@ class Following(Generic[ScoresT_co]):
                 expected=len(at),
                 got=len(scores) if np.ndim(scores) else None,
             )
-        rows: ScoresT_co = scores[max(0, len(lacking) - 1) :]
-        return rows
+        return scores[max(0, len(lacking) - 1) :]
 
     def keep(self, path: Sequence[int]) -> None:
         """The text has got these drafts: those of them that were computed are cached now."""

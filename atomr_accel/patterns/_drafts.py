@@ -11,6 +11,7 @@ import numpy as np
 from ..actors._util import check_whole
 from ._cached_text import Following, Prefill
 from ._sampling import ROOT, DraftTree, Logits, Sampling, draw_children
+from ._verdict import Verdict
 
 
 class DraftText(Protocol):
@@ -97,6 +98,8 @@ class _ModelText:
             rows = await self._model.forward(
                 text, [tree.tokens[node] for node in nodes], [tree.parents[node] for node in nodes]
             )
+            if isinstance(rows, Verdict):
+                raise TypeError("the model of a draft must give logits, not a Verdict")
             below: list[int] = []
             for node, row in zip(level, rows, strict=True):
                 if sampling.greedy:

@@ -83,12 +83,12 @@ class Sampling:
         if not np.isfinite(best):
             raise ValueError(f"the largest of {x.size} logits is {best}: there is no distribution")
         if self.greedy:
-            p = np.zeros(x.size)
-            p[x.argmax()] = 1.0
-            return p
+            certain = np.zeros(x.size)
+            certain[x.argmax()] = 1.0
+            return certain
         if self.top_k is not None and self.top_k < x.size:
             x = np.where(x < np.partition(x, -self.top_k)[-self.top_k], -np.inf, x)
-        p = np.exp((x - best) / self.temperature)
+        p: Probabilities = np.exp((x - best) / self.temperature)
         p /= p.sum()
         if self.top_p < 1:
             order = np.argsort(-p, kind="stable")
@@ -177,7 +177,7 @@ def draw_children(
     tree.drawn_from[parent] = q
     left = q.copy()
     nodes = []
-    for _ in range(min(count, np.count_nonzero(q))):
+    for _ in range(min(count, int(np.count_nonzero(q)))):
         token = draw(left, rng)
         left[token] = 0.0
         nodes.append(tree.add(token, parent))

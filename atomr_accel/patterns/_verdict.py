@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
@@ -113,12 +113,12 @@ def judge_chain(
         best: Operand = logits.argmax(axis=-1)
         return (best == drafts).astype(np.float32), best
     p = _softmax(logits, temperature, least)
-    drafted: Operand = np.expand_dims(drafts, -1) == numbers
+    drafted: Any = np.expand_dims(drafts, -1) == numbers
     there = np.where(drafted, p, np.float32(0)).sum(axis=-1)
     here = np.where(drafted, q, np.float32(0)).sum(axis=-1)
-    rest: Operand = np.maximum(p - q, np.float32(0))
+    rest: Any = np.maximum(p - q, np.float32(0))
     # By rounding alone nothing may be left: then the draft's chance was all there is.
-    likely: Operand = np.where(rest.max(axis=-1) > 0, there / np.maximum(here, _TINY), 1)
+    likely: Any = np.where(rest.max(axis=-1) > 0, there / np.maximum(here, _TINY), 1)
     return likely.astype(np.float32), _drawn(rest, noise)
 
 
@@ -126,15 +126,15 @@ _TINY: Final = np.finfo(np.float32).tiny
 
 
 def _softmax(logits: Operand, temperature: float, least: Operand | None) -> Operand:
-    x = logits.astype(np.float32)
+    x: Any = logits.astype(np.float32)
     if least is not None:
         x = np.where(logits < least, np.float32(-np.inf), x)
-    e = np.exp((x - x.max(axis=-1, keepdims=True)) / temperature)
+    e: Operand = np.exp((x - x.max(axis=-1, keepdims=True)) / temperature)
     return e / e.sum(axis=-1, keepdims=True)
 
 
 def _drawn(p: Operand, noise: Operand) -> Operand:
     """The least of exponential times, each divided by its rate, is the first by that chance."""
-    times = np.where(p > 0, noise / np.maximum(p, _TINY), np.float32(np.inf))
+    times: Any = np.where(p > 0, noise / np.maximum(p, _TINY), np.float32(np.inf))
     drawn: Operand = times.argmin(axis=-1)
     return drawn

@@ -419,6 +419,9 @@ async def test_a_target_may_judge_by_itself() -> None:
     async with open_speculative(prefill, LookupDraft(), length=3) as decoder:
         tokens = decoder.generate([7, 2, 3, 4, 7], max_tokens=4)
         assert [token async for token in tokens] == [2, 7, 2, 7]
+    async with open_speculative(ToyModel(1), ModelDraft(prefill)) as decoder:  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="not a Verdict"):
+            await anext(decoder.generate([1, 2]))
 
 
 @on_mock_clock
@@ -432,11 +435,11 @@ async def test_arguments_that_cannot_be() -> None:
         ({"retry": 3}, TypeError),
     ):
         with pytest.raises(error):
-            async with open_speculative(target, None, **options):  # type: ignore[arg-type]
+            async with open_speculative(target, None, **options):
                 pass
     for models in ((3, None), (target, 3), (target, target)):
         with pytest.raises(TypeError, match="must be"):
-            async with open_speculative(*models):  # type: ignore[arg-type]
+            async with open_speculative(*models):
                 pass
     async with open_speculative(target, None) as decoder:
         with pytest.raises(ValueError, match="at least"):
@@ -446,10 +449,10 @@ async def test_arguments_that_cannot_be() -> None:
         with pytest.raises(TypeError):
             decoder.generate([0.5])  # type: ignore[list-item]
         with pytest.raises(TypeError, match="open_speculative"):
-            SpeculativeDecoder()
+            SpeculativeDecoder()  # type: ignore[call-arg]
     for wrong in ({"maximum": 0}, {"cost": -1}, {"memory": 0}, {"minimum": -1}):
         with pytest.raises(ValueError, match="wants"):
-            AdaptiveLength(**wrong)  # type: ignore[arg-type]
+            AdaptiveLength(**wrong)
     for make in (lambda: NGramDraft(order=1), lambda: LookupDraft(most=1, fewest=2)):
         with pytest.raises(ValueError, match="n-gram"):
             make()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from atomr_accel import Device, GpuRef
 from atomr_accel.patterns import (
@@ -78,7 +79,7 @@ class PagedText:
     async def forward(self, tokens: Tokens, parents: Tokens) -> Logits:
         first = len(self.nodes)
         self.nodes += [ABSENT] * len(tokens)
-        rows: dict[int, Logits] = {}
+        rows: dict[int, NDArray[np.float32]] = {}
         while len(rows) < len(tokens):  # level by level
             level = [
                 at

@@ -41,7 +41,7 @@ class ToyModel:
         hook: Hook | None = None,
     ) -> None:
         rng = np.random.default_rng(seed)
-        self.vocabulary = vocabulary if like is None else like.vocabulary
+        self.vocabulary: int = vocabulary if like is None else like.vocabulary
         shape = (self.vocabulary + 1, self.vocabulary + 1, self.vocabulary)
         self.table: NDArray[np.float64] = rng.normal(0.0, noise, shape)
         if like is not None:
