@@ -78,23 +78,27 @@ class Sampling:
         Raises:
             ValueError: a NaN or +inf among the logits, or nothing but -inf.
         """
-        x = np.asarray(logits, np.float64)
-        best = x.max()
+        best = logits.max()
         if not np.isfinite(best):
-            raise ValueError(f"the largest of {x.size} logits is {best}: there is no distribution")
+            raise ValueError(f"the largest of {logits.size} logits is {best}: of no distribution")
         if self.greedy:
-            certain = np.zeros(x.size)
-            certain[x.argmax()] = 1.0
+            certain = np.zeros(logits.size)
+            certain[logits.argmax()] = 1.0
             return certain
+        x = np.asarray(logits, np.float64)
         if self.top_k is not None and self.top_k < x.size:
             x = np.where(x < np.partition(x, -self.top_k)[-self.top_k], -np.inf, x)
         p: Probabilities = np.exp((x - best) / self.temperature)
         p /= p.sum()
         if self.top_p < 1:
-            order = np.argsort(-p, kind="stable")
+            # Those below a fraction of what is to be left out, though all of them, are too few.
+            some = np.flatnonzero(p > 0.5 * (1 - self.top_p) / p.size)
+            order = some[np.argsort(-p[some], kind="stable")]
             before = np.cumsum(p[order]) - p[order]
-            p[order[before >= self.top_p]] = 0.0
-            p /= p.sum()
+            kept = order[before < self.top_p]
+            nucleus = np.zeros(p.size)
+            nucleus[kept] = p[kept] / p[kept].sum()
+            return nucleus
         return p
 
 

@@ -235,7 +235,7 @@ def test_what_was_not_drawn_is_told() -> None:
 
 @pytest.mark.parametrize("logits", [[np.nan, 0], [np.inf, 0], [-np.inf, -np.inf]])
 def test_logits_without_a_distribution_are_told(logits: list[float]) -> None:
-    with pytest.raises(ValueError, match="no distribution"):
+    with pytest.raises(ValueError, match="of no distribution"):
         Sampling().probabilities(np.array(logits))
 
 
