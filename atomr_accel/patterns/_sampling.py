@@ -205,7 +205,8 @@ def accept(
         Otherwise it is a draw from what its children have left of that.
 
     Raises:
-        ValueError: a draft has no probability in the distribution that it was drawn from.
+        ValueError: a draft has no probability in the distribution that it was drawn from, or that
+            one is of another vocabulary.
     """
     path: list[int] = []
     at = ROOT
@@ -230,14 +231,21 @@ def accept(
 
 def _tried(p: Probabilities, q: Probabilities | None, token: int) -> tuple[Probabilities, float]:
     """What a draft leaves of ``p`` if it is not kept, and the probability that it is."""
+    known = 0 <= token < p.size
     if q is None:
+        if not known:  # of the text, but none that the target ever says
+            return p, 0.0
         rest = p.copy()
         rest[token] = 0.0
         return rest, float(p[token])
-    total = q.sum()
-    if not q[token] > 0:
+    if q.size != p.size:
+        raise ValueError(
+            f"the draft's vocabulary has {q.size} tokens and the target's {p.size}; they must be "
+            "the same"
+        )
+    if not (known and q[token] > 0):
         raise ValueError(
             f"token {token} cannot have been drawn: it has no probability, or was drawn before"
         )
-    q = q / total
+    q = q / q.sum()
     return np.maximum(p - q, 0.0), float(p[token] / q[token])

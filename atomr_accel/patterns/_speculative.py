@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, ClassVar, Final, final
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from ._drafts import Draft
     from ._observer import Observer
+
+_log = logging.getLogger("atomr_accel.patterns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +225,11 @@ class _Text:
 
     def drop(self) -> None:
         """Free its caches."""
-        self.target.drop()
-        if self.drafts is not None:
-            self.drafts.drop()
+        try:
+            self.target.drop()
+        finally:
+            if self.drafts is not None:
+                self.drafts.drop()
 
     def end(self, error: Exception | None = None) -> None:
         """It has come to its end, or to this error."""
@@ -354,7 +359,14 @@ class Generation(metaclass=NoPublicConstructor):
 def _leave_soon(token: trio.lowlevel.TrioToken, text: _Text) -> None:
     # The finalizer may run in any thread; the text is closed in that of the decoder.
     with suppress(trio.RunFinishedError):
-        token.run_sync_soon(text.leave)
+        token.run_sync_soon(_leave_dropped, text)
+
+
+def _leave_dropped(text: _Text) -> None:
+    try:
+        text.leave()
+    except Exception:  # noqa: BLE001 (nobody is there to be told)
+        _log.exception("a model failed to close a text that was dropped")
 
 
 @final
@@ -486,5 +498,6 @@ async def open_speculative(
         async with closing(plan.calls):
             yield decoder
     finally:
-        for text in [*plan.texts]:
-            text.leave()
+        with ExitStack() as ends:  # each of them, also where a model fails to close one
+            for text in [*plan.texts]:
+                ends.callback(text.leave)

@@ -231,6 +231,15 @@ def test_what_was_not_drawn_is_told() -> None:
     tree.add(1)
     with pytest.raises(ValueError, match="cannot have been drawn"):
         accept(tree, lambda node: np.array([1.0, 0.0]), seeded())
+    with pytest.raises(ValueError, match="vocabulary has 2 tokens and the target's 3"):
+        accept(tree, lambda node: np.array([1.0, 0.0, 0.0]), seeded())
+
+
+def test_what_the_target_never_says_is_not_kept() -> None:
+    tree = DraftTree()
+    for token in (-1, 2, 99):
+        tree.add(token)
+    assert accept(tree, lambda node: np.array([0.0, 1.0]), seeded()) == ([], 1)
 
 
 @pytest.mark.parametrize("logits", [[np.nan, 0], [np.inf, 0], [-np.inf, -np.inf]])

@@ -341,6 +341,34 @@ async def test_texts_that_are_left_are_closed() -> None:
 
 
 @on_mock_clock
+async def test_a_model_that_fails_to_close(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(ToyText):
+        def close(self) -> None:
+            super().close()
+            raise OSError("stuck")
+
+    async def prefill(tokens: Tokens) -> ToyText:
+        await trio.lowlevel.checkpoint()
+        return (Stuck if tokens.size == 1 else ToyText)(target, tokens.tolist())
+
+    target = ToyModel(4)
+    small = ToyModel(5)
+    with pytest.raises(OSError, match="stuck"):
+        async with open_speculative(prefill, ModelDraft(small)) as decoder:
+            async for _ in decoder.generate([1, 2]):
+                break
+            gc.collect()
+            await trio.testing.wait_all_tasks_blocked()
+            assert "failed to close a text that was dropped" in caplog.text
+            assert target.open == small.open == 0
+            texts = [decoder.generate([1] * length) for length in (1, 2, 3)]
+            for text in texts:
+                await anext(text)
+            assert target.open == 3
+    assert target.open == small.open == 0
+
+
+@on_mock_clock
 async def test_who_waits_when_it_ends() -> None:
     async def forever(where: str) -> None:
         await trio.sleep_forever()
