@@ -72,7 +72,7 @@ class Following:
         self._cache: CachedText[Logits | Verdict] | None = None
         self._cached = 0
         self._lacking = self._nodes = 0
-        self.made = 0
+        self.made: int = 0
 
     async def begin(self, text: Sequence[int]) -> None:
         """Have all but the last token in the cache at least, and no nodes."""

@@ -86,7 +86,7 @@ class Calls:
     """
 
     def __init__(self, what: str, observer: Observer | None) -> None:
-        self.tally = Tally(observer)
+        self.tally: Tally = Tally(observer)
         self._what = what
         self._thread = get_ident()
         self._scopes: set[trio.CancelScope] = set()

@@ -95,15 +95,15 @@ class _Plan:
         retry: Retry,
         observer: Observer | None,
     ) -> None:
-        self.target = target
-        self.draft = draft
-        self.sampling = sampling
-        self.length = length
-        self.branching = branching
-        self.retry = retry
-        self.calls = Calls("decoder", None)  # steps
-        self.tally = Tally(observer)  # texts
-        self.counts = _Counts()
+        self.target: Final = target
+        self.draft: Final = draft
+        self.sampling: Final = sampling
+        self.length: Final = length
+        self.branching: Final = branching
+        self.retry: Final = retry
+        self.calls: Final = Calls("decoder", None)  # steps
+        self.tally: Final = Tally(observer)  # texts
+        self.counts: Final = _Counts()
         self.texts: set[_Text] = set()
 
     def shape(self, depth: int) -> list[int]:
@@ -122,7 +122,7 @@ class _Text:
 
     __slots__ = (
         "__weakref__", "began", "closed", "consumer", "decided", "drafts", "finished", "item",
-        "left", "length", "plan", "rng", "stop", "target", "text", "why",
+        "left", "length", "plan", "rng", "stop", "target", "text",
     )  # fmt: skip
 
     def __init__(
@@ -136,7 +136,7 @@ class _Text:
         self.plan: Final = plan
         self.text: Final = list(prompt)
         self.item: Final = tuple(prompt)
-        self.left = most
+        self.left: int | None = most
         self.stop: Final = stop
         self.rng: Final = rng
         self.target: Final = Following(plan.target)
@@ -144,9 +144,8 @@ class _Text:
         self.length: Final = LengthSeen(plan.length)
         self.decided: Final[deque[int]] = deque()
         self.consumer: trio.CancelScope | None = None
-        self.finished = most == 0
-        self.closed = False
-        self.why: Exception | None = None
+        self.finished: bool = most == 0
+        self.closed: bool = False
         plan.texts.add(self)
         self.began: Final = plan.tally.submit(self.item)
 
