@@ -18,7 +18,7 @@ from ..harness import sized
 from ..seeds import rng as seeded
 from .toy_models import ToyModel, assert_distributed
 
-RUNS = sized(800, 100_000)
+RUNS = sized(800, 30_000)
 
 TARGET = ToyModel(1)
 
@@ -257,6 +257,7 @@ def test_options_that_cannot_be(options: dict[str, float]) -> None:
         Sampling(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_verdict_decides_as_the_logits_do() -> None:
     """In distribution: the drafts are drawn, and what is there instead, too."""
     rng = seeded()

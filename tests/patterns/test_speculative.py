@@ -81,7 +81,7 @@ async def test_texts_have_the_targets_distribution(kind: str, branching: tuple[i
         branching=branching,
         rng=seeded(),
     ) as decoder:
-        for _ in range(sized(200, 20_000)):
+        for _ in range(sized(200, 10_000)):
             first, second, third = [token async for token in decoder.generate(PROMPT, max_tokens=3)]
             found[first * 9 + second * 3 + third] += 1
     assert_distributed(found, target.joint(PROMPT, 3, sampling))

@@ -27,15 +27,17 @@ TOKENS = 12
 
 
 class Trouble:
-    """Makes models wait, and fail at random points."""
+    """Makes models wait, and fail at random points, some times."""
 
     def __init__(self, seed: int, faults: float) -> None:
         self.rng = random.Random(seed)
         self.faults = faults
+        self.left = 40
 
     async def __call__(self, _where: str) -> None:
         await trio.sleep(self.rng.choice([0, 0, 0.1, 1]))
-        if self.rng.random() < self.faults:
+        if self.left and self.rng.random() < self.faults:
+            self.left -= 1
             raise poisoned()
 
 
