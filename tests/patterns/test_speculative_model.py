@@ -81,7 +81,7 @@ async def text(
     return got
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     kind=st.sampled_from(["model", "look-up", "n-grams"]),
