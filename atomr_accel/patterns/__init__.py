@@ -7,6 +7,7 @@ are the callers' scopes, and waits are on trio's clock.
 """
 
 from ._batcher import Batcher, BatcherStatistics, open_batcher
+from ._cached_text import CachedText, Prefill
 from ._cascade import (
     Cascade,
     CascadeAnswer,
@@ -15,6 +16,8 @@ from ._cascade import (
     CascadeStatistics,
     open_cascade,
 )
+from ._draft_length import AdaptiveLength
+from ._drafts import Draft, DraftText, LookupDraft, ModelDraft, NGramDraft
 from ._ensemble import Ensemble, EnsembleStatistics, open_ensemble
 from ._errors import (
     CircuitOpen,
@@ -79,8 +82,16 @@ from ._retry import (
     is_device_fault,
     is_transient,
 )
+from ._sampling import DraftTree, Logits, Probabilities, Sampling, Tokens
 from ._shares import Budget
+from ._speculative import (
+    Generation,
+    SpeculativeDecoder,
+    SpeculativeStatistics,
+    open_speculative,
+)
 from ._streams import receive_frames, receive_lines, send_frames, send_lines
+from ._verdict import Verdict, draw_token, judge_chain
 from .moe._exchange import DeviceCopies, Exchange
 from .moe._experts import MoeWeights
 from .moe._gating import Gating, Routing, route
@@ -88,9 +99,11 @@ from .moe._layer import mixture_of_experts
 from .moe._server import Moe, MoeStatistics, open_moe
 
 __all__ = [
+    "AdaptiveLength",
     "Batcher",
     "BatcherStatistics",
     "Budget",
+    "CachedText",
     "Cascade",
     "CascadeAnswer",
     "CascadeStage",
@@ -102,6 +115,9 @@ __all__ = [
     "CircuitStatistics",
     "Closed",
     "DeviceCopies",
+    "Draft",
+    "DraftText",
+    "DraftTree",
     "Dropped",
     "Ensemble",
     "EnsembleStatistics",
@@ -111,14 +127,19 @@ __all__ = [
     "FairShareStatistics",
     "Gate",
     "Gating",
+    "Generation",
     "Hedge",
     "HotSwap",
     "HotSwapStatistics",
     "LeastLoaded",
+    "Logits",
+    "LookupDraft",
     "MalformedStream",
+    "ModelDraft",
     "Moe",
     "MoeStatistics",
     "MoeWeights",
+    "NGramDraft",
     "Observer",
     "Overloaded",
     "PatternError",
@@ -127,6 +148,8 @@ __all__ = [
     "PipelineStatistics",
     "Policy",
     "PowerOfTwo",
+    "Prefill",
+    "Probabilities",
     "QuorumMissed",
     "RankFailed",
     "Refused",
@@ -141,20 +164,27 @@ __all__ = [
     "RolledBack",
     "RoundRobin",
     "Routing",
+    "Sampling",
     "Shadow",
     "Slot",
+    "SpeculativeDecoder",
+    "SpeculativeStatistics",
     "Stage",
     "StageStatistics",
     "SwapInProgress",
     "SwapState",
     "TenantStatistics",
+    "Tokens",
+    "Verdict",
     "VersionRole",
     "VersionStatistics",
     "WrongResults",
     "by_length",
+    "draw_token",
     "is_device_fault",
     "is_for_one",
     "is_transient",
+    "judge_chain",
     "mixture_of_experts",
     "open_batcher",
     "open_cascade",
@@ -164,6 +194,7 @@ __all__ = [
     "open_moe",
     "open_pipeline",
     "open_replica_pool",
+    "open_speculative",
     "receive_frames",
     "receive_lines",
     "route",

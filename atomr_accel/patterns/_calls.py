@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import trio
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from types import TracebackType
 
-In = TypeVar("In")
 Out = TypeVar("Out")
+Ts = TypeVarTuple("Ts")
 
 
 class Tally:
@@ -86,7 +86,7 @@ class Calls:
     """
 
     def __init__(self, what: str, observer: Observer | None) -> None:
-        self.tally = Tally(observer)
+        self.tally: Tally = Tally(observer)
         self._what = what
         self._thread = get_ident()
         self._scopes: set[trio.CancelScope] = set()
@@ -205,9 +205,9 @@ class _Call:
 
 
 @trio.lowlevel.disable_ki_protection
-async def unprotected(function: Callable[[In], Awaitable[Out]], item: In) -> Out:
+async def unprotected(function: Callable[[*Ts], Awaitable[Out]], *args: *Ts) -> Out:
     """Call a function of the program from code that keeps Ctrl+C away from itself."""
-    return await function(item)
+    return await function(*args)
 
 
 @asynccontextmanager

@@ -17,7 +17,10 @@ from atomr_accel.patterns import (
     open_hot_swap,
     open_pipeline,
     open_replica_pool,
+    open_speculative,
 )
+
+from .toy_models import ToyModel
 
 
 async def length(word: str) -> int:
@@ -52,6 +55,10 @@ async def test_what_comes_out() -> None:
         assert assert_type(await pipeline("four"), float) == 2.0
         async for result in pipeline.run(words()):
             assert assert_type(result, float) == 2.0
+
+    async with open_speculative(ToyModel(1), None) as decoder:
+        async for token in decoder.generate([1], max_tokens=1):
+            assert assert_type(token, int) >= 0
 
     # A pattern is a function to the next.
     async with (

@@ -1,0 +1,139 @@
+"""A model's side of a text: its cache of keys and values, and how it follows what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from ._calls import unprotected
+from ._errors import WrongResults
+from ._sampling import ROOT, Logits, Tokens
+from ._verdict import Verdict
+
+ScoresT_co = TypeVar("ScoresT_co", bound=Logits | Verdict, covariant=True)
+
+
+class CachedText(Protocol[ScoresT_co]):
+    """A text in a model's cache. You write it; see *Serve requests* for one in pages.
+
+    It has tokens that are kept, and behind these, between two calls of ``keep``, a tree of nodes
+    that may not be. All else, such as devices and batches, is yours.
+    """
+
+    async def forward(self, tokens: Tokens, parents: Tokens) -> ScoresT_co:
+        """Put nodes behind what is there, and compute what may come after each.
+
+        Args:
+            tokens: of the nodes, (nodes,), at least one.
+            parents: (nodes,), the number of each one's parent, which comes before it. Nodes are
+                counted from the last ``keep`` on, over several calls; -1 is the last token that
+                was kept. Without branches and with one call these are -1, 0, 1, and so on.
+
+        Returns:
+            Logits, (nodes, vocabulary); or a ``Verdict``.
+        """
+        ...
+
+    def keep(self, path: Tokens) -> None:
+        """Keep these nodes, and forget all others.
+
+        It is called after each step, and with no nodes after a ``forward`` that was cancelled or
+        has failed, whatever of it was done. It cannot wait: what has to be moved on the device is
+        moved by the next ``forward``.
+
+        Args:
+            path: nodes, each the parent of the next; the first one's is -1.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what is there. It is called once, also after the device has lost it."""
+        ...
+
+
+Prefill: TypeAlias = Callable[[Tokens], Awaitable[CachedText[ScoresT_co]]]
+"""Puts a text into a model's cache: ``async def prefill(tokens) -> CachedText``. There may be no
+tokens at all. If it is cancelled or fails it leaves nothing behind."""
+
+_NONE: Final[Tokens] = np.empty(0, np.int64)
+
+
+class Following:
+    """A cache that follows a text, and is made anew from its tokens where it was lost.
+
+    A text's last token is not cached: what comes after it is what the next step computes. So a
+    step's first nodes are the tokens that the cache lacks, in a chain, and then come drafts.
+    """
+
+    def __init__(self, prefill: Prefill[Logits | Verdict]) -> None:
+        self._prefill = prefill
+        self._cache: CachedText[Logits | Verdict] | None = None
+        self._cached = 0
+        self._lacking = self._nodes = 0
+        self.made: int = 0
+
+    async def begin(self, text: Sequence[int]) -> None:
+        """Have all but the last token in the cache at least, and no nodes."""
+        if self._cache is None:
+            self._cache = await unprotected(self._prefill, np.array(text[:-1], np.int64))
+            self._cached = len(text) - 1
+            self.made += 1
+        elif self._nodes:
+            self._cache.keep(_NONE)
+        self._lacking = self._nodes = 0
+
+    async def forward(
+        self, text: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+    ) -> Logits | Verdict:
+        """What may come after the text and after each draft; later, after further drafts.
+
+        Args:
+            text: so far.
+            tokens: of drafts.
+            parents: of drafts, counted over all calls since ``begin``.
+
+        Returns:
+            Of the first call (1 + drafts, vocabulary), then (drafts, vocabulary); or a verdict.
+        """
+        assert self._cache is not None  # begin() was awaited
+        first = not self._nodes
+        lacking = list(text[self._cached :]) if first else []
+        if first:
+            self._lacking = len(lacking)
+        last = self._lacking - 1
+        at = [*range(-1, len(lacking) - 1), *(last if p == ROOT else last + 1 + p for p in parents)]
+        self._nodes += len(at)
+        scores = await unprotected(
+            self._cache.forward,
+            np.array([*lacking, *tokens], np.int64),
+            np.array(at, np.int64),
+        )
+        if isinstance(scores, Verdict):
+            return scores
+        if np.ndim(scores) != 2 or len(scores) != len(at):
+            raise WrongResults(
+                f"forward must return logits of shape ({len(at)}, vocabulary), "
+                f"got {np.shape(scores)}",
+                expected=len(at),
+                got=len(scores) if np.ndim(scores) else None,
+            )
+        return scores[max(0, len(lacking) - 1) :]
+
+    def keep(self, path: Sequence[int]) -> None:
+        """The text has got these drafts: those of them that were computed are cached now."""
+        if self._cache is None or not self._nodes:
+            return
+        drafts = self._nodes - self._lacking
+        kept = [*range(self._lacking), *(self._lacking + node for node in path if node < drafts)]
+        self._nodes = 0
+        self._cache.keep(np.array(kept, np.int64))
+        self._cached += len(kept)
+
+    def drop(self) -> None:
+        """Free the cache; the next ``begin`` makes another one."""
+        cache, self._cache = self._cache, None
+        self._cached = self._lacking = self._nodes = 0
+        if cache is not None:
+            cache.close()

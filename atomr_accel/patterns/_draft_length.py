@@ -1,0 +1,80 @@
+"""How many drafts in a row are worth their time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from ..actors._util import check_number, check_whole
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveLength:
+    """As many drafts in a row as pay, by how many were kept of late.
+
+    If a draft is kept with probability ``a``, and a step of the draft takes ``cost`` times as long
+    as one of the target, ``n`` drafts in a row give ``(1 - a**(n + 1)) / (1 - a)`` tokens in the
+    time of ``1 + n * cost`` steps of the target (Leviathan et al., section 3.3). Each text takes
+    the ``n`` for which that is most tokens for the time. The tokens' distribution stays what it
+    is, since a step's ``n`` depends on the steps before it alone.
+
+    Attributes:
+        maximum: the most.
+        minimum: the fewest. With 0, a text whose drafts are never kept goes on without any, and
+            never learns whether that has changed.
+        cost: of a draft, as a fraction of the target's step; 0.02 is enough for look-ups.
+        memory: how many drafts count: each one further makes those before it count a little less.
+    """
+
+    maximum: int = 8
+    minimum: int = 1
+    cost: float = 0.1
+    memory: float = 50.0
+
+    def __post_init__(self) -> None:
+        for name in "maximum", "minimum":
+            check_whole(name, getattr(self, name))
+        check_number("cost", self.cost)
+        check_number("memory", self.memory)
+        if not (0 <= self.minimum <= self.maximum and self.cost >= 0 and self.memory >= 1):
+            raise ValueError(
+                "AdaptiveLength wants 0 <= minimum <= maximum, cost >= 0 and memory >= 1, got "
+                f"minimum={self.minimum}, maximum={self.maximum}, cost={self.cost!r}, "
+                f"memory={self.memory!r}"
+            )
+
+    def best(self, kept: float) -> int:
+        """How many drafts in a row pay if each is kept with this probability; of equals, fewer."""
+
+        def worth(length: int) -> float:
+            return sum(kept**n for n in range(length + 1)) / (1 + length * self.cost)
+
+        return max(range(self.minimum, self.maximum + 1), key=worth)
+
+
+_KEPT: Final = 0.7
+_TRIED: Final = 4.0
+"""What a text begins with: as if so many drafts had been tried, and this fraction of them kept."""
+
+
+class LengthSeen:
+    """The length for one text, which learns."""
+
+    __slots__ = ("_kept", "_length", "_tried", "now")
+
+    def __init__(self, length: int | AdaptiveLength) -> None:
+        self._length = length
+        self._tried = _TRIED
+        self._kept = _KEPT * _TRIED
+        self.now: int = length if isinstance(length, int) else length.best(_KEPT)
+
+    def saw(self, depth: int, kept: int) -> None:
+        """Of drafts that many in a row, the first ``kept`` were kept."""
+        if isinstance(self._length, int) or not depth:
+            return
+        for success in [1.0] * kept + [0.0] * (kept < depth):
+            fade = 1 - 1 / self._length.memory
+            self._tried = fade * self._tried + 1
+            self._kept = fade * self._kept + success
+        self.now = self._length.best(self._kept / self._tried)
