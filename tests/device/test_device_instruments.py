@@ -116,7 +116,8 @@ async def test_the_ends_of_ops_are_told_apart() -> None:
             await device.run(_fail)
         await device.blas.gemm(a, a)  # opens the lane
         async with device.batch() as batch:
-            batch.blas.gemm(a, a)  # which is sent at once, so that the lane is busy
+            for _ in range(2):  # sent at once, so that the lane is busy
+                batch.blas.gemm(a, a)
             with trio.CancelScope() as scope:
                 scope.cancel()
                 await device.blas.gemm(a, a)
