@@ -149,7 +149,10 @@ async def test_it_reads_by_itself() -> None:
 @program
 async def test_nvml_that_fails_is_opened_anew_and_its_reader_gets_the_error() -> None:
     fake = FakeNvml(FakeGpu())
-    async with watching(fake) as nvml:
+    async with (
+        open_system("demo") as system,
+        open_nvml(system, interval=NEVER, library=fake) as nvml,
+    ):
         fake.error = fake.NVML_ERROR_GPU_IS_LOST
         with pytest.raises(fake.NVMLError):
             await nvml.read()
@@ -230,13 +233,12 @@ async def test_arguments() -> None:
 async def test_xids_are_pushed_as_they_happen() -> None:
     gpu, other = FakeGpu(), FakeGpu(uuid="GPU-2")
     fake = FakeNvml(gpu, other)
-    async with watching(fake) as nvml:
-        async with nvml.watch_xids() as xids:
-            fake.happen(gpu, 31)
-            fake.happen(other, 9999, gpu_instance=2)
-            first, second = await anext(xids), await anext(xids)
-            fake.happen(gpu, 31)
-            await anext(xids)
+    async with watching(fake) as nvml, nvml.watch_xids() as xids:
+        fake.happen(gpu, 31)
+        fake.happen(other, 9999, gpu_instance=2)
+        first, second = await anext(xids), await anext(xids)
+        fake.happen(gpu, 31)
+        await anext(xids)
     assert (first.number, first.uuid, first.gpu_instance) == (31, gpu.uuid, None)
     assert first.meaning == "GPU memory page fault"
     assert (second.number, second.uuid, second.gpu_instance) == (9999, "GPU-2", 2)
