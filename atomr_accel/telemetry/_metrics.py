@@ -130,9 +130,11 @@ class Metrics:
     def collect(self) -> Sequence[tuple[Metric, tuple[Point, ...]]]:
         """All metrics that have values, with these.
 
-        In another thread than trio's it waits until trio's has read them, for a second at most:
-        then, and when that ``trio.run`` is over, they are those of the time before.
+        In another thread than trio's it waits until trio's has read them. If that is busy for a
+        second, they are those of the time before.
         """
+        if not self._sources:
+            return ()
         if threading.get_ident() == self._thread:
             self._take()
         elif self._token is not None:
@@ -233,7 +235,7 @@ class Metrics:
 
 def _taken(key: tuple[str, ...]) -> ValueError:
     return ValueError(
-        f"{' '.join(key)} is observed already; observe(..., name=...) gives one of them another name"
+        f"{' '.join(key)} is observed already; observe(..., name=...) gives one another name"
     )
 
 

@@ -74,8 +74,8 @@ class NvmlLibrary:
     """
 
     def __init__(self, module: object | None = None) -> None:
-        self._nvml: Any = package("pynvml", "nvidia-ml-py") if module is None else module
-        nvml = self._nvml
+        nvml: Any = module or package("pynvml", "nvidia-ml-py")
+        self._nvml: Final = nvml
         self._absent: Final = {getattr(nvml, name) for name in _ABSENT if hasattr(nvml, name)}
         try:
             nvml.nvmlInit()

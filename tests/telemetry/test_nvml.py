@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import math
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -36,9 +38,10 @@ from atomr_accel.telemetry import (
     open_nvml,
 )
 from atomr_accel.telemetry._nvml import nearest_fault
+from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
-from ..harness import program
+from ..harness import cpu_only, opened, program
 from ..seeds import draw
 
 if TYPE_CHECKING:
@@ -289,6 +292,48 @@ def test_an_xid_explains_the_nearest_fault_of_its_gpu_and_process() -> None:
             assert all(seconds > 5 for seconds in apart.values())
         else:
             assert apart[tied] == min(apart.values()) <= 5
+
+
+@cpu_only
+@pytest.mark.slow
+@program
+async def test_an_xid_and_a_fault_of_a_device_find_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = FakeGpu()
+    fake = FakeNvml(gpu)
+    async with (
+        opened() as device,
+        open_nvml(device.system, interval=NEVER, library=fake) as nvml,
+        nvml.watch_xids() as xids,
+    ):
+        core = device._core
+        assert core.info is not None
+        core.info = msgspec.structs.replace(core.info, uuid="000102030405060708090a0b0c0d0e0f")
+        pid = core.host_pid
+        await poison(device)
+        fake.happen(gpu, 31)
+        first = await anext(xids)
+        (noted,) = nvml.xids
+        assert noted == first
+        assert first.fault is not None
+        assert first.fault.at == pytest.approx(first.at, abs=5)
+        assert first.fault == DeviceFault(
+            "cpu:0",
+            gpu.uuid,
+            1,
+            "CUDA_ERROR_ILLEGAL_ADDRESS",
+            "kernel fault",
+            pid,
+            first.fault.at,
+        )
+        # The other way round: an Xid that came first.
+        xid = Xid(13, "GPU-2", 1.0)
+        nvml._note_xid(xid)
+        assert nvml.xids[-1] == xid
+        nvml._note_fault(later := fault_of("GPU-2", 2.0))
+        assert nvml.xids[-1] == dataclasses.replace(xid, fault=later)
+        assert nvml.xids[0] == first
 
 
 # --- the vendor's package ------------------------------------------------------------------
