@@ -299,4 +299,7 @@ async def open_nvml(
     finally:
         monitor._close()
         with trio.CancelScope(shield=True):  # at most a wait for an event
-            await group.stop()
+            try:
+                await group.stop()
+            except Exception:  # noqa: BLE001 (it was only watched, and is not any more)
+                _log.warning("NVML failed as it was closed", exc_info=True)

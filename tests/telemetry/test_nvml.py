@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -254,20 +255,34 @@ async def test_xids_are_pushed_as_they_happen() -> None:
 async def test_watching_goes_on_while_nvml_is_opened_anew_and_ends_with_the_block() -> None:
     gpu = FakeGpu()
     fake = FakeNvml(gpu)
-    async with open_system("demo") as system:
+    async with watching(fake) as nvml:
+        watch = nvml.watch_xids()
+        xids = await watch.__aenter__()
+        fake.error = fake.NVML_ERROR_GPU_IS_LOST
+        with pytest.raises(fake.NVMLError):
+            await nvml.read()
+        fake.happen(gpu, 79)
+        assert (await anext(xids)).number == 79
+    assert await anext(xids, None) is None
+    await watch.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("turns", range(4))
+@program
+async def test_nvml_that_fails_as_it_is_closed_harms_nobody(turns: int) -> None:
+    fake = FakeNvml(FakeGpu())
+
+    async def read(nvml: NvmlMonitor) -> None:
+        with contextlib.suppress(fake.NVMLError, ActorStopped):
+            await nvml.read()
+
+    async with open_system("demo") as system, trio.open_nursery() as nursery:
         async with open_nvml(system, interval=NEVER, library=fake) as nvml:
-            async with nvml.watch_xids() as xids:
-                fake.error = fake.NVML_ERROR_GPU_IS_LOST
-                with pytest.raises(fake.NVMLError):
-                    await nvml.read()
-                fake.happen(gpu, 79)
-                assert (await anext(xids)).number == 79
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(system.find("/nvml").stop)
-            async with nvml.watch_xids() as xids:
-                pass
-        with pytest.raises(trio.ClosedResourceError):
-            await anext(xids)
+            fake.error = fake.NVML_ERROR_GPU_IS_LOST
+            nursery.start_soon(read, nvml)
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+    assert (fake.opened, fake.sets) == (0, 0)
 
 
 def fault_of(uuid: str, at: float, pid: int | None = None, generation: int = 1) -> DeviceFault:
