@@ -497,6 +497,8 @@ class Cell(Node):
         queue = inbox.queue
         handlers = self._type._handlers
         instruments = self.system._instruments
+        assert task is not None
+        own = task.context  # which most senders have, too: compared in no time if untouched
         credit = BATCH
         entry: Entry | None
         while not self._halted:
@@ -528,7 +530,7 @@ class Cell(Node):
             if handler is None:
                 self._refuse(entry, message)
                 continue
-            entered = enter(context) if context else None
+            entered = enter(context) if context is not None and context != own else None
             if instruments.active:
                 instruments("message_started", self.ref, message)
             try:

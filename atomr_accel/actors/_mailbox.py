@@ -64,7 +64,7 @@ class MailboxStatistics:
 
 
 class Told:
-    """A message that nobody waits for, from where context variables are set."""
+    """A message that nobody waits for, from where context variables may have other values."""
 
     __slots__ = ("context", "message")
 
@@ -128,7 +128,7 @@ class Sending(Ask):
         assert self.task is not None  # who was cancelled is in line no more
         context = self.task.context
         self.reply(None)
-        return Told(self.message, context.copy()) if context else self.message
+        return Told(self.message, context.copy())
 
 
 Entry: TypeAlias = Message[Any] | Told | Ask

@@ -85,8 +85,9 @@ class ActorRef(metaclass=NoPublicConstructor):
         inbox = self._inbox
         if get_ident() != inbox.thread:
             raise self._cell.elsewhere()
-        context = copy_context()
-        entry = Told(message, context) if context else message
+        context, task = copy_context(), inbox.task
+        same = task is not None and context == task.context
+        entry = message if same else Told(message, context)
         if urgent or len(inbox.queue) >= inbox.limit:
             if not self._cell.accept(entry, urgent=urgent):
                 raise inbox.full()
@@ -117,7 +118,7 @@ class ActorRef(metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         inbox = self._inbox
         context = copy_context()
-        if self._cell.accept(Told(message, context) if context else message, urgent=urgent):
+        if self._cell.accept(Told(message, context), urgent=urgent):
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         sending = Sending(message, trio.lowlevel.current_task(), inbox.line)
