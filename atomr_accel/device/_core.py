@@ -20,6 +20,7 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import Unsupported
 from ..actors._instrument import Instruments
+from ..actors._logs import fields
 from ..lanes import STAGING_BYTES, Op, PinnedPool, Port, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
@@ -222,6 +223,11 @@ class DeviceCore:
     def generation(self) -> int:
         """The present generation."""
         return self.memory.generation
+
+    def log_fields(self, error: BaseException | None = None, *, lane: str | None = None) -> Any:
+        """What a log record of this device has in ``extra``."""
+        known = {"device": self.name, "generation": self.generation, "lane": lane}
+        return fields(error, actor=self.path, **known)
 
     @property
     def capabilities(self) -> Capabilities:

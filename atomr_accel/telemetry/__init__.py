@@ -1,4 +1,4 @@
-"""For whoever watches a program: timelines, metrics, spans, logs, and what GPUs say of themselves."""
+"""What watches a program: timelines, metrics, spans, logs, and what GPUs say of themselves."""
 
 from ._catalogue import METRICS, Metric, Point
 from ._gpu_readings import (
@@ -15,6 +15,7 @@ from ._gpu_readings import (
     MigInstance,
     Xid,
 )
+from ._logs import JsonFormatter
 from ._metrics import HasStatistics, Metrics
 from ._nvml import NvmlMonitor, ReadGpus, open_nvml
 from ._opentelemetry import export_to_opentelemetry
@@ -34,6 +35,7 @@ __all__ = [
     "GpuReading",
     "GpuUtilization",
     "HasStatistics",
+    "JsonFormatter",
     "Metric",
     "Metrics",
     "MigInstance",
