@@ -21,7 +21,7 @@ from .._dtypes import as_dtype
 from .._errors import Unsupported
 from ..actors._instrument import Instruments
 from ..actors._logs import fields
-from ..lanes import OF_OPS, STAGING_BYTES, Op, PinnedPool, Port, uninterrupted
+from ..lanes import STAGING_BYTES, Op, PinnedPool, Port, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
@@ -140,7 +140,6 @@ class DeviceCore:
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
         instruments: those of its system; none for a companion, of which nobody is told.
-        tells_ops: whether any of them is told of ops.
     """
 
     driver: Final = Awaited
@@ -181,8 +180,7 @@ class DeviceCore:
         )
         self.memory.owner = self
         self.memory.slab_changed = self._slab_changed
-        self.tells_ops: bool = any(map(self.instruments.wants, OF_OPS))
-        self.instruments.follow(self.instruments_changed)
+        self.instruments.follow(self.ask_for_times)
         self.transfers: Final[set[Transfer]] = set()
         self.serving: Context | None = None
         self.ports: Mapping[str, Port] = {}
@@ -410,11 +408,6 @@ class DeviceCore:
         if message.lasting and self.standby is not None and isinstance(message, Message):
             self.standby.note(port.name, message)
         return op
-
-    def instruments_changed(self) -> None:
-        """Some have come or gone."""
-        self.tells_ops = any(map(self.instruments.wants, OF_OPS))
-        self.ask_for_times()
 
     def ask_for_times(self, ports: Iterable[Port] | None = None) -> None:
         """Have hosts tell when they do what, if an instrument wants that, or tell it no more.

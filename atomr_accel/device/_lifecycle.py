@@ -221,7 +221,7 @@ class Lifecycle:
         if self._end is None:
             memory.over = f"is closed: {self.over_how}"
             self._end = DeviceLost(f"{core.name} {memory.over}")
-        core.instruments.unfollow(core.instruments_changed)
+        core.instruments.unfollow(core.ask_for_times)
         self._opened.open()
         for watcher in list(self._watchers):
             watcher.close()

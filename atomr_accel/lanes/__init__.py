@@ -1,7 +1,6 @@
 """The program's half of lanes: ports to submit ops to, hosts to start and end."""
 
 from ._instrument import (
-    OF_OPS,
     DeviceInstrument,
     OpTimes,
     Outcome,
@@ -20,7 +19,6 @@ from ._spawn import END_SECONDS, HostDied, HostHandle, Isolation, describe_exit,
 __all__ = [
     "CHUNK",
     "END_SECONDS",
-    "OF_OPS",
     "STAGING_BYTES",
     "Bytes",
     "DeviceInstrument",

@@ -207,20 +207,12 @@ class DeviceInstrument(Instrument, hooks=True):
         """The device does not come back."""
 
 
-OF_OPS: Final = ("op_submitted", "op_sent", "op_finished")
-"""The methods that need to know when what happens to each op."""
-
-
 class Told(WatchedDevice, Protocol):
     """A device whose ports know whom to tell."""
 
     @property
     def instruments(self) -> Instruments:
         """Those of its system."""
-
-    @property
-    def tells_ops(self) -> bool:
-        """Whether any of them is told of ops: of all others they cost an op nothing."""
 
 
 @final
@@ -231,7 +223,6 @@ class _Nobody:
     path: str = ""
     generation: int = 0
     instruments: Final = Instruments()
-    tells_ops: bool = False
 
 
 NOBODY: Final[Told] = _Nobody()

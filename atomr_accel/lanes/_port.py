@@ -187,7 +187,7 @@ class Port:
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
-        if self.device.tells_ops:
+        if self._instruments.active:
             self._tell_submitted(op)
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
@@ -311,7 +311,7 @@ class Port:
             restore_switch_interval()
         self._in_flight = in_flight
         self.device, self._instruments = device, device.instruments
-        if device.tells_ops:
+        if self._instruments.active:
             for op in ours:
                 self._tell_submitted(op)
             self._tell_sent([op for op in ours if op.sent])
@@ -420,7 +420,7 @@ class Port:
             while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
                 op = outbox.popleft()
                 op.sent = True
-                if op.times is not None:
+                if self._instruments.active:
                     self._tell_sent([op])
                 try:
                     frame.append((op.seq, op.dependencies, self._request(op)))
@@ -458,7 +458,7 @@ class Port:
         for op in ops:
             op.sent = True
             self._outbox.popleft()
-        if self.device.tells_ops:
+        if self._instruments.active:
             self._tell_sent(ops)
 
     def _request(self, op: Op) -> object:
@@ -571,22 +571,19 @@ class Port:
 
     def _tell_submitted(self, op: Op) -> None:
         op.times = OpTimes(time.monotonic_ns())
-        if self._instruments.wants("op_submitted"):
-            self._instruments("op_submitted", op)
+        self._instruments("op_submitted", op)
 
     def _tell_sent(self, ops: list[Op]) -> None:
         now = time.monotonic_ns()
-        wanted = self._instruments.wants("op_sent")
         for op in ops:
             if op.times is not None:  # or nobody watched yet
                 op.times.sent = now
-                if wanted:
-                    self._instruments("op_sent", op)
+                self._instruments("op_sent", op)
 
     def _tell_finished(self, op: Op) -> None:
-        assert op.times is not None
-        op.times.answered = time.monotonic_ns()
-        self._instruments("op_finished", op, op.outcome)
+        if op.times is not None:
+            op.times.answered = time.monotonic_ns()
+            self._instruments("op_finished", op, op.outcome)
 
     def _is_over(self) -> bool:
         return self._ended
@@ -606,7 +603,7 @@ class Port:
 
     def _settle(self, op: Op) -> None:
         """The op is over: let go of its buffers."""
-        if op.times is not None:
+        if self._instruments.active:
             self._tell_finished(op)
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
