@@ -302,12 +302,13 @@ class Times(msgspec.Struct, frozen=True, tag=True):
     It comes before their answers, where somebody wants to know (``ReportTimes``).
 
     Attributes:
+        found: when their lane saw that they are done, in nanoseconds of ``time.monotonic_ns``.
         ops: for each its number; when its lane launched it; when the device began and ended it, or
-            zeros; when its lane saw that; and what tells the stream from others. In nanoseconds
-            of ``time.monotonic_ns``.
+            zeros; and what tells the stream from others.
     """
 
-    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds, int]]
+    found: _Nanoseconds
+    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, int]]
 
 
 Reply = list[int] | Value | Failure | Fault | Times
