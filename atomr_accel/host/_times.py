@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from ..wire import Times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from ..wire import Message, ReportTimes
     from ._protocol import Stream
 
 
@@ -33,20 +34,37 @@ class Stopwatch(Protocol):
 class LaneTimes:
     """Notes the times of a lane's ops, from their launch until they are found done.
 
-    Attributes:
-        wanted: whether those of further ops are; what is noted is told in any case.
+    Args:
+        kind_of: what to call a request.
     """
 
-    __slots__ = ("_launches", "_watches", "wanted")
+    __slots__ = ("_domain", "_kind_of", "_launches", "_timed", "_watches")
 
-    def __init__(self) -> None:
-        self.wanted = True
+    def __init__(self, kind_of: Callable[[Message], str]) -> None:
+        self._kind_of = kind_of
+        self._timed = False
+        self._domain: Any = None
         self._watches: dict[Stream, tuple[int, Stopwatch | None]] = {}
         self._launches: dict[int, _Launch] = {}
 
-    def begin(self, stream: Stream) -> _Launch | None:
+    def report(self, asked: ReportTimes) -> None:
+        """Note times of what comes from here on, and mark it; what is noted is told in any case."""
+        self._timed = asked.wanted
+        if not asked.ranges:
+            self._domain = None
+        elif self._domain is None:
+            import nvtx
+
+            self._domain = nvtx.get_domain("atomr_accel")
+
+    def begin(self, stream: Stream, message: Message) -> _Launch | None:
         """Ops are about to be launched in a stream."""
-        if not self.wanted:
+        domain = self._domain
+        if domain is not None:
+            domain.push_range(domain.get_event_attributes(message=self._kind_of(message)))
+            if not self._timed:
+                return 0, 0, None, None, domain
+        elif not self._timed:
             return None
         known = self._watches.get(stream)
         if known is None:
@@ -55,19 +73,24 @@ class LaneTimes:
             known = queue if isinstance(queue, int) else 0, None if make is None else make()
             self._watches[stream] = known
         number, watch = known
-        return time.monotonic_ns(), number, watch, None if watch is None else watch.start()
+        return time.monotonic_ns(), number, watch, None if watch is None else watch.start(), domain
 
     def end(self, launch: _Launch, seqs: Iterable[int]) -> None:
         """They were launched."""
-        at, number, watch, begun = launch
-        token = None if watch is None else watch.stop(begun)
-        launch = at, number, watch, [token]
-        for seq in seqs:
-            self._launches[seq] = launch
+        at, number, watch, begun, domain = launch
+        if domain is not None:
+            domain.pop_range()
+        if at:
+            token = None if watch is None else watch.stop(begun)
+            launch = at, number, watch, [token], None
+            for seq in seqs:
+                self._launches[seq] = launch
 
     def fail(self, launch: _Launch) -> None:
         """They were not."""
-        _, _, watch, begun = launch
+        _, _, watch, begun, domain = launch
+        if domain is not None:
+            domain.pop_range()
         if watch is not None:
             watch.drop(begun)
 
@@ -79,7 +102,7 @@ class LaneTimes:
             launch = launches.pop(seq, None)
             if launch is None:
                 continue
-            at, number, watch, measured = launch
+            at, number, watch, measured, _ = launch
             if watch is None:
                 started = ended = 0
             else:
@@ -90,6 +113,7 @@ class LaneTimes:
         return Times(time.monotonic_ns(), rows) if rows else None
 
 
-_Launch = tuple[int, int, "Stopwatch | None", Any]
-"""When ops were launched together, the number of their stream, what measures that, and a token of
-where they begin; once they were launched, a list of what tells when they began and ended."""
+_Launch = tuple[int, int, "Stopwatch | None", Any, Any]
+"""When ops were launched together, or 0 if nobody asks; the number of their stream; what measures
+that; a token of where they begin, and once they were launched a list of what tells when they began
+and ended; and where the range of their launch is open."""

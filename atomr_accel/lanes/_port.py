@@ -106,7 +106,7 @@ class Port:
             interpreter's switch interval short meanwhile; otherwise its tasks do that.
 
     Attributes:
-        timed: whether the host was asked to tell when it does what.
+        reports: whether the host was asked to tell its times, and to mark ranges.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Port:
     ) -> None:
         self._prompt = prompt
         self.device = device
-        self.timed = False
+        self.reports = (False, False)
         self._instruments = device.instruments
         self.name = name
         self.index = index

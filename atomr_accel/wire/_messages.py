@@ -170,11 +170,17 @@ class Elapsed(Message, frozen=True):
 
 
 class ReportTimes(Message, frozen=True):
-    """From here on tell ``Times``, or tell them no more; any lane takes it."""
+    """From here on tell ``Times``, or tell them no more; any lane takes it.
+
+    Attributes:
+        wanted: whether to tell them.
+        ranges: whether to have NVTX ranges of launches.
+    """
 
     required: ClassVar[bool] = True
 
     wanted: bool
+    ranges: bool = False
 
 
 class CloseLane(Message, frozen=True):
