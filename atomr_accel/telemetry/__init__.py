@@ -20,6 +20,8 @@ from ._metrics import HasStatistics, Metrics
 from ._nvml import NvmlMonitor, ReadGpus, open_nvml
 from ._opentelemetry import export_to_opentelemetry
 from ._prometheus import PrometheusCollector, serve_prometheus
+from ._ranges import mark_ranges
+from ._spans import export_spans
 from ._trace import trace
 
 __all__ = [
@@ -44,7 +46,9 @@ __all__ = [
     "PrometheusCollector",
     "ReadGpus",
     "Xid",
+    "export_spans",
     "export_to_opentelemetry",
+    "mark_ranges",
     "open_nvml",
     "serve_prometheus",
     "trace",
