@@ -226,8 +226,9 @@ class DeviceCore:
 
     def log_fields(self, error: BaseException | None = None, *, lane: str | None = None) -> Any:
         """What a log record of this device has in ``extra``."""
-        known = {"device": self.name, "generation": self.generation, "lane": lane}
-        return fields(error, actor=self.path, **known)
+        return fields(
+            error, actor=self.path, device=self.name, generation=self.generation, lane=lane
+        )
 
     @property
     def capabilities(self) -> Capabilities:

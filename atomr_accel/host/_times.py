@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from ..wire import Times
+from ..wire import StickyFault, Times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,7 +73,10 @@ class LaneTimes:
             known = queue if isinstance(queue, int) else 0, None if make is None else make()
             self._watches[stream] = known
         number, watch = known
-        return time.monotonic_ns(), number, watch, None if watch is None else watch.start(), domain
+        at, begun = time.monotonic_ns(), None
+        if watch is not None and (begun := _tried(watch.start)) is None:
+            watch = None
+        return at, number, watch, begun, domain
 
     def end(self, launch: _Launch, seqs: Iterable[int]) -> None:
         """They were launched."""
@@ -81,8 +84,8 @@ class LaneTimes:
         if domain is not None:
             domain.pop_range()
         if at:
-            token = None if watch is None else watch.stop(begun)
-            launch = at, number, watch, [token], None
+            token = None if watch is None else _tried(watch.stop, begun)
+            launch = at, number, None if token is None else watch, [token], None
             for seq in seqs:
                 self._launches[seq] = launch
 
@@ -107,10 +110,20 @@ class LaneTimes:
                 started = ended = 0
             else:
                 if len(measured) == 1:  # the first of those that were launched together
-                    measured[:] = watch.read(measured[0])
+                    measured[:] = _tried(watch.read, measured[0]) or (0, 0)
                 started, ended = measured
             rows.append((seq, at, started, ended, number))
         return Times(time.monotonic_ns(), rows) if rows else None
+
+
+def _tried(measure: Callable[..., Any], *args: Any) -> Any:
+    """What a stopwatch gives; None if it fails, because ops go on without it."""
+    try:
+        return measure(*args)
+    except StickyFault:
+        raise
+    except Exception:  # noqa: BLE001 (no room for an event, say)
+        return None
 
 
 _Launch = tuple[int, int, "Stopwatch | None", Any, Any]
