@@ -2,8 +2,8 @@
 
 All contenders run in turns in one process, so that a busy moment of the machine hits all alike.
 Prints the time of each, best of several rounds, and its ratio to that without instruments. The
-goals: next to nothing for an instrument of which little is overridden, 3 % for metrics, and 10 % for
-a timeline.
+goals: next to nothing for an instrument of which little is overridden, 3 % for metrics, and 10 %
+for a timeline.
 """
 
 from __future__ import annotations

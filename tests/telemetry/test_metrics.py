@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import random
@@ -18,7 +19,7 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
 
-from atomr_accel import ContextPoisoned, OutOfMemory, open_system, patterns
+from atomr_accel import ContextPoisoned, DeviceLost, OutOfMemory, open_system, patterns
 from atomr_accel.actors import Actor, Message, handler
 from atomr_accel.actors import open_system as open_actors
 from atomr_accel.patterns import CircuitBreaker, open_batcher
@@ -230,6 +231,21 @@ async def test_the_device_times_of_ops_where_they_are_measured() -> None:
             seen = Seen(metrics)
     assert seen("op_device_seconds_count", library="blas") == 1
     assert 0 < seen("op_device_seconds_sum") <= seen("op_seconds_sum", library="blas")
+
+
+@cpu_only
+@program
+async def test_a_device_that_is_lost_is_seen_to_be() -> None:
+    metrics = Metrics()
+    with contextlib.suppress(DeviceLost):
+        async with opened(isolation="thread") as device:
+            with metrics.observe(device), trio.CancelScope(shield=True):
+                await poison(device)
+                await device.ref.wait_stopped()
+                seen = Seen(metrics)
+    assert seen("device_state", state="lost") == seen("device_state") == 1
+    assert seen("faults_total") == 1
+    assert not seen.has("recovery_seconds_count")
 
 
 @cpu_only
