@@ -84,14 +84,15 @@ class Instruments:
     Attributes:
         active: whether there is anybody to tell.
         each_op: whether anybody is told of each op of a device, by methods named ``op_...``.
+        methods: what is called, by name. Where names are many it pays to look here first.
     """
 
-    __slots__ = ("_followers", "_instruments", "_methods", "active", "each_op")
+    __slots__ = ("_followers", "_instruments", "active", "each_op", "methods")
 
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
         self.active = self.each_op = False
         self._instruments: list[Instrument] = []
-        self._methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
+        self.methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
         self._followers: list[Callable[[], None]] = []
         for instrument in instruments:
             self.add(instrument)
@@ -124,7 +125,7 @@ class Instruments:
 
     def wants(self, *names: str) -> bool:
         """Whether anybody overrides one of these methods."""
-        return any(name in self._methods for name in names)
+        return any(name in self.methods for name in names)
 
     def _sort(self) -> None:
         methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
@@ -133,7 +134,7 @@ class Instruments:
                 method = getattr(instrument, name)
                 if getattr(method, "__func__", None) is not nothing:
                     methods[name] = (*methods.get(name, ()), (instrument, method))
-        self._methods = methods
+        self.methods = methods
         self.active = bool(methods)
         self.each_op = any(name.startswith("op_") for name in methods)
         for changed in tuple(self._followers):
@@ -141,7 +142,7 @@ class Instruments:
 
     def __call__(self, name: str, *args: object) -> None:
         """Call a method of all instruments that have it."""
-        for instrument, method in self._methods.get(name, ()):
+        for instrument, method in self.methods.get(name, ()):
             try:
                 method(*args)
             except Exception:  # noqa: BLE001 (logged)

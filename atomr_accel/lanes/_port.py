@@ -575,19 +575,23 @@ class Port:
 
     def _tell_submitted(self, op: Op) -> None:
         op.times = OpTimes(time.monotonic_ns())
-        self._instruments("op_submitted", op)
+        if "op_submitted" in self._instruments.methods:
+            self._instruments("op_submitted", op)
 
     def _tell_sent(self, ops: list[Op]) -> None:
         now = time.monotonic_ns()
+        wanted = "op_sent" in self._instruments.methods
         for op in ops:
             if op.times is not None:  # or nobody watched yet
                 op.times.sent = now
-                self._instruments("op_sent", op)
+                if wanted:
+                    self._instruments("op_sent", op)
 
     def _tell_finished(self, op: Op) -> None:
         if op.times is not None:
             op.times.answered = time.monotonic_ns()
-            self._instruments("op_finished", op, op.outcome)
+            if "op_finished" in self._instruments.methods:
+                self._instruments("op_finished", op, op.outcome)
 
     def _is_over(self) -> bool:
         return self._ended

@@ -188,7 +188,7 @@ async def test_only_what_is_overridden_is_called() -> None:
 
     births = Births()
     async with open_system("demo", instruments=[births]) as system:
-        assert list(system._instruments._methods) == ["actor_started"]
+        assert list(system._instruments.methods) == ["actor_started"]
         await (await system.spawn(Worker)).ask(Do())
     assert births.count == 1
     async with open_system("demo") as system:

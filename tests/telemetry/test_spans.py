@@ -11,7 +11,6 @@ from atomr_accel import open_system
 from atomr_accel.actors import Actor, Backoff, Message, Supervision, handler
 from atomr_accel.telemetry import export_spans
 from atomr_accel.testing import poison
-from tests.run.test_run import _place_in_a_trace
 
 if TYPE_CHECKING:
     from atomr_accel import open_system
@@ -20,6 +19,8 @@ from atomr_accel.actors import ActorRef
 sdk: Any = pytest.importorskip("opentelemetry.sdk.trace")
 exporting: Any = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
+
+PLACE = "__import__('atomr_accel').traceparent.get()"
 
 
 class Ask(Message[int]):
@@ -69,8 +70,8 @@ async def test_spans_follow_messages_through_actors_and_into_hosts() -> None:
             with tracer.start_as_current_span("request") as request:
                 await relay.ask(Ask())
                 await device.blas.ref.ask(device.requests.blas.gemm(a, a))
-                place = await device.run(_place_in_a_trace)
-            assert await device.run(_place_in_a_trace) is None
+                place = await device.run(eval, PLACE)
+            assert await device.run(eval, PLACE) is None
             with pytest.raises(ValueError, match="it broke"):
                 await worker.ask(Fail())
             await worker.ask(Ask())
