@@ -39,7 +39,9 @@ if TYPE_CHECKING:
         open_device,
         open_system,
     )
+    from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
     from .memory import GpuRef
+    from .wire._trace import traceparent
 
 __all__ = [
     "AccelError",
@@ -47,6 +49,7 @@ __all__ = [
     "ContextPoisoned",
     "CpuFallbackWarning",
     "Device",
+    "DeviceInstrument",
     "DeviceLost",
     "DeviceStatistics",
     "DeviceUnavailable",
@@ -58,6 +61,7 @@ __all__ = [
     "KernelHung",
     "LibraryError",
     "LibraryMissing",
+    "OpTimes",
     "OutOfMemory",
     "RemoteError",
     "Requests",
@@ -66,9 +70,13 @@ __all__ = [
     "StandbyWarning",
     "System",
     "Unsupported",
+    "WatchedDevice",
+    "WatchedOp",
+    "WatchedTransfer",
     "from_asyncio",
     "open_device",
     "open_system",
+    "traceparent",
 ]
 
 __version__ = "0.1.0"
@@ -86,7 +94,13 @@ _HOME = {
     "from_asyncio": "device",
     "open_device": "device",
     "open_system": "device",
+    "DeviceInstrument": "lanes",
+    "OpTimes": "lanes",
+    "WatchedDevice": "lanes",
+    "WatchedOp": "lanes",
+    "WatchedTransfer": "lanes",
     "GpuRef": "memory",
+    "traceparent": "wire._trace",
 }
 
 

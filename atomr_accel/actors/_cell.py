@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from ._actor import Actor, Restarted, Terminated
+from ._context import enter, leave
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
-from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics
+from ._logs import fields
+from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, Told, message_of
 from ._messages import LATER, Message
 from ._nursery import PlainNursery, plain
 from ._ref import ActorRef
@@ -251,8 +253,7 @@ class Cell(Node):
         self._restart = restart
         self._grace = grace
         self.inbox: Final = Inbox(mailbox, self)
-        if self.system._instruments is not None:
-            self.inbox.limit = 0  # every message passes through `accept`
+        self.inbox.watch(watched=self.system._instruments.wants("message_sent", "ask_ended"))
         self.ref: Final = ActorRef._create(self)
         self.ended: bool = False
         self._ended: trio.Event | None = None
@@ -328,15 +329,14 @@ class Cell(Node):
         if self.ended:
             raise self._stopped_error()
         accepted = self.inbox.put(entry, urgent=urgent)
-        if accepted and self.system._instruments is not None:
-            message = entry.message if isinstance(entry, Ask) else entry
-            self.system._instruments("message_sent", self.ref, message)
+        if accepted and self.system._instruments.active:
+            self.system._instruments("message_sent", self.ref, message_of(entry))
         return accepted
 
     def line_up(self, ask: Ask, *, urgent: bool) -> None:
         """Queue an entry as soon as there is room."""
         self.inbox.wait(ask, urgent=urgent)
-        if self.system._instruments is not None:
+        if self.system._instruments.active:
             self.system._instruments("message_sent", self.ref, ask.message)
 
     def handles(self, ask: Ask) -> bool:
@@ -353,7 +353,7 @@ class Cell(Node):
         """A life begins: the first, or another because of ``cause``."""
         if self._was_up:
             self.restarts += 1
-            if self.system._instruments is not None:
+            if self.system._instruments.active:
                 self.system._instruments("actor_restarting", self.ref, cause)
         self._cause = cause
         self._failure = self._unprompted = None
@@ -392,7 +392,7 @@ class Cell(Node):
             if isinstance(entry, Ask):
                 entry.fail(self._stopped_error())
             else:
-                unread.append(entry)
+                unread.append(message_of(entry))
         if unread:
             self.system._dead_letter(self.ref, unread, "it has stopped")
         for watched in self._watching or ():
@@ -405,7 +405,7 @@ class Cell(Node):
         self._watchers = self._watching = None
         if self._ended is not None:
             self._ended.set()
-        if self.system._instruments is not None and self._was_up:
+        if self._was_up and self.system._instruments.active:
             self.system._instruments("actor_stopped", self.ref, self._failure)
 
     # --- one life
@@ -468,7 +468,7 @@ class Cell(Node):
             failures.clear()  # the tracebacks have this frame in them
 
     def _has_started(self) -> None:
-        if self.system._instruments is not None:
+        if self.system._instruments.active:
             self.system._instruments("actor_started", self.ref)
         cause, self._cause = self._cause, None
         if self.restarts:
@@ -489,7 +489,8 @@ class Cell(Node):
             self._failing(unprompted=not self._halted)
             failures.append(exc)  # raised by `run`
         if scope.cancelled_caught:
-            _log.warning("%s: stopping() was cancelled after %g s", self.path, self._grace)
+            text = "%s: stopping() was cancelled after %g s"
+            _log.warning(text, self.path, self._grace, extra=fields(actor=self.path))
 
     async def _serve(self, actor: Actor) -> None:
         """Handle messages, one at a time, until it is time to end."""
@@ -498,6 +499,8 @@ class Cell(Node):
         queue = inbox.queue
         handlers = self._type._handlers
         instruments = self.system._instruments
+        assert task is not None
+        own = task.context  # which most senders have, too: compared in no time if untouched
         credit = BATCH
         entry: Entry | None
         while not self._halted:
@@ -520,19 +523,22 @@ class Cell(Node):
                     inbox.skip()
                     continue
                 self._current = entry
-                message = entry.message
+                message, context = entry.message, entry.task.context
+            elif type(entry) is Told:
+                message, context = entry.message, entry.context
             else:
-                message = entry  # type: ignore[assignment]
+                message, context = entry, None  # type: ignore[assignment]
             handler = handlers.get(type(message)) or self._handler_of(type(message))
             if handler is None:
                 self._refuse(entry, message)
                 continue
-            if instruments is not None:
+            entered = enter(context) if context is not None and context != own else None
+            if instruments.active:
                 instruments("message_started", self.ref, message)
             try:
                 value = await handler(actor, message)
             except BaseException as failure:
-                if instruments is not None:
+                if instruments.active:
                     instruments("message_finished", self.ref, message, failure)
                 if not self._survives(entry, failure):
                     raise
@@ -542,9 +548,13 @@ class Cell(Node):
                     if type(entry) is Ask:
                         self._current = None
                         entry.reply(value)
-                    if instruments is not None:
+                    if instruments.active:
                         instruments("message_finished", self.ref, message, None)
-            entry = message = value = None  # type: ignore[assignment] # keep none alive while idle
+            finally:
+                if entered:
+                    leave(entered)
+            # Keep none alive while idle.
+            entry = message = value = context = entered = None  # type: ignore[assignment]
 
     def answer_later(self, message: Message[Any], work: Coroutine[Any, Any, Any]) -> None:
         """Have a task answer the message that is being handled; see `side_by_side`."""
@@ -575,14 +585,14 @@ class Cell(Node):
             if ask is not None:
                 ask.fail(error)
             else:
-                _log.error("%s: a message failed, and the actor goes on", self.path, exc_info=error)
+                self._log_failed(error)
         except BaseException as error:
             failure = error
             if ask is not None:
                 ask.fail(self._interrupted(restarting=self._restarting))
             raise
         finally:
-            if self.system._instruments is not None:
+            if self.system._instruments.active:
                 self.system._instruments("message_finished", self.ref, message, failure)
             del failure  # its traceback has this frame in it
 
@@ -626,8 +636,14 @@ class Cell(Node):
         if not self.parent.supervisor._resumes(failure):
             return False
         if not asked:
-            _log.error("%s: a message failed, and the actor goes on", self.path, exc_info=failure)
+            self._log_failed(failure)
         return True
+
+    def _log_failed(self, failure: Exception) -> None:
+        """Nobody has asked, so nobody else learns of it."""
+        text = "%s: a message failed, and the actor goes on"
+        extra = fields(failure, actor=self.path)
+        _log.error(text, self.path, exc_info=failure, extra=extra)
 
     def _interrupted(self, *, restarting: bool) -> ActorRestarted | ActorStopped:
         if not restarting:

@@ -19,12 +19,14 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import Unsupported
-from ..lanes import STAGING_BYTES, Op, PinnedPool, Port, uninterrupted
+from ..actors._instrument import Instruments
+from ..actors._logs import fields
+from ..lanes import STAGING_BYTES, DeviceInstrument, Op, PinnedPool, Port, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
 from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
-from ..wire import Message, StreamPlan
+from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import Growth
 from ._lifecycle import Lifecycle
 from ._place import Place
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from ..backends import Backend, Capabilities
     from ..lanes import Isolation, Template
     from ..libraries._workspaces import Workspaces, WorkspaceSet
-    from ..memory import Block, Epoch
+    from ..memory import Block, Epoch, Slab
     from ..wire import DeviceInfo
     from ._context import Context
     from ._prepared import Prepared
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
     from .interop._exports import Exports
 
 Shape = int | tuple[int, ...]
+
+ASKING_FOR_TIMES: Final = "times"
+"""The name of ops by which hosts learn what instruments want to know."""
 
 _MOST_RELEASED: Final = 4
 """How much the host is told to let go of with one op."""
@@ -134,6 +139,7 @@ class DeviceCore:
         failed_starts: how many in a row have not.
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
+        instruments: those of its system; none for a companion, of which nobody is told.
     """
 
     driver: Final = Awaited
@@ -152,7 +158,9 @@ class DeviceCore:
         prompt: bool = True,
         memory_limit: int | None = None,
         whole: DeviceCore | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
+        self.instruments: Final = Instruments() if instruments is None else instruments
         self.whole: Final = whole
         self.index: Final = index
         self.name: Final = f"{backend.name}:{index}"
@@ -171,6 +179,8 @@ class DeviceCore:
             MemoryMap(self.name, memory_limit) if whole is None else whole.memory.companion()
         )
         self.memory.owner = self
+        self.memory.slab_changed = self._slab_changed
+        self.instruments.follow(self.ask_for_times)
         self.transfers: Final[set[Transfer]] = set()
         self.serving: Context | None = None
         self.ports: Mapping[str, Port] = {}
@@ -202,6 +212,23 @@ class DeviceCore:
     def backend(self) -> str:
         """The backend's name."""
         return self._backend.name
+
+    @property
+    def path(self) -> str:
+        """Its place in the tree of actors."""
+        cell = (self if self.whole is None else self.whole).place.cell
+        return "" if cell is None else cell.path
+
+    @property
+    def generation(self) -> int:
+        """The present generation."""
+        return self.memory.generation
+
+    def log_fields(self, error: BaseException | None = None, *, lane: str | None = None) -> Any:
+        """What a log record of this device has in ``extra``."""
+        return fields(
+            error, actor=self.path, device=self.name, generation=self.generation, lane=lane
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -260,7 +287,7 @@ class DeviceCore:
         self._sequence = max(self._sequence, companion._sequence)
         idle = not companion.in_flight
         for name, port in prepared.ports.items():
-            port.move_to(self.in_flight)
+            port.move_to(self.in_flight, self)
             spec, number = companion.lanes[name]
             if name not in self.lanes:
                 self.add_lane(spec, number)
@@ -383,6 +410,19 @@ class DeviceCore:
             self.standby.note(port.name, message)
         return op
 
+    def ask_for_times(self, ports: Iterable[Port] | None = None) -> None:
+        """Have hosts tell when they do what, and mark it, if an instrument wants that, or no more.
+
+        Args:
+            ports: lanes that have just started; by default all.
+        """
+        told = [each for each in self.instruments if isinstance(each, DeviceInstrument)]
+        wanted = any(each.timed for each in told), any(each.ranges for each in told)
+        for port in self.ports.values() if ports is None else ports:
+            if port.reports != wanted:
+                port.reports = wanted
+                self.submit(port, ASKING_FOR_TIMES, ReportTimes(*wanted))
+
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """What stands for something that the host keeps for a handle of the program.
 
@@ -409,6 +449,11 @@ class DeviceCore:
                 port.submit(Op(port, sequence, name, message, (), ()))
 
     # --- memory --------------------------------------------------------------------------
+
+    def _slab_changed(self, slab: Slab, added: bool) -> None:
+        if self.instruments.active:
+            name = "slab_added" if added else "slab_removed"
+            self.instruments(name, self, slab.nbytes, slab.sealed)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """An uninitialised buffer, or None where making it takes a wait."""

@@ -13,6 +13,7 @@ import errno
 import functools
 import itertools
 import socket
+import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
@@ -29,10 +30,12 @@ from ..wire import (
     MultiFrame,
     ProtocolViolation,
     Reply,
+    Times,
     Value,
     too_large,
     unpack_exception,
 )
+from ._instrument import NOBODY, OpTimes, Told
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
 from ._op import Op, Template
@@ -98,8 +101,12 @@ class Port:
         index: its number in dependencies.
         sock: the program's end of its socket, non-blocking.
         in_flight: the device's ops in flight by sequence number, shared by its lanes.
+        device: whose lane it is, for those who watch.
         prompt: whether to send and receive between the turns of trio's loop, and to have the
             interpreter's switch interval short meanwhile; otherwise its tasks do that.
+
+    Attributes:
+        reports: whether the host was asked to tell its times, and to mark ranges.
     """
 
     def __init__(
@@ -109,9 +116,13 @@ class Port:
         sock: socket.socket,
         in_flight: dict[int, Op],
         *,
+        device: Told = NOBODY,
         prompt: bool = True,
     ) -> None:
         self._prompt = prompt
+        self.device = device
+        self.reports = (False, False)
+        self._instruments = device.instruments
         self.name = name
         self.index = index
         self._sock = sock
@@ -176,6 +187,8 @@ class Port:
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
+        if self._instruments.each_op:
+            self._tell_submitted(op)
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
             self.send()  # the lane is idle: latency counts
@@ -280,11 +293,12 @@ class Port:
         """The task that runs this is about to be cancelled, and another goes on with it."""
         self._handing_over = True
 
-    def move_to(self, in_flight: dict[int, Op]) -> None:
+    def move_to(self, in_flight: dict[int, Op], device: Told = NOBODY) -> None:
         """Be a lane of another device, to which its ops in flight go, too.
 
         Args:
             in_flight: the ops of that device. What is in flight here is younger.
+            device: it.
         """
         self._handing_over = False
         ours = [op for op in self._in_flight.values() if op.port is self]
@@ -296,6 +310,11 @@ class Port:
         if ours and not self._in_flight and self._prompt:
             restore_switch_interval()
         self._in_flight = in_flight
+        self.device, self._instruments = device, device.instruments
+        if self._instruments.each_op:
+            for op in ours:
+                self._tell_submitted(op)
+            self._tell_sent([op for op in ours if op.sent])
 
     def close(self) -> None:
         """Nobody runs it any more: end the lane."""
@@ -401,6 +420,8 @@ class Port:
             while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
                 op = outbox.popleft()
                 op.sent = True
+                if self._instruments.each_op:
+                    self._tell_sent([op])
                 try:
                     frame.append((op.seq, op.dependencies, self._request(op)))
                 except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
@@ -437,6 +458,8 @@ class Port:
         for op in ops:
             op.sent = True
             self._outbox.popleft()
+        if self._instruments.each_op:
+            self._tell_sent(ops)
 
     def _request(self, op: Op) -> object:
         """What is sent for an op; a template goes along where the host does not have it."""
@@ -520,6 +543,8 @@ class Port:
                 answer = unpack_exception(reply, pickles=op.message.pickles)
                 self._failed += 1
                 self._answer(op, None, answer)
+            elif type(reply) is Times:
+                self._note_times(reply)
             elif type(reply) is Fault:
                 suspect = in_flight.get(reply.seq)
                 self._on_fault(reply, suspect.name if suspect is not None else "idle")
@@ -528,11 +553,45 @@ class Port:
         if self._outbox:
             self._send_soon()
 
+    def _note_times(self, reply: Times) -> None:
+        """What the host tells of ops that it is about to answer."""
+        found, in_flight = reply.found, self._in_flight
+        for seq, launched, started, ended, stream in reply.ops:
+            op = in_flight.get(seq)
+            if op is None or op.port is not self or not op.sent:
+                raise ProtocolViolation(f"times of op {seq} were told, which is not in flight")
+            times = op.times
+            if times is not None:
+                times.launched, times.found = launched, found
+                times.started, times.ended, times.stream = started, ended, stream
+
     def _answered_by(self, seq: int) -> Op:
         op = self._in_flight.get(seq)
         if op is None or op.port is not self or not op.sent:
             raise ProtocolViolation(f"op {seq} was answered, which is not in flight")
         return op
+
+    # --- those who watch --------------------------------------------------------------
+
+    def _tell_submitted(self, op: Op) -> None:
+        op.times = OpTimes(time.monotonic_ns())
+        if "op_submitted" in self._instruments.methods:
+            self._instruments("op_submitted", op)
+
+    def _tell_sent(self, ops: list[Op]) -> None:
+        now = time.monotonic_ns()
+        wanted = "op_sent" in self._instruments.methods
+        for op in ops:
+            if op.times is not None:  # or nobody watched yet
+                op.times.sent = now
+                if wanted:
+                    self._instruments("op_sent", op)
+
+    def _tell_finished(self, op: Op) -> None:
+        if op.times is not None:
+            op.times.answered = time.monotonic_ns()
+            if "op_finished" in self._instruments.methods:
+                self._instruments("op_finished", op, op.outcome)
 
     def _is_over(self) -> bool:
         return self._ended
@@ -552,6 +611,8 @@ class Port:
 
     def _settle(self, op: Op) -> None:
         """The op is over: let go of its buffers."""
+        if self._instruments.each_op:
+            self._tell_finished(op)
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
         if not in_flight and self._prompt:

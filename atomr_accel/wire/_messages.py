@@ -3,7 +3,7 @@
 A lane's socket carries frames: four bytes of length, then msgpack. Requests are
 ``(sequence number, dependencies, message)``; a reply is a list of the sequence numbers
 that are done, or a ``Value``, ``Failure`` or ``Fault``. Every request is named by exactly
-one reply, unless its host dies.
+one of these, unless its host dies. ``Times`` may come before.
 """
 
 from __future__ import annotations
@@ -169,6 +169,20 @@ class Elapsed(Message, frozen=True):
     end: int
 
 
+class ReportTimes(Message, frozen=True):
+    """From here on tell ``Times``, or tell them no more; any lane takes it.
+
+    Attributes:
+        wanted: whether to tell them.
+        ranges: whether to have NVTX ranges of launches.
+    """
+
+    required: ClassVar[bool] = True
+
+    wanted: bool
+    ranges: bool = False
+
+
 class CloseLane(Message, frozen=True):
     """The last op of a lane, which ends with its socket then; no other lane waits for it."""
 
@@ -285,7 +299,25 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Reply = list[int] | Value | Failure | Fault
+_Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Times(msgspec.Struct, frozen=True, tag=True):
+    """When ops that are about to be answered were launched, executed and found done.
+
+    It comes before their answers, where somebody wants to know (``ReportTimes``).
+
+    Attributes:
+        found: when their lane saw that they are done, in nanoseconds of ``time.monotonic_ns``.
+        ops: for each its number; when its lane launched it; when the device began and ended it, or
+            zeros; and what tells the stream from others.
+    """
+
+    found: _Nanoseconds
+    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, int]]
+
+
+Reply = list[int] | Value | Failure | Fault | Times
 
 
 def append_frame(buffer: bytearray, payload: object) -> None:
