@@ -483,6 +483,7 @@ function arrange() {
     below.set(path, sum((children.get(path) ?? []).map((child) => 1 + (below.get(child) ?? 0))));
   }
   order = { children, below };
+  rows.forEach((row) => (row.drawn = null));
 }
 
 function isOpen(path) {
@@ -539,11 +540,28 @@ function makeRow(path) {
   return { root, twist, count, kind, status, restarts, depth, name };
 }
 
+/** An actor and all that are hidden below it, as one. */
+function together(path) {
+  const all = { ...state.actors[path], unwell: 0 };
+  const todo = [...(order.children.get(path) ?? [])];
+  while (todo.length) {
+    const below = todo.pop();
+    const actor = state.actors[below];
+    todo.push(...(order.children.get(below) ?? []));
+    if (actor.generation === undefined) {
+      all.restarts += actor.restarts;
+      all.depth += actor.depth;
+    }
+    if (TONES[actor.state] !== "good") all.unwell += 1;
+  }
+  return all;
+}
+
 function updateRow(row, path, level) {
-  const actor = state.actors[path];
   const children = order.children.get(path)?.length ?? 0;
   const open = Boolean($("filter").value.trim()) || isOpen(path);
-  const drawn = `${level} ${children} ${open} ${focused === path} ${actor.kind} ${actor.state} ${actor.restarts} ${actor.depth}`;
+  const actor = open ? state.actors[path] : together(path);
+  const drawn = `${level} ${children} ${open} ${focused === path} ${Object.values(actor).join(" ")}`;
   if (row.drawn === drawn) return;
   row.drawn = drawn;
   row.name.style.setProperty("--level", level - 1);
@@ -553,8 +571,8 @@ function updateRow(row, path, level) {
   say(row.twist, children ? (open ? "▾" : "▸") : "");
   say(row.count, children && !open ? `+${plain.format(order.below.get(path))}` : "");
   say(row.kind, actor.kind);
-  row.status.className = `state ${TONES[actor.state] ?? "off"}`;
-  say(row.status, actor.state);
+  row.status.className = `state ${actor.unwell ? "wait" : (TONES[actor.state] ?? "off")}`;
+  say(row.status, actor.unwell ? `${actor.state}, ${plain.format(actor.unwell)} below not` : actor.state);
   for (const [cell, n] of [[row.restarts, actor.restarts], [row.depth, actor.depth]]) {
     say(cell, plain.format(n));
     cell.className = n ? "number" : "number zero";
