@@ -45,7 +45,6 @@ _AT_ONCE: Final = 64
 """Actors that are looked at in one turn of trio's loop, in a fraction of a millisecond."""
 
 
-
 class Observer:
     """Looks at a system, and keeps what has not changed since it last did.
 

@@ -147,7 +147,7 @@ async def open_browser(profile: Path) -> AsyncIterator[Browser]:
     to_read, to_write = os.pipe(), os.pipe()
     theirs = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (to_read[0], to_write[1])]
     starter = [sys.executable, "-c", _START, *map(str, theirs), *command]
-    process = subprocess.Popen(
+    process = await trio.lowlevel.open_process(
         starter, pass_fds=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     for fd in (to_read[0], to_write[1], *theirs):
@@ -163,4 +163,5 @@ async def open_browser(profile: Path) -> AsyncIterator[Browser]:
             nursery.cancel_scope.cancel()
     finally:
         process.kill()
-        process.wait()
+        with trio.CancelScope(shield=True):
+            await process.wait()

@@ -50,7 +50,9 @@ async def ask(
     first, *rest = received.partition(b"\r\n\r\n")[0].decode().split("\r\n")
     fields = dict(line.split(": ", 1) for line in rest)
     body = received.partition(b"\r\n\r\n")[2]
-    return Answer(int(first.split()[1]), {name.lower(): text for name, text in fields.items()}, body)
+    return Answer(
+        int(first.split()[1]), {name.lower(): text for name, text in fields.items()}, body
+    )
 
 
 def merged(target: Any, patch: Any) -> Any:

@@ -35,7 +35,15 @@ async def test_only_who_has_the_token_is_told_anything() -> None:
     async with open_system("s") as system, open_dashboard(system) as page:
         assert len(page.token) >= 32
         for path in SECRET:
-            for token in (None, "", "wrong", page.token[:-1], page.token + "a", "é", page.token.lower()):
+            for token in (
+                None,
+                "",
+                "wrong",
+                page.token[:-1],
+                page.token + "a",
+                "é",
+                page.token.lower(),
+            ):
                 answer = await ask(page, path, token=token)
                 assert answer.status == 401
                 assert page.token.encode() not in answer.body
@@ -47,7 +55,11 @@ async def test_only_who_has_the_token_is_told_anything() -> None:
 
 @program
 async def test_two_dashboards_do_not_share_a_token() -> None:
-    async with open_system("s") as system, open_dashboard(system) as one, open_dashboard(system) as two:
+    async with (
+        open_system("s") as system,
+        open_dashboard(system) as one,
+        open_dashboard(system) as two,
+    ):
         assert (await ask(two, "/state", token=one.token)).status == 401
 
 
@@ -138,21 +150,21 @@ async def test_a_name_that_may_lead_anywhere_is_refused() -> None:
         (["localhost", "localhost"], False),
     ],
 )
-def test_what_leads_here(hosts: list[str], here: bool) -> None:  # noqa: FBT001
+def test_what_leads_here(hosts: list[str], here: bool) -> None:
     assert is_here(hosts, frozenset({"a.b"})) == here
 
 
 @program
 async def test_other_machines_are_let_in_only_if_somebody_says_so() -> None:
     async with open_system("s") as system:
-        for host in ("0.0.0.0", "::", "192.0.2.1"):  # noqa: S104
+        for host in ("0.0.0.0", "::", "192.0.2.1"):
             with pytest.raises(ValueError, match="public=True"):
                 async with open_dashboard(system, host=host):
                     pass
         with pytest.raises(ValueError, match="an address of this machine"):
             async with open_dashboard(system, host="gpu.example"):
                 pass
-        async with open_dashboard(system, host="0.0.0.0", public=True) as page:  # noqa: S104
+        async with open_dashboard(system, host="0.0.0.0", public=True) as page:
             assert page.address.startswith("http://0.0.0.0:")
         async with open_dashboard(system, host="localhost") as page:
             assert (await ask(page, "/")).status == 200

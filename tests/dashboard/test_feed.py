@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +12,19 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.actors import Actor, ActorSystem, Intensity, Message, Supervision, handler, open_system
+from atomr_accel.actors import (
+    Actor,
+    ActorSystem,
+    Intensity,
+    Message,
+    Supervision,
+    SupervisorStopped,
+    handler,
+    open_system,
+)
 from atomr_accel.dashboard._feed import Feed
 from atomr_accel.dashboard._history import EVENTS, LONGEST, Ring, described
+from atomr_accel.dashboard._state import Observer
 
 from ..harness import sized
 from .client import merged
@@ -104,9 +114,17 @@ def with_reader(
 
 
 NAMES = st.text(min_size=1, max_size=3).filter(lambda name: "/" not in name) | st.sampled_from(
-    ["<script>alert(1)</script>".replace("/", "|"), "__proto__", "constructor", "\ud800", "\n\ndata: {}"]
+    [
+        "<script>alert(1)</script>".replace("/", "|"),
+        "__proto__",
+        "constructor",
+        "\ud800",
+        "\n\ndata: {}",
+    ]
 )
-STEPS = st.tuples(st.sampled_from(["spawn", "spawn", "fail", "stop", "hold"]), st.integers(0, 99), NAMES)
+STEPS = st.tuples(
+    st.sampled_from(["spawn", "spawn", "fail", "stop", "hold"]), st.integers(0, 99), NAMES
+)
 
 
 @pytest.mark.slow
@@ -123,7 +141,8 @@ def test_after_whatever_happens_a_page_has_what_the_system_has(
                 siblings = told(system.tree())
                 parent = ref if at % 2 else None
                 if f"{parent.path if parent else ''}/{name}" not in siblings:
-                    await system.spawn(Patient, name=name, supervisor=parent)
+                    with suppress(SupervisorStopped):  # its parent is about to be restarted
+                        await system.spawn(Patient, name=name, supervisor=parent)
             elif ref is not None and step == "stop":
                 await ref.stop()
             elif ref is not None and step == "fail" and not told(system.tree())[ref.path]["depth"]:
@@ -135,7 +154,9 @@ def test_after_whatever_happens_a_page_has_what_the_system_has(
                 await reader.until(lambda: bool(reader.state["actors"] == told(system.tree())))
         await reader.until(lambda: bool(reader.state["actors"] == told(system.tree())))
         whole = await feed.look()
-        await reader.until(lambda: reader.state["events"] == json.loads(json.dumps(whole["events"])))
+        await reader.until(
+            lambda: reader.state["events"] == json.loads(json.dumps(whole["events"]))
+        )
         events = [event for event in reader.state["events"].values() if event["kind"] == "restart"]
         for path, actor in told(system.tree()).items():
             mine = [event for event in events if event["path"] == path]
@@ -152,6 +173,28 @@ def test_whoever_is_late_gets_one_difference_and_no_queue() -> None:
             await trio.sleep(2)
         assert await reader.read() == "change"
         assert len(reader.state["actors"]) == 20
+
+    with_reader(body)
+
+
+def test_what_happens_is_told_within_a_second_however_many_actors_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Actors that take long to look at are looked at less often; events do not wait for that."""
+
+    async def slow(observer: Observer) -> tuple[dict[str, Any], float]:
+        return (await actors(observer))[0], 3.0
+
+    actors = Observer.actors
+    monkeypatch.setattr(Observer, "actors", slow)
+
+    async def body(system: ActorSystem, feed: Feed, reader: Reader) -> None:
+        ref = await system.spawn(Patient)
+        await reader.read()
+        feed.history.actor_stopped(ref, ValueError("of the test"))
+        begun = trio.current_time()
+        await reader.until(lambda: "1" in reader.state["events"])
+        assert trio.current_time() - begun < 1
 
     with_reader(body)
 

@@ -80,7 +80,9 @@ def test_what_a_killed_program_leaves_is_passed_over_and_removed() -> None:
         assert not path.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"null", b"\xff", json.dumps({"pid": "x"}).encode()])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"null", b"\xff", json.dumps({"pid": "x"}).encode()]
+)
 def test_what_is_no_such_file_is_passed_over(content: bytes) -> None:
     (folder() / "1-1.json").write_bytes(content)
     with announced(mine()):

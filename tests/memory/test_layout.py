@@ -21,7 +21,9 @@ def a_map(*sealed: bool) -> MemoryMap:
 
 
 @settings(max_examples=30)
-@given(st.lists(st.tuples(st.integers(1, SLAB // 4), st.booleans()), max_size=40), st.integers(1, 50))
+@given(
+    st.lists(st.tuples(st.integers(1, SLAB // 4), st.booleans()), max_size=40), st.integers(1, 50)
+)
 def test_it_tells_of_every_byte(steps: list[tuple[int, bool]], cells: int) -> None:
     memory = a_map(False, False)
     kept = []
