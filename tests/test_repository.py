@@ -34,7 +34,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "atomr_accel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOR_USERS = ("atomr_accel", "atomr_accel.actors", "atomr_accel.patterns", "atomr_accel.testing")
+FOR_USERS = (
+    "atomr_accel",
+    "atomr_accel.actors",
+    "atomr_accel.patterns",
+    "atomr_accel.telemetry",
+    "atomr_accel.dashboard",
+    "atomr_accel.testing",
+)
 """Where users import from; what the other packages export is for the layers after them."""
 
 
@@ -153,6 +160,7 @@ def test_what_is_imported_at_once_is_a_declared_dependency() -> None:
         for path in FILES
         if part_of(name_of(path)) != "testing"  # for those who have pytest and Hypothesis
         if "cuda" not in name_of(path).split(".")  # loaded only where CUDA was asked for
+        if name_of(path) != "atomr_accel.dashboard._web"  # loaded where a dashboard is opened
         for node, module in imports(path)
         if node.col_offset == 0
         if module.split(".")[0] not in known
@@ -223,7 +231,7 @@ async def test_a_host_loads_its_own_half_only() -> None:
         await device.blas.gemm(x, x)
         loaded = set(await device.run(eval, "[*__import__('sys').modules]"))
     ours = {name for name in loaded if name.split(".")[0] == PACKAGE.name}
-    by_run = ("atomr_accel.libraries.run", "atomr_accel.wire._interop")
+    by_run = ("atomr_accel.libraries.run", "atomr_accel.wire._interop", "atomr_accel.wire._trace")
     ours = {name for name in ours if not name.startswith(by_run)}
     assert "atomr_accel.libraries.blas.host._cpu" in ours
     assert len(ours) <= 28
