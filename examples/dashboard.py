@@ -5,11 +5,14 @@
 """
 
 import argparse
+import http.client
 import json
 import random
 import sys
-import urllib.request
 import warnings
+from contextlib import closing, suppress
+from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import trio
@@ -36,7 +39,7 @@ class Worker(Actor):
         self.weights = await self.device.put(weights, sealed=True)
 
     @handler
-    async def multiply(self, message: Multiply) -> float:
+    async def multiply(self, _message: Multiply) -> float:
         """The largest element of a product."""
 
         async def once() -> float:
@@ -47,14 +50,12 @@ class Worker(Actor):
         return await self.device.retry(once, attempts=10)
 
 
-def fetch(page: Dashboard) -> dict[str, dict[str, dict[str, object]]]:
+def fetch(page: Dashboard) -> Any:
     """What the page shows, for a program."""
-    request = urllib.request.Request(
-        f"{page.address}state", headers={"Authorization": f"Bearer {page.token}"}
-    )
-    with urllib.request.urlopen(request) as answer:
-        state: dict[str, dict[str, dict[str, object]]] = json.load(answer)
-    return state
+    connection = http.client.HTTPConnection(urlsplit(page.address).netloc)
+    with closing(connection):
+        connection.request("GET", "/state", headers={"Authorization": f"Bearer {page.token}"})
+        return json.load(connection.getresponse())
 
 
 async def main(seconds: float) -> None:
@@ -77,10 +78,8 @@ async def main(seconds: float) -> None:
             async def fault() -> None:
                 while True:
                     await trio.sleep(min(5, seconds / 3))
-                    try:
+                    with suppress(ContextPoisoned, GpuRefStale):  # it may be down already
                         await poison(random.choice(devices))
-                    except (ContextPoisoned, GpuRefStale):
-                        pass  # it was down already
 
             for _ in range(6):
                 nursery.start_soon(ask)

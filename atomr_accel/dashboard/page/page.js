@@ -680,10 +680,12 @@ let again = null;
 
 /** The token comes in the address once, and stays with this tab. Other ports do not see it. */
 function token() {
-  const given = decodeURIComponent(location.hash.slice(1)) || new URLSearchParams(location.search).get("token");
+  const given = location.hash.slice(1) || new URLSearchParams(location.search).get("token");
   try {
-    if (given) sessionStorage.setItem("token", given);
-    return given || sessionStorage.getItem("token");
+    if (!given) return sessionStorage.getItem("token");
+    sessionStorage.setItem("token", given);
+    history.replaceState(null, "", location.pathname); // it is not to be read off the screen
+    return given;
   } catch {
     return given; // no storage: the address keeps it
   }
@@ -725,6 +727,7 @@ function connect() {
   });
 }
 
+addEventListener("hashchange", () => location.reload());
 document.addEventListener("visibilitychange", () => (document.hidden ? stream?.close() : connect()));
 $("filter").addEventListener("input", () => {
   room = ROWS;
