@@ -118,6 +118,7 @@ class History(DeviceInstrument):
     def __init__(self) -> None:
         self._events = Ring(EVENTS)
         self._pulses: dict[str, _Pulse] = {}
+        self._of: dict[WatchedDevice, _Pulse] = {}  # the same: paths take longer to be made
         self._beat_at = time.monotonic()
 
     @property
@@ -140,6 +141,7 @@ class History(DeviceInstrument):
             pulse = pulses[core.path] = self._pulses.get(core.path) or _Pulse()
             pulse.beat(seconds, len(core.in_flight), core.memory.statistics().used)
         self._pulses = pulses
+        self._of.clear()
 
     def _note(self, kind: str, path: str, text: str, generation: int | None = None) -> None:
         event: dict[str, Json] = {
@@ -167,9 +169,9 @@ class History(DeviceInstrument):
 
     def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
         """Count it."""
-        pulse = self._pulses.get(op.device.path)
+        pulse = self._of.get(op.device)
         if pulse is None:
-            pulse = self._pulses[op.device.path] = _Pulse()
+            pulse = self._of[op.device] = self._pulses.setdefault(op.device.path, _Pulse())
         pulse.ops += 1
         if outcome == "done":
             times = op.times

@@ -199,7 +199,10 @@ class Chart {
       when = ` · ${ago(now() - point[0])}`;
       set(this.here, { x1: this.x(point[0]), x2: this.x(point[0]), visibility: "visible" });
     } else set(this.here, { visibility: "hidden" });
-    const values = point ? this.lines.map((line) => this.format(line(point))).join(" / ") : "–";
+    const each = point ? this.lines.map((line) => this.format(line(point))) : ["–"];
+    const unit = last(each).replace(/^[^ ]*/, "");
+    const alike = unit && each.every((text) => text.endsWith(unit));
+    const values = alike ? each.map((text) => text.slice(0, -unit.length)).join(" / ") + unit : each.join(" / ");
     say(this.value, values + when);
     set(this.svg, { "aria-label": `${this.title}: ${values}` });
   }
@@ -637,7 +640,7 @@ function draw() {
   say($("system"), state.system.name);
   say($("command"), `${state.program.command} · process ${state.program.pid}`);
   figures.update([
-    ["Devices ready", devices.length ? ready : "none", unwell ? "wait" : "", devices.length ? ` of ${devices.length}` : ""],
+    ["Devices", devices.length ? ready : "none", unwell ? "wait" : "", devices.length ? ` of ${devices.length} ready` : ""],
     ["Faults", plain.format(faults), faults ? "bad" : ""],
     ["Throughput", short(sum(points.map((point) => point[1]))), "", " ops/s"],
     ["In flight", short(sum(devices.map((device) => device.in_flight))), "", " ops"],
