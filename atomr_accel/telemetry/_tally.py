@@ -198,13 +198,13 @@ class SystemTally(DeviceInstrument):
         """Count it and its batch."""
         self.of(op.device).note_batch(batch)
 
-    def op_replays(self, op: WatchedOp, recording: int) -> None:  # noqa: ARG002
+    def op_replays(self, op: WatchedOp, recording: int) -> None:
         """Count it."""
         self.of(op.device).replays += 1
 
     # --- what is rare --------------------------------------------------------------------
 
-    def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:  # noqa: ARG002
+    def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
         """Count it."""
         self.of(device).out_of_memory += 1
 
@@ -212,11 +212,11 @@ class SystemTally(DeviceInstrument):
         """Count it, and begin to wait."""
         self.of(device).note_fault(fault.status_name)
 
-    def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:  # noqa: ARG002
+    def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
         """The wait is over."""
         self.of(device).note_ready()
 
-    def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:  # noqa: ARG002
+    def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Count it by its class."""
         self.restarts[ref._cell.kind] += 1
 

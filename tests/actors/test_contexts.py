@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -18,6 +19,9 @@ from atomr_accel.actors import (
 )
 from atomr_accel.actors._context import stays
 from atomr_accel.actors._messages import side_by_side
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 user: ContextVar[str] = ContextVar("user", default="nobody")
 place = stays(ContextVar("place", default="home"))
@@ -52,7 +56,7 @@ class Witness(Actor):
         return user.get()
 
     @side_by_side(WhoLater)
-    def who_later(self, message: WhoLater) -> object:
+    def who_later(self, message: WhoLater) -> Coroutine[Any, Any, str]:
         return self._later()
 
     async def _later(self) -> str:

@@ -186,7 +186,7 @@ async def test_instruments_come_and_go_while_the_device_runs() -> None:
         assert not system._instruments.active
         assert system.devices == (device,)
         await device.ref.stop()
-        assert system.devices == ()
+        assert not system.devices
 
 
 async def test_a_device_that_is_lost() -> None:

@@ -508,6 +508,8 @@ class CudaContext:
         self.make_current()
         for slab in list(self._bases):
             self.unmap_slab(slab)
+        if self._clock is not None:
+            self._clock.close()
         check("cuDevicePrimaryCtxRelease", driver.cuDevicePrimaryCtxRelease(self._device))
 
     # --- virtual memory -----------------------------------------------------------------

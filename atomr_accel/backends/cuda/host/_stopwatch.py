@@ -9,6 +9,7 @@ single precision.
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -21,7 +22,7 @@ _ANCHOR_NS: Final = 2_000_000_000
 """So long one comparison of the clocks serves: differences are told to some 0.1 us then."""
 
 _TRIES: Final = 3
-"""The quickest of so many comparisons counts."""
+"""The clocks are compared until it goes as quickly as once before, or so often."""
 
 
 def _new_event() -> Any:
@@ -30,43 +31,61 @@ def _new_event() -> Any:
 
 @final
 class _Anchor:
-    """An event, and when it was on the host's clock."""
+    """An event, when it was on the host's clock, and how many marks are told by it."""
 
-    __slots__ = ("at", "event")
+    __slots__ = ("at", "event", "users")
 
     def __init__(self, event: Any, at: int) -> None:
         self.event: Final = event
         self.at: Final = at
+        self.users = 0
 
 
 @final
 class DeviceClock:
-    """The device's clock held against ``time.monotonic_ns``."""
+    """The device's clock held against ``time.monotonic_ns``, for all threads of the host."""
 
     def __init__(self) -> None:
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream: Final = check("cuStreamCreate", driver.cuStreamCreate(flags))
-        self._anchor: _Anchor | None = None
+        self._lock: Final = threading.Lock()
+        self._anchors: list[_Anchor] = []  # the last one serves
 
-    def anchor(self) -> _Anchor:
-        """One that is not old; marks keep the one that was made before them."""
-        anchor = self._anchor
-        if anchor is None or time.monotonic_ns() - anchor.at > _ANCHOR_NS:
-            anchor = self._anchor = self._compare()
-        return anchor
+    def take(self) -> _Anchor:
+        """An anchor that is not old, for a mark that is made now."""
+        with self._lock:
+            anchors = self._anchors
+            if not anchors or time.monotonic_ns() - anchors[-1].at > _ANCHOR_NS:
+                anchors.append(self._compare())
+            anchors[-1].users += 1
+            return anchors[-1]
+
+    def release(self, anchor: _Anchor) -> None:
+        """A mark is gone."""
+        with self._lock:
+            anchor.users -= 1
+            for old in [old for old in self._anchors[:-1] if not old.users]:
+                self._anchors.remove(old)
+                check("cuEventDestroy", driver.cuEventDestroy(old.event))
+
+    def close(self) -> None:
+        """Destroy the events and the stream."""
+        for anchor in self._anchors:
+            check("cuEventDestroy", driver.cuEventDestroy(anchor.event))
+        check("cuStreamDestroy", driver.cuStreamDestroy(self._stream))
 
     def _compare(self) -> _Anchor:
         event = _new_event()
-        found: list[tuple[int, int]] = []
-        for last in range(_TRIES):
+        quickest = 0
+        for _ in range(_TRIES):
             before = time.monotonic_ns()
             check("cuEventRecord", driver.cuEventRecord(event, self._stream))
             check("cuEventSynchronize", driver.cuEventSynchronize(event))
             after = time.monotonic_ns()
-            found.append((after - before, (before + after) // 2))
-            if last and found[-1] == min(found):
-                break  # the event holds this one
-        return _Anchor(event, found[-1][1])
+            if after - before <= quickest:  # the event holds the last one
+                break
+            quickest = min(quickest or after - before, after - before)
+        return _Anchor(event, (before + after) // 2)
 
 
 @final
@@ -120,6 +139,7 @@ class CudaStopwatch:
         mark.users -= 1
         if not mark.users:
             self._events.append(mark.event)
+            self._clock().release(mark.anchor)
 
     def read(self, token: tuple[_Mark, _Mark]) -> tuple[int, int]:
         """When the device was there, in nanoseconds of ``time.monotonic_ns``."""
@@ -140,7 +160,7 @@ class CudaStopwatch:
         self._events.clear()
 
     def _mark(self) -> _Mark:
-        anchor = self._clock().anchor()  # before the event, which is compared with it
+        anchor = self._clock().take()  # before the event, which is compared with it
         event = self._events.pop() if self._events else _new_event()
         check("cuEventRecord", driver.cuEventRecord(event, self._stream))
         return _Mark(event, anchor)
