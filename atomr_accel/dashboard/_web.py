@@ -169,5 +169,6 @@ class _Events(Response):
                 async for message in messages:
                     body = {"type": "http.response.body", "body": message, "more_body": True}
                     await send(body)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
             nursery.cancel_scope.cancel()
+        # Not in the nursery: the end of an answer looks like the client's to who waits for that.
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
