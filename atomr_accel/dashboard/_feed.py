@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..actors import ActorSystem
+    from ..telemetry import NvmlMonitor
 
 _log: Final = logging.getLogger("atomr_accel.dashboard")
 
@@ -43,8 +44,9 @@ class Feed:
         history: what is kept of what happens, whether somebody looks or not.
     """
 
-    def __init__(self, system: ActorSystem) -> None:
-        self._observer = Observer(system)
+    def __init__(self, system: ActorSystem, nvml: NvmlMonitor | None = None) -> None:
+        self._observer = Observer(system, nvml)
+        self._nvml = nvml
         self.history: Final = History()
         self._actors: dict[str, Json] = {}
         self._actors_due = 0.0
@@ -64,6 +66,13 @@ class Feed:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_again_and_again, self._beat)
             nursery.start_soon(_again_and_again, self._look_on)
+            if self._nvml is not None:
+                nursery.start_soon(self._note_xids, self._nvml)
+
+    async def _note_xids(self, nvml: NvmlMonitor) -> None:
+        async with nvml.watch_xids() as xids:
+            async for xid in xids:
+                self.history.note_xid(self._observer.path_of(xid.uuid), xid)
 
     async def _beat(self) -> None:
         await trio.sleep(1)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..actors import ActorRef
     from ..device import Device
     from ..lanes import Outcome, Phases, WatchedDevice, WatchedOp
+    from ..telemetry import Xid
     from ._patch import Json
 
 EVENTS: Final = 200
@@ -142,6 +143,11 @@ class History(DeviceInstrument):
             pulse.beat(seconds, len(core.in_flight), core.memory.statistics().used)
         self._pulses = pulses
         self._of.clear()
+
+    def note_xid(self, path: str, xid: Xid) -> None:
+        """Note what the driver has reported of the GPU of a device."""
+        fault = "" if xid.fault is None else f", which explains the fault in {xid.fault.op}"
+        self._note("xid", path, shortened(f"Xid {xid.number}: {xid.meaning}{fault}"))
 
     def _note(self, kind: str, path: str, text: str, generation: int | None = None) -> None:
         event: dict[str, Json] = {

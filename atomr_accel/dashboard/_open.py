@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
@@ -20,6 +20,9 @@ from ..actors._util import NoPublicConstructor, check_instance
 from ._feed import Feed
 from ._running import RunningDashboard, announced, started_at
 from ._state import command
+
+if TYPE_CHECKING:
+    from ..telemetry import NvmlMonitor
 
 _log: Final = logging.getLogger("atomr_accel.dashboard")
 
@@ -62,6 +65,7 @@ async def open_dashboard(
     public: bool = False,
     names: Iterable[str] = (),
     announce: bool = True,
+    nvml: NvmlMonitor | None = None,
 ) -> AsyncIterator[Dashboard]:
     """Serve a live page about a system and its devices until the block is left.
 
@@ -75,6 +79,8 @@ async def open_dashboard(
             the token too, can be read on its way; a tunnel, such as ``ssh -L``, is better.
         names: host names by which browsers may call it, beside ``localhost`` and addresses.
         announce: have `running` tell of it.
+        nvml: what `open_nvml` of ``atomr_accel.telemetry`` gives, to show what GPUs say of
+            themselves, and Xids as events.
 
     Raises:
         LibraryMissing: Starlette or Hypercorn is not installed.
@@ -94,7 +100,7 @@ async def open_dashboard(
             library=str(error.name),
         ) from error
     token = secrets.token_urlsafe(32)
-    feed = Feed(system)
+    feed = Feed(system, nvml)
     app: Any = application(feed, token, frozenset(name.lower() for name in names))
     config = Config()
     config.errorlog = _log

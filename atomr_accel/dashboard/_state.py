@@ -8,7 +8,8 @@
     actors      by path: kind, state, restarts, depth and, of devices and their parts, generation
     devices     by path: name, backend, isolation, info, and what Device.statistics() tells, lanes
                 by name and transfers by number; memory.slabs are by number: nbytes, kind, used and
-                cells, a digit for how full each part of the slab is
+                cells, a digit for how full each part of the slab is; with NVML, gpu: busy (a
+                share), power, power_limit, temperature, throttled
     curves      by path of a device, by number, one each second: a list of what POINT names
     events      by number: at, kind, path, text, and of devices generation
 
@@ -29,12 +30,14 @@ import trio
 from .. import __version__
 from ..device import System
 from ..memory._layout import layout
+from ..telemetry._nvml import nvml_uuid
 from ._history import shortened
 
 if TYPE_CHECKING:
     from ..actors import ActorSystem
     from ..actors._cell import Cell
     from ..device import Device
+    from ..telemetry import GpuReading, NvmlMonitor
     from ..wire import DeviceInfo
     from ._patch import Json
 
@@ -52,8 +55,9 @@ class Observer:
         program: what there is to tell of the program.
     """
 
-    def __init__(self, system: ActorSystem) -> None:
+    def __init__(self, system: ActorSystem, nvml: NvmlMonitor | None = None) -> None:
         self._system = system
+        self._nvml = nvml
         self._actors: dict[str, Json] = {}
         self._devices: dict[str, Json] = {}
         self.program: Final[dict[str, Json]] = {
@@ -76,6 +80,11 @@ class Observer:
             "actors": actors,
             "dead_letters": self._system._lost,
         }
+
+    def path_of(self, uuid: str) -> str:
+        """The path of the device that NVML knows by a UUID; of others, the UUID."""
+        paths = (device.ref.path for device in self.devices if _uuid(device) == uuid)
+        return next(paths, uuid)
 
     async def actors(self) -> tuple[dict[str, Json], float]:
         """All actors, parents first, and the seconds of processor time that it took.
@@ -132,6 +141,10 @@ class Observer:
             "lanes": {lane.name: _plain(lane) for lane in statistics.lanes},
             "transfers": {str(at): _plain(one) for at, one in enumerate(statistics.transfers)},
         }
+        if self._nvml is not None:
+            readings = {reading.uuid: reading for reading in self._nvml.readings}
+            if (reading := readings.get(_uuid(device))) is not None:
+                state["gpu"] = _plain_reading(reading)
         if statistics.last_fault is not None:
             state["last_fault"] = shortened(statistics.last_fault)
         if statistics.host_pid is not None:
@@ -185,6 +198,24 @@ def _plain(statistics: Any) -> dict[str, Json]:
         elif value is not None:
             plain[field.name] = value
     return plain
+
+
+def _plain_reading(reading: GpuReading) -> dict[str, Json]:
+    """What NVML says of a GPU, as far as a page has room for it."""
+    plain: dict[str, Json] = {}
+    if reading.utilization is not None:
+        plain["busy"] = round(reading.utilization.gpu, 3)
+    for name in ("power", "power_limit", "temperature"):
+        value = getattr(reading, name)
+        if value is not None:
+            plain[name] = round(value, 1)
+    if reading.throttled is not None:
+        plain["throttled"] = ", ".join(reading.throttled)
+    return plain
+
+
+def _uuid(device: Device) -> str:
+    return nvml_uuid(device.info.uuid) if device.info.uuid else ""
 
 
 def _plain_info(info: DeviceInfo) -> dict[str, Json]:

@@ -7,6 +7,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -14,8 +15,10 @@ import trio
 from atomr_accel import LibraryMissing, open_device, open_system
 from atomr_accel.actors import Actor
 from atomr_accel.dashboard import open_dashboard
+from atomr_accel.telemetry import open_nvml
 from atomr_accel.testing import poison
 
+from ..fakes.nvml import FakeGpu, FakeNvml
 from ..harness import AT_ONCE, BACKEND, opened, program
 from .client import ask, looking, place
 
@@ -108,6 +111,30 @@ async def test_names_are_told_as_they_are(name: str) -> None:
         await system.spawn(Actor, name=name)
         await looker.until(lambda state: f"/{name}" in state["actors"])
         assert looker.state["system"]["name"] == name
+
+
+@program
+async def test_what_the_driver_says_is_shown_beside_the_device_it_is_about() -> None:
+    gpu, other = FakeGpu(), FakeGpu(uuid="GPU-other")
+    fake = FakeNvml(gpu, other)
+    async with opened() as device, open_nvml(device.system, interval=3600, library=fake) as nvml:
+        assert device._core.info is not None
+        own = msgspec.structs.replace(device._core.info, uuid=gpu.uuid.removeprefix("GPU-"))
+        device._core.info = own
+        await nvml.read()
+        async with open_dashboard(device.system, nvml=nvml) as page, looking(page) as looker:
+            await looker.until(lambda state: "gpu" in state["devices"]["/gpu-0"])
+            shown = looker.state["devices"]["/gpu-0"]["gpu"]
+            assert shown["temperature"] == gpu.celsius
+            assert shown["busy"] == 0.75
+            assert shown["power"] == 350.5
+            assert "SwPowerCap" in shown["throttled"]
+            fake.happen(gpu, 31)
+            fake.happen(other, 79)
+            await looker.until(lambda state: len(state["events"]) >= 2)
+            told = [(event["kind"], event["path"]) for event in looker.state["events"].values()]
+            assert told == [("xid", "/gpu-0"), ("xid", "GPU-other")]
+            assert "page fault" in looker.state["events"]["1"]["text"]
 
 
 @program

@@ -6,6 +6,7 @@ let span = WINDOWS[0];
 const KINDS = {
   fault: "a context failed", ready: "a context is up", lost: "a device is lost",
   restart: "an actor was restarted", failure: "an actor ended by a failure", memory: "out of memory",
+  xid: "the driver has reported an error",
 };
 const TONES = {
   ready: "good", running: "good", rebuilding: "wait", starting: "wait", waiting: "wait", stopping: "wait",
@@ -226,6 +227,7 @@ class Device {
     this.about = el("p", { class: "muted" });
     this.fault = el("p", { class: "fault", hidden: "" });
     this.facts = new Facts("dl", "facts");
+    this.gpu = new Facts("dl", "facts");
     const p50 = (point) => point[3];
     const p99 = (point) => point[4];
     this.rate = new Chart("Throughput", [(point) => point[1]], (n) => `${short(n ?? 0)} ops/s`);
@@ -247,6 +249,7 @@ class Device {
       el("header", {}, el("div", {}, el("h3", { id }, path.slice(1)), this.about), this.pill),
       this.fault,
       this.facts.root,
+      this.gpu.root,
       el("div", { class: "charts" }, this.rate.root, this.latency.root),
       el(
         "figure", {},
@@ -284,6 +287,14 @@ class Device {
       ["Started in", device.startup ? duration(device.startup.total * 1000) : "–"],
       ["Standby", device.standby?.state ?? "none", "", device.standby ? ` ${device.standby.mode}` : ""],
     ]);
+    const gpu = device.gpu ?? {};
+    this.gpu.update([
+      gpu.busy !== undefined && ["Busy", `${Math.round(100 * gpu.busy)} %`],
+      gpu.power !== undefined && ["Power", `${Math.round(gpu.power)} W`, "", gpu.power_limit ? ` of ${Math.round(gpu.power_limit)}` : ""],
+      gpu.temperature !== undefined && ["Temperature", `${Math.round(gpu.temperature)} °C`],
+      gpu.throttled !== undefined && ["Clocks held by", gpu.throttled || "nothing"],
+    ].filter(Boolean));
+    this.gpu.root.hidden = !device.gpu;
     const points = Object.values(state.curves[this.path] ?? {});
     const faults = Object.values(state.events).filter((event) => event.kind === "fault" && event.path === this.path && event.at > now() - span);
     this.rate.update(points, faults);
