@@ -99,6 +99,8 @@ class Observer:
             begun = time.thread_time()
             for _ in range(min(len(todo), _AT_ONCE)):
                 cell = todo.pop()
+                if cell.parent.children.get(cell.name) is not cell:
+                    continue  # it has gone meanwhile
                 todo += reversed(cell.children.values())
                 now[cell.path] = _kept(before.get(cell.path), _actor(cell))
             seconds += time.thread_time() - begun
