@@ -1,0 +1,35 @@
+"""How a command ends: its exit code, and what it says if it could not do what it was asked."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What ``atomr-accel`` exits with. ``trace`` and ``dashboard`` exit as their program does."""
+
+    OK = 0
+    """It was done, and what was looked at is well."""
+    WRONG = 1
+    """It was done, and something is wrong: a check that failed, a damaged file, a bad verdict."""
+    USAGE = 2
+    """The words were not understood."""
+    UNAVAILABLE = 3
+    """It could not be done: no such device, no such program, something is not installed."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+    PIPE = 141
+    """Whoever read the output has gone."""
+
+
+class Refusal(Exception):
+    """A command cannot be done; the message says why, and what to do.
+
+    Args:
+        message: that.
+        code: what to exit with.
+    """
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.UNAVAILABLE) -> None:
+        super().__init__(message)
+        self.code = code
