@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         open_device,
         open_system,
     )
+    from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
     from .memory import GpuRef
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "ContextPoisoned",
     "CpuFallbackWarning",
     "Device",
+    "DeviceInstrument",
     "DeviceLost",
     "DeviceStatistics",
     "DeviceUnavailable",
@@ -58,6 +60,7 @@ __all__ = [
     "KernelHung",
     "LibraryError",
     "LibraryMissing",
+    "OpTimes",
     "OutOfMemory",
     "RemoteError",
     "Requests",
@@ -66,6 +69,9 @@ __all__ = [
     "StandbyWarning",
     "System",
     "Unsupported",
+    "WatchedDevice",
+    "WatchedOp",
+    "WatchedTransfer",
     "from_asyncio",
     "open_device",
     "open_system",
@@ -86,6 +92,11 @@ _HOME = {
     "from_asyncio": "device",
     "open_device": "device",
     "open_system": "device",
+    "DeviceInstrument": "lanes",
+    "OpTimes": "lanes",
+    "WatchedDevice": "lanes",
+    "WatchedOp": "lanes",
+    "WatchedTransfer": "lanes",
     "GpuRef": "memory",
 }
 

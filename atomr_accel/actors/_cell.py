@@ -251,8 +251,7 @@ class Cell(Node):
         self._restart = restart
         self._grace = grace
         self.inbox: Final = Inbox(mailbox, self)
-        if self.system._instruments is not None:
-            self.inbox.limit = 0  # every message passes through `accept`
+        self.inbox.watch(watched=self.system._instruments.wants("message_sent"))
         self.ref: Final = ActorRef._create(self)
         self.ended: bool = False
         self._ended: trio.Event | None = None
@@ -328,7 +327,7 @@ class Cell(Node):
         if self.ended:
             raise self._stopped_error()
         accepted = self.inbox.put(entry, urgent=urgent)
-        if accepted and self.system._instruments is not None:
+        if accepted and self.system._instruments.active:
             message = entry.message if isinstance(entry, Ask) else entry
             self.system._instruments("message_sent", self.ref, message)
         return accepted
@@ -336,7 +335,7 @@ class Cell(Node):
     def line_up(self, ask: Ask, *, urgent: bool) -> None:
         """Queue an entry as soon as there is room."""
         self.inbox.wait(ask, urgent=urgent)
-        if self.system._instruments is not None:
+        if self.system._instruments.active:
             self.system._instruments("message_sent", self.ref, ask.message)
 
     def handles(self, ask: Ask) -> bool:
@@ -353,7 +352,7 @@ class Cell(Node):
         """A life begins: the first, or another because of ``cause``."""
         if self._was_up:
             self.restarts += 1
-            if self.system._instruments is not None:
+            if self.system._instruments.active:
                 self.system._instruments("actor_restarting", self.ref, cause)
         self._cause = cause
         self._failure = self._unprompted = None
@@ -405,7 +404,7 @@ class Cell(Node):
         self._watchers = self._watching = None
         if self._ended is not None:
             self._ended.set()
-        if self.system._instruments is not None and self._was_up:
+        if self._was_up and self.system._instruments.active:
             self.system._instruments("actor_stopped", self.ref, self._failure)
 
     # --- one life
@@ -468,7 +467,7 @@ class Cell(Node):
             failures.clear()  # the tracebacks have this frame in them
 
     def _has_started(self) -> None:
-        if self.system._instruments is not None:
+        if self.system._instruments.active:
             self.system._instruments("actor_started", self.ref)
         cause, self._cause = self._cause, None
         if self.restarts:
@@ -527,12 +526,12 @@ class Cell(Node):
             if handler is None:
                 self._refuse(entry, message)
                 continue
-            if instruments is not None:
+            if instruments.active:
                 instruments("message_started", self.ref, message)
             try:
                 value = await handler(actor, message)
             except BaseException as failure:
-                if instruments is not None:
+                if instruments.active:
                     instruments("message_finished", self.ref, message, failure)
                 if not self._survives(entry, failure):
                     raise
@@ -542,7 +541,7 @@ class Cell(Node):
                     if type(entry) is Ask:
                         self._current = None
                         entry.reply(value)
-                    if instruments is not None:
+                    if instruments.active:
                         instruments("message_finished", self.ref, message, None)
             entry = message = value = None  # type: ignore[assignment] # keep none alive while idle
 
@@ -582,7 +581,7 @@ class Cell(Node):
                 ask.fail(self._interrupted(restarting=self._restarting))
             raise
         finally:
-            if self.system._instruments is not None:
+            if self.system._instruments.active:
                 self.system._instruments("message_finished", self.ref, message, failure)
             del failure  # its traceback has this frame in it
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from ._messages import Message
@@ -22,8 +22,19 @@ class Instrument:
     instrument it belongs to is not called again.
 
     The messages of one actor are handled one at a time, so what ``message_started``
-    opens, the next ``message_finished`` of the same ref closes.
+    opens, the next ``message_finished`` of the same ref closes. (Libraries of devices handle
+    theirs side by side.)
+
+    A class that adds methods which others are told by says so, as ``DeviceInstrument`` does:
+    ``class DeviceInstrument(Instrument, hooks=True)``.
     """
+
+    _hooks: ClassVar[dict[str, Callable[..., None]]] = {}
+
+    def __init_subclass__(cls, *, hooks: bool = False) -> None:
+        super().__init_subclass__()
+        if hooks:
+            cls._hooks = {**cls._hooks, **_declared(cls)}
 
     def actor_started(self, ref: ActorRef) -> None:
         """An actor has started, for the first time or again."""
@@ -49,28 +60,84 @@ class Instrument:
         """A message that was told will not be handled."""
 
 
-class Instruments:
-    """The instruments of a system, by method: only those that override it are called."""
+def _declared(cls: type) -> dict[str, Callable[..., None]]:
+    """The methods that a class declares, which do nothing there."""
+    return {
+        name: method
+        for name, method in vars(cls).items()
+        if callable(method) and not name.startswith("_")
+    }
 
-    def __init__(self, instruments: Iterable[Instrument]) -> None:
-        self._methods: dict[str, list[tuple[Instrument, Callable[..., None]]]] = {}
+
+Instrument._hooks = _declared(Instrument)
+
+
+class Instruments:
+    """The instruments of a system, by method: only those that override it are called.
+
+    They come and go while the system runs. Whoever has something to tell looks at ``active``
+    first, which is all that it costs where there are none.
+
+    Attributes:
+        active: whether there is anybody to tell.
+    """
+
+    __slots__ = ("_followers", "_instruments", "_methods", "active")
+
+    def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
+        self.active = False
+        self._instruments: list[Instrument] = []
+        self._methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
+        self._followers: list[Callable[[], None]] = []
         for instrument in instruments:
-            if not isinstance(instrument, Instrument):
-                raise TypeError(
-                    f"an instrument must be an instance of Instrument, got {instrument!r}"
-                )
-            for name in vars(Instrument):
-                method = getattr(type(instrument), name)
-                if not name.startswith("_") and method is not getattr(Instrument, name):
-                    calls = self._methods.setdefault(name, [])
-                    calls.append((instrument, getattr(instrument, name)))
+            self.add(instrument)
+
+    def __iter__(self) -> Iterator[Instrument]:
+        return iter(tuple(self._instruments))
+
+    def add(self, instrument: Instrument) -> None:
+        """Tell one more, from now on."""
+        if not isinstance(instrument, Instrument):
+            raise TypeError(f"an instrument must be an instance of Instrument, got {instrument!r}")
+        self._instruments.append(instrument)
+        self._sort()
+
+    def remove(self, instrument: Instrument) -> None:
+        """Tell one no more, if it is still told."""
+        left = [one for one in self._instruments if one is not instrument]
+        if len(left) < len(self._instruments):
+            self._instruments = left
+            self._sort()
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Have a function called whenever instruments come or go."""
+        self._followers.append(changed)
+
+    def unfollow(self, changed: Callable[[], None]) -> None:
+        """End what ``follow`` began."""
+        self._followers.remove(changed)
+
+    def wants(self, name: str) -> bool:
+        """Whether anybody overrides a method."""
+        return name in self._methods
+
+    def _sort(self) -> None:
+        methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
+        for instrument in self._instruments:
+            for name, nothing in instrument._hooks.items():
+                method = getattr(instrument, name)
+                if getattr(method, "__func__", None) is not nothing:
+                    methods[name] = (*methods.get(name, ()), (instrument, method))
+        self._methods = methods
+        self.active = bool(methods)
+        for changed in tuple(self._followers):
+            changed()
 
     def __call__(self, name: str, *args: object) -> None:
         """Call a method of all instruments that have it."""
-        for instrument, method in tuple(self._methods.get(name, ())):
+        for instrument, method in self._methods.get(name, ()):
             try:
                 method(*args)
             except Exception:  # noqa: BLE001 (logged)
+                self.remove(instrument)
                 _log.exception("%r failed and will not be called again", instrument)
-                for calls in self._methods.values():
-                    calls[:] = [call for call in calls if call[0] is not instrument]

@@ -198,6 +198,7 @@ class Inbox:
 
     __slots__ = (
         "capacity",
+        "closed",
         "drops",
         "limit",
         "line",
@@ -221,6 +222,7 @@ class Inbox:
         # With fewer entries than this, a sender may append without asking: the capacity and
         # what was withdrawn, or 0 where every message needs a closer look.
         self.limit: int = self.capacity
+        self.closed: bool = False  # it takes no messages, or none any more
         self.line: Final = Line(self)
         self.queue: Final = self.line.entries
         # Rarely needed, so not made before: an idle actor should cost little memory.
@@ -309,6 +311,10 @@ class Inbox:
         if line is self.line or line is self.urgent:
             self._admit(line)
 
+    def watch(self, *, watched: bool) -> None:
+        """Have every message pass through its owner's ``accept``, or only those that must."""
+        self.limit = 0 if watched or self.closed else self.capacity + self.line.withdrawn
+
     def _set_limit(self) -> None:
         if self.limit:
             self.limit = self.capacity + self.line.withdrawn
@@ -319,6 +325,7 @@ class Inbox:
         left = [entry for line in lines if line is not None for entry in line.left()]
         self.urgent = self.waiting = self.waiting_urgent = None
         self.queue.clear()
+        self.closed = True
         self.line.withdrawn = self.limit = 0
         return left
 

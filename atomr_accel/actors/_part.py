@@ -70,7 +70,7 @@ class Part(Cell):
         self._kind = kind
         self._run = run
         self.followers: list[Callable[[BaseException | None], None]] = []
-        self.inbox.limit = 0  # every message passes through `accept`
+        self.inbox.close()  # every message passes through `accept`
 
     @property
     def kind(self) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -88,7 +88,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         name: str,
         nursery: trio.Nursery,
         supervision: Supervision,
-        instruments: Instruments | None,
+        instruments: Instruments,
     ) -> None:
         self.name = name
         self._instruments = instruments
@@ -99,6 +99,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         self._lost = 0
         self._thread = threading.get_ident()
         self._thread_name = threading.current_thread().name
+        instruments.follow(self._watch_messages)
 
     def __repr__(self) -> str:
         return f"<ActorSystem {self.name!r}>"
@@ -221,6 +222,29 @@ class ActorSystem(metaclass=NoPublicConstructor):
             children=self._supervisor.statistics(),
         )
 
+    @contextmanager
+    def instrumented(self, instrument: Instrument) -> Iterator[None]:
+        """Tell an instrument what happens in the system, for the length of a ``with`` block.
+
+        Args:
+            instrument: what to tell, as those of ``open_system(instruments=...)``.
+
+        Raises:
+            TypeError: it is no Instrument.
+        """
+        self._instruments.add(instrument)
+        try:
+            yield
+        finally:
+            self._instruments.remove(instrument)
+
+    def _watch_messages(self) -> None:
+        """Have senders take the way on which instruments are told, or no more."""
+        watched = self._instruments.wants("message_sent")
+        for node in _nodes(self._root):
+            if isinstance(node, Cell):
+                node.inbox.watch(watched=watched)
+
     def _elsewhere(self, path: str) -> RuntimeError:
         # A message would wake a task of another loop: refused before anything has happened.
         return RuntimeError(
@@ -241,7 +265,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
             type(messages[0]).__qualname__,
             reason,
         )
-        if self._instruments is not None:
+        if self._instruments.active:
             for message in messages:
                 self._instruments("dead_letter", ref, message, reason)
 
@@ -301,8 +325,7 @@ async def opened(
     """Open a system that is an instance of ``kind``; see `open_system`."""
     check_instance("a system's name", name, str)
     check_instance("supervision", supervision, Supervision)
-    told = tuple(instruments)
-    hooks = Instruments(told) if told else None
+    hooks = Instruments(instruments)
     async with PlainNursery() as nursery:
         system = kind._create(name, nursery, supervision, hooks)
         try:

@@ -19,6 +19,7 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import Unsupported
+from ..actors._instrument import Instruments
 from ..lanes import STAGING_BYTES, Op, PinnedPool, Port, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ..backends import Backend, Capabilities
     from ..lanes import Isolation, Template
     from ..libraries._workspaces import Workspaces, WorkspaceSet
-    from ..memory import Block, Epoch
+    from ..memory import Block, Epoch, Slab
     from ..wire import DeviceInfo
     from ._context import Context
     from ._prepared import Prepared
@@ -134,6 +135,7 @@ class DeviceCore:
         failed_starts: how many in a row have not.
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
+        instruments: those of its system; none for a companion, of which nobody is told.
     """
 
     driver: Final = Awaited
@@ -152,7 +154,9 @@ class DeviceCore:
         prompt: bool = True,
         memory_limit: int | None = None,
         whole: DeviceCore | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
+        self.instruments: Final = Instruments() if instruments is None else instruments
         self.whole: Final = whole
         self.index: Final = index
         self.name: Final = f"{backend.name}:{index}"
@@ -171,6 +175,7 @@ class DeviceCore:
             MemoryMap(self.name, memory_limit) if whole is None else whole.memory.companion()
         )
         self.memory.owner = self
+        self.memory.slab_changed = self._slab_changed
         self.transfers: Final[set[Transfer]] = set()
         self.serving: Context | None = None
         self.ports: Mapping[str, Port] = {}
@@ -202,6 +207,17 @@ class DeviceCore:
     def backend(self) -> str:
         """The backend's name."""
         return self._backend.name
+
+    @property
+    def path(self) -> str:
+        """Its place in the tree of actors."""
+        cell = (self if self.whole is None else self.whole).place.cell
+        return "" if cell is None else cell.path
+
+    @property
+    def generation(self) -> int:
+        """The present generation."""
+        return self.memory.generation
 
     @property
     def capabilities(self) -> Capabilities:
@@ -260,7 +276,7 @@ class DeviceCore:
         self._sequence = max(self._sequence, companion._sequence)
         idle = not companion.in_flight
         for name, port in prepared.ports.items():
-            port.move_to(self.in_flight)
+            port.move_to(self.in_flight, self)
             spec, number = companion.lanes[name]
             if name not in self.lanes:
                 self.add_lane(spec, number)
@@ -409,6 +425,11 @@ class DeviceCore:
                 port.submit(Op(port, sequence, name, message, (), ()))
 
     # --- memory --------------------------------------------------------------------------
+
+    def _slab_changed(self, slab: Slab, added: bool) -> None:
+        if self.instruments.active:
+            name = "slab_added" if added else "slab_removed"
+            self.instruments(name, self, slab.nbytes, slab.sealed)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """An uninitialised buffer, or None where making it takes a wait."""

@@ -230,7 +230,7 @@ class Growth:
 
     def _out_of_memory(self, nbytes: int) -> OutOfMemory:
         found = self._core.memory.statistics()
-        return OutOfMemory(
+        error = OutOfMemory(
             f"no room for {nbytes} bytes on {self._core.name}: {found.used} bytes are in use, "
             f"{found.free} are free in slabs, at most {found.largest_free} in one piece"
             + (f"; its memory_limit is {found.limit}" if found.limit is not None else ""),
@@ -239,3 +239,6 @@ class Growth:
             in_use=found.used,
             largest_free=found.largest_free,
         )
+        if self._core.instruments.active:
+            self._core.instruments("out_of_memory", self._core, error)
+        return error

@@ -65,6 +65,8 @@ class Lifecycle:
         self._served = core.memory.epoch
         core.ports = ports
         core.info = info
+        if core.instruments.active:
+            core.instruments("generation_ready", core, core.generation, core.startup)
         self._opened.open()
 
     async def opened(self) -> None:
@@ -97,6 +99,8 @@ class Lifecycle:
             return
         self.faults += 1
         self.last_fault = fault
+        if self._core.instruments.active:
+            self._core.instruments("fault", self._core, fault)
         self._next_generation()
         self.shut(context)
         self._answer_some(context, lambda op: taken_down(op.name, fault))
@@ -150,6 +154,8 @@ class Lifecycle:
 
     def _next_generation(self) -> None:
         generation = self._core.memory.bump()
+        if self._core.instruments.active:
+            self._core.instruments("generation_began", self._core, generation)
         for watcher in self._watchers:
             with suppress(trio.BrokenResourceError):  # somebody has closed the iterator
                 watcher.send_nowait(generation)
@@ -204,6 +210,8 @@ class Lifecycle:
                 end.__cause__ = failure
             self._end = end
             self._core.memory.over = "is lost"
+            if self._core.instruments.active:
+                self._core.instruments("device_lost", self._core, end)
         self.close()
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from ..actors import (
     Supervision,
 )
 from ..actors._deciders import leaves
+from ..actors._instrument import Instruments
 from ..actors._system import opened
 from ..backends._registry import find_backend
 from ..lanes import uninterrupted
@@ -66,6 +67,16 @@ class System(ActorSystem):
 
     _made_by: ClassVar[str] = "atomr_accel.open_system(name)"
 
+    def __init__(
+        self,
+        name: str,
+        nursery: trio.Nursery,
+        supervision: Supervision,
+        instruments: Instruments,
+    ) -> None:
+        super().__init__(name, nursery, supervision, instruments)
+        self._devices: list[Device] = []
+
     async def open_device(
         self,
         index: int = 0,
@@ -97,6 +108,12 @@ class System(ActorSystem):
             Exception: whatever else ``open_device`` raises.
         """
         return await _open_in(self, index, name, supervisor, settings, stacklevel=3)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Its devices that have not been stopped, in the order in which they were opened."""
+        self._devices = [device for device in self._devices if not device.ref.stopped]
+        return tuple(self._devices)
 
 
 @asynccontextmanager
@@ -141,6 +158,7 @@ async def open_device(
     completion: Completion | None = None,
     deterministic: bool = False,
     prompt: bool = True,
+    instruments: Iterable[Instrument] = (),
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
 
@@ -210,6 +228,8 @@ async def open_device(
             (unless the program has set one of its own). With False tasks do the former, and
             the interval stays as it is: answers come a turn later, and beside a thread that
             computes up to 5 ms.
+        instruments: objects to tell what happens on the device and in its system of actors,
+            such as a ``DeviceInstrument``.
 
     Raises:
         RuntimeError: trio does not run here, but asyncio, say: see ``from_asyncio``.
@@ -248,7 +268,7 @@ async def open_device(
     alone = Supervision(decider=_escalate, escalation=lambda _name, cause: cause)
     core: DeviceCore | None = None
     try:
-        async with opened(System, "device", alone) as system:
+        async with opened(System, "device", alone, instruments) as system:
             device = await _open_in(system, index, None, None, settings, stacklevel=4)
             core = device._core
             core.lifecycle.over_how = "its 'async with' block was left"
@@ -278,7 +298,7 @@ async def open_device(
 _DEFAULTS: Final[Any] = {
     name: parameter.default
     for name, parameter in inspect.signature(open_device).parameters.items()
-    if name != "index"
+    if name not in ("index", "instruments")
 }
 
 
@@ -358,6 +378,7 @@ async def _spawn(
         plan=plan,
         memory_limit=given["memory_limit"],
         prompt=given["prompt"],
+        instruments=system._instruments,
     )
     core.pinned = Pinned(core, given["pinned_limit"])
     core.exports = Exports(core)
@@ -386,7 +407,9 @@ async def _spawn(
     finally:
         if core.place.cell is None:  # it has not begun, so it has no end either
             core.lifecycle.close()
-    return Device(core, ref)
+    device = Device(core, ref)
+    system._devices = [*system.devices, device]
+    return device
 
 
 # These know nothing of trio: hosts import them, too, or what lies beside them.

@@ -211,7 +211,12 @@ class Prepared:
                 if spec.name not in failed:
                     sock.setblocking(False)
                     self.ports[spec.name] = Port(
-                        spec.name, lane.index, sock, core.in_flight, prompt=core.prompt
+                        spec.name,
+                        lane.index,
+                        sock,
+                        core.in_flight,
+                        device=core,
+                        prompt=core.prompt,
                     )
                     core.add_lane(spec, lane.index)
         finally:

@@ -65,7 +65,6 @@ class Spare:
         companion: the device there, if it is hot.
         context: what serves that.
         hot: whether it is to be, as far as there is room.
-        step: where it is, on the way of ``STEPS``.
         wake: set when it may have to do more.
         scope: all that is done with it.
         begun: when it was started, until it is ready.
@@ -97,7 +96,7 @@ class Spare:
         self.companion: DeviceCore | None = None
         self.context: Context | None = None
         self.hot = False
-        self.step = "starting"
+        self._step = "starting"
         self.wake = trio.Event()
         self.scope = trio.CancelScope()
         self.begun: float | None = trio.current_time()
@@ -107,6 +106,17 @@ class Spare:
         self.behind = True
         self.noted: set[tuple[str, Message]] = set()
         self.taken = self.given_up = False
+
+    @property
+    def step(self) -> str:
+        """Where it is, on the way of ``STEPS``."""
+        return self._step
+
+    @step.setter
+    def step(self, step: str) -> None:
+        self._step = step
+        if self._core.standby is not None:
+            self._core.standby.tell()
 
     @property
     def rank(self) -> tuple[bool, int]:

@@ -285,6 +285,11 @@ class Standby:
 
     # --- each of them ---------------------------------------------------------------------
 
+    def tell(self) -> None:
+        """Tell instruments how far the best one is."""
+        if self._core.instruments.active:
+            self._core.instruments("standby_changed", self._core, self.statistics().state)
+
     def _wake(self) -> None:
         for spare in self._spares:
             spare.wake.set()
@@ -322,6 +327,7 @@ class Standby:
             await self._core.ready()
             spare = Spare(self._core, self._room, self._history, self._warm_up, self._note_ready)
             self._spares.append(spare)
+            self.tell()
             self._vacant.set()
             delay = 0.0
             try:
@@ -340,6 +346,7 @@ class Standby:
                     _log.warning("%s: no standby host: %s; trying again", self._core.name, told)
             finally:
                 self._spares.remove(spare)
+                self.tell()
                 self._room.account()
             if spare.host is not None and not spare.taken:
                 with trio.move_on_after(END_SECONDS):

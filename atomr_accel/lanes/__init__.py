@@ -1,5 +1,14 @@
 """The program's half of lanes: ports to submit ops to, hosts to start and end."""
 
+from ._instrument import (
+    DeviceInstrument,
+    OpTimes,
+    Outcome,
+    Phases,
+    WatchedDevice,
+    WatchedOp,
+    WatchedTransfer,
+)
 from ._interrupts import uninterrupted
 from ._loop_flusher import Gate
 from ._op import Op, Template
@@ -12,17 +21,24 @@ __all__ = [
     "END_SECONDS",
     "STAGING_BYTES",
     "Bytes",
+    "DeviceInstrument",
     "Gate",
     "HostDied",
     "HostHandle",
     "Isolation",
     "LaneStatistics",
     "Op",
+    "OpTimes",
+    "Outcome",
+    "Phases",
     "Piece",
     "PinnedPool",
     "PinnedStatistics",
     "Port",
     "Template",
+    "WatchedDevice",
+    "WatchedOp",
+    "WatchedTransfer",
     "describe_exit",
     "fail_some",
     "start_host",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..memory import Block
     from ..wire import Message
+    from ._instrument import OpTimes, Outcome, WatchedDevice
     from ._port import Port
 
 
@@ -59,6 +60,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         task: what waits for it, if a task does.
         value: what the lane answered, if that is more than that it is done.
         on_answer: called once it is over.
+        times: when what happened to it, where somebody watches.
     """
 
     port: Port
@@ -74,6 +76,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     task: trio.lowlevel.Task | None = None
     value: Any = None
     on_answer: Callable[[], None] | None = None
+    times: OpTimes | None = None
     _error: Exception | None = None
     _make_error: Callable[[Op], Exception] | None = None
 
@@ -119,6 +122,33 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         if error is not None:
             self._error = _like(error)
         return error
+
+    # --- for those who watch: see ``_instrument`` -------------------------------------------
+
+    @property
+    def lane(self) -> str:
+        """The name of its lane."""
+        return self.port.name
+
+    @property
+    def device(self) -> WatchedDevice:
+        """Its device."""
+        return self.port.device
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it copies or fills; 0 of others, and once it is answered."""
+        nbytes: int = getattr(self.message, "nbytes", 0)
+        return nbytes
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ends, right before it is answered."""
+        if self._make_error is not None:
+            return "lost"
+        if self._error is not None:
+            return "failed"
+        return "withdrawn" if self.message is WITHDRAWN else "done"
 
     def result(self) -> Any:
         """The result of an op that is answered; raises if that is an error."""

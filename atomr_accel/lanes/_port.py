@@ -13,6 +13,7 @@ import errno
 import functools
 import itertools
 import socket
+import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
@@ -33,6 +34,7 @@ from ..wire import (
     too_large,
     unpack_exception,
 )
+from ._instrument import NOBODY, OpTimes, Told
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
 from ._op import Op, Template
@@ -98,6 +100,7 @@ class Port:
         index: its number in dependencies.
         sock: the program's end of its socket, non-blocking.
         in_flight: the device's ops in flight by sequence number, shared by its lanes.
+        device: whose lane it is, for those who watch.
         prompt: whether to send and receive between the turns of trio's loop, and to have the
             interpreter's switch interval short meanwhile; otherwise its tasks do that.
     """
@@ -109,9 +112,12 @@ class Port:
         sock: socket.socket,
         in_flight: dict[int, Op],
         *,
+        device: Told = NOBODY,
         prompt: bool = True,
     ) -> None:
         self._prompt = prompt
+        self.device = device
+        self._instruments = device.instruments
         self.name = name
         self.index = index
         self._sock = sock
@@ -176,6 +182,8 @@ class Port:
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
+        if self._instruments.active:
+            self._tell_submitted(op)
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
             self.send()  # the lane is idle: latency counts
@@ -280,11 +288,12 @@ class Port:
         """The task that runs this is about to be cancelled, and another goes on with it."""
         self._handing_over = True
 
-    def move_to(self, in_flight: dict[int, Op]) -> None:
+    def move_to(self, in_flight: dict[int, Op], device: Told = NOBODY) -> None:
         """Be a lane of another device, to which its ops in flight go, too.
 
         Args:
             in_flight: the ops of that device. What is in flight here is younger.
+            device: it.
         """
         self._handing_over = False
         ours = [op for op in self._in_flight.values() if op.port is self]
@@ -296,6 +305,11 @@ class Port:
         if ours and not self._in_flight and self._prompt:
             restore_switch_interval()
         self._in_flight = in_flight
+        self.device, self._instruments = device, device.instruments
+        if self._instruments.active:
+            for op in ours:
+                self._tell_submitted(op)
+            self._tell_sent([op for op in ours if op.sent])
 
     def close(self) -> None:
         """Nobody runs it any more: end the lane."""
@@ -401,6 +415,8 @@ class Port:
             while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
                 op = outbox.popleft()
                 op.sent = True
+                if self._instruments.active:
+                    self._tell_sent([op])
                 try:
                     frame.append((op.seq, op.dependencies, self._request(op)))
                 except Exception as error:  # noqa: BLE001 (what encodes is up to the libraries)
@@ -437,6 +453,8 @@ class Port:
         for op in ops:
             op.sent = True
             self._outbox.popleft()
+        if self._instruments.active:
+            self._tell_sent(ops)
 
     def _request(self, op: Op) -> object:
         """What is sent for an op; a template goes along where the host does not have it."""
@@ -534,6 +552,24 @@ class Port:
             raise ProtocolViolation(f"op {seq} was answered, which is not in flight")
         return op
 
+    # --- those who watch --------------------------------------------------------------
+
+    def _tell_submitted(self, op: Op) -> None:
+        op.times = OpTimes(time.monotonic_ns())
+        self._instruments("op_submitted", op)
+
+    def _tell_sent(self, ops: list[Op]) -> None:
+        now = time.monotonic_ns()
+        for op in ops:
+            if op.times is not None:  # or nobody watched yet
+                op.times.sent = now
+                self._instruments("op_sent", op)
+
+    def _tell_finished(self, op: Op) -> None:
+        if op.times is not None:
+            op.times.answered = time.monotonic_ns()
+            self._instruments("op_finished", op, op.outcome)
+
     def _is_over(self) -> bool:
         return self._ended
 
@@ -552,6 +588,8 @@ class Port:
 
     def _settle(self, op: Op) -> None:
         """The op is over: let go of its buffers."""
+        if self._instruments.active:
+            self._tell_finished(op)
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
         if not in_flight and self._prompt:

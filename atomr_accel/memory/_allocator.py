@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import chain
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from sortedcontainers import SortedList
 
 from ..wire import SLAB_SHIFT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ALIGNMENT: Final = 256
 """What ``cudaMalloc`` promises, and what vendor libraries assume."""
@@ -150,6 +153,13 @@ class Allocator:
             if len(largest) == len(self._slabs):  # there may be very many holes
                 break
         return 1 - sum(largest.values()) / self.free_bytes if self.free_bytes else 0.0
+
+    def holes(self) -> Iterator[tuple[int, int]]:
+        """What is free, as ``(nbytes, address)``, largest first. Allocate nothing meanwhile."""
+        self._coalesce()
+        if self._largest is not _NO_HOLE:
+            yield self._largest
+        yield from reversed(self._holes)
 
     def _set_capacity(self, nbytes: int) -> None:
         self.capacity = nbytes

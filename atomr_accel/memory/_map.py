@@ -122,6 +122,7 @@ class MemoryMap:
         over: once the device does not come back, what became of it.
         reserved: bytes of the limit that are not for slabs.
         sealed_changed: called when there is a sealed slab more, or less.
+        slab_changed: called with every slab that comes, or goes.
     """
 
     owner: object
@@ -147,6 +148,7 @@ class MemoryMap:
         self._whole: MemoryMap | None = None
         self.reserved: int = 0
         self.sealed_changed: Callable[[], None] = _nothing
+        self.slab_changed: Callable[[Slab, bool], None] = _nothing
 
     def companion(self) -> MemoryMap:
         """A map for another host of the same device: all it has in common is sealed memory."""
@@ -314,6 +316,7 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         pool.add_slab(slab.id, slab.nbytes)
+        self.slab_changed(slab, True)
         if slab.sealed:
             self.sealed_changed()
 
@@ -333,6 +336,7 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         self._dedicated[slab.id] = owner
+        self.slab_changed(slab, True)
         if slab.sealed:
             self.sealed_changed()
         block = block_at(self, address, slab.nbytes)
@@ -427,12 +431,13 @@ class MemoryMap:
         given_up = self._slabs.pop(slab)
         if given_up.fd >= 0:
             os.close(given_up.fd)
+        self.slab_changed(given_up, False)
         if given_up.sealed:
             self.sealed_changed()
 
 
-def _nothing() -> None:
-    """Nobody follows what is sealed."""
+def _nothing(*_args: object) -> None:
+    """Nobody follows slabs."""
 
 
 def least_slab(nbytes: int) -> int:

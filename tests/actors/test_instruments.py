@@ -22,6 +22,7 @@ from atomr_accel.actors import (
     handler,
     open_system,
 )
+from atomr_accel.actors._instrument import Instruments
 
 
 class Boom(Exception):
@@ -187,9 +188,55 @@ async def test_only_what_is_overridden_is_called() -> None:
 
     births = Births()
     async with open_system("demo", instruments=[births]) as system:
-        assert system._instruments is not None
         assert list(system._instruments._methods) == ["actor_started"]
         await (await system.spawn(Worker)).ask(Do())
     assert births.count == 1
     async with open_system("demo") as system:
-        assert system._instruments is None
+        assert not system._instruments.active
+
+
+async def test_instruments_come_and_go_while_the_system_runs() -> None:
+    recorder = Recorder()
+    async with open_system("demo") as system:
+        worker = await system.spawn(Worker)
+        await worker.ask(Do())
+        with system.instrumented(recorder):
+            await worker.ask(Do())
+            later = await system.spawn(Worker, name="later")
+        await worker.ask(Do())
+        await later.ask(Do())
+        worker.tell(Do())
+        assert not system._instruments.active
+    assert recorder.seen == [
+        ("sent", Do()),
+        ("begin", Do()),
+        ("end", Do(), None),
+        ("started", "/later"),
+    ]
+    async with open_system("demo") as system:
+        with (
+            pytest.raises(TypeError, match="an instance of Instrument"),
+            system.instrumented(Instrument),  # type: ignore[arg-type]
+        ):
+            pass
+
+
+async def test_hooks_that_a_subclass_declares_are_hooks() -> None:
+    class Wider(Instrument, hooks=True):
+        def told_more(self, what: str) -> None:
+            """Nothing by itself."""
+
+    class Listener(Wider):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+            self.told_more = self.heard.append  # what an instance has counts, too
+
+    instruments = Instruments([Wider()])
+    assert not instruments.active
+    listener = Listener()
+    instruments.add(listener)
+    instruments("told_more", "this")
+    instruments("actor_started", None)
+    instruments.remove(listener)
+    instruments("told_more", "not that")
+    assert listener.heard == ["this"]

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_numbers: Final = itertools.count(1)
+
 _LARGEST_FRAME: Final = 32
 """Ops after which a frame goes to the host, so that it works while the block still runs.
 
@@ -118,6 +120,8 @@ class Batch(Collector):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._ops: deque[Op] = deque()
+        self._number = next(_numbers)
+        self._instruments = self._core.instruments
         self._made: list[weakref.ref[Block]] = []
         self._promised: weakref.WeakKeyDictionary[Block, int] = weakref.WeakKeyDictionary()
         self._later: deque[Callable[[], Awaitable[None]]] = deque()
@@ -369,7 +373,7 @@ class Batch(Collector):
                 await self._provide((*reads, *writes))
                 lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
                 self._check_epoch()
-                self._ops.append(self._core.submit(lane, name, message, reads, writes))
+                self._note(self._core.submit(lane, name, message, reads, writes))
 
             self._put_off(submit_later)
         else:
@@ -384,11 +388,17 @@ class Batch(Collector):
         writes: Iterable[Block],
         payload: Raw | None = None,
     ) -> None:
-        self._ops.append(self._core.submit(port, name, message, reads, writes, payload))
+        self._note(self._core.submit(port, name, message, reads, writes, payload))
         self._unsent += 1
         self._ports_unsent.add(port)
         if self._unsent == self._frame:
             self._send()
+
+    def _note(self, op: Op) -> None:
+        """An op of this batch was submitted just now."""
+        self._ops.append(op)
+        if self._instruments.active:
+            self._instruments("op_in_batch", op, self._number)
 
     def _send(self) -> None:
         """Send what there is; the next frame is larger."""

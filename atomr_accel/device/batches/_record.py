@@ -495,6 +495,8 @@ class Recording(Collector):
         record_op = self._recorded
         assert record_op is not None
         replay = self._core.submit(port, "program.replay", Replay(self._number), reads, writes)
+        if self._core.instruments.active:
+            self._core.instruments("op_replays", replay, self._number)
         lives = [part._begin_replay() for part in parts]
         try:
             await replay.wait()

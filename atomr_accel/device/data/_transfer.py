@@ -356,9 +356,15 @@ def _observed(core: DeviceCore, name: str, nbytes: int) -> Iterator[Transfer]:
     transfer = Transfer(name, nbytes)
     core.transfers.add(transfer)
     generation = core.memory.generation
+    if core.instruments.active:
+        core.instruments("transfer_started", core, transfer)
+    failure: BaseException | None = None
     try:
         yield transfer
-    except (GpuRefStale, Rebuilt):
+    except BaseException as error:
+        failure = error
+        if not isinstance(error, (GpuRefStale, Rebuilt)):
+            raise
         # It was in flight all the time, if perhaps none of its pieces was.
         fault = core.lifecycle.last_fault
         if transfer.done and fault is not None and core.memory.generation > generation:
@@ -366,6 +372,9 @@ def _observed(core: DeviceCore, name: str, nbytes: int) -> Iterator[Transfer]:
         raise
     finally:
         core.transfers.discard(transfer)
+        if core.instruments.active:
+            core.instruments("transfer_finished", core, transfer, failure)
+        del failure  # its traceback has this frame in it
 
 
 # --- page-locked arrays ----------------------------------------------------------------

@@ -1,0 +1,10 @@
+"""A live page about a system of actors and its devices, for a browser.
+
+``async with open_dashboard(system) as page:`` serves it at ``page.url``, on this machine alone and
+to whoever has its token. `running` tells which programs of this user have one open.
+"""
+
+from ._open import Dashboard, open_dashboard
+from ._running import RunningDashboard, running
+
+__all__ = ["Dashboard", "RunningDashboard", "open_dashboard", "running"]

@@ -1,0 +1,133 @@
+"""States of a system for whoever looks: all of one first, then what has changed, as it changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ._history import History
+from ._patch import Json, encode, merge_patch
+from ._state import Observer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..actors import ActorSystem
+
+INTERVAL: Final = 0.25
+"""Seconds between two states, at least."""
+
+_SHARE: Final = 24
+"""Looking at all actors takes at most 1/25 of the time of trio's thread: the more there are, the
+less often it is done. Devices and events are quickly looked at, so they are never late."""
+
+MOST_LOOKERS: Final = 16
+
+State = Mapping[str, Json]
+
+
+class Feed:
+    """What a page shows, for any number of pages.
+
+    Nothing is queued for any of them: who reads slowly gets the difference between what it has
+    had and what is so by then.
+
+    Attributes:
+        history: what is kept of what happens, whether somebody looks or not.
+    """
+
+    def __init__(self, system: ActorSystem) -> None:
+        self._observer = Observer(system)
+        self.history: Final = History()
+        self._actors: dict[str, Json] = {}
+        self._actors_due = 0.0
+        self._state: State = {}
+        self._before: State = {}
+        self._change = ""
+        self._changed = trio.Event()
+        self._lookers = 0
+        self._wanted = trio.Event()
+        self._over = False
+
+    async def keep_curves(self) -> None:
+        """Add a point to the curves each second, so that there are some when somebody looks."""
+        while True:
+            await trio.sleep(1)
+            self.history.beat(self._observer.devices)
+
+    async def run(self) -> None:
+        """Make states while somebody looks."""
+        while True:
+            if not self._lookers:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+            await self.look(thoroughly=trio.current_time() >= self._actors_due)
+            await trio.sleep(INTERVAL)
+
+    async def look(self, *, thoroughly: bool = True) -> State:
+        """The state now.
+
+        Args:
+            thoroughly: look at all actors, too.
+        """
+        if thoroughly:
+            self._actors, seconds = await self._observer.actors()
+            self._actors_due = trio.current_time() + _SHARE * seconds
+        state: State = {
+            "at": int(time.time()),
+            "program": self._observer.program,
+            "system": self._observer.system(len(self._actors)),
+            "actors": self._actors,
+            "devices": self._observer.states_of_devices(),
+            "curves": self.history.curves,
+            "events": self.history.events,
+        }
+        if patch := merge_patch(self._state, state):
+            self._before, self._state = self._state, state
+            self._change = encode(patch)
+            self._changed.set()
+            self._changed = trio.Event()
+        return self._state
+
+    @property
+    def full(self) -> bool:
+        """Whether as many look as may."""
+        return self._lookers >= MOST_LOOKERS
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Server-sent events for one page: ``state``, then ``change`` again and again, ``end``."""
+        with self._looking():
+            seen = await self.look()
+            yield _event("state", encode(seen))
+            while not self._over:
+                if self._state is seen:
+                    await self._changed.wait()
+                    continue
+                late = self._before is not seen
+                change = encode(merge_patch(seen, self._state)) if late else self._change
+                seen = self._state
+                yield _event("change", change)
+            yield _event("end", "{}")
+
+    def close(self) -> None:
+        """Tell all pages that there is no more to come."""
+        self._over = True
+        self._changed.set()
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        self._lookers += 1
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self._lookers -= 1
+
+
+def _event(kind: str, data: str) -> bytes:
+    # `data` is one line: see `encode`.
+    return f"event: {kind}\ndata: {data}\n\n".encode("ascii")

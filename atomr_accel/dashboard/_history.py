@@ -1,0 +1,196 @@
+"""What has happened in a system, and how fast its devices were: the last of it, in fixed space."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, final
+
+from ..lanes import DeviceInstrument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
+    from ..actors import ActorRef
+    from ..device import Device
+    from ..lanes import Outcome, Phases, WatchedDevice, WatchedOp
+    from ._patch import Json
+
+EVENTS: Final = 200
+POINTS: Final = 300
+"""Of a curve, one each second."""
+
+POINT: Final = ("at", "ops", "failed", "p50", "p99", "in_flight", "used")
+"""What a point of a curve is a list of: seconds since 1970; ops that were answered per second, and
+of those the ones with an error; milliseconds from submitting an op to its answer, the median and
+the 99th percentile, null where there were none; ops in flight; bytes of memory in use."""
+
+LONGEST: Final = 400
+"""Characters of a text: an error may say as much as who made it likes."""
+
+_MOST_LATENCIES: Final = 2048
+"""Of a second, the first of them."""
+
+_TOLD_BY_DEVICES: Final = frozenset({"Context", "Standby", "Lane"})
+"""Parts of which the device tells more, and sooner, than their restarts do."""
+
+
+def shortened(text: str) -> str:
+    """A text, cut where it is too long to be shown."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def described(error: BaseException) -> str:
+    """An error in a line or some."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 (the program's own class, which may do anything)
+        text = "(it cannot be told)"
+    return shortened(f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__)
+
+
+class Ring:
+    """The last of many values, by numbers that grow, as an object for JSON.
+
+    A patch between two states of it has what is new, and takes away what is too old.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._number = 0
+        self._values: dict[str, Json] = {}
+
+    def add(self, value: Json) -> None:
+        """Add a value; the oldest makes room for it."""
+        self._number += 1
+        values = {**self._values, str(self._number): value}  # who has the old ones keeps them
+        if len(values) > self._most:
+            del values[next(iter(values))]
+        self._values = values
+
+    @property
+    def values(self) -> dict[str, Json]:
+        """All of them, oldest first. It is not changed any more."""
+        return self._values
+
+
+class _Pulse:
+    """What one device has done since the last point of its curve."""
+
+    __slots__ = ("failed", "latencies", "ops", "points")
+
+    def __init__(self) -> None:
+        self.points = Ring(POINTS)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ops = 0
+        self.failed = 0
+        self.latencies: list[int] = []
+
+    def beat(self, seconds: float, in_flight: int, used: int) -> None:
+        """Make a point of the last seconds."""
+        latencies = sorted(self.latencies)
+        self.points.add(
+            [
+                round(time.time(), 1),
+                round(self.ops / seconds, 1),
+                round(self.failed / seconds, 1),
+                _milliseconds(latencies, 0.5),
+                _milliseconds(latencies, 0.99),
+                in_flight,
+                used,
+            ]
+        )
+        self._begin()
+
+
+def _milliseconds(latencies: list[int], share: float) -> float | None:
+    if not latencies:
+        return None
+    return round(latencies[min(len(latencies) - 1, int(len(latencies) * share))] * 1e-6, 4)
+
+
+@final
+class History(DeviceInstrument):
+    """What is kept whether somebody looks or not."""
+
+    def __init__(self) -> None:
+        self._events = Ring(EVENTS)
+        self._pulses: dict[str, _Pulse] = {}
+        self._beat_at = time.monotonic()
+
+    @property
+    def events(self) -> dict[str, Json]:
+        """What has happened, by number."""
+        return self._events.values
+
+    @property
+    def curves(self) -> dict[str, Json]:
+        """The points of each device's curve, by number."""
+        return {path: pulse.points.values for path, pulse in self._pulses.items()}
+
+    def beat(self, devices: Iterable[Device]) -> None:
+        """Add a point to the curves of these devices; all others are gone."""
+        now = time.monotonic()
+        seconds, self._beat_at = max(now - self._beat_at, 1e-3), now
+        pulses = {}
+        for device in devices:
+            core = device._core
+            pulse = pulses[core.path] = self._pulses.get(core.path) or _Pulse()
+            pulse.beat(seconds, len(core.in_flight), core.memory.in_use)
+        self._pulses = pulses
+
+    def _note(self, kind: str, path: str, text: str, generation: int | None = None) -> None:
+        event: dict[str, Json] = {
+            "at": round(time.time(), 3),
+            "kind": kind,
+            "path": path,
+            "text": text,
+        }
+        if generation is not None:
+            event["generation"] = generation
+        self._events.add(event)
+
+    # --- what the system tells ---------------------------------------------------------------
+
+    def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
+        """Note it."""
+        if ref._cell.kind not in _TOLD_BY_DEVICES:
+            why = "with a sibling" if cause is None else described(cause)
+            self._note("restart", ref.path, why)
+
+    def actor_stopped(self, ref: ActorRef, cause: BaseException | None) -> None:
+        """Note it, if it failed."""
+        if cause is not None and ref._cell.kind not in _TOLD_BY_DEVICES:
+            self._note("failure", ref.path, described(cause))
+
+    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
+        """Count it."""
+        pulse = self._pulses.get(op.device.path)
+        if pulse is None:
+            pulse = self._pulses[op.device.path] = _Pulse()
+        pulse.ops += 1
+        if outcome == "done":
+            times = op.times
+            if times is not None and len(pulse.latencies) < _MOST_LATENCIES:
+                pulse.latencies.append(times.answered - times.submitted)
+        elif outcome != "withdrawn":
+            pulse.failed += 1
+
+    def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
+        """Note it."""
+        self._note("memory", device.path, described(error), device.generation)
+
+    def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
+        """Note it."""
+        self._note("fault", device.path, described(fault), device.generation)
+
+    def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
+        """Note it."""
+        text = f"generation {generation} is up after {phases.total:.3g} s"
+        self._note("ready", device.path, text, generation)
+
+    def device_lost(self, device: WatchedDevice, error: DeviceLost) -> None:
+        """Note it."""
+        self._note("lost", device.path, described(error), device.generation)

@@ -1,0 +1,173 @@
+"""The dashboard as an ASGI application: who may see what, and how it gets there.
+
+Whoever can run programs on this machine, and every page that is open in the user's browser, can
+send requests here. So what tells anything of the program needs the token; a request has to name
+this machine by an address or as ``localhost``, which keeps out pages that have their own name
+resolved to it (DNS rebinding); and no other page may read an answer or show it in a frame. There
+are no cookies: a browser would send them to every other port of this machine, too.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from contextlib import aclosing
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+import trio
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from ._patch import encode
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from ._feed import Feed
+
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+_FILES: Final = {
+    "/": ("index.html", "text/html"),
+    "/style.css": ("style.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+"""What anybody may have: it tells nothing of the program."""
+
+
+def application(feed: Feed, token: str, names: frozenset[str]) -> ASGIApp:
+    """The application.
+
+    Args:
+        feed: what it tells.
+        token: what it wants of those whom it tells.
+        names: what it may be called in requests, beside addresses and ``localhost``.
+    """
+
+    async def state(_request: Request) -> Response:
+        return Response(encode(await feed.look()), media_type="application/json")
+
+    async def events(_request: Request) -> Response:
+        if feed.full:
+            return PlainTextResponse("too many look already", 503, {"Retry-After": "5"})
+        return _Events(feed)
+
+    routes = [
+        *(Route(path, _file(*file), methods=["GET"]) for path, file in _FILES.items()),
+        Route("/state", state, methods=["GET"]),
+        Route("/events", events, methods=["GET"]),
+    ]
+    return _Guard(Starlette(routes=routes), token, names)
+
+
+def _file(name: str, media_type: str) -> Response:
+    # A response is an ASGI application: the same one does for all requests.
+    return Response((files(__package__) / "page" / name).read_bytes(), media_type=media_type)
+
+
+class _Guard:
+    """Refuses what is not to be answered, and says in all answers what may be done with them."""
+
+    def __init__(self, app: ASGIApp, token: str, names: frozenset[str]) -> None:
+        self._app = app
+        self._token = token.encode("ascii")
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # Starlette closes websockets
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (refusal or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if not is_here(headers.getlist("host"), self._names):
+            return PlainTextResponse("this is not the host that was asked for", 421)
+        if scope["method"] not in {"GET", "HEAD"}:
+            return PlainTextResponse("there is nothing to change here", 405, {"Allow": "GET, HEAD"})
+        if scope["path"] in _FILES or self._has_token(scope, headers):
+            return None
+        return PlainTextResponse(
+            "this needs the token, which is in the address that the program tells",
+            401,
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+    def _has_token(self, scope: Scope, headers: Headers) -> bool:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = QueryParams(scope["query_string"]).get("token", "")
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+
+def is_here(hosts: list[str], names: frozenset[str]) -> bool:
+    """Whether a request's ``Host`` is one that nobody else can have made lead here.
+
+    A name may lead anywhere, an address leads where it says. The port may be another one: that of
+    a tunnel.
+    """
+    if len(hosts) != 1:
+        return False
+    host = hosts[0].lower()
+    name, colon, port = host.rpartition(":")
+    if not colon or not port.isdecimal():
+        name = host
+    if name in names or name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+class _Events(Response):
+    """A stream of server-sent events, until whoever asked for it has gone."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        async with trio.open_nursery() as nursery:
+
+            async def until_gone() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_gone)
+            async with aclosing(self._feed.messages()) as messages:
+                async for message in messages:
+                    body = {"type": "http.response.body", "body": message, "more_body": True}
+                    await send(body)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            nursery.cancel_scope.cancel()

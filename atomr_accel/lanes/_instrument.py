@@ -1,0 +1,225 @@
+"""Hooks for whoever watches devices from outside: what happens to ops, memory and contexts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, Protocol, final
+
+import msgspec
+
+from ..actors import Instrument
+from ..actors._instrument import Instruments
+
+if TYPE_CHECKING:
+    from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
+
+Outcome = Literal["done", "failed", "withdrawn", "lost"]
+"""How an op ends: it was executed; it raised an error of its own; its caller was cancelled before
+it was sent; or its context failed, or its device was closed, while it was in flight."""
+
+
+@final
+class OpTimes(msgspec.Struct, gc=False):
+    """When what happened to an op, in nanoseconds of ``time.monotonic_ns``.
+
+    All processes of a machine have that clock in common. What is not known is 0. What hosts tell is
+    known only where an instrument has asked for that (``DeviceInstrument.timed``).
+
+    Attributes:
+        submitted: the program has put it in its order.
+        sent: it was handed to the socket of its lane.
+        launched: its lane has begun to launch it (told by the host).
+        started: the device has begun to execute it (measured by the device).
+        ended: the device has executed it (likewise).
+        found: its lane has found it done (told by the host).
+        answered: the program has learnt of its end.
+    """
+
+    submitted: int = 0
+    sent: int = 0
+    launched: int = 0
+    started: int = 0
+    ended: int = 0
+    found: int = 0
+    answered: int = 0
+
+    @property
+    def device_seconds(self) -> float | None:
+        """How long the device has executed it; None where that was not measured."""
+        return (self.ended - self.started) * 1e-9 if self.ended else None
+
+
+class WatchedDevice(Protocol):
+    """What instruments are told of a device by."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``"cuda:0"``."""
+
+    @property
+    def path(self) -> str:
+        """Its place in the tree of actors, such as ``"/gpu-0"``, by which it is unique."""
+
+    @property
+    def generation(self) -> int:
+        """The present generation."""
+
+
+class WatchedOp(Protocol):
+    """What instruments are told of an op by. Do not keep it: it keeps its buffers."""
+
+    @property
+    def seq(self) -> int:
+        """Its place in the device's program order, by which it is known."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, such as ``"blas.gemm"``."""
+
+    @property
+    def lane(self) -> str:
+        """The lane that executes it."""
+
+    @property
+    def device(self) -> WatchedDevice:
+        """Its device."""
+
+    @property
+    def dependencies(self) -> tuple[tuple[int, int], ...]:
+        """``(lane number, seq)`` of the ops that were in flight and come before it."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it copies or fills, if it is of the memory lane; otherwise 0."""
+
+    @property
+    def times(self) -> OpTimes | None:
+        """When what happened to it; None if nobody watched when it was submitted."""
+
+    @property
+    def error(self) -> Exception | None:
+        """What it failed with, once it has."""
+
+
+class WatchedTransfer(Protocol):
+    """What instruments are told of a long transfer by."""
+
+    @property
+    def name(self) -> str:
+        """``"put"`` or ``"get"``."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it moves in all."""
+
+    @property
+    def done(self) -> int:
+        """How many of them have arrived."""
+
+
+class Phases(Protocol):
+    """How long a context took to come up, in seconds."""
+
+    @property
+    def total(self) -> float:
+        """From starting its host to serving."""
+
+    @property
+    def open(self) -> float:
+        """Until the device was opened: process, imports, context; next to nothing if prepared."""
+
+    @property
+    def remap(self) -> float:
+        """Mapping the sealed slabs again."""
+
+    @property
+    def lanes(self) -> float:
+        """Starting the lanes in use, and the round trip that proves it good."""
+
+
+class DeviceInstrument(Instrument, hooks=True):
+    """Base of instruments that are told what happens on devices, too.
+
+    Override what you want to know, as of ``Instrument``, which this extends; the same holds for
+    it. What is called for each op should take less than a microsecond. Ops of the package's own,
+    such as the round trip that proves a context good, are told of like any others.
+
+    Attributes:
+        timed: whether hosts are to tell when ops were launched, executed and found done, while
+            this instrument is told. That costs them some microseconds an op.
+    """
+
+    timed: bool = False
+
+    # --- ops: each is submitted, sent and finished once ------------------------------------
+
+    def op_submitted(self, op: WatchedOp) -> None:
+        """An op was put in the program's order, in the task of its caller."""
+
+    def op_in_batch(self, op: WatchedOp, batch: int) -> None:
+        """An op that was submitted just now belongs to the batch of this number."""
+
+    def op_replays(self, op: WatchedOp, recording: int) -> None:
+        """An op that was submitted just now replays the recording of this number."""
+
+    def op_sent(self, op: WatchedOp) -> None:
+        """An op was handed to the socket of its lane; it cannot be withdrawn any more."""
+
+    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
+        """An op is over. It may not have been sent, if its context failed."""
+
+    # --- data and memory ---------------------------------------------------------------------
+
+    def transfer_started(self, device: WatchedDevice, transfer: WatchedTransfer) -> None:
+        """A transfer has begun that takes several ops."""
+
+    def transfer_finished(
+        self, device: WatchedDevice, transfer: WatchedTransfer, failure: BaseException | None
+    ) -> None:
+        """It is over, by a failure, by cancellation, or without either."""
+
+    def slab_added(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
+        """The device's memory has grown."""
+
+    def slab_removed(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
+        """The device's memory has shrunk."""
+
+    def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
+        """There was no room for something; its caller is told."""
+
+    # --- faults and generations ----------------------------------------------------------------
+
+    def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
+        """A context has failed: it was that of ``fault.generation``."""
+
+    def generation_began(self, device: WatchedDevice, generation: int) -> None:
+        """Another generation has begun, right after a fault. Its context has yet to come up."""
+
+    def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
+        """A context is up and takes ops: the device's first, or the next after a fault."""
+
+    def standby_changed(self, device: WatchedDevice, state: str) -> None:
+        """A standby host is farther prepared, or not so far: see ``StandbyStatistics.state``."""
+
+    def device_lost(self, device: WatchedDevice, error: DeviceLost) -> None:
+        """The device does not come back."""
+
+
+class Told(WatchedDevice, Protocol):
+    """A device whose ports know whom to tell."""
+
+    @property
+    def instruments(self) -> Instruments:
+        """Those of its system."""
+
+
+@final
+class _Nobody:
+    """The device of a port of which nobody is told."""
+
+    name: str = ""
+    path: str = ""
+    generation: int = 0
+    instruments: Final = Instruments()
+
+
+NOBODY: Final[Told] = _Nobody()

@@ -1,0 +1,206 @@
+"""Instruments: what they are told of a device, and that they cannot do harm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel import ContextPoisoned, DeviceInstrument, DeviceLost, OutOfMemory, open_system
+from atomr_accel.testing import poison
+from tests.harness import opened
+
+if TYPE_CHECKING:
+    from atomr_accel import WatchedDevice, WatchedOp, WatchedTransfer
+    from atomr_accel.lanes import Outcome, Phases
+
+
+class Recorder(DeviceInstrument):
+    """Notes all of it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+        self.ops: dict[int, list[str]] = {}
+        self.names: dict[int, str] = {}
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [entry[1:] for entry in self.seen if entry[0] == kind]
+
+    def op_submitted(self, op: WatchedOp) -> None:
+        assert op.times is not None
+        assert op.times.submitted
+        self.names[op.seq] = op.name
+        self.ops[op.seq] = ["submitted"]
+
+    def op_in_batch(self, op: WatchedOp, batch: int) -> None:
+        self.seen.append(("in batch", op.seq, batch))
+
+    def op_replays(self, op: WatchedOp, recording: int) -> None:
+        self.seen.append(("replays", op.seq, recording))
+
+    def op_sent(self, op: WatchedOp) -> None:
+        self.ops[op.seq].append("sent")
+
+    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
+        assert op.times is not None
+        assert op.times.answered >= op.times.submitted
+        assert (op.error is None) == (outcome in ("done", "withdrawn"))
+        self.ops[op.seq].append(outcome)
+
+    def transfer_started(self, device: WatchedDevice, transfer: WatchedTransfer) -> None:
+        self.seen.append(("transfer", transfer.name, transfer.nbytes, transfer.done))
+
+    def transfer_finished(
+        self, device: WatchedDevice, transfer: WatchedTransfer, failure: BaseException | None
+    ) -> None:
+        self.seen.append(("transferred", transfer.done, failure))
+
+    def slab_added(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
+        self.seen.append(("slab", nbytes, sealed))
+
+    def slab_removed(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
+        self.seen.append(("slab", -nbytes, sealed))
+
+    def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
+        self.seen.append(("out of memory", error))
+
+    def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
+        self.seen.append(("fault", device.name, device.path, fault))
+
+    def generation_began(self, device: WatchedDevice, generation: int) -> None:
+        assert device.generation == generation
+        self.seen.append(("generation", generation))
+
+    def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
+        assert phases.total > 0
+        self.seen.append(("ready", generation))
+
+    def standby_changed(self, device: WatchedDevice, state: str) -> None:
+        self.seen.append(("standby", state))
+
+    def device_lost(self, device: WatchedDevice, error: DeviceLost) -> None:
+        self.seen.append(("lost", error))
+
+
+async def test_every_op_is_submitted_sent_and_finished_once() -> None:
+    recorder = Recorder()
+    async with opened(instruments=[recorder]) as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        for _ in range(3):  # the later ones are traced
+            await device.blas.gemm(a, a)
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(device.blas.gemm, a, a)
+        async with device.batch() as batch:
+            for _ in range(5):
+                a = batch.blas.gemm(a, a)
+        assert all(told == ["submitted", "sent", "done"] for told in recorder.ops.values())
+    count = Counter(recorder.names.values())
+    assert count["blas.gemm"] == 28
+    assert count["put"] == count["probe"] == 1
+    assert recorder.of("ready") == [(1,)]
+    seqs, numbers = zip(*recorder.of("in batch"), strict=True)
+    assert {recorder.names[seq] for seq in seqs} == {"blas.gemm"}
+    assert len(seqs) == 5
+    assert len(set(numbers)) == 1
+
+
+async def test_the_ends_of_ops_are_told_apart() -> None:
+    recorder = Recorder()
+    async with opened(instruments=[recorder]) as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        with pytest.raises(RuntimeError):
+            await device.run(_fail)
+        await device.blas.gemm(a, a)  # opens the lane
+        async with device.batch() as batch:
+            for _ in range(2):  # sent at once, so that the lane is busy
+                batch.blas.gemm(a, a)
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await device.blas.gemm(a, a)
+        assert isinstance(await poison(device), ContextPoisoned)
+        await device.put(np.ones(3))
+    ends = Counter(told[-1] for told in recorder.ops.values())
+    assert ends["failed"] == 1
+    assert ends["withdrawn"] == 1
+    assert ends["lost"] >= 1
+    ((name, path, fault),) = recorder.of("fault")
+    assert (name, path) == (device.name, "/gpu-0")
+    assert fault.generation == 1
+    assert recorder.of("generation") == [(2,)]
+    assert recorder.of("ready") == [(1,), (2,)]
+
+
+def _fail() -> None:
+    raise RuntimeError
+
+
+async def test_transfers_and_memory() -> None:
+    recorder = Recorder()
+    async with opened(instruments=[recorder], memory_limit=64 << 20) as device:
+        data = np.ones(4 << 20, np.uint8)
+        ref = await device.put(data)
+        await device.get(ref)
+        assert recorder.of("transfer") == [("put", 4 << 20, 0), ("get", 4 << 20, 0)]
+        assert recorder.of("transferred") == [(4 << 20, None)] * 2
+        with pytest.raises(OutOfMemory):
+            await device.empty(1 << 30, np.uint8)
+        ((error,),) = recorder.of("out of memory")
+        assert error.requested == 1 << 30
+    slabs = [nbytes for nbytes, _ in recorder.of("slab")]
+    assert slabs[0] >= 4 << 20
+    assert sum(slabs) == 0
+
+
+async def test_replays_are_told_of_with_their_recording() -> None:
+    recorder = Recorder()
+    async with opened(instruments=[recorder]) as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        async with device.record(a) as program:
+            program.blas.gemm(a, a)
+        for _ in range(2):
+            await program.replay()
+    (first, one), (second, other) = recorder.of("replays")
+    assert one == other
+    assert recorder.names[first] == recorder.names[second] == "program.replay"
+
+
+async def test_instruments_come_and_go_while_the_device_runs() -> None:
+    recorder = Recorder()
+    async with open_system("demo") as system:
+        device = await system.open_device(backend="cpu")
+        a = await device.put(np.ones((4, 4), np.float32))
+        with system.instrumented(recorder):
+            await device.blas.gemm(a, a)
+        await device.blas.gemm(a, a)
+        assert list(recorder.names.values()) == ["blas.gemm"]
+        assert not system._instruments.active
+        assert system.devices == (device,)
+        await device.ref.stop()
+        assert system.devices == ()
+
+
+async def test_a_device_that_is_lost() -> None:
+    recorder = Recorder()
+    with pytest.raises(DeviceLost):
+        async with opened(instruments=[recorder], max_restarts=0) as device:
+            await poison(device)
+    ((error,),) = recorder.of("lost")
+    assert isinstance(error, DeviceLost)
+
+
+async def test_an_instrument_that_fails_is_called_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Faulty(DeviceInstrument):
+        def op_submitted(self, op: WatchedOp) -> None:
+            raise ZeroDivisionError
+
+    async with opened(instruments=[Faulty()]) as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        await device.blas.gemm(a, a)
+    (record,) = caplog.records
+    assert "failed and will not be called again" in record.getMessage()
