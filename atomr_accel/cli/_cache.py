@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -94,12 +95,10 @@ class _Kind:
 def _wanted(base: Path | None, names: Sequence[str]) -> list[_Kind]:
     there = set(KINDS)
     if base is not None and not base.is_symlink():
-        try:
+        with suppress(OSError):  # nothing was ever kept, or it may not be read: the kinds tell
             there |= {
                 path.name for path in base.iterdir() if path.is_dir() and not path.is_symlink()
             }
-        except OSError:
-            pass  # nothing was ever kept, or it may not be read: the kinds tell
     for name in names:
         if name not in there:
             raise Refusal(

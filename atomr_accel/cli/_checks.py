@@ -11,7 +11,7 @@ import numpy as np
 
 from .._errors import AccelError, LibraryMissing, Unsupported
 from ._documents import CheckPart
-from .host._kernels import SCALE, scale
+from .host._kernels import scale, source_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,7 +88,7 @@ async def _fft(device: Device, rng: np.random.Generator) -> Pair:
 
 async def _nvrtc(device: Device, rng: np.random.Generator) -> Pair:
     x = rng.standard_normal((10_000,), np.float32)
-    kernel = await device.nvrtc.compile(SCALE, "scale", cpu=scale)
+    kernel = await device.nvrtc.compile(source_of("scale"), "scale", cpu=scale)
     ref = await device.put(x)
     await kernel.launch(-(-x.size // 256), 256, ref, x.size, 2.0)
     return await device.get(ref), 2 * x

@@ -27,7 +27,7 @@ _TONES: Final[dict[Level, Tone]] = {
 }
 
 _OLDEST_DRIVER: Final = {12: (525, 60), 13: (580, 65)}
-"""Which driver is the first for a major version of CUDA; on Linux, by the vendor's release notes."""
+"""The first driver for a major version of CUDA, on Linux, by the vendor's release notes."""
 
 _FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 1024, 128
 """A device with all its lanes has some fifty descriptors, and each slab and export one more."""
@@ -59,11 +59,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def examined(machine: Machine) -> list[FindingPart]:
     """What there is to say of a machine."""
-    found = []
-    for examination in EXAMINATIONS:
-        if (finding := examination(machine)) is not None:
-            found.append(finding)
-    return found
+    findings = (examination(machine) for examination in EXAMINATIONS)
+    return [finding for finding in findings if finding is not None]
 
 
 def _finding(name: str, level: Level, found: str, advice: str = "") -> FindingPart:
@@ -95,7 +92,7 @@ def _processes(machine: Machine) -> FindingPart:
         least = soft
     if least == UNLIMITED or least >= 512:
         return _finding("processes and threads", "ok", _said(least))
-    advice = "each lane has a thread, each device a host; raise ulimit -u, or the container's --pids-limit"
+    advice = "each lane has a thread, each device a host; raise ulimit -u, or --pids-limit"
     return _finding("processes and threads", "warning", _said(least), advice)
 
 
@@ -129,17 +126,17 @@ def _shared_memory(machine: Machine) -> FindingPart | None:
     space = machine.space("dev/shm")
     if space is None:
         advice = "PyTorch's loaders and NCCL want it; mount a tmpfs there"
-        return _finding("/dev/shm", "note", "not there", advice)
+        return _finding("shared memory", "note", "no /dev/shm", advice)
     size, free = space
-    found = f"{size_of(free)} of {size_of(size)} free"
+    found = f"{size_of(free)} of {size_of(size)} free in /dev/shm"
     if free >= 256 << 20:
-        return _finding("/dev/shm", "ok", found)
+        return _finding("shared memory", "ok", found)
     # What this package shares is in files without a name, which no mount limits.
     advice = (
         "this package does not need it, but PyTorch's loaders and NCCL in device.run do; for a "
         "container: --shm-size=8g or --ipc=host"
     )
-    return _finding("/dev/shm", "note", found, advice)
+    return _finding("shared memory", "note", found, advice)
 
 
 def _group_memory(machine: Machine) -> FindingPart:

@@ -78,12 +78,9 @@ class Machine:
         lines = (self.text("proc/self/cgroup") or "").splitlines()
         own = next((line[3:] for line in lines if line.startswith("0::")), "/")
         group = Path(own.lstrip("/"))
-        found = []
-        for each in (group, *group.parents):
-            # In a container the path may be one of outside; the mount itself is then its group.
-            if (value := self.number(f"sys/fs/cgroup/{each}/{name}")) is not None:
-                found.append((str(each), value))
-        return found
+        # In a container the path may be one of outside; the mount itself is then its group.
+        groups = ((str(each), self.number(f"sys/fs/cgroup/{each}/{name}")) for each in _up(group))
+        return [(each, value) for each, value in groups if value is not None]
 
     def status(self, name: str) -> str | None:
         """A field of this process's status, such as ``"Seccomp"``."""
@@ -92,3 +89,8 @@ class Machine:
             if key == name:
                 return value.strip()
         return None
+
+
+def _up(group: Path) -> tuple[Path, ...]:
+    """A group and all those above it."""
+    return group, *group.parents

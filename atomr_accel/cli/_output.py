@@ -106,7 +106,7 @@ class Output:
             A function that is told how much has been done altogether.
         """
         if (console := _console(sys.stderr)) is None:
-            yield lambda done: None
+            yield _nothing
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -240,3 +240,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 def _width(on_terminal: bool) -> int | None:
     """How wide text may be: as the terminal; what is read by a program is not wrapped."""
     return shutil.get_terminal_size().columns if on_terminal else None
+
+
+def _nothing(done: float) -> None:
+    """The progress that nobody looks at."""

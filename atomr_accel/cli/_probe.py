@@ -187,7 +187,7 @@ def extra_for(cuda: str | None) -> str:
 
 
 def _has_major(major: int) -> bool:
-    """Whether packages of that CUDA are installed, which those of another must not be mixed with."""
+    """Whether packages of that CUDA are installed: those of two do not mix."""
     found = version_of("cuda-bindings")
     return found is not None and found.startswith(f"{major}.")
 

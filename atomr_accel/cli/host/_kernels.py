@@ -1,19 +1,17 @@
-"""What stands for kernels of the command line on the CPU backend."""
+"""Kernels of the command line, and what stands for them on the CPU backend."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
-SCALE: Final = """
-extern "C" __global__ void scale(float* x, int n, float factor) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[i] *= factor;
-}
-"""
-"""CUDA C++ of ``scale``."""
+
+def source_of(name: str) -> str:
+    """The CUDA C++ of a kernel."""
+    return (files(__package__) / "kernels" / f"{name}.cu").read_text(encoding="utf-8")
 
 
 def scale(x: np.ndarray[Any, Any], n: int, factor: float) -> None:
