@@ -53,7 +53,7 @@ REQUIRED: Final = tuple(
 OPTIONAL: Final = (
     Useful("rich", "colours and bars of this command", "cli"),
     Useful("matplotlib", "atomr-accel bench --plot", "cli"),
-    Useful("nvidia-ml-py", "what GPUs say of themselves, in top", "cli"),
+    Useful("nvidia-ml-py", "what GPUs say of themselves, in top", "telemetry"),
     Useful("torch", "PyTorch in device.run"),
     Useful("cupy", "CuPy in device.run"),
     Useful("jax", "JAX in device.run"),
