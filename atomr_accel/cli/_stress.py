@@ -8,12 +8,10 @@ is exact in every order (small whole numbers), so a result is right in every bit
 from __future__ import annotations
 
 import gc
-import logging
 import random
 import time
-import warnings
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,11 +23,9 @@ import trio
 from .. import (
     AccelError,
     ContextPoisoned,
-    CpuFallbackWarning,
     DeviceLost,
     DeviceUnavailable,
     GpuRefStale,
-    StandbyWarning,
     open_device,
 )
 from ..actors import Backoff
@@ -37,11 +33,12 @@ from ..testing import FAULTS, hang, kill_host, poison
 from ._documents import StressDocument
 from ._errors import ExitCode, Refusal
 from ._output import time_of
+from ._unlogged import unlogged
 from .host._kernels import scale, source_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from .. import Device, GpuRef
     from ..lanes import Isolation
@@ -110,9 +107,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     name = ""
     with out.progress("computing", args.seconds) as advance:
         try:
-            with warnings.catch_warnings(), _unlogged():
-                warnings.simplefilter("ignore", CpuFallbackWarning)  # the document tells which
-                warnings.simplefilter("ignore", StandbyWarning)
+            with unlogged():
                 name = trio.run(partial(_session, args, tally, advance))
         except DeviceUnavailable as error:
             raise Refusal(str(error)) from error
@@ -163,9 +158,7 @@ def judged(tally: Tally, leaked_descriptors: int, *, faults: bool) -> list[str]:
 # --- a session -----------------------------------------------------------------------------
 
 
-async def _session(
-    args: argparse.Namespace, tally: Tally, advance: Callable[[float], None]
-) -> str:
+async def _session(args: argparse.Namespace, tally: Tally, advance: Callable[[float], None]) -> str:
     """Open the device, and do it all. Returns the device's name."""
     isolation: Isolation = "thread" if args.isolation == "thread" else "process"
     standby: Standby | None = None if args.standby == "none" else args.standby
@@ -219,8 +212,9 @@ async def _used(device: Device, warm: Callable[[], Awaitable[object]]) -> int:
     """Bytes in use, once libraries have what they keep and garbage is gone."""
     await device.retry(warm, attempts=100)
     gc.collect()  # errors hold refs in cycles
-    while (now := device.statistics()).in_flight or now.memory.dropped:
-        await trio.sleep(0.01)  # what clients were cancelled in, and what is freed behind it
+    # What clients were cancelled in ends, and frees its buffers; nobody tells of that.
+    while (now := device.statistics()).in_flight or now.memory.dropped:  # noqa: ASYNC110
+        await trio.sleep(0.01)
     return now.memory.used
 
 
@@ -267,19 +261,6 @@ async def _round(
         tally.right(generation, device.generation)
     else:
         tally.wrong += 1
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Log nothing of what goes on, which is what was asked for."""
-    log, silence = logging.getLogger("atomr_accel"), logging.NullHandler()
-    log.addHandler(silence)
-    propagate, log.propagate = log.propagate, False
-    try:
-        yield
-    finally:
-        log.removeHandler(silence)
-        log.propagate = propagate
 
 
 # --- what breaks it ------------------------------------------------------------------------
