@@ -138,7 +138,7 @@ class History(DeviceInstrument):
         for device in devices:
             core = device._core
             pulse = pulses[core.path] = self._pulses.get(core.path) or _Pulse()
-            pulse.beat(seconds, len(core.in_flight), core.memory.in_use)
+            pulse.beat(seconds, len(core.in_flight), core.memory.statistics().used)
         self._pulses = pulses
 
     def _note(self, kind: str, path: str, text: str, generation: int | None = None) -> None:

@@ -16,6 +16,7 @@ import trio
 
 from .._errors import LibraryMissing
 from ..actors import ActorSystem
+from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance
 from ._feed import Feed
 from ._running import RunningDashboard, announced, started_at
@@ -97,28 +98,30 @@ async def open_dashboard(
     feed = Feed(system)
     app = application(feed, token, frozenset(name.lower() for name in names))
     config = Config()
-    config.errorlog = None  # what goes wrong there is the business of those who ask
+    config.errorlog = _log
     config.graceful_timeout = _GRACE
     config.include_server_header = False
-    left = trio.Event()
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(host, port))
         dashboard = Dashboard._create(_address(listener), token)
-        config.bind = f"fd://{os.dup(listener.fileno())}"
-        async with trio.open_nursery() as nursery:
-            server = partial(serve, app, config, shutdown_trigger=left.wait, mode="asgi")
-            await nursery.start(server)
+        if announce:
+            _announce(stack, system, dashboard)
+        stack.enter_context(system.instrumented(feed.history))
+        async with PlainNursery() as nursery:
             nursery.start_soon(feed.run)
             nursery.start_soon(feed.keep_curves)
-            if announce:
-                _announce(stack, system, dashboard)
-            try:
-                with system.instrumented(feed.history):
+            left = trio.Event()
+            # Hypercorn owns the descriptor that it is given.
+            config.bind = f"fd://{os.dup(listener.fileno())}"
+            server = partial(serve, app, config, shutdown_trigger=left.wait, mode="asgi")
+            async with PlainNursery() as serving:
+                await serving.start(server)
+                try:
                     yield dashboard
-            finally:
-                feed.close()
-                left.set()
-                nursery.cancel_scope.deadline = trio.current_time() + 2 * _GRACE
+                finally:
+                    feed.close()
+                    left.set()
+            nursery.cancel_scope.cancel()
 
 
 def _check_host(host: str, *, public: bool) -> None:

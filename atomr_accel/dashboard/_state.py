@@ -84,7 +84,8 @@ class Observer:
 
         Other tasks run in between, so it is not all of one moment.
         """
-        before, now = self._actors, dict[str, Json]()
+        before = self._actors
+        now: dict[str, Json] = {}
         todo: list[Cell] = [*reversed(self._system._root.children.values())]
         seconds = 0.0
         while todo:
