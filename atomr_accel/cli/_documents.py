@@ -6,7 +6,7 @@ package attributes may be added, and are never removed nor renamed.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -209,6 +209,7 @@ class HardwarePart(Part, frozen=True, kw_only=True):
         memory_total: bytes.
         watts: power.
         celsius: temperature.
+        throttled: why its clocks are held down, by NVML's names.
     """
 
     index: int
@@ -218,6 +219,7 @@ class HardwarePart(Part, frozen=True, kw_only=True):
     memory_total: int | None
     watts: float | None
     celsius: int | None
+    throttled: list[str] = []
 
 
 class ProgramPart(Part, frozen=True, kw_only=True):
@@ -231,7 +233,7 @@ class ProgramPart(Part, frozen=True, kw_only=True):
 
     pid: int
     url: str
-    state: dict[str, object]
+    state: dict[str, Any]
 
 
 class TopDocument(Document, frozen=True, kw_only=True, tag="top"):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class ExitCode(IntEnum):
@@ -33,3 +38,23 @@ class Refusal(Exception):
     def __init__(self, message: str, code: ExitCode = ExitCode.UNAVAILABLE) -> None:
         super().__init__(message)
         self.code = code
+
+
+class CannotWrite(Exception):
+    """Standard output does not take what is written: the disk is full, say."""
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Tell errors of writing the output from all others.
+
+    Raises:
+        CannotWrite: it was not written.
+        BrokenPipeError: nobody reads it any more.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CannotWrite(f"cannot write the output: {error.strerror}") from error

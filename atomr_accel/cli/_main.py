@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ._arguments import parser
-from ._errors import ExitCode, Refusal
+from ._errors import CannotWrite, ExitCode, Refusal, writing
 from ._output import Output
 
 if TYPE_CHECKING:
@@ -38,17 +38,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(argv)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where it can still be told that nobody reads
+            with writing():
+                sys.stdout.flush()  # here, where it can still be told that nobody reads
     except BrokenPipeError:
         _discard_output()
         return ExitCode.PIPE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except OSError as error:
-        if error.filename is None and _cannot_write():
-            _discard_output()
-            return _say(f"cannot write the output: {error.strerror}", ExitCode.WRONG)
-        raise
+    except BaseExceptionGroup as group:  # of tasks, which trio has interrupted
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        return ExitCode.INTERRUPTED
+    except CannotWrite as error:
+        _discard_output()
+        if sys.stderr is not None:
+            sys.stderr.write(f"atomr-accel: {error}\n")
+        return ExitCode.WRONG
     return code
 
 
@@ -66,13 +71,6 @@ def _run(argv: Sequence[str] | None) -> int:
         return refusal.code
 
 
-def _say(message: str, code: ExitCode) -> ExitCode:
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"atomr-accel: {message}\n")
-    return code
-
-
 def _fill_standard_descriptors() -> None:
     """Put something where standard input, output and errors should be, and are not.
 
@@ -83,14 +81,6 @@ def _fill_standard_descriptors() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free
-
-
-def _cannot_write() -> bool:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
 
 
 def _discard_output() -> None:

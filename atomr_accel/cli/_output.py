@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Literal, TextIO, final
 
+from ._errors import writing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -58,9 +60,10 @@ class Output:
             return
         from ._documents import encoded
 
-        sys.stdout.flush()
-        sys.stdout.buffer.write(encoded(document))
-        sys.stdout.buffer.flush()
+        with writing():
+            sys.stdout.flush()
+            sys.stdout.buffer.write(encoded(document))
+            sys.stdout.buffer.flush()
 
     def refuse(self, command: str, message: str, code: int) -> None:
         """Say why a command could not be done."""
@@ -78,21 +81,27 @@ class Output:
         if self.as_json or sys.stdout is None:
             return
         text = printable(text)
-        if (console := _console(sys.stdout)) is None:
-            sys.stdout.write(f"{text}\n")
-        else:
-            console.print(
-                text, style=_STYLES[tone] if tone else None, markup=False, highlight=False
-            )
+        with writing():
+            if (console := _console(sys.stdout)) is None:
+                sys.stdout.write(f"{text}\n")
+            else:
+                style = _STYLES[tone] if tone else None
+                console.print(text, style=style, markup=False, highlight=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """Print a table, followed by an empty line; nothing if it has no rows."""
         if self.as_json or sys.stdout is None or not rows:
             return
-        if (console := _console(sys.stdout)) is not None:
-            console.print(rich_table(title, columns, rows))
-            return
-        sys.stdout.write(f"{title}\n{plain_table(columns, rows, _width(self.on_terminal))}\n")
+        with writing():
+            if (console := _console(sys.stdout)) is not None:
+                console.print(rich_table(title, columns, rows))
+                return
+            text = plain_table(columns, rows, _width(self.on_terminal))
+            sys.stdout.write(f"{printable(title)}\n{text}\n")
+
+    def console(self) -> Console | None:
+        """What rich draws on; None where it does not."""
+        return None if self.as_json else _console(sys.stdout)
 
     @contextmanager
     def progress(self, what: str, total: float) -> Iterator[Callable[[float], None]]:
@@ -205,7 +214,11 @@ def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]
     from rich.text import Text
 
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        title=Text(printable(title)),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for column in columns:
         table.add_column(column, overflow="fold")

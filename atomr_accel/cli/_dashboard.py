@@ -1,0 +1,50 @@
+"""``atomr-accel dashboard``: a program, and a page about each of its systems."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ..dashboard import open_dashboard
+from ._documents import DashboardDocument
+from ._errors import Refusal
+from ._output import path_text
+from ._programs import run_beside
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import AsyncIterator
+
+    from ..actors import ActorSystem
+    from ._output import Output
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    """Run the program.
+
+    Returns:
+        What it exits with.
+
+    Raises:
+        Refusal: what serves the page is not installed.
+    """
+    for package in ("starlette", "hypercorn"):
+        if find_spec(package) is None:
+            raise Refusal(f"it needs {package}: pip install 'atomr-accel[dashboard]'")
+    urls: list[str] = []
+
+    @asynccontextmanager
+    async def page(system: ActorSystem) -> AsyncIterator[None]:
+        # A second system that is open at the same time takes a free port.
+        port = args.port if not urls or not args.port else 0
+        async with open_dashboard(system, host=args.host, port=port) as dashboard:
+            urls.append(dashboard.address)
+            sys.stderr.write(f"dashboard of {system.name}: {dashboard.url}\n")
+            sys.stderr.flush()
+            yield
+
+    code = run_beside(page, args, as_json=out.as_json)
+    out.document(DashboardDocument(program=path_text(args.program), urls=urls, exit_code=code))
+    return code
