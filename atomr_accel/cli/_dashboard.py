@@ -34,16 +34,22 @@ def run(args: argparse.Namespace, out: Output) -> int:
         if find_spec(package) is None:
             raise Refusal(f"it needs {package}: pip install 'atomr-accel[dashboard]'")
     urls: list[str] = []
+    open_now = 0
 
     @asynccontextmanager
     async def page(system: ActorSystem) -> AsyncIterator[None]:
-        # A second system that is open at the same time takes a free port.
-        port = args.port if not urls or not args.port else 0
+        nonlocal open_now
+        # The port is for one system at a time; others take a free one.
+        port = 0 if open_now else args.port
         async with open_dashboard(system, host=args.host, port=port) as dashboard:
             urls.append(dashboard.address)
             sys.stderr.write(f"dashboard of {system.name}: {dashboard.url}\n")
             sys.stderr.flush()
-            yield
+            open_now += 1
+            try:
+                yield
+            finally:
+                open_now -= 1
 
     code = run_beside(page, args, as_json=out.as_json)
     out.document(DashboardDocument(program=path_text(args.program), urls=urls, exit_code=code))

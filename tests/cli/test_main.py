@@ -55,13 +55,6 @@ def test_a_command_has_help_with_examples_a_module_and_a_document(
     assert schema["$defs"][title]["required"][0] == "document"
 
 
-def test_every_attribute_of_a_document_says_what_it_is() -> None:
-    for document in DOCUMENTS.values():
-        doc = document.__doc__ or ""
-        missing = [name for name in document.__struct_fields__ if f"  {name}: " not in doc]
-        assert missing == [], document.__name__
-
-
 def test_the_version_is_that_of_the_package(command: Commands) -> None:
     assert command("--version").out == f"atomr-accel {__version__}\n"
 
