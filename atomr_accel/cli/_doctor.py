@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from ._cache import base_folder
+from ..libraries.host._disk_cache import base_folder
 from ._documents import DoctorDocument, FindingPart, Level
 from ._errors import ExitCode
 from ._machine import UNLIMITED, Machine

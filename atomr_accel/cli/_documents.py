@@ -454,7 +454,7 @@ def decoded(command: str, data: bytes | str) -> Document:
     Raises:
         msgspec.ValidationError: it is no such document.
     """
-    return msgspec.json.decode(data, type=DOCUMENTS[command] | ErrorDocument)  # type: ignore[no-any-return]
+    return msgspec.json.decode(data, type=DOCUMENTS[command] | ErrorDocument)
 
 
 def schema(command: str) -> str:

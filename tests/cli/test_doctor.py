@@ -174,7 +174,7 @@ def test_the_environment(environ: dict[str, str], level: str | None, tmp_path: P
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_doctor.os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda *_: False)
     finding = found(machine(tmp_path), "cache on disk")
     assert finding is not None
     assert finding.level == "warning"

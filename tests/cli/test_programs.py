@@ -173,3 +173,28 @@ def test_without_what_serves_pages(
     monkeypatch.setattr(_dashboard, "find_spec", lambda _: None)
     refusal = command.document("dashboard", script(tmp_path, SCRIPT), code=3)
     assert "atomr-accel[dashboard]" in refusal.message
+
+
+@pytest.mark.slow
+def test_a_timeline_of_each_system(tmp_path: Path, command: Commands) -> None:
+    path = script(tmp_path, SCRIPT)
+    document = command.document("trace", "-o", tmp_path / "run.pftrace", path, code=7)
+    files = [str(tmp_path / "run.pftrace"), str(tmp_path / "run-2.pftrace")]
+    assert (document.files, document.exit_code) == (files, 7)
+    content = (tmp_path / "run.pftrace").read_bytes()
+    assert content[:1] == b"\x0a", "the first packet"
+    assert b"/gpu-0" in content or b"cpu:0" in content
+    sys.modules.pop("beside")
+
+
+def test_a_program_without_systems_has_no_timeline(tmp_path: Path, command: Commands) -> None:
+    done = command("trace", "-o", tmp_path / "run.pftrace", script(tmp_path, ""))
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("nothing was written")
+    assert not (tmp_path / "run.pftrace").exists()
+
+
+def test_a_timeline_that_has_no_place(tmp_path: Path, command: Commands) -> None:
+    path = script(tmp_path, "raise SystemExit(9)")
+    for place in (tmp_path, tmp_path / "not" / "there"):
+        assert "-o" in command.document("trace", "-o", place, path, code=3).message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from contextlib import ExitStack
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -159,7 +160,7 @@ def test_until_the_program_ends(
         if looks == 2:
             programs.running.clear()
 
-    monkeypatch.setattr(_top.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     done = command("top", *how, "--interval", "0.25")
     assert done.code == 0
     if how:
