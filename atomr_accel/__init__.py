@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
     from .memory import GpuRef
+    from .wire._trace import traceparent
 
 __all__ = [
     "AccelError",
@@ -75,6 +76,7 @@ __all__ = [
     "from_asyncio",
     "open_device",
     "open_system",
+    "traceparent",
 ]
 
 __version__ = "0.1.0"
@@ -98,6 +100,7 @@ _HOME = {
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
+    "traceparent": "wire._trace",
 }
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from ._actor import Actor, Restarted, Terminated
+from ._context import enter, leave
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
-from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics
+from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, Told, message_of
 from ._messages import LATER, Message
 from ._nursery import PlainNursery, plain
 from ._ref import ActorRef
@@ -328,8 +329,7 @@ class Cell(Node):
             raise self._stopped_error()
         accepted = self.inbox.put(entry, urgent=urgent)
         if accepted and self.system._instruments.active:
-            message = entry.message if isinstance(entry, Ask) else entry
-            self.system._instruments("message_sent", self.ref, message)
+            self.system._instruments("message_sent", self.ref, message_of(entry))
         return accepted
 
     def line_up(self, ask: Ask, *, urgent: bool) -> None:
@@ -391,7 +391,7 @@ class Cell(Node):
             if isinstance(entry, Ask):
                 entry.fail(self._stopped_error())
             else:
-                unread.append(entry)
+                unread.append(message_of(entry))
         if unread:
             self.system._dead_letter(self.ref, unread, "it has stopped")
         for watched in self._watching or ():
@@ -497,6 +497,8 @@ class Cell(Node):
         queue = inbox.queue
         handlers = self._type._handlers
         instruments = self.system._instruments
+        assert task is not None
+        own = task.context  # which most senders have, too: compared in no time if untouched
         credit = BATCH
         entry: Entry | None
         while not self._halted:
@@ -519,13 +521,16 @@ class Cell(Node):
                     inbox.skip()
                     continue
                 self._current = entry
-                message = entry.message
+                message, context = entry.message, entry.task.context
+            elif type(entry) is Told:
+                message, context = entry.message, entry.context
             else:
-                message = entry  # type: ignore[assignment]
+                message, context = entry, None  # type: ignore[assignment]
             handler = handlers.get(type(message)) or self._handler_of(type(message))
             if handler is None:
                 self._refuse(entry, message)
                 continue
+            entered = enter(context) if context is not None and context != own else None
             if instruments.active:
                 instruments("message_started", self.ref, message)
             try:
@@ -543,7 +548,11 @@ class Cell(Node):
                         entry.reply(value)
                     if instruments.active:
                         instruments("message_finished", self.ref, message, None)
-            entry = message = value = None  # type: ignore[assignment] # keep none alive while idle
+            finally:
+                if entered:
+                    leave(entered)
+            # Keep none alive while idle.
+            entry = message = value = context = entered = None  # type: ignore[assignment]
 
     def answer_later(self, message: Message[Any], work: Coroutine[Any, Any, Any]) -> None:
         """Have a task answer the message that is being handled; see `side_by_side`."""

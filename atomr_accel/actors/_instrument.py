@@ -114,8 +114,9 @@ class Instruments:
         self._followers.append(changed)
 
     def unfollow(self, changed: Callable[[], None]) -> None:
-        """End what ``follow`` began."""
-        self._followers.remove(changed)
+        """End what ``follow`` began, if it has not ended."""
+        if changed in self._followers:
+            self._followers.remove(changed)
 
     def wants(self, name: str) -> bool:
         """Whether anybody overrides a method."""

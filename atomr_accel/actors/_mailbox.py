@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from contextvars import Context
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Final, Protocol, TypeAlias
@@ -62,6 +63,16 @@ class MailboxStatistics:
     overflow: Overflow
 
 
+class Told:
+    """A message that nobody waits for, from where context variables may have other values."""
+
+    __slots__ = ("context", "message")
+
+    def __init__(self, message: Message[Any], context: Context) -> None:
+        self.message: Final = message
+        self.context: Final = context
+
+
 class Ask:
     """A message whose sender is parked until it is answered.
 
@@ -114,11 +125,18 @@ class Sending(Ask):
     __slots__ = ()
 
     def admitted(self) -> Entry:
+        assert self.task is not None  # who was cancelled is in line no more
+        context = self.task.context
         self.reply(None)
-        return self.message
+        return Told(self.message, context.copy())
 
 
-Entry: TypeAlias = Message[Any] | Ask
+Entry: TypeAlias = Message[Any] | Told | Ask
+
+
+def message_of(entry: Entry) -> Message[Any]:
+    """What was sent, whichever way."""
+    return entry if isinstance(entry, Message) else entry.message
 
 
 class Owner(Protocol):
@@ -346,7 +364,7 @@ class Inbox:
                 )
             )
         else:
-            self.owner.dropped(entry)
+            self.owner.dropped(message_of(entry))
 
     def statistics(self) -> MailboxStatistics:
         """The mailbox at this moment."""

@@ -14,7 +14,7 @@ import trio
 from ._actor import Actor
 from ._cell import Cell, Node
 from ._errors import UnhandledMessage
-from ._mailbox import Ask, Entry, Mailbox
+from ._mailbox import Entry, Mailbox, message_of
 from ._supervision import ChildSpec, ChildState, RestartType, Supervision
 
 Run = Callable[..., Awaitable[None]]
@@ -86,7 +86,7 @@ class Part(Cell):
         """Refuse it: a part takes no messages."""
         if self.ended:
             raise self._stopped_error()
-        message = entry.message if isinstance(entry, Ask) else entry
+        message = message_of(entry)
         raise UnhandledMessage(
             f"{self.path} takes no messages, and got a {type(message).__qualname__}; send it to "
             "an actor, such as that of a library",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, final
 
 import trio
 
-from ._mailbox import Ask, Sending
+from ._mailbox import Ask, Sending, Told
 from ._messages import Message
 from ._util import NoPublicConstructor
 
@@ -84,11 +85,14 @@ class ActorRef(metaclass=NoPublicConstructor):
         inbox = self._inbox
         if get_ident() != inbox.thread:
             raise self._cell.elsewhere()
+        context, task = copy_context(), inbox.task
+        same = task is not None and context == task.context
+        entry = message if same else Told(message, context)
         if urgent or len(inbox.queue) >= inbox.limit:
-            if not self._cell.accept(message, urgent=urgent):
+            if not self._cell.accept(entry, urgent=urgent):
                 raise inbox.full()
         else:
-            inbox.queue.append(message)
+            inbox.queue.append(entry)
             if (receiver := inbox.receiver) is not None:
                 inbox.receiver = None
                 trio.lowlevel.reschedule(receiver)
@@ -113,7 +117,8 @@ class ActorRef(metaclass=NoPublicConstructor):
             raise self._cell.elsewhere()
         await trio.lowlevel.checkpoint_if_cancelled()
         inbox = self._inbox
-        if self._cell.accept(message, urgent=urgent):
+        context = copy_context()
+        if self._cell.accept(Told(message, context), urgent=urgent):
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         sending = Sending(message, trio.lowlevel.current_task(), inbox.line)

@@ -414,6 +414,7 @@ class Context:
         return failed
 
     def _run_port(self, port: Port) -> None:
+        self._core.ask_for_times([port])
         part = self._core.place.of_lane(port)
         name = f"{self._core.name} lane {port.name}"
         self._nursery.start_soon(self._run_lane, port, part, name=name)

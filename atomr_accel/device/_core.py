@@ -25,7 +25,7 @@ from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
 from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
-from ..wire import Message, StreamPlan
+from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import Growth
 from ._lifecycle import Lifecycle
 from ._place import Place
@@ -176,6 +176,7 @@ class DeviceCore:
         )
         self.memory.owner = self
         self.memory.slab_changed = self._slab_changed
+        self.instruments.follow(self.ask_for_times)
         self.transfers: Final[set[Transfer]] = set()
         self.serving: Context | None = None
         self.ports: Mapping[str, Port] = {}
@@ -398,6 +399,18 @@ class DeviceCore:
         if message.lasting and self.standby is not None and isinstance(message, Message):
             self.standby.note(port.name, message)
         return op
+
+    def ask_for_times(self, ports: Iterable[Port] | None = None) -> None:
+        """Have hosts tell when they do what, if an instrument wants that, or tell it no more.
+
+        Args:
+            ports: lanes that have just started; by default all.
+        """
+        wanted = any(getattr(each, "timed", False) for each in self.instruments)
+        for port in self.ports.values() if ports is None else ports:
+            if port.timed != wanted:
+                port.timed = wanted
+                self.submit(port, "times", ReportTimes(wanted))
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """What stands for something that the host keeps for a handle of the program.

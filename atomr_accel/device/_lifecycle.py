@@ -65,6 +65,7 @@ class Lifecycle:
         self._served = core.memory.epoch
         core.ports = ports
         core.info = info
+        core.ask_for_times()
         if core.instruments.active:
             core.instruments("generation_ready", core, core.generation, core.startup)
         self._opened.open()
@@ -220,6 +221,7 @@ class Lifecycle:
         if self._end is None:
             memory.over = f"is closed: {self.over_how}"
             self._end = DeviceLost(f"{core.name} {memory.over}")
+        core.instruments.unfollow(core.ask_for_times)
         self._opened.open()
         for watcher in list(self._watchers):
             watcher.close()

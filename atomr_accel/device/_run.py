@@ -34,6 +34,7 @@ from ..libraries.run.wire._messages import (
 from ..libraries.run.wire._pickling import TakesLong, TooMuch, dumps, loads
 from ..memory import Block, GpuRef, block_at, repeats
 from ..wire import SLAB_SHIFT, CloseLane
+from ..wire._trace import current_traceparent
 from .data._bulk import Bulk
 from .data._transfer import in_thread
 
@@ -406,7 +407,8 @@ class HostCalls:
         epoch = core.memory.epoch
         ticket = next(_numbers)
         supplies = packed.supply(core, port, name, ticket)
-        op = core.submit(port, name, Call(ticket, state, packed.data, buffers), reads, writes)
+        call = Call(ticket, state, packed.data, buffers, current_traceparent())
+        op = core.submit(port, name, call, reads, writes)
         try:
             data, arrays, sizes = await op.wait()
             self._note(known, function)

@@ -33,6 +33,7 @@ from ..wire import (
     Message,
     ProtocolViolation,
     RecordEvent,
+    ReportTimes,
     StickyFault,
     Value,
     append_frame,
@@ -41,6 +42,7 @@ from ..wire import (
 from ..wire._failures import pack_exception
 from ..wire._messages import Withdrawn
 from ._templates import Templates
+from ._times import LaneTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -229,6 +231,7 @@ class Lane:
         self._slot_of: dict[int, StreamSlot] = {}
         self._watchers: set[Launcher] = set()
         self._delay = _delay_of(index)
+        self._times: LaneTimes | None = None
 
     def open(
         self, context: HostContext, new_slot: Callable[[int], StreamSlot], max_streams: int
@@ -423,11 +426,17 @@ class Lane:
             messages = [message for _, message in together]
             if self._delay is not None:
                 self._delay()
+            times = self._times
+            begun = None if times is None else times.begin(slot.stream)
             try:
                 slot.fusions[type(messages[0])].run(messages)
             except BaseException as error:  # noqa: BLE001 - it is the answer
+                if times is not None and begun is not None:
+                    times.fail(begun)
                 self._fail(slot, seqs, error)
             else:
+                if times is not None and begun is not None:
+                    times.end(begun, seqs)
                 for seq in seqs:
                     slot.unmarked.append((seq, None))
                     self._slot_of[seq] = slot
@@ -446,11 +455,17 @@ class Lane:
         handler = self._in_all_slots if message.everywhere else slot.handlers[type(message)]
         if self._delay is not None:
             self._delay()
+        times = self._times
+        begun = None if times is None else times.begin(slot.stream)
         try:
             value = handler(message)
         except BaseException as error:  # noqa: BLE001 - it is the answer
+            if times is not None and begun is not None:
+                times.fail(begun)
             self._fail(slot, [seq], error, pickles=message.pickles)
             return
+        if times is not None and begun is not None:
+            times.end(begun, (seq,))
         slot.unmarked.append((seq, value))
         self._slot_of[seq] = slot
         if len(slot.unmarked) >= self._group:
@@ -571,12 +586,19 @@ class Lane:
         slot = self._new_slot(number)
         slot.lane = self
         slot.handlers[CloseLane] = self._close
+        slot.handlers[ReportTimes] = self._report_times
         self.slots.append(slot)
         return slot
 
     def _close(self, _message: CloseLane) -> None:
         """Everything of this lane was answered: others need not look for it any more."""
         self._lanes.pop(self.index, None)
+
+    def _report_times(self, message: ReportTimes) -> None:
+        """Note when ops are launched and done, or do so no more."""
+        if self._times is None:
+            self._times = LaneTimes()
+        self._times.wanted = message.wanted
 
     # --- completing -------------------------------------------------------------------
 
@@ -646,6 +668,10 @@ class Lane:
         steps.clear()
 
     def _complete(self, group: list[tuple[int, Any]]) -> None:
+        if self._times is not None:
+            times = self._times.take(seq for seq, _ in group)
+            if times is not None:
+                append_frame(self._out, times)
         for seq, value in group:
             del self._slot_of[seq]
             if value is None:

@@ -52,6 +52,8 @@ class Stream(Protocol):
     def close(self) -> None:
         """Release the stream; its lane has ended."""
 
+    # One that can measure what it executes has ``stopwatch()``, too: see ``_times.Stopwatch``.
+
 
 class HostContext(Protocol):
     """One device as one host holds it."""

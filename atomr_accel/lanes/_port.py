@@ -30,6 +30,7 @@ from ..wire import (
     MultiFrame,
     ProtocolViolation,
     Reply,
+    Times,
     Value,
     too_large,
     unpack_exception,
@@ -103,6 +104,9 @@ class Port:
         device: whose lane it is, for those who watch.
         prompt: whether to send and receive between the turns of trio's loop, and to have the
             interpreter's switch interval short meanwhile; otherwise its tasks do that.
+
+    Attributes:
+        timed: whether the host was asked to tell when it does what.
     """
 
     def __init__(
@@ -117,6 +121,7 @@ class Port:
     ) -> None:
         self._prompt = prompt
         self.device = device
+        self.timed = False
         self._instruments = device.instruments
         self.name = name
         self.index = index
@@ -538,6 +543,8 @@ class Port:
                 answer = unpack_exception(reply, pickles=op.message.pickles)
                 self._failed += 1
                 self._answer(op, None, answer)
+            elif type(reply) is Times:
+                self._note_times(reply)
             elif type(reply) is Fault:
                 suspect = in_flight.get(reply.seq)
                 self._on_fault(reply, suspect.name if suspect is not None else "idle")
@@ -545,6 +552,14 @@ class Port:
                 return
         if self._outbox:
             self._send_soon()
+
+    def _note_times(self, reply: Times) -> None:
+        """What the host tells of ops that it is about to answer."""
+        for seq, launched, started, ended, found in reply.ops:
+            times = self._answered_by(seq).times
+            if times is not None:
+                times.launched, times.found = launched, found
+                times.started, times.ended = started, ended
 
     def _answered_by(self, seq: int) -> Op:
         op = self._in_flight.get(seq)

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, final
 
 from .._errors import said_of
+from ..actors._context import stays
 from ._ref import GpuRef
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class MemoryScope:
             scope._blocks.add(block)
 
 
-_innermost: Final[ContextVar[MemoryScope | None]] = ContextVar("innermost scope", default=None)
+_innermost: Final[ContextVar[MemoryScope | None]] = stays(
+    ContextVar("innermost scope", default=None)
+)
 
 
 def note(memory: MemoryMap, block: Block) -> None:

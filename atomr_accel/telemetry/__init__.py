@@ -1,5 +1,6 @@
 """Metrics and what GPUs say of themselves, for whoever watches a program from outside."""
 
+from ._catalogue import METRICS, Metric, Point
 from ._gpu_readings import (
     DeviceFault,
     GpuClocks,
@@ -14,9 +15,13 @@ from ._gpu_readings import (
     MigInstance,
     Xid,
 )
+from ._metrics import HasStatistics, Metrics
 from ._nvml import NvmlMonitor, ReadGpus, open_nvml
+from ._opentelemetry import export_to_opentelemetry
+from ._prometheus import PrometheusCollector, serve_prometheus
 
 __all__ = [
+    "METRICS",
     "DeviceFault",
     "GpuClocks",
     "GpuEcc",
@@ -27,9 +32,16 @@ __all__ = [
     "GpuProcess",
     "GpuReading",
     "GpuUtilization",
+    "HasStatistics",
+    "Metric",
+    "Metrics",
     "MigInstance",
     "NvmlMonitor",
+    "Point",
+    "PrometheusCollector",
     "ReadGpus",
     "Xid",
+    "export_to_opentelemetry",
     "open_nvml",
+    "serve_prometheus",
 ]

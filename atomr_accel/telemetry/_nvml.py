@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import deque
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final, final
+from uuid import UUID
 
 import trio
 
+from .. import DeviceInstrument, System
 from ..actors import Actor, Backoff, Group, Intensity, Message, Supervision, handler
 from ..actors._util import NoPublicConstructor, check_number
 from ._gpu_readings import DeviceFault, GpuReading, Xid
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
+    from .. import ContextPoisoned, WatchedDevice
     from ..actors import ActorRef, ActorSystem
 
 _log = logging.getLogger("atomr_accel.telemetry")
@@ -214,6 +218,36 @@ def nearest_fault(
     return min(near, key=lambda fault: abs(fault.at - xid.at), default=None)
 
 
+@final
+class _Faults(DeviceInstrument):
+    """Tells a monitor of the faults of a system's devices."""
+
+    def __init__(self, monitor: NvmlMonitor, system: System) -> None:
+        self._monitor: Final = monitor
+        self._system: Final = system
+
+    def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
+        """Note it, with what NVML knows its GPU by."""
+        failed = next((one for one in self._system.devices if one._core is device), None)
+        if failed is not None and failed.info.uuid:
+            self._monitor._note_fault(
+                DeviceFault(
+                    device=failed.name,
+                    uuid=nvml_uuid(failed.info.uuid),
+                    generation=fault.generation,
+                    status_name=fault.status_name,
+                    op=fault.op,
+                    pid=failed._core.host_pid,
+                    at=time.monotonic(),
+                )
+            )
+
+
+def nvml_uuid(uuid: str) -> str:
+    """How NVML writes the UUID that CUDA tells as 16 bytes."""
+    return f"GPU-{UUID(uuid)}"
+
+
 @asynccontextmanager
 async def open_nvml(
     system: ActorSystem,
@@ -229,7 +263,8 @@ async def open_nvml(
     gives up on that account. All calls are made in worker threads. Nothing here touches CUDA.
 
     Args:
-        system: where the actor lives.
+        system: where the actor lives, such as ``device.system``. Faults of the devices in it are
+            held against Xids.
         interval: seconds between readings, of which ``monitor.readings`` are the last;
             ``math.inf`` for none but those that are asked for.
         name: its name in the tree.
@@ -255,8 +290,16 @@ async def open_nvml(
         monitor._ref = await system.spawn(
             Nvml, monitor, interval, library, name="reader", supervisor=group
         )
-        yield monitor
+        with (
+            system.instrumented(_Faults(monitor, system))
+            if isinstance(system, System)
+            else nullcontext()
+        ):
+            yield monitor
     finally:
         monitor._close()
         with trio.CancelScope(shield=True):  # at most a wait for an event
-            await group.stop()
+            try:
+                await group.stop()
+            except Exception:  # noqa: BLE001 (it was only watched, and is not any more)
+                _log.warning("NVML failed as it was closed", exc_info=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
-from .._errors import DeviceUnavailable, LibraryMissing
+from .._errors import DeviceUnavailable
 from ._gpu_readings import (
     GpuClocks,
     GpuEcc,
@@ -21,6 +20,7 @@ from ._gpu_readings import (
     MigInstance,
     Xid,
 )
+from ._packages import package
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +74,8 @@ class NvmlLibrary:
     """
 
     def __init__(self, module: object | None = None) -> None:
-        self._nvml: Final[Any] = _package() if module is None else module
-        nvml = self._nvml
+        nvml: Any = module or package("pynvml", "nvidia-ml-py")
+        self._nvml: Final = nvml
         self._absent: Final = {getattr(nvml, name) for name in _ABSENT if hasattr(nvml, name)}
         try:
             nvml.nvmlInit()
@@ -311,17 +311,6 @@ class NvmlLibrary:
             at=time.monotonic(),
             gpu_instance=_instance(event.gpuInstanceId),
         )
-
-
-def _package() -> object:
-    try:
-        return import_module("pynvml")
-    except ImportError as error:
-        raise LibraryMissing(
-            "NVML's package is not installed: pip install 'atomr-accel[telemetry]', "
-            "or nvidia-ml-py alone",
-            library="nvidia-ml-py",
-        ) from error
 
 
 def _text(value: str | bytes) -> str:

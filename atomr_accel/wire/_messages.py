@@ -3,7 +3,7 @@
 A lane's socket carries frames: four bytes of length, then msgpack. Requests are
 ``(sequence number, dependencies, message)``; a reply is a list of the sequence numbers
 that are done, or a ``Value``, ``Failure`` or ``Fault``. Every request is named by exactly
-one reply, unless its host dies.
+one of these, unless its host dies. ``Times`` may come before.
 """
 
 from __future__ import annotations
@@ -169,6 +169,14 @@ class Elapsed(Message, frozen=True):
     end: int
 
 
+class ReportTimes(Message, frozen=True):
+    """From here on tell ``Times``, or tell them no more; any lane takes it."""
+
+    required: ClassVar[bool] = True
+
+    wanted: bool
+
+
 class CloseLane(Message, frozen=True):
     """The last op of a lane, which ends with its socket then; no other lane waits for it."""
 
@@ -285,7 +293,23 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Reply = list[int] | Value | Failure | Fault
+_Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Times(msgspec.Struct, frozen=True, tag=True):
+    """When ops that are about to be answered were launched, executed and found done.
+
+    It comes before their answers, where somebody wants to know (``ReportTimes``).
+
+    Attributes:
+        ops: for each its number; when its lane launched it; when the device began and ended it, or
+            zeros; and when its lane saw that. In nanoseconds of ``time.monotonic_ns``.
+    """
+
+    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds]]
+
+
+Reply = list[int] | Value | Failure | Fault | Times
 
 
 def append_frame(buffer: bytearray, payload: object) -> None:

@@ -14,8 +14,12 @@ from atomr_accel.testing import poison
 from tests.harness import opened
 
 if TYPE_CHECKING:
-    from atomr_accel import WatchedDevice, WatchedOp, WatchedTransfer
+    from atomr_accel import OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
     from atomr_accel.lanes import Outcome, Phases
+
+
+SLACK = 50_000
+"""Nanoseconds by which a device's clock may seem to be off the host's."""
 
 
 class Recorder(DeviceInstrument):
@@ -25,6 +29,7 @@ class Recorder(DeviceInstrument):
         self.seen: list[tuple[Any, ...]] = []
         self.ops: dict[int, list[str]] = {}
         self.names: dict[int, str] = {}
+        self.times: list[tuple[str, OpTimes]] = []
 
     def of(self, kind: str) -> list[tuple[Any, ...]]:
         return [entry[1:] for entry in self.seen if entry[0] == kind]
@@ -49,6 +54,7 @@ class Recorder(DeviceInstrument):
         assert op.times.answered >= op.times.submitted
         assert (op.error is None) == (outcome in ("done", "withdrawn"))
         self.ops[op.seq].append(outcome)
+        self.times.append((op.name, op.times))
 
     def transfer_started(self, device: WatchedDevice, transfer: WatchedTransfer) -> None:
         self.seen.append(("transfer", transfer.name, transfer.nbytes, transfer.done))
@@ -204,3 +210,52 @@ async def test_an_instrument_that_fails_is_called_no_more(
         await device.blas.gemm(a, a)
     (record,) = caplog.records
     assert "failed and will not be called again" in record.getMessage()
+
+
+class Timer(DeviceInstrument):
+    timed = True
+
+    def __init__(self) -> None:
+        self.times: list[tuple[str, OpTimes]] = []
+
+    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
+        assert op.times is not None
+        self.times.append((op.name, op.times))
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+async def test_hosts_tell_when_ops_were_launched_executed_and_found_done(isolation: str) -> None:
+    timer = Timer()
+    async with opened(isolation=isolation, instruments=[timer]) as device:
+        a = await device.put(np.ones((64, 64), np.float32))
+        for _ in range(3):
+            await device.blas.gemm(a, a)
+        async with device.batch() as batch:  # small ones, which may be launched together
+            for _ in range(30):
+                batch.blas.gemm(a, a)
+    gemms = [times for name, times in timer.times if name == "blas.gemm"]
+    assert len(gemms) == 33
+    for times in gemms:
+        assert 0 < times.submitted <= times.sent <= times.launched
+        assert times.launched - SLACK <= times.started <= times.ended <= times.found + SLACK
+        assert times.found <= times.answered
+        assert times.device_seconds is not None
+
+
+async def test_times_are_told_while_somebody_wants_them() -> None:
+    timer, recorder = Timer(), Recorder()
+    async with opened(instruments=[recorder]) as device:
+        a = await device.put(np.ones((4, 4), np.float32))
+        await device.blas.gemm(a, a)
+        with device.system.instrumented(timer):
+            await device.blas.gemm(a, a)
+            await poison(device)  # the next host is asked for them, too
+            a = await device.put(np.ones((4, 4), np.float32))
+            await device.blas.gemm(a, a)
+        timed, recorder.times = recorder.times, []
+        await device.blas.gemm(a, a)
+    gemms = [times for name, times in timed if name == "blas.gemm"]
+    assert [bool(times.launched) for times in gemms] == [False, True, True]
+    ((_, last),) = [row for row in recorder.times if row[0] == "blas.gemm"]
+    assert not last.launched
+    assert last.device_seconds is None

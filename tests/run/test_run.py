@@ -13,7 +13,7 @@ import pytest
 import trio
 from hypothesis import given
 
-from atomr_accel import ContextPoisoned, GpuRef, GpuRefStale, RemoteError
+from atomr_accel import ContextPoisoned, GpuRef, GpuRefStale, RemoteError, traceparent
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import simulate
 
@@ -543,3 +543,16 @@ async def test_a_cancelled_call_leaves_nothing(device: Device) -> None:
     await settled(device)
     lanes = {lane.name: lane for lane in device.statistics().lanes}
     assert lanes["run.c"].in_flight == 0
+
+
+def _place_in_a_trace() -> str | None:
+    return traceparent.get()
+
+
+async def test_functions_see_their_callers_place_in_a_trace(device: Device) -> None:
+    assert await device.run(_place_in_a_trace) is None
+    given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    token = traceparent.set(given)
+    assert await device.run(_place_in_a_trace) == given
+    traceparent.reset(token)
+    assert await device.run(_place_in_a_trace) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 import inspect
 import math
 import random
@@ -13,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -36,9 +39,10 @@ from atomr_accel.telemetry import (
     open_nvml,
 )
 from atomr_accel.telemetry._nvml import nearest_fault
+from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
-from ..harness import program
+from ..harness import cpu_only, opened, program
 from ..seeds import draw
 
 if TYPE_CHECKING:
@@ -149,7 +153,10 @@ async def test_it_reads_by_itself() -> None:
 @program
 async def test_nvml_that_fails_is_opened_anew_and_its_reader_gets_the_error() -> None:
     fake = FakeNvml(FakeGpu())
-    async with watching(fake) as nvml:
+    async with (
+        open_system("demo") as system,
+        open_nvml(system, interval=NEVER, library=fake) as nvml,
+    ):
         fake.error = fake.NVML_ERROR_GPU_IS_LOST
         with pytest.raises(fake.NVMLError):
             await nvml.read()
@@ -230,13 +237,12 @@ async def test_arguments() -> None:
 async def test_xids_are_pushed_as_they_happen() -> None:
     gpu, other = FakeGpu(), FakeGpu(uuid="GPU-2")
     fake = FakeNvml(gpu, other)
-    async with watching(fake) as nvml:
-        async with nvml.watch_xids() as xids:
-            fake.happen(gpu, 31)
-            fake.happen(other, 9999, gpu_instance=2)
-            first, second = await anext(xids), await anext(xids)
-            fake.happen(gpu, 31)
-            await anext(xids)
+    async with watching(fake) as nvml, nvml.watch_xids() as xids:
+        fake.happen(gpu, 31)
+        fake.happen(other, 9999, gpu_instance=2)
+        first, second = await anext(xids), await anext(xids)
+        fake.happen(gpu, 31)
+        await anext(xids)
     assert (first.number, first.uuid, first.gpu_instance) == (31, gpu.uuid, None)
     assert first.meaning == "GPU memory page fault"
     assert (second.number, second.uuid, second.gpu_instance) == (9999, "GPU-2", 2)
@@ -249,20 +255,34 @@ async def test_xids_are_pushed_as_they_happen() -> None:
 async def test_watching_goes_on_while_nvml_is_opened_anew_and_ends_with_the_block() -> None:
     gpu = FakeGpu()
     fake = FakeNvml(gpu)
-    async with open_system("demo") as system:
+    async with watching(fake) as nvml:
+        watch = nvml.watch_xids()
+        xids = await watch.__aenter__()
+        fake.error = fake.NVML_ERROR_GPU_IS_LOST
+        with pytest.raises(fake.NVMLError):
+            await nvml.read()
+        fake.happen(gpu, 79)
+        assert (await anext(xids)).number == 79
+    assert await anext(xids, None) is None
+    await watch.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("turns", range(4))
+@program
+async def test_nvml_that_fails_as_it_is_closed_harms_nobody(turns: int) -> None:
+    fake = FakeNvml(FakeGpu())
+
+    async def read(nvml: NvmlMonitor) -> None:
+        with contextlib.suppress(fake.NVMLError, ActorStopped):
+            await nvml.read()
+
+    async with open_system("demo") as system, trio.open_nursery() as nursery:
         async with open_nvml(system, interval=NEVER, library=fake) as nvml:
-            async with nvml.watch_xids() as xids:
-                fake.error = fake.NVML_ERROR_GPU_IS_LOST
-                with pytest.raises(fake.NVMLError):
-                    await nvml.read()
-                fake.happen(gpu, 79)
-                assert (await anext(xids)).number == 79
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(system.find("/nvml").stop)
-            async with nvml.watch_xids() as xids:
-                pass
-        with pytest.raises(trio.ClosedResourceError):
-            await anext(xids)
+            fake.error = fake.NVML_ERROR_GPU_IS_LOST
+            nursery.start_soon(read, nvml)
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+    assert (fake.opened, fake.sets) == (0, 0)
 
 
 def fault_of(uuid: str, at: float, pid: int | None = None, generation: int = 1) -> DeviceFault:
@@ -287,6 +307,48 @@ def test_an_xid_explains_the_nearest_fault_of_its_gpu_and_process() -> None:
             assert all(seconds > 5 for seconds in apart.values())
         else:
             assert apart[tied] == min(apart.values()) <= 5
+
+
+@cpu_only
+@pytest.mark.slow
+@program
+async def test_an_xid_and_a_fault_of_a_device_find_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = FakeGpu()
+    fake = FakeNvml(gpu)
+    async with (
+        opened() as device,
+        open_nvml(device.system, interval=NEVER, library=fake) as nvml,
+        nvml.watch_xids() as xids,
+    ):
+        core = device._core
+        assert core.info is not None
+        core.info = msgspec.structs.replace(core.info, uuid="000102030405060708090a0b0c0d0e0f")
+        pid = core.host_pid
+        await poison(device)
+        fake.happen(gpu, 31)
+        first = await anext(xids)
+        (noted,) = nvml.xids
+        assert noted == first
+        assert first.fault is not None
+        assert first.fault.at == pytest.approx(first.at, abs=5)
+        assert first.fault == DeviceFault(
+            "cpu:0",
+            gpu.uuid,
+            1,
+            "CUDA_ERROR_ILLEGAL_ADDRESS",
+            "kernel fault",
+            pid,
+            first.fault.at,
+        )
+        # The other way round: an Xid that came first.
+        xid = Xid(13, "GPU-2", 1.0)
+        nvml._note_xid(xid)
+        assert nvml.xids[-1] == xid
+        nvml._note_fault(later := fault_of("GPU-2", 2.0))
+        assert nvml.xids[-1] == dataclasses.replace(xid, fault=later)
+        assert nvml.xids[0] == first
 
 
 # --- the vendor's package ------------------------------------------------------------------

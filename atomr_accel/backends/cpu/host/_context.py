@@ -69,8 +69,35 @@ class CpuStream:
     def follow(self, other: object) -> None:
         """What the other lane has launched is done."""
 
+    def stopwatch(self) -> CpuStopwatch:
+        """What measures it."""
+        return _STOPWATCH
+
     def close(self) -> None:
         """Nothing is held."""
+
+
+@final
+class CpuStopwatch:
+    """Work is executed as it is queued."""
+
+    def start(self) -> int:
+        """Now."""
+        return time.monotonic_ns()
+
+    def stop(self, begun: int) -> tuple[int, int]:
+        """From then to now."""
+        return begun, time.monotonic_ns()
+
+    def drop(self, begun: int) -> None:
+        """Nothing is held."""
+
+    def read(self, token: tuple[int, int]) -> tuple[int, int]:
+        """From when to when, in nanoseconds of ``time.monotonic_ns``."""
+        return token
+
+
+_STOPWATCH: Final = CpuStopwatch()
 
 
 class CpuContext:

@@ -19,6 +19,7 @@ import numpy as np
 from ...._errors import DeviceUnavailable, OutOfMemory, Unsupported
 from ....wire import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StreamPlan, arrived, map_file
 from ._driver import NOT_READY, check, driver, failure, start_driver
+from ._stopwatch import CudaStopwatch, DeviceClock
 
 if TYPE_CHECKING:
     import mmap
@@ -140,6 +141,10 @@ class CudaStream:
         check("cuEventRecord", driver.cuEventRecord(self._following, other.handle))
         check("cuStreamWaitEvent", driver.cuStreamWaitEvent(self.handle, self._following, 0))
 
+    def stopwatch(self) -> CudaStopwatch:
+        """What measures the stream, whoever uses it."""
+        return self._context.stopwatch(self.pointer, self.handle)
+
     def synchronize(self) -> None:
         """Wait for everything on this stream."""
         check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle))
@@ -194,6 +199,8 @@ class CudaContext:
         self._next_stream = 0
         self._streams_lock = threading.Lock()
         self.events: dict[int, Any] = {}
+        self._clock: DeviceClock | None = None
+        self._stopwatches: dict[int, CudaStopwatch] = {}
         version = start_driver()
         attributes = driver.CUdevice_attribute
         count: int = check("cuDeviceGetCount", driver.cuDeviceGetCount())
@@ -288,12 +295,27 @@ class CudaContext:
             shared.users -= 1
             if not shared.users:
                 del self._streams[key]
+                stopwatch = self._stopwatches.pop(int(handle), None)
+                if stopwatch is not None:
+                    stopwatch.close()
                 check("cuStreamDestroy", driver.cuStreamDestroy(handle))
 
     def free_memory(self) -> int:
         """Bytes that are free (``cuMemGetInfo``)."""
         free: int = check("cuMemGetInfo", driver.cuMemGetInfo())[0]
         return free
+
+    def stopwatch(self, pointer: int, handle: Any) -> CudaStopwatch:
+        """What measures a stream."""
+        found = self._stopwatches.get(pointer)
+        if found is None:
+            found = self._stopwatches[pointer] = CudaStopwatch(self._device_clock, handle)
+        return found
+
+    def _device_clock(self) -> DeviceClock:
+        if self._clock is None:
+            self._clock = DeviceClock()
+        return self._clock
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps (``cuEventElapsedTime``)."""

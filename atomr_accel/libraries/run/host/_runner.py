@@ -13,6 +13,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....host._host import IMPORTS
+from ....wire._trace import traceparent
 from ..wire._messages import Call, Fetch, Forget, Initialize, Keep, Left, Supply
 from ..wire._pickling import Bytes, dumps, loads
 
@@ -118,7 +119,11 @@ class Runner:
             if error is not None:
                 raise error
             first = (state,)
-        result = self._run(message, parts, first)
+        token = traceparent.set(message.traceparent)
+        try:
+            result = self._run(message, parts, first)
+        finally:
+            traceparent.reset(token)
         arrays: list[Any] = []
 
         def take(thing: Any) -> int | None:

@@ -91,6 +91,7 @@ class Call(Message, frozen=True):
         data: the function and its arguments, pickled; buffers are indices. Empty if this is
             the first of the parts.
         buffers: the buffers.
+        traceparent: the caller's place in a trace, if it has one.
     """
 
     returns: ClassVar[Any] = tuple[bytes, list[Left], list[_Size]]
@@ -100,6 +101,7 @@ class Call(Message, frozen=True):
     state: int
     data: bytes
     buffers: tuple[Buffer, ...]
+    traceparent: str | None = None
 
 
 class Keep(Message, frozen=True):

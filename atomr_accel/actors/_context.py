@@ -1,0 +1,40 @@
+"""Context variables cross mailboxes: a handler sees those of whoever has sent its message.
+
+So does what the handler calls and starts. That is how a trace, an account or a log's fields follow
+a question through actors: whatever keeps its place in a context variable, as OpenTelemetry does,
+need know nothing of actors. What a handler sets itself stays with its actor.
+"""
+
+from __future__ import annotations
+
+from contextvars import Context, ContextVar, Token
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_MISSING: Final = object()
+_staying: Final[set[ContextVar[Any]]] = set()
+
+Entered = list[tuple[ContextVar[Any], Token[Any]]]
+
+
+def stays(variable: ContextVar[T]) -> ContextVar[T]:
+    """Have a variable cross no mailbox: it is about a task, not about what that asks for."""
+    _staying.add(variable)
+    return variable
+
+
+def enter(context: Context) -> Entered:
+    """Set here what another context has set; for ``leave``."""
+    return [
+        (variable, variable.set(value))
+        for variable, value in context.items()
+        if variable.get(_MISSING) is not value and variable not in _staying
+    ]
+
+
+def leave(entered: Entered) -> None:
+    """Have the variables as they were."""
+    while entered:
+        variable, token = entered.pop()
+        variable.reset(token)

@@ -1,0 +1,152 @@
+"""How long ops take on the device, measured by its own clock and told on the host's.
+
+An event in a stream notes the device's time when all before it is done. So an op takes from the
+event before it to the one after it; and as ops of a stream follow each other, the event after one
+that is not done yet serves as the event before the next. The two clocks are held against each other
+by events on a stream of their own, now and then: they drift, and the driver tells differences in
+single precision.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, final
+
+from ._driver import NOT_READY, check, driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ANCHOR_NS: Final = 2_000_000_000
+"""So long one comparison of the clocks serves: differences are told to some 0.1 us then."""
+
+_TRIES: Final = 3
+"""The quickest of so many comparisons counts."""
+
+
+def _new_event() -> Any:
+    return check("cuEventCreate", driver.cuEventCreate(0))
+
+
+@final
+class _Anchor:
+    """An event, and when it was on the host's clock."""
+
+    __slots__ = ("at", "event")
+
+    def __init__(self, event: Any, at: int) -> None:
+        self.event: Final = event
+        self.at: Final = at
+
+
+@final
+class DeviceClock:
+    """The device's clock held against ``time.monotonic_ns``."""
+
+    def __init__(self) -> None:
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream: Final = check("cuStreamCreate", driver.cuStreamCreate(flags))
+        self._anchor: _Anchor | None = None
+
+    def anchor(self) -> _Anchor:
+        """One that is not old; marks keep the one that was made before them."""
+        anchor = self._anchor
+        if anchor is None or time.monotonic_ns() - anchor.at > _ANCHOR_NS:
+            anchor = self._anchor = self._compare()
+        return anchor
+
+    def _compare(self) -> _Anchor:
+        event = _new_event()
+        found: list[tuple[int, int]] = []
+        for last in range(_TRIES):
+            before = time.monotonic_ns()
+            check("cuEventRecord", driver.cuEventRecord(event, self._stream))
+            check("cuEventSynchronize", driver.cuEventSynchronize(event))
+            after = time.monotonic_ns()
+            found.append((after - before, (before + after) // 2))
+            if last and found[-1] == min(found):
+                break  # the event holds this one
+        return _Anchor(event, found[-1][1])
+
+
+@final
+class _Mark:
+    """A point in a stream's work."""
+
+    __slots__ = ("anchor", "event", "users")
+
+    def __init__(self, event: Any, anchor: _Anchor) -> None:
+        self.event: Final = event
+        self.anchor: Final = anchor
+        self.users = 1
+
+
+@final
+class CudaStopwatch:
+    """Measures what one stream executes, for all lanes that use it.
+
+    Args:
+        clock: gives the device's clock when it is first wanted.
+        stream: the stream.
+    """
+
+    def __init__(self, clock: Callable[[], DeviceClock], stream: Any) -> None:
+        self._clock = clock
+        self._stream = stream
+        self._events: list[Any] = []
+        self._last: _Mark | None = None
+
+    def start(self) -> _Mark:
+        """Where work begins that is about to be queued: behind what is there, or now."""
+        last = self._last
+        if last is not None:
+            (status,) = driver.cuEventQuery(last.event)
+            if status == NOT_READY:
+                last.users += 1
+                return last
+        return self._mark()
+
+    def stop(self, begun: _Mark) -> tuple[_Mark, _Mark]:
+        """From there to where it ends: here."""
+        end = self._mark()
+        if self._last is not None:
+            self.drop(self._last)
+        end.users += 1
+        self._last = end
+        return begun, end
+
+    def drop(self, mark: _Mark) -> None:
+        """One fewer wants to know when that is."""
+        mark.users -= 1
+        if not mark.users:
+            self._events.append(mark.event)
+
+    def read(self, token: tuple[_Mark, _Mark]) -> tuple[int, int]:
+        """When the device was there, in nanoseconds of ``time.monotonic_ns``."""
+        begun, end = token
+        started = begun.anchor.at + _elapsed(begun.anchor.event, begun.event)
+        ended = started + _elapsed(begun.event, end.event)
+        self.drop(begun)
+        self.drop(end)
+        return started, ended
+
+    def close(self) -> None:
+        """Destroy the events: the stream is about to be."""
+        if self._last is not None:
+            self.drop(self._last)
+            self._last = None
+        for event in self._events:
+            check("cuEventDestroy", driver.cuEventDestroy(event))
+        self._events.clear()
+
+    def _mark(self) -> _Mark:
+        anchor = self._clock().anchor()  # before the event, which is compared with it
+        event = self._events.pop() if self._events else _new_event()
+        check("cuEventRecord", driver.cuEventRecord(event, self._stream))
+        return _Mark(event, anchor)
+
+
+def _elapsed(start: Any, end: Any) -> int:
+    """Nanoseconds from one event to another (``cuEventElapsedTime``)."""
+    milliseconds: float = check("cuEventElapsedTime", driver.cuEventElapsedTime(start, end))
+    return max(0, int(milliseconds * 1e6))

@@ -1,0 +1,325 @@
+"""The metrics there are: one table, from which exporters and documentation are made."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from operator import add
+from typing import TYPE_CHECKING, Final, Literal, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PREFIX: Final = "atomr_accel_"
+
+_DECADES: Final = range(-6, 1)
+SECONDS: Final = (*(m * 10.0**e for e in _DECADES for m in (1, 2.5, 5)), 10.0, 25.0, 50.0, 100.0)
+"""Buckets of durations: from a microsecond to minutes."""
+
+ITEMS: Final = tuple(float(1 << n) for n in range(13))
+"""Buckets of sizes: powers of two up to 4096."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What is measured.
+
+    Attributes:
+        name: without the prefix, and without the ``_total`` that Prometheus's counters end in.
+        kind: ``"counter"`` only grows, but for a restart of what it counts; ``"gauge"`` is a
+            state; ``"histogram"`` counts durations or sizes by buckets.
+        labels: their names.
+        help: one sentence.
+        bounds: upper bounds of a histogram's buckets, inclusive; the last bucket has none.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name that Prometheus shows."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+    @property
+    def unit(self) -> str:
+        """By its name, in UCUM's terms: ``"s"``, ``"By"`` and so on, or ``"1"``."""
+        return next((unit for end, unit in _UNITS.items() if self.name.endswith(end)), "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value of a metric for some labels.
+
+    Attributes:
+        labels: their values, in the order of the metric's names.
+        value: what it is; of a histogram, the sum of all that was observed.
+        buckets: of a histogram, how many fell into each bucket, and into none but the last.
+    """
+
+    labels: tuple[str, ...]
+    value: float
+    buckets: tuple[int, ...] = ()
+
+
+_UNITS: Final = {
+    "bytes_per_second": "By/s",
+    "seconds": "s",
+    "bytes": "By",
+    "watts": "W",
+    "joules": "J",
+    "celsius": "Cel",
+    "hertz": "Hz",
+}
+
+_D: Final = ("system", "device")
+_G: Final = ("gpu",)
+_P: Final = ("pattern", "name", "part")
+
+_TABLE: Final = (
+    # --- ops, counted as they end ---
+    Metric("ops", "counter", (*_D, "library", "outcome"), "Ops that are over, by how they ended."),
+    Metric(
+        "op_seconds",
+        "histogram",
+        (*_D, "library"),
+        "From the submission of an op to its answer, of those that were executed.",
+        SECONDS,
+    ),
+    Metric(
+        "op_queued_seconds",
+        "histogram",
+        (*_D, "library"),
+        "From the submission of an op until it was sent to the host, of those that were executed.",
+        SECONDS,
+    ),
+    Metric(
+        "op_device_seconds",
+        "histogram",
+        (*_D, "library"),
+        "How long the device has executed an op, where that is measured.",
+        SECONDS,
+    ),
+    Metric("transferred_bytes", "counter", (*_D, "op"), "Bytes that ops of the memory lane moved."),
+    Metric("batches", "counter", _D, "Batches that had ops."),
+    Metric("batch_ops", "counter", _D, "Ops that were submitted in batches."),
+    Metric("replays", "counter", _D, "Recordings that were replayed."),
+    # --- a device at one moment ---
+    Metric(
+        "device_info",
+        "gauge",
+        (*_D, "name", "backend", "isolation", "model", "uuid"),
+        "Always 1; the labels tell what the device is.",
+    ),
+    Metric("device_state", "gauge", (*_D, "state"), "1 for the device's present state, else 0."),
+    Metric("generation", "gauge", _D, "The device's present generation."),
+    Metric("ops_in_flight", "gauge", _D, "Ops that are not answered yet."),
+    Metric("lane_ops", "gauge", (*_D, "lane", "state"), "Ops of a lane: in flight, and queued."),
+    Metric(
+        "lane_frames",
+        "counter",
+        (*_D, "lane"),
+        "Frames that a lane has sent, in the present generation.",
+    ),
+    Metric("memory_bytes", "gauge", (*_D, "state"), "The device's memory, by what it is used for."),
+    Metric("memory_reserved_bytes", "gauge", _D, "All of the device's slabs."),
+    Metric("memory_limit_bytes", "gauge", _D, "What slabs may take, where there is a limit."),
+    Metric("memory_largest_free_bytes", "gauge", _D, "The largest free piece of plain memory."),
+    Metric(
+        "memory_fragmentation_ratio",
+        "gauge",
+        _D,
+        "The share of plain free memory outside the largest free piece of its slab.",
+    ),
+    Metric("memory_slabs", "gauge", _D, "Slabs, hence descriptors."),
+    Metric("pinned_bytes", "gauge", (*_D, "state"), "Page-locked memory for arrays."),
+    Metric("out_of_memory", "counter", _D, "Requests for which there was no memory."),
+    Metric("plans", "gauge", (*_D, "library"), "Plans that a library keeps."),
+    Metric(
+        "plan_lookups",
+        "counter",
+        (*_D, "library", "result"),
+        "Calls that found what they need prepared (hit), or did not (miss).",
+    ),
+    Metric(
+        "plan_builds",
+        "counter",
+        (*_D, "library", "source"),
+        "Plans and kernels that were built, or found on disk.",
+    ),
+    Metric("plan_evictions", "counter", (*_D, "library"), "Plans that were dropped."),
+    Metric("workspace_bytes", "gauge", (*_D, "library"), "Scratch memory that a library keeps."),
+    # --- faults ---
+    Metric("faults", "counter", (*_D, "status"), "Contexts that have failed, by the status."),
+    Metric(
+        "recovery_seconds",
+        "histogram",
+        _D,
+        "From a fault until the next context takes ops.",
+        SECONDS,
+    ),
+    Metric("startup_seconds", "gauge", (*_D, "phase"), "How long the present context took."),
+    Metric("standbys", "gauge", (*_D, "state"), "Standby hosts: wanted, and ready."),
+    Metric("standbys_used", "counter", _D, "Standby hosts that have taken over."),
+    Metric("standbys_died", "counter", _D, "Standby hosts that ended before, or could not be had."),
+    # --- actors ---
+    Metric("actors", "gauge", ("system", "kind", "state"), "Actors, by class and state."),
+    Metric("mailbox_messages", "gauge", ("system", "kind"), "Messages in mailboxes, by class."),
+    Metric(
+        "mailbox_messages_max",
+        "gauge",
+        ("system", "kind"),
+        "Messages in the fullest mailbox of a class.",
+    ),
+    Metric("actor_restarts", "counter", ("system", "kind"), "Restarts of actors, by class."),
+    Metric(
+        "actor_stops",
+        "counter",
+        ("system", "kind", "how"),
+        "Actors that have ended for good: by a failure, or without one.",
+    ),
+    Metric("dead_letters", "counter", ("system",), "Messages that were told and not handled."),
+    # --- GPUs, as NVML sees them ---
+    Metric("gpu_info", "gauge", (*_G, "index", "model"), "Always 1; NVML's index and the model."),
+    Metric("gpu_reading_age_seconds", "gauge", _G, "How old what is told of the GPU is."),
+    Metric("gpu_utilization_ratio", "gauge", _G, "Share of the time in which kernels ran."),
+    Metric(
+        "gpu_memory_utilization_ratio", "gauge", _G, "Share of the time in which memory was used."
+    ),
+    Metric("gpu_memory_bytes", "gauge", (*_G, "state"), "Memory of the GPU, whoever uses it."),
+    Metric("gpu_memory_total_bytes", "gauge", _G, "All memory of the GPU."),
+    Metric("gpu_power_watts", "gauge", _G, "Power draw."),
+    Metric("gpu_power_limit_watts", "gauge", _G, "What the GPU may draw."),
+    Metric("gpu_energy_joules", "counter", _G, "Energy since the driver was loaded."),
+    Metric("gpu_temperature_celsius", "gauge", (*_G, "sensor"), "Temperature of GPU and memory."),
+    Metric("gpu_clock_hertz", "gauge", (*_G, "domain"), "Present clocks."),
+    Metric("gpu_throttled", "gauge", (*_G, "reason"), "1 for each reason that holds clocks down."),
+    Metric(
+        "gpu_ecc_errors",
+        "counter",
+        (*_G, "kind", "since"),
+        "Errors of memory that ECC has seen, since the driver was loaded or ever.",
+    ),
+    Metric("gpu_row_remapping", "gauge", (*_G, "state"), "1 if rows wait for it, or it failed."),
+    Metric("gpu_pcie_bytes_per_second", "gauge", (*_G, "direction"), "Traffic to the host."),
+    Metric("gpu_pcie_replays", "counter", _G, "PCIe packets that had to be sent again."),
+    Metric("gpu_pcie_link_generation", "gauge", _G, "Present generation of the PCIe link."),
+    Metric("gpu_pcie_link_lanes", "gauge", _G, "Present width of the PCIe link."),
+    Metric("gpu_nvlink_bytes", "counter", (*_G, "link", "direction"), "Data over an NVLink."),
+    Metric("gpu_processes", "gauge", _G, "Processes with a context on the GPU."),
+    Metric(
+        "gpu_process_memory_bytes", "gauge", (*_G, "pid"), "Memory of a process, where it is told."
+    ),
+    Metric("gpu_mig_enabled", "gauge", _G, "1 if the GPU is divided by MIG."),
+    Metric(
+        "gpu_mig_memory_bytes",
+        "gauge",
+        (*_G, "instance", "state"),
+        "Memory of a part that MIG has made.",
+    ),
+    Metric("gpu_xids", "counter", (*_G, "xid"), "Errors that the driver has reported."),
+    # --- patterns ---
+    Metric("pattern_requests", "counter", (*_P, "outcome"), "Requests that are over."),
+    Metric("pattern_requests_now", "gauge", (*_P, "state"), "Requests that are not over."),
+    Metric("pattern_events", "counter", (*_P, "event"), "What else a pattern counts."),
+    Metric("pattern_state", "gauge", (*_P, "state"), "1 for the present state of a pattern."),
+    Metric("pattern_seconds", "gauge", _P, "How long calls take, as a pattern estimates it."),
+    Metric(
+        "pattern_request_seconds",
+        "histogram",
+        ("name", "outcome"),
+        "From a request to its answer, of patterns with an observer of ours.",
+        SECONDS,
+    ),
+    Metric(
+        "pattern_batch_items",
+        "histogram",
+        ("name",),
+        "How many requests a call was made for, likewise.",
+        ITEMS,
+    ),
+    Metric("pattern_retries", "counter", ("name",), "Calls that failed and were made again."),
+)
+
+METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in _TABLE}
+
+
+@final
+class Histogram:
+    """Counts by buckets. ``bisect`` on bounds that do not change, and a sum.
+
+    Args:
+        bounds: upper bounds, inclusive.
+        scale: what one is worth, in the metric's unit.
+
+    Attributes:
+        counts: by buckets.
+        total: of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "scale", "total")
+
+    def __init__(self, bounds: Sequence[int], scale: float) -> None:
+        self.bounds: Final = bounds
+        self.scale: Final = scale
+        self.counts: Final = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def add(self, value: int) -> None:
+        """One more. Where ops are counted this is written out: a call takes as long as the rest."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@final
+class Snapshot:
+    """Values of metrics at one moment, as they are collected."""
+
+    def __init__(self) -> None:
+        self._points: Final[dict[str, dict[tuple[str, ...], Point]]] = {}
+
+    def add(self, name: str, value: float | None, *labels: str) -> None:
+        """Note a value; None is none."""
+        if value is not None:
+            self._point(name, Point(labels, value))
+
+    def add_one_of(self, name: str, value: str, among: Sequence[str], *labels: str) -> None:
+        """Note a state: 1 for it, 0 for the others."""
+        for state in among:
+            self.add(name, float(state == value), *labels, state)
+
+    def add_histogram(self, name: str, histogram: Histogram, *labels: str) -> None:
+        """Note what a histogram has counted, if that is anything."""
+        if any(histogram.counts):
+            total = histogram.total * histogram.scale
+            self._point(name, Point(labels, total, tuple(histogram.counts)))
+
+    def join(self, other: Snapshot) -> None:
+        """Add all of another."""
+        for name, points in other._points.items():
+            for point in points.values():
+                self._point(name, point)
+
+    def _point(self, name: str, point: Point) -> None:
+        assert len(point.labels) == len(METRICS[name].labels), name
+        labels = tuple(map(_encodable, point.labels))
+        points = self._points.setdefault(name, {})
+        known = points.get(labels)
+        if known is not None:  # such as two stages of one name: together they are what there is
+            buckets = tuple(map(add, known.buckets, point.buckets))
+            point = Point(labels, known.value + point.value, buckets)
+        points[labels] = point if point.labels == labels else replace(point, labels=labels)
+
+    def __iter__(self) -> Iterator[tuple[Metric, tuple[Point, ...]]]:
+        """Metrics that have values, in the order of the catalogue."""
+        for name, metric in METRICS.items():
+            if name in self._points:
+                yield metric, tuple(self._points[name].values())
+
+
+def _encodable(label: str) -> str:
+    """What UTF-8 can express of a label: names of actors may have lone surrogates."""
+    return label if label.isascii() else label.encode("utf-8", "backslashreplace").decode()

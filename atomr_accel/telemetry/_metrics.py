@@ -1,0 +1,282 @@
+"""``Metrics``: what is observed, counted as it happens and read when it is collected."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Final, Protocol, final
+
+import trio
+
+from .. import Device, System
+from ..actors import ActorSystem
+from ..actors._util import check_instance
+from ..patterns import Observer
+from ._catalogue import ITEMS, Histogram, Snapshot
+from ._nvml import NvmlMonitor
+from ._states import take_actors, take_device, take_gpus, take_pattern
+from ._tally import SystemTally, durations
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .. import WatchedDevice
+    from ._catalogue import Metric, Point
+
+_log = logging.getLogger("atomr_accel.telemetry")
+
+_PATIENCE: Final = 1.0
+"""Seconds for which a collector in another thread waits for trio's."""
+
+_Take = Callable[[Snapshot], None]
+
+
+class HasStatistics(Protocol):
+    """A pattern, or anything else that tells of itself so."""
+
+    def statistics(self) -> object:
+        """A snapshot: a dataclass."""
+
+
+@final
+class Metrics:
+    """Counts and states of what it observes, for Prometheus or OpenTelemetry to collect.
+
+    ::
+
+        metrics = Metrics()
+        with metrics.observe(system), metrics.observe(batcher, name="generate"):
+            async with serve_prometheus(metrics, port=9464):
+                ...
+
+    What it observes belongs to one ``trio.run``, in whose thread everything is counted and read.
+    `collect` may be called in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._sources: Final[dict[tuple[str, ...], _Take]] = {}
+        self._last = Snapshot()
+        self._thread = 0
+        self._token: trio.lowlevel.TrioToken | None = None
+
+    @contextmanager
+    def observe(
+        self,
+        what: Device | ActorSystem | NvmlMonitor | HasStatistics,
+        *,
+        name: str | None = None,
+        timed: bool = False,
+    ) -> Iterator[None]:
+        """Count and read something, for the length of a ``with`` block.
+
+        What came before is not counted, and what was counted is gone afterwards.
+
+        Args:
+            what: a device; a system, with its actors and all its devices, those to come, too; the
+                GPUs that ``open_nvml`` watches; or a pattern, such as a batcher, of which the
+                statistics are read.
+            name: the value of the label ``system``, or of ``name`` for patterns; by default the
+                system's name, or that of the pattern's class in small letters.
+            timed: whether hosts are to measure how long the device executes each op, which costs
+                them some microseconds an op. Of devices and systems only.
+
+        Raises:
+            TypeError: it is none of these.
+            ValueError: something of that name is observed already.
+            RuntimeError: called in another thread than the rest.
+        """
+        if name is not None:
+            check_instance("a name", name, str)
+        self._settle_here()
+        with ExitStack() as stack:
+            if isinstance(what, Device):
+                key, take = self._device(what, name, timed, stack)
+            elif isinstance(what, ActorSystem):
+                key, take = self._system(what, name, timed, stack)
+            elif isinstance(what, NvmlMonitor):
+                key, take = ("gpus",), lambda snapshot: take_gpus(snapshot, what)
+            elif _tells_of_itself(what):
+                key, take = _pattern(what, name)
+            else:
+                raise TypeError(
+                    "observe takes a device, a system, what open_nvml gives, or a pattern with "
+                    f"statistics(), got {what!r}"
+                )
+            with self._source(key, take):
+                yield
+
+    @contextmanager
+    def observer(self, name: str) -> Iterator[Observer]:
+        """An observer for patterns, which counts latencies and sizes of batches.
+
+        ``with metrics.observer("generate") as observer:`` and then
+        ``open_batcher(..., observer=observer)``.
+
+        Args:
+            name: the value of the label ``name``.
+
+        Raises:
+            ValueError: there is one of that name.
+        """
+        check_instance("a name", name, str)
+        self._settle_here()
+        tally = _PatternTally()
+        with self._source(("observer", name), lambda snapshot: tally.take(snapshot, name)):
+            yield tally
+
+    def collect(self) -> Sequence[tuple[Metric, tuple[Point, ...]]]:
+        """All metrics that have values, with these.
+
+        In another thread than trio's it waits until trio's has read them. If that is busy for a
+        second, they are those of the time before.
+        """
+        if not self._sources:
+            return ()
+        if threading.get_ident() == self._thread:
+            self._take()
+        elif self._token is not None:
+            read = threading.Event()
+            try:
+                self._token.run_sync_soon(self._take_for, read)
+            except trio.RunFinishedError:
+                pass
+            else:
+                read.wait(_PATIENCE)
+        return tuple(self._last)
+
+    # --- sources -------------------------------------------------------------------------
+
+    def _settle_here(self) -> None:
+        token = trio.lowlevel.current_trio_token()
+        if self._sources and token is not self._token:
+            raise RuntimeError(
+                "these metrics observe what belongs to another trio.run; make another Metrics here"
+            )
+        self._token, self._thread = token, threading.get_ident()
+
+    @contextmanager
+    def _source(self, key: tuple[str, ...], take: _Take) -> Iterator[None]:
+        if key in self._sources:
+            raise _taken(key)
+        self._sources[key] = take
+        try:
+            yield
+        finally:
+            self._sources.pop(key, None)
+
+    def _device(
+        self,
+        device: Device,
+        name: str | None,
+        timed: bool,
+        stack: ExitStack,
+    ) -> tuple[tuple[str, ...], _Take]:
+        labels = (device.system.name if name is None else name, device.ref.path)
+        if ("system", labels[0]) in self._sources:
+            raise _taken(("system", labels[0]))
+        tally = SystemTally(lambda one: one is device._core, timed=timed)
+        stack.enter_context(device.system.instrumented(tally))
+
+        def take(snapshot: Snapshot) -> None:
+            tally.of(device._core).take(snapshot, *labels)
+            take_device(snapshot, device, *labels)
+
+        return ("device", *labels), take
+
+    def _system(
+        self,
+        system: ActorSystem,
+        name: str | None,
+        timed: bool,
+        stack: ExitStack,
+    ) -> tuple[tuple[str, ...], _Take]:
+        label = system.name if name is None else name
+        for key in self._sources:
+            if key[:2] == ("device", label):
+                raise _taken(key)
+        tally = SystemTally(lambda _: True, timed=timed)
+        stack.enter_context(system.instrumented(tally))
+
+        def take(snapshot: Snapshot) -> None:
+            devices = system.devices if isinstance(system, System) else ()
+            cores: set[WatchedDevice] = {device._core for device in devices}
+            tally.forget(lambda device: device not in cores)
+            for device in devices:
+                tally.of(device._core).take(snapshot, label, device.ref.path)
+                take_device(snapshot, device, label, device.ref.path)
+            take_actors(snapshot, system, label)
+            for kind, count in tally.restarts.items():
+                snapshot.add("actor_restarts", count, label, kind)
+            for (kind, how), count in tally.stops.items():
+                snapshot.add("actor_stops", count, label, kind, how)
+
+        return ("system", label), take
+
+    def _take(self) -> None:
+        snapshot = Snapshot()
+        for key, take in list(self._sources.items()):
+            part = Snapshot()
+            try:
+                take(part)
+            except Exception:  # noqa: BLE001 (logged; the rest is still to be seen)
+                _log.exception("%s cannot be read and is observed no more", " ".join(key))
+                del self._sources[key]
+            else:
+                snapshot.join(part)
+        self._last = snapshot
+
+    def _take_for(self, read: threading.Event) -> None:
+        self._take()
+        read.set()
+
+
+def _taken(key: tuple[str, ...]) -> ValueError:
+    return ValueError(
+        f"{' '.join(key)} is observed already; observe(..., name=...) gives one another name"
+    )
+
+
+def _tells_of_itself(what: object) -> bool:
+    return not isinstance(what, type) and callable(getattr(what, "statistics", None))
+
+
+def _pattern(what: HasStatistics, name: str | None) -> tuple[tuple[str, ...], _Take]:
+    kind = type(what).__name__.lower()
+    label = kind if name is None else name
+    if not is_dataclass(what.statistics()):
+        raise TypeError(f"statistics() of {what!r} are no dataclass")
+    return ("pattern", kind, label), lambda snapshot: take_pattern(
+        snapshot, what.statistics(), kind, label
+    )
+
+
+@final
+class _PatternTally(Observer):
+    def __init__(self) -> None:
+        self._seconds = {outcome: durations() for outcome in ("answered", "failed", "dropped")}
+        self._items = Histogram([int(bound) for bound in ITEMS], 1)
+        self._retries = 0
+
+    def started(self, items: Sequence[object]) -> None:
+        self._items.add(len(items))
+
+    def retried(self, items: Sequence[object], error: Exception) -> None:  # noqa: ARG002
+        self._retries += 1
+
+    def answered(self, item: object, seconds: float) -> None:  # noqa: ARG002
+        self._seconds["answered"].add(round(seconds * 1e9))
+
+    def failed(self, item: object, error: BaseException, seconds: float) -> None:  # noqa: ARG002
+        self._seconds["failed"].add(round(seconds * 1e9))
+
+    def dropped(self, item: object, seconds: float) -> None:  # noqa: ARG002
+        self._seconds["dropped"].add(round(seconds * 1e9))
+
+    def take(self, snapshot: Snapshot, name: str) -> None:
+        for outcome, histogram in self._seconds.items():
+            snapshot.add_histogram("pattern_request_seconds", histogram, name, outcome)
+        snapshot.add_histogram("pattern_batch_items", self._items, name)
+        snapshot.add("pattern_retries", self._retries, name)

@@ -1,0 +1,181 @@
+"""Metrics for Prometheus: a collector for its client, and a page to scrape."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+import trio
+
+from ..actors._util import check_instance, check_whole
+from ._packages import package
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    import prometheus_client
+
+    from ._catalogue import Metric, Point
+    from ._metrics import Metrics
+
+_log = logging.getLogger("atomr_accel.telemetry")
+
+_PATH: Final = b"/metrics"
+_RECEIVE: Final = 1 << 14
+_MOST_CONNECTIONS: Final = 64
+_IDLE_SECONDS: Final = 90.0
+"""A connection that asks nothing for so long is closed: longer than scrapes mostly lie apart."""
+
+
+@final
+class PrometheusCollector:
+    """What a registry of prometheus_client collects: ``REGISTRY.register(...)``.
+
+    Args:
+        metrics: what to collect. It may be collected in any thread.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics: Final = metrics
+
+    def describe(self) -> list[prometheus_client.Metric]:
+        """Nothing in advance: what there is depends on what is observed."""
+        return []
+
+    def collect(self) -> Iterator[prometheus_client.Metric]:
+        """All metrics that have values.
+
+        Raises:
+            LibraryMissing: prometheus_client is not installed.
+        """
+        core = package("prometheus_client.core", "prometheus-client")
+        for metric, points in self._metrics.collect():
+            yield _family(core, metric, points)
+
+
+def _family(core: Any, metric: Metric, points: tuple[Point, ...]) -> Any:
+    kinds = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+    }
+    family = kinds[metric.kind](metric.full_name, metric.help, labels=metric.labels)
+    for point in points:
+        if metric.kind == "histogram":
+            counts = itertools.accumulate(point.buckets)
+            bounds = (*map(repr, metric.bounds), "+Inf")
+            buckets = list(zip(bounds, counts, strict=True))
+            family.add_metric(point.labels, buckets, sum_value=point.value)
+        else:
+            family.add_metric(point.labels, point.value)
+    return family
+
+
+# --- a page to scrape ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serve_prometheus(
+    metrics: Metrics, *, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[int]:
+    """Serve ``http://host:port/metrics`` for the length of an ``async with`` block.
+
+    It runs in trio, beside the program, and answers nothing but scrapes. Whoever reaches the
+    address can read them: there is neither a password nor encryption.
+
+    Args:
+        metrics: what to serve.
+        host: the address to listen on. By default, only programs of this machine reach it.
+        port: the port; 0 for any that is free.
+
+    Yields:
+        The port.
+
+    Raises:
+        LibraryMissing: h11 or prometheus_client is not installed.
+        OSError: the address cannot be listened on.
+    """
+    check_instance("host", host, str)
+    check_whole("port", port)
+    page = _Page(metrics)
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+        nursery.start_soon(partial(trio.serve_listeners, page.serve, listeners))
+        try:
+            yield listeners[0].socket.getsockname()[1]
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+@final
+class _Page:
+    def __init__(self, metrics: Metrics) -> None:
+        self._h11 = package("h11", "h11")
+        self._exposition = package("prometheus_client.exposition", "prometheus-client")
+        self._registry = package("prometheus_client", "prometheus-client").CollectorRegistry()
+        self._registry.register(PrometheusCollector(metrics))
+        self._connections = 0
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Answer what comes over one connection, one after the other."""
+        if self._connections >= _MOST_CONNECTIONS:
+            await trio.aclose_forcefully(stream)
+            return
+        self._connections += 1
+        h11 = self._h11
+        try:
+            connection = h11.Connection(h11.SERVER)
+            while connection.our_state is h11.IDLE:
+                with trio.move_on_after(_IDLE_SECONDS) as scope:
+                    await self._answer_next(connection, stream)
+                    if connection.our_state is h11.DONE and connection.their_state is h11.DONE:
+                        connection.start_next_cycle()
+                if scope.cancelled_caught:
+                    break
+        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
+            pass  # whoever asked has left
+        finally:
+            self._connections -= 1
+            await trio.aclose_forcefully(stream)
+
+    async def _answer_next(self, connection: Any, stream: trio.SocketStream) -> None:
+        h11 = self._h11
+        try:
+            request = None
+            while True:
+                event = connection.next_event()
+                if event is h11.NEED_DATA:
+                    connection.receive_data(await stream.receive_some(_RECEIVE))
+                elif isinstance(event, h11.Request):
+                    request = event
+                elif isinstance(event, h11.EndOfMessage):
+                    break
+                elif not isinstance(event, h11.Data):  # the connection is over
+                    return
+            assert request is not None
+            status, headers, body = self._answer(request)
+        except h11.RemoteProtocolError as error:
+            status, headers, body = error.error_status_hint, [], b""
+            if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+                return
+        headers = [*headers, ("Content-Length", str(len(body)))]
+        sent = connection.send(h11.Response(status_code=status, headers=headers))
+        if request is None or request.method != b"HEAD":
+            sent += connection.send(h11.Data(data=body))
+        await stream.send_all(sent + connection.send(h11.EndOfMessage()))
+
+    def _answer(self, request: Any) -> tuple[int, list[tuple[str, str]], bytes]:
+        if request.target.partition(b"?")[0] != _PATH:
+            return 404, [("Content-Type", "text/plain")], b"metrics are at /metrics\n"
+        if request.method not in (b"GET", b"HEAD"):
+            return 405, [("Allow", "GET, HEAD")], b""
+        accepted = b",".join(value for name, value in request.headers if name == b"accept")
+        encode, content_type = self._exposition.choose_encoder(accepted.decode("latin-1"))
+        try:
+            return 200, [("Content-Type", content_type)], encode(self._registry)
+        except Exception:  # noqa: BLE001 (the program goes on)
+            _log.exception("metrics cannot be told")
+            return 500, [("Content-Type", "text/plain")], b"see the log\n"

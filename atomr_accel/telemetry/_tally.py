@@ -1,0 +1,225 @@
+"""What is counted as it happens: ops, faults, restarts. Plain integers in trio's thread."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Final, final
+
+from .. import DeviceInstrument
+from ._catalogue import SECONDS, Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .. import ContextPoisoned, OutOfMemory, WatchedDevice, WatchedOp
+    from ..actors import ActorRef
+    from ..lanes import Outcome, Phases
+    from ._catalogue import Snapshot
+
+NANOSECONDS: Final = tuple(round(bound * 1e9) for bound in SECONDS)
+
+_MOST_NAMES: Final = 4096
+"""Names of ops that are looked up: functions that programs make as they go have names, too."""
+
+_MOST_BATCHES: Final = 1024
+"""Batches that are open at the same time, more or less."""
+
+
+def durations() -> Histogram:
+    """An empty histogram of nanoseconds."""
+    return Histogram(NANOSECONDS, 1e-9)
+
+
+@final
+class LibraryTally:
+    """The ops of one library of one device.
+
+    Attributes:
+        outcomes: how many ended so.
+        answered: from submission to answer.
+        queued: from submission to the socket.
+        executed: on the device.
+    """
+
+    __slots__ = ("answered", "executed", "outcomes", "queued")
+
+    def __init__(self) -> None:
+        self.outcomes: Final[dict[Outcome, int]] = {
+            "done": 0,
+            "failed": 0,
+            "withdrawn": 0,
+            "lost": 0,
+        }
+        self.answered: Final = durations()
+        self.queued: Final = durations()
+        self.executed: Final = durations()
+
+
+@final
+class DeviceTally:
+    """What has happened on one device.
+
+    Attributes:
+        names: tallies of libraries by the name of an op, and whether such ops move bytes.
+    """
+
+    def __init__(self) -> None:
+        self.names: Final[dict[str, tuple[LibraryTally, bool]]] = {}
+        self.libraries: Final[dict[str, LibraryTally]] = {}
+        self.moved: Final[Counter[str]] = Counter()
+        self.faults: Final[Counter[str]] = Counter()
+        self.recoveries: Final = durations()
+        self.batches = self.batch_ops = self.replays = self.out_of_memory = 0
+        self._open: Final[OrderedDict[int, None]] = OrderedDict()
+        self._failed_at: int | None = None
+
+    def meet(self, op: WatchedOp) -> tuple[LibraryTally, bool]:
+        """Where ops of this name are counted."""
+        if len(self.names) >= _MOST_NAMES:
+            self.names.clear()
+        library = library_of(op.name, op.lane)
+        tally = self.libraries.setdefault(library, LibraryTally())
+        self.names[op.name] = entry = tally, op.lane == "memory"
+        return entry
+
+    def note_batch(self, batch: int) -> None:
+        """One more op of a batch."""
+        self.batch_ops += 1
+        if batch not in self._open:
+            self.batches += 1
+            self._open[batch] = None
+            if len(self._open) > _MOST_BATCHES:
+                self._open.popitem(last=False)
+
+    def note_fault(self, status: str) -> None:
+        """A context has failed. If nothing has come up since another did, that goes on."""
+        self.faults[status] += 1
+        if self._failed_at is None:
+            self._failed_at = time.monotonic_ns()
+
+    def note_ready(self) -> None:
+        """A context is up."""
+        if self._failed_at is not None:
+            self.recoveries.add(time.monotonic_ns() - self._failed_at)
+            self._failed_at = None
+
+    def take(self, snapshot: Snapshot, *labels: str) -> None:
+        """Add all of it to a snapshot."""
+        for library, tally in self.libraries.items():
+            for outcome, count in tally.outcomes.items():
+                snapshot.add("ops", count, *labels, library, outcome)
+            snapshot.add_histogram("op_seconds", tally.answered, *labels, library)
+            snapshot.add_histogram("op_queued_seconds", tally.queued, *labels, library)
+            snapshot.add_histogram("op_device_seconds", tally.executed, *labels, library)
+        for op, nbytes in self.moved.items():
+            snapshot.add("transferred_bytes", nbytes, *labels, op)
+        for status, count in self.faults.items():
+            snapshot.add("faults", count, *labels, status)
+        snapshot.add_histogram("recovery_seconds", self.recoveries, *labels)
+        for name in ("batches", "batch_ops", "replays", "out_of_memory"):
+            snapshot.add(name, getattr(self, name), *labels)
+
+
+def library_of(name: str, lane: str) -> str:
+    """The library of an op: ``"blas"`` of ``"blas.gemm"``; of others, the lane's kind."""
+    library, dot, _ = name.partition(" ")[0].partition(".")
+    return library if dot else lane.partition(".")[0]
+
+
+@final
+class SystemTally(DeviceInstrument):
+    """Counts what happens on the devices of a system, and to its actors.
+
+    Args:
+        wanted: which devices to count.
+        timed: whether hosts are to measure how long the device executes ops.
+
+    Attributes:
+        devices: what has happened on each.
+        restarts: of actors, by class.
+        stops: likewise, with ``"failure"`` or ``"normal"``.
+    """
+
+    def __init__(self, wanted: Callable[[WatchedDevice], bool], *, timed: bool) -> None:
+        self.timed = timed
+        self._wanted: Final = wanted
+        self._tallies: Final[dict[WatchedDevice, DeviceTally]] = {}
+        self.devices: Final[dict[WatchedDevice, DeviceTally]] = {}
+        self.restarts: Final[Counter[str]] = Counter()
+        self.stops: Final[Counter[tuple[str, str]]] = Counter()
+
+    def of(self, device: WatchedDevice) -> DeviceTally:
+        """The tally of a device; that of one that is not wanted is not kept in ``devices``."""
+        tally = self._tallies.get(device)
+        if tally is None:
+            tally = self._tallies[device] = DeviceTally()
+            if self._wanted(device):
+                self.devices[device] = tally
+        return tally
+
+    def forget(self, gone: Callable[[WatchedDevice], bool]) -> None:
+        """Drop the tallies of devices that are gone."""
+        for device in [device for device in self._tallies if gone(device)]:
+            del self._tallies[device]
+            self.devices.pop(device, None)
+
+    # --- called for each op --------------------------------------------------------------
+
+    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
+        """Count it. Its one call tells all that was before, so no other is listened to."""
+        tally = self._tallies.get(op.device) or self.of(op.device)
+        library, moves = tally.names.get(op.name) or tally.meet(op)
+        library.outcomes[outcome] += 1
+        if outcome != "done":
+            return
+        times = op.times
+        assert times is not None  # set as it was submitted
+        submitted = times.submitted
+        histogram = library.answered
+        took = times.answered - submitted
+        histogram.counts[bisect_left(NANOSECONDS, took)] += 1
+        histogram.total += took
+        if times.sent:  # or nobody was told just then
+            histogram = library.queued
+            took = times.sent - submitted
+            histogram.counts[bisect_left(NANOSECONDS, took)] += 1
+            histogram.total += took
+        if times.ended:
+            histogram = library.executed
+            took = times.ended - times.started
+            histogram.counts[bisect_left(NANOSECONDS, took)] += 1
+            histogram.total += took
+        if moves:
+            tally.moved[op.name] += op.nbytes
+
+    def op_in_batch(self, op: WatchedOp, batch: int) -> None:
+        """Count it and its batch."""
+        self.of(op.device).note_batch(batch)
+
+    def op_replays(self, op: WatchedOp, recording: int) -> None:  # noqa: ARG002
+        """Count it."""
+        self.of(op.device).replays += 1
+
+    # --- what is rare --------------------------------------------------------------------
+
+    def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:  # noqa: ARG002
+        """Count it."""
+        self.of(device).out_of_memory += 1
+
+    def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
+        """Count it, and begin to wait."""
+        self.of(device).note_fault(fault.status_name)
+
+    def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:  # noqa: ARG002
+        """The wait is over."""
+        self.of(device).note_ready()
+
+    def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:  # noqa: ARG002
+        """Count it by its class."""
+        self.restarts[ref._cell.kind] += 1
+
+    def actor_stopped(self, ref: ActorRef, cause: BaseException | None) -> None:
+        """Count it by its class."""
+        self.stops[ref._cell.kind, "normal" if cause is None else "failure"] += 1

@@ -1,0 +1,17 @@
+"""The page about metrics lists all there are, as they are."""
+
+from __future__ import annotations
+
+from atomr_accel.telemetry import METRICS
+
+from ..harness import ROOT
+
+
+def test_the_page_lists_every_metric() -> None:
+    text = (ROOT / "docs/how-to/metrics.md").read_text(encoding="utf-8")
+    listed = [line for line in text.splitlines() if line.startswith("| `atomr_accel_")]
+    assert listed == [
+        f"| `{metric.full_name}` | {metric.kind} | "
+        f"{' '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
+        for metric in METRICS.values()
+    ]
