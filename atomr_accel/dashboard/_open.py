@@ -134,8 +134,8 @@ def _check_host(host: str, *, public: bool) -> None:
         ) from None
     if not local and not public:
         raise ValueError(
-            f"other machines reach {host}, and what a dashboard tells is not encrypted; leave it at "
-            "127.0.0.1 and use a tunnel (ssh -L), or say public=True"
+            f"other machines reach {host}, and what a dashboard tells is not encrypted; leave it "
+            "at 127.0.0.1 and use a tunnel (ssh -L), or say public=True"
         )
 
 
@@ -159,8 +159,8 @@ def _announce(stack: ExitStack, system: ActorSystem, dashboard: Dashboard) -> No
     ours = RunningDashboard(
         pid=pid,
         started=started_at(pid) or 0,
-        system=system.name,
-        command=command(),
+        system=_in_unicode(system.name),
+        command=_in_unicode(command()),
         url=dashboard.address,
         token=dashboard.token,
     )
@@ -168,3 +168,8 @@ def _announce(stack: ExitStack, system: ActorSystem, dashboard: Dashboard) -> No
         stack.enter_context(announced(ours))
     except OSError as error:  # the page is there all the same
         _log.warning("%r is not announced to other programs of this user: %s", dashboard, error)
+
+
+def _in_unicode(text: str) -> str:
+    """A text without the unpaired surrogates that stand for bytes of a command line."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -10,8 +10,6 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | list[float | None] | 
 """A state: no null but in lists, since in a patch it stands for what is gone."""
 
 
-
-
 def merge_patch(old: Mapping[str, Json], new: Mapping[str, Json]) -> dict[str, object]:
     """What has to be merged into ``old`` to make it ``new``; empty if they are equal.
 

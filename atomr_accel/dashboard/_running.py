@@ -55,8 +55,9 @@ def folder() -> Path:
     with warnings.catch_warnings():  # where there is no XDG_RUNTIME_DIR, the next best will do
         warnings.simplefilter("ignore")
         path = platformdirs.user_runtime_path("atomr-accel") / "dashboards"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for place in (path, path.parent):
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)  # the mode of `parents` is whatever the umask leaves
+    for place in (path.parent, path):
         status = place.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise PermissionError(f"{place} must be a directory of this user (uid {os.geteuid()})")

@@ -6,9 +6,9 @@
     program     pid, command, python, version, started
     system      name, actors, dead_letters
     actors      by path: kind, state, restarts, depth and, of devices and their parts, generation
-    devices     by path: what Device.statistics() tells, beside name, backend, isolation, info;
-                and memory.slabs by number: nbytes, kind, used and cells, one digit for how full
-                each part of the slab is
+    devices     by path: name, backend, isolation, info, and what Device.statistics() tells, lanes
+                by name and transfers by number; memory.slabs are by number: nbytes, kind, used and
+                cells, a digit for how full each part of the slab is
     curves      by path of a device, by number, one each second: a list of what POINT names
     events      by number: at, kind, path, text, and of devices generation
 
@@ -22,7 +22,6 @@ import platform
 import sys
 import time
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from ..actors import ActorSystem
     from ..actors._cell import Cell
     from ..device import Device
+    from ..wire import DeviceInfo
     from ._patch import Json
 
 SLABS: Final = 64
@@ -43,8 +43,6 @@ CELLS: Final = 48
 
 _AT_ONCE: Final = 64
 """Actors that are looked at in one turn of trio's loop, in a fraction of a millisecond."""
-
-_LEFT_OUT: Final = {"supervisor", "name"}
 
 
 class Observer:
@@ -109,27 +107,39 @@ class Observer:
         return self._devices
 
     def _device(self, device: Device) -> dict[str, Json]:
-        core = device._core
-        state = _plain(device.statistics())
-        last_fault = state.get("last_fault")
-        if isinstance(last_fault, str):
-            state["last_fault"] = shortened(last_fault)
-        state["name"] = device.name
-        state["backend"] = device.backend
-        state["isolation"] = device.isolation
-        if core.info is not None:
-            state["info"] = _plain_info(core.info)
-        memory = state["memory"]
-        assert isinstance(memory, dict)
+        statistics = device.statistics()
+        memory = _plain(statistics.memory)
         memory["slabs"] = {
             str(slab.id): {
                 "nbytes": slab.nbytes,
                 "kind": slab.kind,
                 "used": slab.used,
-                "cells": "".join(_digit(part) for part in slab.cells),
+                "cells": "".join(map(_digit, slab.cells)),
             }
-            for slab in layout(core.memory, most=SLABS, cells=CELLS)
+            for slab in layout(device._core.memory, most=SLABS, cells=CELLS)
         }
+        state: dict[str, Json] = {
+            "name": device.name,
+            "backend": device.backend,
+            "isolation": device.isolation,
+            "state": statistics.state,
+            "generation": statistics.generation,
+            "faults": statistics.faults,
+            "in_flight": statistics.in_flight,
+            "info": _plain_info(device.info),
+            "memory": memory,
+            "pinned": _plain(statistics.pinned),
+            "lanes": {lane.name: _plain(lane) for lane in statistics.lanes},
+            "transfers": {str(at): _plain(one) for at, one in enumerate(statistics.transfers)},
+        }
+        if statistics.last_fault is not None:
+            state["last_fault"] = shortened(statistics.last_fault)
+        if statistics.host_pid is not None:
+            state["host_pid"] = statistics.host_pid
+        if statistics.startup is not None:
+            state["startup"] = _plain(statistics.startup)
+        if statistics.standby is not None:
+            state["standby"] = _plain(statistics.standby)
         return state
 
 
@@ -164,32 +174,20 @@ def _digit(part: float) -> str:
 
 
 def _plain(statistics: Any) -> dict[str, Json]:
-    """Statistics as objects for JSON; tuples of them by name, or by number where these repeat."""
+    """Statistics as an object for JSON, without what is not known."""
     plain: dict[str, Json] = {}
     for field in fields(statistics):
         value = getattr(statistics, field.name)
-        if value is None or field.name in _LEFT_OUT:
-            continue
         if is_dataclass(value):
-            value = _plain(value)
-        elif isinstance(value, tuple):
-            value = _by_name(value)
-        elif isinstance(value, Enum):
-            value = value.value
+            plain[field.name] = _plain(value)
         elif isinstance(value, float):
-            value = round(value, 6)
-        plain[field.name] = value
+            plain[field.name] = round(value, 6)
+        elif value is not None:
+            plain[field.name] = value
     return plain
 
 
-def _by_name(several: tuple[Any, ...]) -> dict[str, Json]:
-    names = [one.name for one in several]
-    if len(set(names)) == len(names):
-        return {one.name: _plain(one) for one in several}
-    return {str(at): {"name": one.name, **_plain(one)} for at, one in enumerate(several)}
-
-
-def _plain_info(info: Any) -> dict[str, Json]:
+def _plain_info(info: DeviceInfo) -> dict[str, Json]:
     major, minor = info.compute_capability
     return {
         "name": info.name,

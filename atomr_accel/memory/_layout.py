@@ -65,10 +65,15 @@ def layout(memory: MemoryMap, *, most: int, cells: int) -> list[SlabLayout]:
             if slab.sealed
             else "plain",
             used=slab.nbytes - round(sum(free[slab.id])),
-            cells=tuple(1 - part * cells / slab.nbytes for part in free[slab.id]),
+            cells=tuple(_used(part * cells / slab.nbytes) for part in free[slab.id]),
         )
         for slab in sorted(slabs, key=lambda slab: slab.id)
     ]
+
+
+def _used(free: float) -> float:
+    """The share that is used, without what rounding leaves of nothing and all."""
+    return min(1.0, max(0.0, round(1 - free, 9)))
 
 
 def _add(parts: list[float], begin: int, end: int, width: float) -> None:

@@ -1,7 +1,8 @@
 // Draws the state that the program sends, and keeps it up to date by what has changed in it.
 // Every text goes in as text: names of actors and errors are whatever somebody has made them.
 
-const WINDOW = 300; // seconds that curves and the time line show
+const WINDOWS = [60, 120, 300]; // seconds that curves and the time line show: the least that has all
+let span = WINDOWS[0];
 const KINDS = {
   fault: "a context failed", ready: "a context is up", lost: "a device is lost",
   restart: "an actor was restarted", failure: "an actor ended by a failure", memory: "out of memory",
@@ -135,7 +136,7 @@ class Chart {
     this.paths = lines.map((_, at) => svg("path", { class: at ? "two" : "one" }));
     this.svg = svg(
       "svg",
-      { viewBox: `0 0 ${WINDOW} 100`, preserveAspectRatio: "none", role: "img" },
+      { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img" },
       this.area, this.hits, ...this.paths, this.here,
     );
     this.root = el(
@@ -146,7 +147,7 @@ class Chart {
     this.at = null;
     this.svg.addEventListener("pointermove", (event) => {
       const box = this.svg.getBoundingClientRect();
-      this.at = ((event.clientX - box.left) / box.width) * WINDOW;
+      this.at = (100 * (event.clientX - box.left)) / box.width;
       this.caption();
     });
     this.svg.addEventListener("pointerleave", () => {
@@ -157,8 +158,8 @@ class Chart {
 
   update(points, faults) {
     const end = now();
-    this.points = points.filter((point) => point[0] > end - WINDOW - 2);
-    this.x = (at) => WINDOW - (end - at);
+    this.points = points.filter((point) => point[0] > end - span - 2);
+    this.x = (at) => 100 - (100 * (end - at)) / span;
     const most = Math.max(0, ...this.points.flatMap((point) => this.lines.map((line) => line(point) ?? 0)));
     this.most = ceiling(most);
     const y = (value) => 98 - (value / this.most) * 84;
@@ -169,7 +170,7 @@ class Chart {
         const value = line(point);
         if (value === null || value === undefined) pen = "M";
         else {
-          parts.push(`${pen}${this.x(point[0]).toFixed(1)} ${y(value).toFixed(1)}`);
+          parts.push(`${pen}${this.x(point[0]).toFixed(2)} ${y(value).toFixed(1)}`);
           pen = "L";
         }
       }
@@ -269,7 +270,7 @@ class Device {
     this.fault.hidden = !device.last_fault;
     if (device.last_fault && this.last !== device.last_fault) {
       this.last = device.last_fault;
-      this.fault.replaceChildren(el("b", {}, "Last fault "), device.last_fault);
+      this.fault.replaceChildren(el("span", {}, el("b", {}, "Last fault "), device.last_fault));
     }
     this.facts.update([
       ["Generation", plain.format(device.generation)],
@@ -280,7 +281,7 @@ class Device {
       ["Standby", device.standby ? `${device.standby.mode}, ${device.standby.state}` : "none"],
     ]);
     const points = Object.values(state.curves[this.path] ?? {});
-    const faults = Object.values(state.events).filter((event) => event.kind === "fault" && event.path === this.path && event.at > now() - WINDOW);
+    const faults = Object.values(state.events).filter((event) => event.kind === "fault" && event.path === this.path && event.at > now() - span);
     this.rate.update(points, faults);
     this.latency.update(points, faults);
     this.drawMemory(device.memory);
@@ -382,10 +383,10 @@ function drawEvents() {
   const onDevices = new Set(devices);
   tracks.push(["actors", events.filter(([, event]) => !onDevices.has(event.path))]);
   const box = $("timeline");
-  const left = (at) => `${100 - (100 * (end - at)) / WINDOW}%`;
+  const left = (at) => `${100 - (100 * (end - at)) / span}%`;
   keep(box, timelineRows, [...tracks.map(([name]) => name), "scale"], (name) => {
     if (name === "scale") {
-      const root = el("div", { class: "scale", "aria-hidden": "true" }, ...["5 min ago", "4", "3", "2", "1", "now"].map((text) => el("span", {}, text)));
+      const root = el("div", { class: "scale", "aria-hidden": "true" }, el("span"), el("span"), el("span", {}, "now"));
       return { root };
     }
     const track = el("div", { class: "track", role: "img" });
@@ -394,18 +395,21 @@ function drawEvents() {
     root.style.display = "contents";
     return { root, track };
   }, (row, name) => {
-    if (name === "scale") return;
-    const recent = tracks.find(([key]) => key === name)[1].map(([, event]) => event).filter((event) => event.at > end - WINDOW);
+    if (name === "scale") {
+      [span, span / 2].forEach((seconds, at) => say(row.root.children[at], seconds < 120 ? `${seconds} s ago` : `${seconds / 60} min ago`));
+      return;
+    }
+    const recent = tracks.find(([key]) => key === name)[1].map(([, event]) => event).filter((event) => event.at > end - span);
     const marks = [];
     let since = null;
     for (const event of tracks.find(([key]) => key === name)[1].map(([, one]) => one)) {
       if (event.kind === "fault") since ??= event.at;
       else if ((event.kind === "ready" || event.kind === "lost") && since !== null) {
-        if (event.at > end - WINDOW) marks.push(span(since, event.at));
+        if (event.at > end - span) marks.push(outage(since, event.at));
         since = null;
       }
     }
-    if (since !== null && name !== "actors" && state.devices[name]?.state !== "ready") marks.push(span(since, end));
+    if (since !== null && name !== "actors" && state.devices[name]?.state !== "ready") marks.push(outage(since, end));
     for (const event of recent.slice(-120)) {
       const dot = el("i", { class: `dot kind-${event.kind}`, title: `${event.kind}: ${event.text}` });
       dot.style.left = left(event.at);
@@ -413,13 +417,13 @@ function drawEvents() {
     }
     row.track.replaceChildren(...marks);
     const counts = Object.keys(KINDS).map((kind) => [kind, recent.filter((event) => event.kind === kind).length]).filter(([, n]) => n);
-    set(row.track, { "aria-label": `${name}, last five minutes: ${counts.map(([kind, n]) => `${kind} ${n}`).join(", ") || "nothing"}` });
+    set(row.track, { "aria-label": `${name}, in the last ${span} seconds: ${counts.map(([kind, n]) => `${kind} ${n}`).join(", ") || "nothing"}` });
   });
 
-  function span(from, to) {
-    const made = el("i", { class: "span" });
-    made.style.left = left(Math.max(from, end - WINDOW));
-    made.style.right = `${(100 * (end - to)) / WINDOW}%`;
+  function outage(from, to) {
+    const made = el("i", { class: "outage" });
+    made.style.left = left(Math.max(from, end - span));
+    made.style.right = `${(100 * (end - to)) / span}%`;
     return made;
   }
 
@@ -458,7 +462,8 @@ function announce() {
 
 // --- actors ------------------------------------------------------------------------------------
 
-const OPEN_BELOW = 32; // of so many children, all are shown without being asked for
+const FEW = 40; // so many actors are all shown; of more, only those whose siblings are few
+const FEW_SIBLINGS = 8;
 const ROWS = 200;
 const rows = new Map();
 const toggled = new Map();
@@ -478,10 +483,12 @@ function arrange() {
     below.set(path, sum((children.get(path) ?? []).map((child) => 1 + (below.get(child) ?? 0))));
   }
   order = { children, below };
+  rows.forEach((row) => (row.drawn = null));
 }
 
 function isOpen(path) {
-  return toggled.get(path) ?? (order.children.get(path)?.length ?? 0) <= OPEN_BELOW;
+  const few = state.system.actors <= FEW || (order.children.get(path)?.length ?? 0) <= FEW_SIBLINGS;
+  return toggled.get(path) ?? few;
 }
 
 /** The paths to show, each with its level. */
@@ -533,11 +540,28 @@ function makeRow(path) {
   return { root, twist, count, kind, status, restarts, depth, name };
 }
 
+/** An actor and all that are hidden below it, as one. */
+function together(path) {
+  const all = { ...state.actors[path], unwell: 0 };
+  const todo = [...(order.children.get(path) ?? [])];
+  while (todo.length) {
+    const below = todo.pop();
+    const actor = state.actors[below];
+    todo.push(...(order.children.get(below) ?? []));
+    if (actor.generation === undefined) {
+      all.restarts += actor.restarts;
+      all.depth += actor.depth;
+    }
+    if (TONES[actor.state] !== "good") all.unwell += 1;
+  }
+  return all;
+}
+
 function updateRow(row, path, level) {
-  const actor = state.actors[path];
   const children = order.children.get(path)?.length ?? 0;
   const open = Boolean($("filter").value.trim()) || isOpen(path);
-  const drawn = `${level} ${children} ${open} ${focused === path} ${actor.kind} ${actor.state} ${actor.restarts} ${actor.depth}`;
+  const actor = open ? state.actors[path] : together(path);
+  const drawn = `${level} ${children} ${open} ${focused === path} ${Object.values(actor).join(" ")}`;
   if (row.drawn === drawn) return;
   row.drawn = drawn;
   row.name.style.setProperty("--level", level - 1);
@@ -547,8 +571,8 @@ function updateRow(row, path, level) {
   say(row.twist, children ? (open ? "▾" : "▸") : "");
   say(row.count, children && !open ? `+${plain.format(order.below.get(path))}` : "");
   say(row.kind, actor.kind);
-  row.status.className = `state ${TONES[actor.state] ?? "off"}`;
-  say(row.status, actor.state);
+  row.status.className = `state ${actor.unwell ? "wait" : (TONES[actor.state] ?? "off")}`;
+  say(row.status, actor.unwell ? `${actor.state}, ${plain.format(actor.unwell)} below not` : actor.state);
   for (const [cell, n] of [[row.restarts, actor.restarts], [row.depth, actor.depth]]) {
     say(cell, plain.format(n));
     cell.className = n ? "number" : "number zero";
@@ -602,7 +626,10 @@ function draw() {
   const devices = Object.values(state.devices);
   const actors = Object.values(state.actors);
   const ready = devices.filter((device) => device.state === "ready").length;
-  const points = Object.values(state.curves).map((points) => last(Object.values(points))).filter(Boolean);
+  const curves = Object.values(state.curves).map((points) => Object.values(points)).filter((points) => points.length);
+  const points = curves.map(last);
+  const oldest = Math.min(now(), ...curves.map((points) => points[0][0]), ...Object.values(state.events).map((event) => event.at));
+  span = WINDOWS.find((seconds) => seconds >= now() - oldest) ?? last(WINDOWS);
   const faults = sum(devices.map((device) => device.faults));
   const unwell = ready < devices.length;
   document.title = `${unwell ? "⚠ " : ""}${state.system.name} · atomr_accel`;

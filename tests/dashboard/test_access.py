@@ -1,0 +1,207 @@
+"""Who may see what: the token, the name that a request calls, and what may be done with answers."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from atomr_accel.actors import open_system
+from atomr_accel.dashboard import open_dashboard
+from atomr_accel.dashboard._web import is_here
+
+from ..harness import program
+from .client import ask, looking
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PUBLIC = {"/": "index.html", "/style.css": "style.css", "/page.js": "page.js"}
+SECRET = ("/state", "/events", "/nothing", "//state", "/state/", "/../state", "/%2e/style.css")
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime directory of the test's own."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@program
+async def test_only_who_has_the_token_is_told_anything() -> None:
+    async with open_system("s") as system, open_dashboard(system) as page:
+        assert len(page.token) >= 32
+        for path in SECRET:
+            for token in (
+                None,
+                "",
+                "wrong",
+                page.token[:-1],
+                page.token + "a",
+                "é",
+                page.token.lower(),
+            ):
+                answer = await ask(page, path, token=token)
+                assert answer.status == 401
+                assert page.token.encode() not in answer.body
+        assert (await ask(page, "/state", token=page.token)).status == 200
+        assert (await ask(page, f"/state?token={page.token}")).status == 200
+        assert (await ask(page, f"/state?token={page.token}", token="wrong")).status == 401
+        assert (await ask(page, "/nothing", token=page.token)).status == 404
+
+
+@program
+async def test_two_dashboards_do_not_share_a_token() -> None:
+    async with (
+        open_system("s") as system,
+        open_dashboard(system) as one,
+        open_dashboard(system) as two,
+    ):
+        assert (await ask(two, "/state", token=one.token)).status == 401
+
+
+@program
+async def test_the_page_itself_is_no_secret() -> None:
+    async with open_system("s") as system, open_dashboard(system) as page:
+        for path, name in PUBLIC.items():
+            answer = await ask(page, path)
+            assert answer.status == 200
+            assert answer.body == (files("atomr_accel.dashboard") / "page" / name).read_bytes()
+
+
+@program
+async def test_the_token_is_where_browsers_keep_it_to_themselves() -> None:
+    async with open_system("s") as system, open_dashboard(system) as page:
+        assert page.url == f"{page.address}#{page.token}"
+        assert page.token not in repr(page)
+
+
+@program
+async def test_nothing_can_be_changed() -> None:
+    async with open_system("s") as system, open_dashboard(system) as page:
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+            for path in ("/", "/state"):
+                answer = await ask(page, path, token=page.token, method=method)
+                assert answer.status == 405
+                assert answer.headers["allow"] == "GET, HEAD"
+
+
+@program
+async def test_all_answers_tell_browsers_to_keep_them_to_themselves() -> None:
+    async with open_system("s") as system, open_dashboard(system) as page:
+        for path, token, host in (
+            ("/", None, "localhost"),
+            ("/state", page.token, "localhost"),
+            ("/state", None, "localhost"),
+            ("/nothing", page.token, "localhost"),
+            ("/", None, "rebound.example"),
+        ):
+            origin = {"Host": host, "Origin": "http://elsewhere.example"}
+            headers = (await ask(page, path, token=token, headers=origin)).headers
+            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["cache-control"] == "no-store"
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+            assert not {name for name in headers if name.startswith("access-control")}
+            assert "set-cookie" not in headers
+
+
+@program
+async def test_a_name_that_may_lead_anywhere_is_refused() -> None:
+    async with (
+        open_system("s") as system,
+        open_dashboard(system, names=["gpu.Example"], announce=False) as page,
+    ):
+        for host, status in (
+            ("rebound.example", 421),
+            ("localhost.example", 421),
+            ("127.0.0.1.example", 421),
+            ("LOCALHOST", 200),
+            ("gpu.example:80", 200),
+            ("127.0.0.1:1", 200),
+        ):
+            for path in ("/", "/state"):
+                answer = await ask(page, path, token=page.token, headers={"Host": host})
+                assert answer.status == status, host
+
+
+@pytest.mark.parametrize(
+    ("hosts", "here"),
+    [
+        (["localhost"], True),
+        (["localhost:8000"], True),  # a tunnel has a port of its own
+        (["[::1]:80"], True),
+        (["[::1]"], True),
+        (["10.0.0.7"], True),  # an address leads where it says
+        (["a.b:80"], True),
+        (["a.b.c"], False),
+        (["localhost@evil"], False),
+        (["localhost:80:80"], False),
+        ([""], False),
+        ([":80"], False),
+        ([], False),
+        (["localhost", "localhost"], False),
+    ],
+)
+def test_what_leads_here(hosts: list[str], here: bool) -> None:
+    assert is_here(hosts, frozenset({"a.b"})) == here
+
+
+@program
+async def test_other_machines_are_let_in_only_if_somebody_says_so() -> None:
+    async with open_system("s") as system:
+        for host in ("0.0.0.0", "::", "192.0.2.1"):
+            with pytest.raises(ValueError, match="public=True"):
+                async with open_dashboard(system, host=host):
+                    pass
+        with pytest.raises(ValueError, match="an address of this machine"):
+            async with open_dashboard(system, host="gpu.example"):
+                pass
+        async with open_dashboard(system, host="0.0.0.0", public=True) as page:
+            assert page.address.startswith("http://0.0.0.0:")
+        async with open_dashboard(system, host="localhost") as page:
+            assert (await ask(page, "/")).status == 200
+
+
+@program
+async def test_a_port_that_is_taken_is_an_error_of_the_caller() -> None:
+    async with open_system("s") as system, open_dashboard(system) as page:
+        port = int(page.address.rstrip("/").rpartition(":")[2])
+        with pytest.raises(OSError, match="Address already in use"):
+            async with open_dashboard(system, port=port):
+                pass
+
+
+@program
+async def test_no_more_than_some_look_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atomr_accel.dashboard._feed.MOST_LOOKERS", 2)
+    async with open_system("s") as system, open_dashboard(system) as page:
+        async with looking(page) as one, looking(page) as other:
+            assert {await one.next(), await other.next()} == {"state"}
+            refused = await ask(page, "/events", token=page.token)
+            assert refused.status == 503
+        while True:  # until the server has seen that they have gone
+            async with looking(page) as late:
+                if await late.next() == "state":
+                    break
+            await trio.sleep(0.01)
+
+
+def test_the_page_has_nothing_from_elsewhere() -> None:
+    """All it is made of is in the package, and no text becomes markup or code."""
+    for name in PUBLIC.values():
+        text = (files("atomr_accel.dashboard") / "page" / name).read_text(encoding="utf-8")
+        addresses = set(re.findall(r"(?:https?:)?//[\w.]+[^\s'\"]*", re.sub(r"// .*", "", text)))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, name
+        markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|@import"
+        assert not re.search(markup, text), name
+        if name.endswith(".html"):
+            assert not re.search(r"<[^>]*\s(?:style|on\w+)=", text)
+            assert not re.search(r"<(?:script|style)[^>]*>[^<]", text)

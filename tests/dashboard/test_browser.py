@@ -1,0 +1,146 @@
+"""The page in a real browser, which is asked what it shows and whether it complains.
+
+Pictures are kept in ``.pictures`` at the root, for whoever wants to look.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel import open_system
+from atomr_accel.actors import Actor, Message, handler
+from atomr_accel.dashboard import open_dashboard
+from atomr_accel.testing import poison
+
+from ..harness import AT_ONCE, BACKEND, ROOT
+from .browser import PROGRAM, Browser, open_browser
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from atomr_accel import Device
+    from atomr_accel.dashboard import Dashboard
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here"),
+]
+
+PICTURES = ROOT / ".pictures"
+HOSTILE = "<img src=x onerror=document.title='broken'>"
+
+
+class Fail(Message[None]):
+    pass
+
+
+class Weak(Actor):
+    """Fails when it is asked to, with markup for a message."""
+
+    @handler
+    async def fail(self, message: Fail) -> None:
+        raise ValueError("<script>document.title='broken'</script>")
+
+
+@asynccontextmanager
+async def shown(path: Path) -> AsyncIterator[tuple[Device, Dashboard, Browser]]:
+    """A device, its page, and a browser that shows it."""
+    async with open_system("s") as system, open_dashboard(system, announce=False) as page:
+        device = await system.open_device(0, backend=BACKEND, backoff=AT_ONCE)
+        async with open_browser(path) as browser:
+            with trio.fail_after(60):  # a browser takes its time to start
+                await browser.look(1280, 900)
+                await browser.open(page.url)
+                await browser.until("document.querySelector('.device')")
+                yield device, page, browser
+
+
+async def test_it_shows_devices_actors_and_faults_and_complains_about_nothing(
+    tmp_path: Path,
+) -> None:
+    async with shown(tmp_path) as (device, _page, browser):
+        weak = await device.system.spawn(Weak, name=HOSTILE)
+        kept = [await device.put(np.ones((256, 256)), sealed=at % 2 == 0) for at in range(8)]
+        await device.blas.gemm(kept[0], kept[0])
+        await browser.until("document.querySelector('.device .pill').textContent === 'ready'")
+        await browser.until("document.querySelectorAll('.slab rect').length >= 2")
+
+        weak.tell(Fail())
+        await poison(device)
+        await browser.until("document.querySelector('.events .kind-fault')")
+        await device.put(np.ones(4))
+        await browser.until("document.querySelectorAll('.events li').length >= 3")
+        text = await browser.value("document.getElementById('events').textContent")
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS" in text
+        assert "<script>document.title" in text
+        assert HOSTILE in await browser.value("document.getElementById('rows').textContent")
+        assert await browser.value("document.querySelectorAll('img').length") == 0
+        assert "broken" not in await browser.value("document.title")
+        assert "/gpu-0: " in await browser.value("document.getElementById('said').textContent")
+
+        for name, width, dark in (
+            ("light", 1280, False),
+            ("dark", 1280, True),
+            ("phone", 390, True),
+        ):
+            await browser.look(width, 900, dark=dark)
+            await browser.until("document.querySelector('.plot path').getAttribute('d')")
+            wide = "document.documentElement.scrollWidth"
+            assert await browser.value(f"{wide} <= {width}"), name
+            await browser.take_picture(PICTURES / f"dashboard-{name}.png", whole=True)
+        assert browser.complaints == []
+        del kept
+
+
+async def test_the_tree_is_walked_by_keys(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (_device, _page, browser):
+        focused = "document.activeElement.dataset.path"
+        expanded = "document.activeElement.getAttribute('aria-expanded')"
+        await browser.value("document.querySelector('#rows tr').focus()")
+        assert await browser.value(focused) == "/gpu-0"
+        if await browser.value(expanded) == "false":
+            await browser.press("ArrowRight")
+        assert await browser.value(expanded) == "true"
+        await browser.press("ArrowDown")
+        assert await browser.value(focused) == "/gpu-0/array"
+        await browser.press("ArrowLeft")
+        assert await browser.value(focused) == "/gpu-0"
+        await browser.press("ArrowLeft")
+        assert await browser.value(expanded) == "false"
+        assert await browser.value("document.querySelectorAll('#rows tr').length") == 1
+        await browser.value(
+            "(f => { f.value = 'LANE'; f.dispatchEvent(new Event('input')); })"
+            "(document.getElementById('filter'))"
+        )
+        rows = await browser.value(
+            "[...document.querySelectorAll('#rows tr')].map(r => r.dataset.path)"
+        )
+        assert rows == ["/gpu-0", "/gpu-0/context", "/gpu-0/context/memory"]
+        assert browser.complaints == []
+
+
+async def test_whoever_lacks_the_token_is_told_so(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (_device, page, browser):
+        await browser.value("sessionStorage.clear()")
+        await browser.open(f"{page.address}?")
+        await browser.until("document.getElementById('link')?.textContent === 'no token'")
+        assert await browser.value("document.getElementById('main').hidden")
+        await browser.open(f"{page.address}?token=wrong")
+        await browser.until("document.getElementById('link')?.textContent === 'refused'")
+
+
+async def test_many_actors_make_no_long_page(tmp_path: Path) -> None:
+    async with shown(tmp_path) as (device, _page, browser):
+        for at in range(1000):
+            await device.system.spawn(Actor, name=f"actor-{at}")
+        await browser.until("document.querySelectorAll('#rows tr').length === 200")
+        await browser.until("document.getElementById('more').textContent.endsWith('of 801')")
+        await browser.value("document.getElementById('more').click()")
+        await browser.until("document.querySelectorAll('#rows tr').length === 400")
+        assert browser.complaints == []
