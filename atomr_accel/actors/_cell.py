@@ -252,7 +252,7 @@ class Cell(Node):
         self._restart = restart
         self._grace = grace
         self.inbox: Final = Inbox(mailbox, self)
-        self.inbox.watch(watched=self.system._instruments.wants("message_sent"))
+        self.inbox.watch(watched=self.system._instruments.wants("message_sent", "ask_ended"))
         self.ref: Final = ActorRef._create(self)
         self.ended: bool = False
         self._ended: trio.Event | None = None

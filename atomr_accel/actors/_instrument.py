@@ -48,6 +48,9 @@ class Instrument:
     def message_sent(self, ref: ActorRef, message: Message[Any]) -> None:
         """A message was sent, in the task of its sender. It may still have to wait for room."""
 
+    def ask_ended(self, ref: ActorRef, message: Message[Any]) -> None:
+        """Who has asked goes on: with an answer, or an error, or cancelled. In the asker's task."""
+
     def message_started(self, ref: ActorRef, message: Message[Any]) -> None:
         """An actor is about to handle a message."""
 
@@ -118,9 +121,9 @@ class Instruments:
         if changed in self._followers:
             self._followers.remove(changed)
 
-    def wants(self, name: str) -> bool:
-        """Whether anybody overrides a method."""
-        return name in self._methods
+    def wants(self, *names: str) -> bool:
+        """Whether anybody overrides one of these methods."""
+        return any(name in self._methods for name in names)
 
     def _sort(self) -> None:
         methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}

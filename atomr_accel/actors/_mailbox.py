@@ -229,6 +229,7 @@ class Inbox:
         "urgent",
         "waiting",
         "waiting_urgent",
+        "watched",
     )
 
     def __init__(self, mailbox: Mailbox, owner: Owner) -> None:
@@ -241,6 +242,7 @@ class Inbox:
         # what was withdrawn, or 0 where every message needs a closer look.
         self.limit: int = self.capacity
         self.closed: bool = False  # it takes no messages, or none any more
+        self.watched: bool = False  # somebody is told of every message
         self.line: Final = Line(self)
         self.queue: Final = self.line.entries
         # Rarely needed, so not made before: an idle actor should cost little memory.
@@ -331,6 +333,7 @@ class Inbox:
 
     def watch(self, *, watched: bool) -> None:
         """Have every message pass through its owner's ``accept``, or only those that must."""
+        self.watched = watched
         self.limit = 0 if watched or self.closed else self.capacity + self.line.withdrawn
 
     def _set_limit(self) -> None:

@@ -177,7 +177,11 @@ class ActorRef(metaclass=NoPublicConstructor):
             if (receiver := inbox.receiver) is not None:
                 inbox.receiver = None
                 trio.lowlevel.reschedule(receiver)
-        await trio.lowlevel.wait_task_rescheduled(ask.abort)
+        try:
+            await trio.lowlevel.wait_task_rescheduled(ask.abort)
+        finally:
+            if inbox.watched:
+                self._cell.system._instruments("ask_ended", self, message)
         if ask.error is not None:
             # Who asked takes it: the frames it has come through refer to what they answered.
             error, ask.error = ask.error, None

@@ -245,7 +245,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
 
     def _watch_messages(self) -> None:
         """Have senders take the way on which instruments are told, or no more."""
-        watched = self._instruments.wants("message_sent")
+        watched = self._instruments.wants("message_sent", "ask_ended")
         for node in _nodes(self._root):
             if isinstance(node, Cell):
                 node.inbox.watch(watched=watched)

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 Shape = int | tuple[int, ...]
 
+ASKING_FOR_TIMES: Final = "times"
+"""The name of ops by which hosts learn what instruments want to know."""
+
 _MOST_RELEASED: Final = 4
 """How much the host is told to let go of with one op."""
 
@@ -410,7 +413,7 @@ class DeviceCore:
         for port in self.ports.values() if ports is None else ports:
             if port.timed != wanted:
                 port.timed = wanted
-                self.submit(port, "times", ReportTimes(wanted))
+                self.submit(port, ASKING_FOR_TIMES, ReportTimes(wanted))
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """What stands for something that the host keeps for a handle of the program.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
 from ..lanes import uninterrupted
@@ -21,6 +22,7 @@ from .data._transfer import TransferStatistics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
+    from os import PathLike
 
     from ..actors import ActorRef, SupervisorStatistics
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
@@ -337,6 +339,22 @@ class Device(MemoryMethods, Libraries[Awaited]):
         return Recording(self, inputs)
 
     # --- watching ------------------------------------------------------------------------
+
+    def trace(
+        self, path: str | PathLike[str], *, timed: bool = True
+    ) -> AbstractAsyncContextManager[None]:
+        """Write a timeline for Perfetto: ``async with device.trace("run.pftrace"):``.
+
+        Short for ``atomr_accel.telemetry.trace``, which says what it shows.
+
+        Args:
+            path: the file; one that is there is replaced.
+            timed: whether hosts tell when they launched ops and how long the device took.
+        """
+        # By name: telemetry is above devices, and imported by those who want it.
+        above: Any = import_module("atomr_accel.telemetry")
+        timeline: AbstractAsyncContextManager[None] = above.trace(self, path, timed=timed)
+        return timeline
 
     def watch_generation(self) -> AbstractAsyncContextManager[AsyncIterator[int]]:
         """Be told of every new generation from now on.

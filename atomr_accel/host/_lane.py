@@ -42,7 +42,6 @@ from ..wire import (
 from ..wire._failures import pack_exception
 from ..wire._messages import Withdrawn
 from ._templates import Templates
-from ._times import LaneTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from ._launcher import Launcher
     from ._protocol import Executor, Fusion, HostContext, Stream
     from ._templates import Template
+    from ._times import LaneTimes
 
 Request = tuple[int, tuple[tuple[int, int], ...], Message]
 
@@ -597,6 +597,8 @@ class Lane:
     def _report_times(self, message: ReportTimes) -> None:
         """Note when ops are launched and done, or do so no more."""
         if self._times is None:
+            from ._times import LaneTimes  # most hosts never need it
+
             self._times = LaneTimes()
         self._times.wanted = message.wanted
 

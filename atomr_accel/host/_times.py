@@ -33,10 +33,11 @@ class Stopwatch(Protocol):
 class _Launch:
     """Ops that were launched together."""
 
-    __slots__ = ("at", "measured", "token", "watch")
+    __slots__ = ("at", "measured", "stream", "token", "watch")
 
-    def __init__(self, at: int, watch: Stopwatch | None, token: Any) -> None:
+    def __init__(self, at: int, stream: int, watch: Stopwatch | None, token: Any) -> None:
         self.at: Final = at
+        self.stream: Final = stream
         self.watch: Final = watch
         self.token = token
         self.measured: tuple[int, int] | None = None
@@ -66,7 +67,10 @@ class LaneTimes:
             return None
         stopwatch = getattr(stream, "stopwatch", None)  # backends of others may have none
         watch: Stopwatch | None = None if stopwatch is None else stopwatch()
-        return _Launch(time.monotonic_ns(), watch, None if watch is None else watch.start())
+        begun = None if watch is None else watch.start()
+        queue = stream.queue
+        number = queue if isinstance(queue, int) else 0
+        return _Launch(time.monotonic_ns(), number, watch, begun)
 
     def end(self, launch: _Launch, seqs: Iterable[int]) -> None:
         """They were launched."""
@@ -87,5 +91,5 @@ class LaneTimes:
         for seq in seqs:
             launch = self._launches.pop(seq, None)
             if launch is not None:
-                rows.append((seq, launch.at, *launch.read(), found))
+                rows.append((seq, launch.at, *launch.read(), found, launch.stream))
         return Times(rows) if rows else None

@@ -32,6 +32,8 @@ class OpTimes(msgspec.Struct, gc=False):
         ended: the device has executed it (likewise).
         found: its lane has found it done (told by the host).
         answered: the program has learnt of its end.
+        stream: no time, but tells the streams of a device apart: that in which it was launched.
+            0 where it is its lane's own.
     """
 
     submitted: int = 0
@@ -41,6 +43,7 @@ class OpTimes(msgspec.Struct, gc=False):
     ended: int = 0
     found: int = 0
     answered: int = 0
+    stream: int = 0
 
     @property
     def device_seconds(self) -> float | None:

@@ -555,11 +555,11 @@ class Port:
 
     def _note_times(self, reply: Times) -> None:
         """What the host tells of ops that it is about to answer."""
-        for seq, launched, started, ended, found in reply.ops:
+        for seq, launched, started, ended, found, stream in reply.ops:
             times = self._answered_by(seq).times
             if times is not None:
                 times.launched, times.found = launched, found
-                times.started, times.ended = started, ended
+                times.started, times.ended, times.stream = started, ended, stream
 
     def _answered_by(self, seq: int) -> Op:
         op = self._in_flight.get(seq)

@@ -19,6 +19,7 @@ from ._metrics import HasStatistics, Metrics
 from ._nvml import NvmlMonitor, ReadGpus, open_nvml
 from ._opentelemetry import export_to_opentelemetry
 from ._prometheus import PrometheusCollector, serve_prometheus
+from ._trace import trace
 
 __all__ = [
     "METRICS",
@@ -44,4 +45,5 @@ __all__ = [
     "export_to_opentelemetry",
     "open_nvml",
     "serve_prometheus",
+    "trace",
 ]

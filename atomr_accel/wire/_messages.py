@@ -303,10 +303,11 @@ class Times(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         ops: for each its number; when its lane launched it; when the device began and ended it, or
-            zeros; and when its lane saw that. In nanoseconds of ``time.monotonic_ns``.
+            zeros; when its lane saw that; and what tells the stream from others. In nanoseconds
+            of ``time.monotonic_ns``.
     """
 
-    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds]]
+    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds, int]]
 
 
 Reply = list[int] | Value | Failure | Fault | Times

@@ -1,0 +1,408 @@
+"""What is noted for a timeline, and what tracks and slices become of it.
+
+Noting happens in the middle of things, so all it does is to append to lists. The rest is done in a
+worker thread, for many at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+import trio
+
+from ..device._core import ASKING_FOR_TIMES
+from ..lanes import DeviceInstrument
+from ._perfetto import Encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
+    from ..actors import ActorRef, Message
+    from ..lanes import (
+        OpTimes,
+        Outcome,
+        Phases,
+        WatchedDevice,
+        WatchedOp,
+        WatchedTransfer,
+    )
+    from ._perfetto import Slice
+
+_OpNote = tuple["WatchedDevice", str, str, "OpTimes", "Outcome", int]
+_Later = tuple["Callable[..., None]", tuple[Any, ...]]
+
+
+@final
+class _Rows:
+    """Tracks of one name, as many as slices overlap."""
+
+    __slots__ = ("_ends", "_make", "_tracks")
+
+    def __init__(self, make: Callable[[], int]) -> None:
+        self._make = make
+        self._tracks: list[int] = []
+        self._ends: list[int] = []
+
+    def place(self, start: int, end: int) -> tuple[int, int]:
+        """A track on which nothing overlaps a slice, and where that begins there."""
+        for row, before in enumerate(self._ends):
+            if before <= start:
+                self._ends[row] = max(start, end)
+                return self._tracks[row], start + (before == start)  # or it would lie in that one
+        self._tracks.append(self._make())
+        self._ends.append(max(start, end))
+        return self._tracks[-1], start
+
+
+@final
+class _DeviceTracks:
+    """The tracks of a device."""
+
+    def __init__(self, encoder: Encoder, device: WatchedDevice) -> None:
+        self._encoder = encoder
+        self.group: Final = encoder.track(
+            f"{device.path.rpartition('/')[2]} ({device.name})", encoder.root, explicit=True
+        )
+        self.life: Final = encoder.track("generations", self.group)
+        self.rebuilds: Final = self.rows("rebuilds")
+        self.standby: Final = encoder.track("standby", self.group)
+        self.memory: Final = encoder.counter("memory reserved", self.group, unit="B")
+        self.transfers: Final = self.rows("transfers")
+        self.lanes: Final[dict[str, _Rows]] = {}
+        self.streams: Final[dict[str, _Rows]] = {}
+        self._numbers: dict[int, str] = {}
+        self._together: dict[str, tuple[int, int]] = {}
+        self.reserved = 0
+        self.alive = self.waits = False
+
+    def rows(self, name: str) -> _Rows:
+        """Tracks of a name, below the device's."""
+        return _Rows(lambda: self._encoder.track(name, self.group))
+
+    def lane(self, name: str) -> _Rows:
+        """Those of a lane."""
+        rows = self.lanes.get(name)
+        if rows is None:
+            rows = self.lanes[name] = self.rows(f"lane {name}")
+        return rows
+
+    def stream(self, lane: str, times: OpTimes) -> _Rows | None:
+        """Those of what executes an op; None for ops that were launched with one that is there."""
+        name = f"executing {lane}"
+        if times.stream:
+            name = self._numbers.setdefault(times.stream, f"stream {len(self._numbers)}")
+        together = times.started, times.ended
+        if self._together.get(name) == together:
+            return None
+        self._together[name] = together
+        rows = self.streams.get(name)
+        if rows is None:
+            rows = self.streams[name] = self.rows(name)
+        return rows
+
+
+@final
+class Recorder(DeviceInstrument):
+    """Notes what happens in a system, and makes packets of it.
+
+    Args:
+        timed: whether hosts are to tell their times.
+    """
+
+    def __init__(self, *, timed: bool) -> None:
+        self.timed = timed
+        self._encoder: Encoder | None = None
+        self._ops: list[_OpNote] = []
+        self._later: list[_Later] = []
+        self._flows: dict[tuple[WatchedDevice, int], int] = {}
+        self._sent: dict[tuple[int, int], list[int]] = {}
+        self._started: dict[tuple[int, int], tuple[int, int]] = {}
+        self._asked: dict[int, int] = {}
+        self._begun: dict[int, int] = {}
+
+    # --- noting, in trio's thread ------------------------------------------------------------
+
+    def op_in_batch(self, op: WatchedOp, batch: int) -> None:
+        """Ops of a batch are a flow."""
+        self._flows[op.device, op.seq] = batch << 1
+
+    def op_replays(self, op: WatchedOp, recording: int) -> None:
+        """Replays of a recording are a flow."""
+        self._flows[op.device, op.seq] = recording << 1 | 1
+
+    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
+        """A slice of its lane, and one of the device."""
+        times = op.times
+        if times is not None and op.name != ASKING_FOR_TIMES:
+            flow = self._flows.pop((op.device, op.seq), 0) if self._flows else 0
+            self._ops.append((op.device, op.lane, op.name, times, outcome, flow))
+
+    def unfinished(self, op: WatchedOp) -> None:
+        """The timeline ends before an op does."""
+        if op.times is not None and op.name != ASKING_FOR_TIMES:
+            self._later.append((self._add_unfinished, (op.device, op.lane, op.name, op.times)))
+
+    def message_sent(self, ref: ActorRef, message: Message[Any]) -> None:
+        """It waits in the mailbox from now on."""
+        now = time.monotonic_ns()
+        self._sent.setdefault((id(ref), id(message)), []).append(now)
+        if trio.lowlevel.in_trio_task():
+            self._asked[id(trio.lowlevel.current_task())] = now
+
+    def ask_ended(self, ref: ActorRef, message: Message[Any]) -> None:
+        """A slice of the asker: the last that it has sent is what it has asked."""
+        task = trio.lowlevel.current_task()
+        begun = self._asked.pop(id(task), 0)
+        if begun:
+            name = f"{type(message).__name__} → {ref.path}"
+            self._note(self._add_ask, task.name, name, begun, time.monotonic_ns())
+        key = id(ref), id(message)
+        if key in self._sent and key not in self._started:  # taken back
+            self._taken(ref, message)
+
+    def message_started(self, ref: ActorRef, message: Message[Any]) -> None:
+        """It has waited so long."""
+        sent = self._taken(ref, message)
+        now = time.monotonic_ns()
+        self._started[id(ref), id(message)] = sent or now, now
+
+    def message_finished(
+        self, ref: ActorRef, message: Message[Any], failure: BaseException | None
+    ) -> None:
+        """A slice of the actor's mailbox, and one of the actor."""
+        found = self._started.pop((id(ref), id(message)), None)
+        if found is not None:
+            name = type(message).__name__
+            if failure is not None:
+                name += f" ({type(failure).__name__})"
+            self._note(self._add_message, ref.path, name, *found, time.monotonic_ns())
+
+    def dead_letter(self, ref: ActorRef, message: Message[Any], reason: str) -> None:
+        """It is not handled."""
+        self._taken(ref, message)
+        name = f"dead letter: {type(message).__name__}"
+        self._note(self._add_to_actor, ref.path, name, time.monotonic_ns(), reason)
+
+    def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
+        """A mark on the actor's track."""
+        self._note(self._add_to_actor, ref.path, "restart", time.monotonic_ns(), repr(cause))
+
+    def transfer_started(self, device: WatchedDevice, transfer: WatchedTransfer) -> None:
+        """It is under way from now on."""
+        self._begun[id(transfer)] = time.monotonic_ns()
+
+    def transfer_finished(
+        self, device: WatchedDevice, transfer: WatchedTransfer, failure: BaseException | None
+    ) -> None:
+        """A slice of its own."""
+        begun = self._begun.pop(id(transfer), 0)
+        if begun:
+            name = f"{transfer.name} {transfer.nbytes / (1 << 20):.1f} MiB"
+            if failure is not None:
+                name += f" ({type(failure).__name__})"
+            self._note(self._add_transfer, device, name, begun, time.monotonic_ns())
+
+    def slab_added(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
+        """A counter."""
+        self._note(self._add_memory, device, nbytes, time.monotonic_ns())
+
+    def slab_removed(self, device: WatchedDevice, nbytes: int, sealed: bool) -> None:
+        """A counter."""
+        self._note(self._add_memory, device, -nbytes, time.monotonic_ns())
+
+    def out_of_memory(self, device: WatchedDevice, error: OutOfMemory) -> None:
+        """A mark on the device's track."""
+        self._note(self._mark, device, "out of memory", time.monotonic_ns(), str(error))
+
+    def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
+        """A mark on the device's track, and the end of its generation."""
+        now = time.monotonic_ns()
+        self._note(self._mark, device, f"fault: {fault.status_name}", now, str(fault))
+        self._note(self._live, device, 0, now)
+
+    def generation_ready(self, device: WatchedDevice, generation: int, phases: Phases) -> None:
+        """The rebuild's phases, and the beginning of a generation."""
+        now = time.monotonic_ns()
+        parts = (phases.open, phases.remap, phases.lanes)
+        self._note(self._add_rebuild, device, generation, parts, now)
+        self._note(self._live, device, generation, now)
+
+    def standby_changed(self, device: WatchedDevice, state: str) -> None:
+        """A slice for each state."""
+        self._note(self._stand_by, device, state, time.monotonic_ns())
+
+    def device_lost(self, device: WatchedDevice, error: DeviceLost) -> None:
+        """A mark on the device's track."""
+        self._note(self._mark, device, "lost", time.monotonic_ns(), str(error))
+
+    def there(self, device: WatchedDevice, reserved: int, state: str | None) -> None:
+        """A device as it is when the timeline begins."""
+        now = time.monotonic_ns()
+        self._note(self._live, device, device.generation, now)
+        self._note(self._add_memory, device, reserved, now)
+        if state is not None:
+            self._note(self._stand_by, device, state, now)
+
+    def finish(self) -> None:
+        """The timeline ends."""
+        self._note(self._end_all, time.monotonic_ns())
+
+    def _note(self, add: Callable[..., None], *args: Any) -> None:
+        self._later.append((add, args))
+
+    def _taken(self, ref: ActorRef, message: Message[Any]) -> int:
+        key = id(ref), id(message)
+        waiting = self._sent.get(key)
+        if not waiting:
+            return 0
+        sent = waiting.pop(0)
+        if not waiting:
+            del self._sent[key]
+        return sent
+
+    # --- encoding, in a worker thread ----------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """The packets for what was noted since the last time."""
+        if self._encoder is None:
+            self._begin()
+        ops, self._ops = self._ops, []
+        later, self._later = self._later, []
+        self._slices: list[Slice] = []
+        for add, args in later:
+            add(*args)
+        for note in ops:
+            self._add_op(*note)
+        encoder = self._encoder
+        assert encoder is not None
+        encoder.slices(self._slices)
+        return encoder.take()
+
+    def _begin(self) -> None:
+        encoder = self._encoder = Encoder(Path(sys.argv[0]).name or "python", os.getpid())
+        self._tasks_group = encoder.track("tasks", encoder.root)
+        self._actors_group = encoder.track("actors", encoder.root)
+        self._devices: dict[WatchedDevice, _DeviceTracks] = {}
+        self._groups: dict[tuple[int, str], _Rows] = {}
+        self._marks: dict[str, int] = {}
+        self._queued = encoder.name("queued")
+
+    def _tracks(self, device: WatchedDevice) -> _DeviceTracks:
+        tracks = self._devices.get(device)
+        if tracks is None:
+            assert self._encoder is not None
+            tracks = self._devices[device] = _DeviceTracks(self._encoder, device)
+        return tracks
+
+    def _rows(self, group: int, name: str) -> _Rows:
+        rows = self._groups.get((group, name))
+        if rows is None:
+            encoder = self._encoder
+            assert encoder is not None
+            rows = self._groups[group, name] = _Rows(lambda: encoder.track(name, group))
+        return rows
+
+    def _add(self, rows: _Rows, name: str, start: int, end: int, flow: int = 0) -> int:
+        assert self._encoder is not None
+        track, start = rows.place(start, end)
+        self._slices.append((start, end, track, self._encoder.name(name), flow))
+        return track
+
+    def _add_op(
+        self,
+        device: WatchedDevice,
+        lane: str,
+        name: str,
+        times: OpTimes,
+        outcome: Outcome,
+        flow: int,
+    ) -> None:
+        tracks = self._tracks(device)
+        title = name if outcome == "done" else f"{name} ({outcome})"
+        rows = tracks.lane(lane)
+        track = self._add(rows, title, times.submitted, times.answered, flow)
+        begun = times.launched or times.sent
+        if begun:
+            start = self._slices[-1][0]  # its own may have been moved
+            self._slices.append((start, max(start, begun), track, self._queued, 0))
+        if times.ended:
+            executing = tracks.stream(lane, times)
+            if executing is not None:
+                self._add(executing, name, times.started, times.ended, flow)
+
+    def _add_unfinished(self, device: WatchedDevice, lane: str, name: str, times: OpTimes) -> None:
+        assert self._encoder is not None
+        track, start = self._tracks(device).lane(lane).place(times.submitted, sys.maxsize)
+        self._encoder.begin(start, track, name, {"outcome": "not finished"})
+
+    def _add_ask(self, task: str, name: str, start: int, end: int) -> None:
+        self._add(self._rows(self._tasks_group, task), name, start, end)
+
+    def _add_message(self, path: str, name: str, sent: int, started: int, ended: int) -> None:
+        if started > sent:
+            self._add(self._rows(self._actors_group, f"{path} (mailbox)"), name, sent, started)
+        self._add(self._rows(self._actors_group, path), name, started, ended)
+
+    def _add_to_actor(self, path: str, name: str, at: int, why: str) -> None:
+        assert self._encoder is not None
+        track = self._marks.get(path)
+        if track is None:
+            track = self._marks[path] = self._encoder.track(path, self._actors_group)
+        self._encoder.instant(at, track, name, {"why": why})
+
+    def _add_transfer(self, device: WatchedDevice, name: str, start: int, end: int) -> None:
+        self._add(self._tracks(device).transfers, name, start, end)
+
+    def _add_memory(self, device: WatchedDevice, nbytes: int, at: int) -> None:
+        assert self._encoder is not None
+        tracks = self._tracks(device)
+        tracks.reserved += nbytes
+        self._encoder.count(at, tracks.memory, tracks.reserved)
+
+    def _mark(self, device: WatchedDevice, name: str, at: int, why: str) -> None:
+        assert self._encoder is not None
+        self._encoder.instant(at, self._tracks(device).life, name, {"why": why})
+
+    def _live(self, device: WatchedDevice, generation: int, at: int) -> None:
+        """A generation begins, or, without a number, ends."""
+        assert self._encoder is not None
+        tracks = self._tracks(device)
+        if tracks.alive:
+            self._encoder.end(at, tracks.life)
+        tracks.alive = generation > 0
+        if tracks.alive:
+            self._encoder.begin(at, tracks.life, f"generation {generation}")
+
+    def _add_rebuild(
+        self, device: WatchedDevice, generation: int, parts: tuple[float, ...], at: int
+    ) -> None:
+        assert self._encoder is not None
+        rows = self._tracks(device).rebuilds
+        lasted = [int(seconds * 1e9) for seconds in parts]
+        start = at - sum(lasted)
+        track = self._add(rows, f"context of generation {generation}", start, at)
+        for name, nanoseconds in zip(("open", "remap", "lanes"), lasted, strict=True):
+            self._slices.append(
+                (start + 1, start + nanoseconds, track, self._encoder.name(name), 0)
+            )
+            start += nanoseconds
+
+    def _stand_by(self, device: WatchedDevice, state: str, at: int) -> None:
+        assert self._encoder is not None
+        tracks = self._tracks(device)
+        if tracks.waits:
+            self._encoder.end(at, tracks.standby)
+        tracks.waits = True
+        self._encoder.begin(at, tracks.standby, state)
+
+    def _end_all(self, at: int) -> None:
+        assert self._encoder is not None
+        for tracks in self._devices.values():
+            for open_one, track in ((tracks.alive, tracks.life), (tracks.waits, tracks.standby)):
+                if open_one:
+                    self._encoder.end(at, track)

@@ -1,0 +1,106 @@
+"""Timelines of what a program does on its devices, in a file for Perfetto."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, final
+
+import trio
+
+from ..actors._nursery import PlainNursery
+from ..device import Device
+from ._recorder import Recorder
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncIterator
+
+    from ..device import System
+
+_EVERY_SECONDS: Final = 0.25
+"""A program that is killed loses what it has done for so long."""
+
+
+@final
+class _File:
+    """Writes what a recorder notes, in worker threads, one call at a time."""
+
+    def __init__(self, file: BinaryIO, recorder: Recorder) -> None:
+        self._file = file
+        self._recorder = recorder
+        self.failure: OSError | None = None
+
+    async def run(self) -> None:
+        """Write what is noted, now and then."""
+        while self.failure is None:
+            await trio.sleep(_EVERY_SECONDS)
+            await self.write()
+
+    async def write(self) -> None:
+        """Write what is noted. What cannot be written is kept as the reason why nothing more is."""
+        if self.failure is not None:
+            return
+        with trio.CancelScope(shield=True):
+            try:
+                await trio.to_thread.run_sync(self._write)
+            except OSError as error:
+                self.failure = error
+
+    def _write(self) -> None:
+        self._file.write(self._recorder.encode())
+        self._file.flush()
+
+
+@asynccontextmanager
+async def trace(
+    watched: Device | System, path: str | os.PathLike[str], *, timed: bool = True
+) -> AsyncIterator[None]:
+    """Write a timeline of a device, or of a system of actors with all its devices.
+
+    ::
+
+        async with trace(device, "run.pftrace"):
+            ...
+
+    Open the file at https://ui.perfetto.dev, which reads it in the browser and sends it nowhere, or
+    query it with Perfetto's trace processor. It shows each op in its lane, queued and in all; when
+    the device executed it; transfers; the memory that is reserved; generations, faults, rebuilds
+    with their phases, and standbys; actors with their mailboxes, and who waited for an answer how
+    long. Ops of a batch, and replays of a recording, are flows: arrows from one to the next.
+
+    The file is written four times a second, in a worker thread, and can be read whatever becomes of
+    the program: then it lacks the last moment.
+
+    Args:
+        watched: what to watch. A device is watched with all of its system.
+        path: the file; one that is there is replaced.
+        timed: whether hosts tell when they launched ops and how long the device took. It costs
+            them some microseconds for each.
+
+    Raises:
+        OSError: the file cannot be made; or, when the block is left, could not be written in full.
+    """
+    system = watched.system if isinstance(watched, Device) else watched
+    recorder = Recorder(timed=timed)
+    opened = await trio.to_thread.run_sync(Path(path).open, "wb")
+    with opened:
+        file = _File(opened, recorder)
+        for device in system.devices:
+            seen = device.statistics()
+            standby = None if seen.standby is None else seen.standby.state
+            recorder.there(device._core, seen.memory.capacity, standby)
+        async with PlainNursery() as nursery:
+            try:
+                with system.instrumented(recorder):
+                    nursery.start_soon(file.run, name="trace")
+                    yield
+            finally:
+                nursery.cancel_scope.cancel()
+                for device in system.devices:
+                    for op in device._core.in_flight.values():
+                        recorder.unfinished(op)
+                recorder.finish()
+                await file.write()
+        if file.failure is not None:
+            raise file.failure

@@ -1,0 +1,160 @@
+"""What watching costs: 64 products in flight, and a question to an actor, watched and not.
+
+All contenders run in turns in one process, so that a busy moment of the machine hits all alike.
+Prints the time of each, best of several rounds, and its ratio to that without instruments. The
+goals: next to nothing for an instrument of which little is overridden, and 10 % for a timeline.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import trio
+
+from atomr_accel import DeviceInstrument, open_device
+from atomr_accel.actors import Actor, Message, handler
+from atomr_accel.backends import cuda
+from atomr_accel.telemetry import trace
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from atomr_accel import Device, WatchedOp
+    from atomr_accel.actors import ActorRef
+    from atomr_accel.lanes import Outcome
+
+IN_FLIGHT: Final = 64
+OPS: Final = 6400 if cuda.why_absent() is None else 1920
+ASKS: Final = 2000
+ROUNDS: Final = 7
+
+
+class Faults(DeviceInstrument):
+    """Listens for what is rare."""
+
+    def fault(self, device: object, fault: object) -> None:
+        """Nothing."""
+
+
+class Ops(DeviceInstrument):
+    """Listens to all of each op, and does nothing."""
+
+    def op_submitted(self, op: WatchedOp) -> None:
+        """Nothing."""
+
+    def op_sent(self, op: WatchedOp) -> None:
+        """Nothing."""
+
+    def op_finished(self, op: WatchedOp, outcome: Outcome) -> None:
+        """Nothing."""
+
+
+class Timed(Ops):
+    """Has hosts tell their times as well."""
+
+    timed = True
+
+
+class Add(Message[int]):
+    k: int
+
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        self.total = 0
+
+    @handler
+    async def add(self, message: Add) -> int:
+        self.total += message.k
+        return self.total
+
+
+async def gemms(device: Device, a: Any) -> float:
+    """Seconds for an op, with ``IN_FLIGHT`` at a time."""
+
+    async def client() -> None:
+        for _ in range(OPS // IN_FLIGHT):
+            await device.blas.gemm(a, a)
+
+    begun = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for _ in range(IN_FLIGHT):
+            nursery.start_soon(client)
+    return (time.perf_counter() - begun) / OPS
+
+
+async def asks(counter: ActorRef) -> float:
+    """Seconds for a question and its answer."""
+    message = Add(k=1)
+    begun = time.perf_counter()
+    for _ in range(ASKS):
+        await counter.ask(message)
+    return (time.perf_counter() - begun) / ASKS
+
+
+@contextmanager
+def contenders(device: Device) -> Iterator[dict[str, Callable[[], Any]]]:
+    """What watches, by name: context managers, made anew for each round."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.pftrace"
+        yield {
+            "nobody": nullcontext,
+            "faults only": lambda: device.system.instrumented(Faults()),
+            "every op": lambda: device.system.instrumented(Ops()),
+            "with hosts' times": lambda: device.system.instrumented(Timed()),
+            "timeline, untimed": lambda: trace(device, path, timed=False),
+            "timeline": lambda: trace(device, path),
+        }
+
+
+async def main() -> None:
+    """Measure, and print."""
+    backend = "cuda" if cuda.why_absent() is None else "cpu"
+    best: dict[tuple[str, str], float] = {}
+    async with open_device(0, backend=backend) as device:
+        counter = await device.system.spawn(Counter)
+        a = await device.put(np.ones((64, 64), np.float32))
+        await gemms(device, a)
+        with contenders(device) as named:
+            for _ in range(ROUNDS):
+                for name, make in named.items():
+                    async with entered(make()):
+                        for what, seconds in (
+                            ("op", await gemms(device, a)),
+                            ("ask", await asks(counter)),
+                        ):
+                            best[what, name] = min(seconds, best.get((what, name), 1.0))
+    print(f"{backend}, Python {sys.version.split()[0]}, {IN_FLIGHT} products of 64 x 64 in flight")
+    for name in named:
+        row = "".join(
+            f"{best[what, name] * 1e6:9.2f} us an {what} ({best[what, name] / best[what, 'nobody']:.3f})"
+            for what in ("op", "ask")
+        )
+        print(f"{name:>20}{row}")
+
+
+def entered(manager: Any) -> AbstractAsyncContextManager[Any]:
+    """A context manager of either kind, as an asynchronous one."""
+    return manager if hasattr(manager, "__aenter__") else _Async(manager)
+
+
+class _Async:
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    async def __aenter__(self) -> Any:
+        return self._manager.__enter__()
+
+    async def __aexit__(self, *args: Any) -> Any:
+        return self._manager.__exit__(*args)
+
+
+if __name__ == "__main__":
+    trio.run(main)
