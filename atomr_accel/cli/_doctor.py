@@ -30,7 +30,8 @@ _OLDEST_DRIVER: Final = {12: (525, 60), 13: (580, 65)}
 """The first driver for a major version of CUDA, on Linux, by the vendor's release notes."""
 
 _FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 1024, 128
-"""A device with all its lanes has some fifty descriptors, and each slab and export one more."""
+"""With all lanes open a device has some twenty in the program and fifty in its host, and each slab
+and export is one more."""
 
 _PINNED_LIMIT: Final = 1 << 30
 """The default of ``open_device(pinned_limit=)``."""

@@ -53,6 +53,10 @@ REQUIRED: Final = tuple(
 OPTIONAL: Final = (
     Useful("rich", "colours and bars of this command", "cli"),
     Useful("matplotlib", "atomr-accel bench --plot", "cli"),
+    Useful("starlette", "the page of a dashboard", "dashboard"),
+    Useful("hypercorn", "serving that page", "dashboard"),
+    Useful("prometheus-client", "metrics for Prometheus", "telemetry"),
+    Useful("opentelemetry-api", "metrics for OpenTelemetry", "telemetry"),
     Useful("nvidia-ml-py", "what GPUs say of themselves, in top", "telemetry"),
     Useful("torch", "PyTorch in device.run"),
     Useful("cupy", "CuPy in device.run"),

@@ -47,13 +47,15 @@ def run(args: argparse.Namespace, out: Output) -> int:
         async with trace(system, file):
             yield
 
-    code = run_beside(timeline, args, as_json=out.as_json)
-    names = [path_text(file) for file in files]
-    sys.stderr.write(
-        f"wrote {', '.join(names)}: open at https://ui.perfetto.dev\n"
-        if names
-        else "nothing was written: the program has opened no system that may have devices\n"
-    )
+    try:
+        code = run_beside(timeline, args, as_json=out.as_json)
+    finally:  # a program that was interrupted has a timeline, too
+        names = [path_text(file) for file in files]
+        sys.stderr.write(
+            f"wrote {', '.join(names)}: open at https://ui.perfetto.dev\n"
+            if names
+            else "nothing was written: the program has opened no system that may have devices\n"
+        )
     out.document(TraceDocument(program=path_text(args.program), files=names, exit_code=code))
     return code
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from atomr_accel.cli import _bench
 from atomr_accel.cli._bench import MEASUREMENTS
+from atomr_accel.cli._errors import Refusal
 from atomr_accel.cli.host import _rivals
 
 if TYPE_CHECKING:
@@ -78,13 +80,23 @@ def test_a_device_that_is_not_there(command: Commands, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("rivals", ["", "numpy"])
-def test_a_plot(rivals: str, tmp_path: Path, command: Commands) -> None:
+def test_a_plot(tmp_path: Path, command: Commands) -> None:
+    """Of ratios, or where there are no rivals, of times."""
     pytest.importorskip("matplotlib")
-    picture = tmp_path / "bench.svg"
-    done = command("bench", "ask", *QUICKLY, "--rivals", rivals, "--plot", picture)
-    assert done.code == 0
-    assert "<svg" in picture.read_text()
+    pictures = tmp_path / "ratios.svg", tmp_path / "times.svg"
+    words = ("bench", "ask", *QUICKLY, "--rivals", "numpy", "--plot", pictures[0])
+    document = command.document(*words)
+    _bench._plot(msgspec.structs.replace(document, rivals={}), str(pictures[1]))
+    assert all("<svg" in picture.read_text() for picture in pictures)
+
+
+def test_a_plot_that_has_no_place(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    document = _bench.BenchDocument(
+        version="", device="", repeats=0, rivals={}, left_out={}, measurements=[]
+    )
+    with pytest.raises(Refusal, match="cannot be written"):
+        _bench._plot(document, str(tmp_path / "not" / "there.svg"))
 
 
 def test_a_plot_without_matplotlib(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,8 +133,8 @@ def test_a_full_disk_is_told() -> None:
 
 def test_without_standard_streams_a_command_works() -> None:
     """And nothing that it opens takes their places."""
-    words = [sys.executable, "-m", "atomr_accel", "probe", "--backend", "cpu", "--library", "blas"]
-    closed = f"exec {' '.join(words)} <&- >&- 2>&-"
+    words = "bench ask --quick --repeats 1 --backend cpu --rivals ''"
+    closed = f"exec {sys.executable} -m atomr_accel {words} <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", closed], cwd=ROOT, check=False).returncode == 0
 
 

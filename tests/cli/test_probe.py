@@ -147,7 +147,7 @@ def test_advice_names_the_extra_that_brings_what_is_missing() -> None:
     assert "cublas" in said
 
 
-@pytest.mark.parametrize("extra", ["cuda12", "cli", "telemetry"])
+@pytest.mark.parametrize("extra", ["cuda12", "cli", "dashboard", "telemetry"])
 def test_packages_come_with_the_extra_that_is_told(extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     brought = {re.split(r"[^\w-]", n)[0] for n in project["optional-dependencies"][extra]}

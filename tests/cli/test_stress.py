@@ -25,7 +25,7 @@ def test_load_alone(command: Commands) -> None:
 
 @pytest.mark.slow
 def test_a_sound_device_survives_faults(command: Commands, caplog: Any) -> None:
-    words = ("--backend", "cpu", "--seconds", "1.5", "--every", "0.3", "--clients", "3")
+    words = ("--backend", "cpu", "--seconds", "0.9", "--every", "0.2", "--clients", "2")
     document = command.document("stress", *words)
     assert document.reasons == []
     assert sum(document.faults.values()) >= 1
