@@ -220,8 +220,9 @@ def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    table.add_column(columns[-1], overflow="fold", min_width=min(_LEAST_LAST, len(columns[-1])))
     for row in rows:
         table.add_row(
             *(

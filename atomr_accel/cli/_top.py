@@ -187,10 +187,7 @@ def _program(program: ProgramPart) -> list[Block]:
     last = list(_of(state, "events").values())[-_EVENTS:]
     events = [_event(event) for event in last if isinstance(event, dict)]
     curves = _of(state, "curves")
-    columns = (
-        *("device", "state", "generation", "faults", "in flight", "ops/s"),
-        *("median", "memory", "last fault"),
-    )
+    columns = ("device", "state", "gen.", "faults", "in flight", "ops/s", "median", "memory")
     return [
         (title, columns, [_device(_of(devices, path), _of(curves, path)) for path in devices]),
         ("Lanes", ("device", "lane", "in flight", "queued", "completed", "failed"), lanes),
@@ -214,7 +211,6 @@ def _device(device: State, curve: State) -> list[Cell]:
         _number(ops),
         None if median is None else f"{_number(median):.3g} ms",
         size_of(_number(memory.get("used"))),
-        _text(device.get("last_fault")),
     ]
 
 

@@ -108,7 +108,7 @@ def test_one_look(programs: Programs, command: Commands) -> None:
     assert "/[red]a" in done.out
     lines = [line.split() for line in done.out.splitlines()]
     device = next(line for line in lines if line[:2] == ["cuda:0", "rebuilding"])
-    assert device[2:] == ["4", "3", "12", "250", "0.25", "ms", "3.0", "MiB", "CUDA_ERROR_ASSERT"]
+    assert device[2:] == ["4", "3", "12", "250", "0.25", "ms", "3.0", "MiB"]
     assert ["cuda:0", "blas", "12", "1", "99", "2"] in lines
 
 
@@ -167,7 +167,7 @@ def test_until_the_program_ends(
         told = [msgspec.json.decode(line, type=TopDocument) for line in done.out.splitlines()]
         assert [look.programs[0].pid for look in told] == [7, 7]
     else:
-        assert done.out.count("CUDA_ERROR_ASSERT") == 2
+        assert done.out.count("an assert") == 2
 
 
 def test_what_gpus_say_of_themselves() -> None:
