@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _ROWS, _DEPTH, _COLUMNS = 32, 48, 40
 _LARGEST: Final = 8
 """Sums of products of whole numbers up to this are exact in float32, also in TF32."""
-_HANG_SECONDS: Final = 2.0
+_HANG_SECONDS: Final = 3.0
 """After so long an op counts as hung: nothing here takes a twentieth of it."""
 _TOLD: Final = 5
 """Unexpected errors that are told."""
