@@ -9,6 +9,7 @@ import pytest
 
 from atomr_accel.cli import _bench
 from atomr_accel.cli._bench import MEASUREMENTS
+from atomr_accel.cli._documents import BenchDocument
 from atomr_accel.cli._errors import Refusal
 from atomr_accel.cli.host import _rivals
 
@@ -92,7 +93,7 @@ def test_a_plot(tmp_path: Path, command: Commands) -> None:
 
 def test_a_plot_that_has_no_place(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    document = _bench.BenchDocument(
+    document = BenchDocument(
         version="", device="", repeats=0, rivals={}, left_out={}, measurements=[]
     )
     with pytest.raises(Refusal, match="cannot be written"):
