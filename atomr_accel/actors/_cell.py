@@ -13,6 +13,7 @@ import trio
 from ._actor import Actor, Restarted, Terminated
 from ._context import enter, leave
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
+from ._logs import fields
 from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, Told, message_of
 from ._messages import LATER, Message
 from ._nursery import PlainNursery, plain
@@ -488,7 +489,8 @@ class Cell(Node):
             self._failing(unprompted=not self._halted)
             failures.append(exc)  # raised by `run`
         if scope.cancelled_caught:
-            _log.warning("%s: stopping() was cancelled after %g s", self.path, self._grace)
+            text = "%s: stopping() was cancelled after %g s"
+            _log.warning(text, self.path, self._grace, extra=fields(actor=self.path))
 
     async def _serve(self, actor: Actor) -> None:
         """Handle messages, one at a time, until it is time to end."""
@@ -583,7 +585,7 @@ class Cell(Node):
             if ask is not None:
                 ask.fail(error)
             else:
-                _log.error("%s: a message failed, and the actor goes on", self.path, exc_info=error)
+                self._log_failed(error)
         except BaseException as error:
             failure = error
             if ask is not None:
@@ -634,8 +636,14 @@ class Cell(Node):
         if not self.parent.supervisor._resumes(failure):
             return False
         if not asked:
-            _log.error("%s: a message failed, and the actor goes on", self.path, exc_info=failure)
+            self._log_failed(failure)
         return True
+
+    def _log_failed(self, failure: Exception) -> None:
+        """Nobody has asked, so nobody else learns of it."""
+        text = "%s: a message failed, and the actor goes on"
+        extra = fields(failure, actor=self.path)
+        _log.error(text, self.path, exc_info=failure, extra=extra)
 
     def _interrupted(self, *, restarting: bool) -> ActorRestarted | ActorStopped:
         if not restarting:

@@ -83,12 +83,13 @@ class Instruments:
 
     Attributes:
         active: whether there is anybody to tell.
+        each_op: whether anybody is told of each op of a device, by methods named ``op_...``.
     """
 
-    __slots__ = ("_followers", "_instruments", "_methods", "active")
+    __slots__ = ("_followers", "_instruments", "_methods", "active", "each_op")
 
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
-        self.active = False
+        self.active = self.each_op = False
         self._instruments: list[Instrument] = []
         self._methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
         self._followers: list[Callable[[], None]] = []
@@ -134,6 +135,7 @@ class Instruments:
                     methods[name] = (*methods.get(name, ()), (instrument, method))
         self._methods = methods
         self.active = bool(methods)
+        self.each_op = any(name.startswith("op_") for name in methods)
         for changed in tuple(self._followers):
             changed()
 

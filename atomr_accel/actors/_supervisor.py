@@ -14,6 +14,7 @@ import trio
 
 from ._deciders import Decider, Directive, judge, leaves, restart_always
 from ._errors import ActorStopped, ChildExited, ChildStopped, NoSuchChild, SupervisionFailed
+from ._logs import fields
 from ._nursery import PlainNursery
 from ._supervision import (
     Action,
@@ -97,6 +98,10 @@ class Family(Protocol):
 
     def children_failed(self, *, unprompted: bool) -> None:
         """A failure of the children will be raised, where they live."""
+
+    @property
+    def path(self) -> str:
+        """Its place in the tree, which paths of its children begin with."""
 
     @property
     def stopping(self) -> bool:
@@ -452,10 +457,18 @@ class Supervisor(metaclass=NoPublicConstructor):
             self._alarm.cancel()
 
     def _report(self, name: str, failure: BaseException, verdict: Verdict) -> None:
+        extra = fields(failure, actor=self._path_of(name))
         if verdict is Verdict.RESTARTING:
-            _log.warning("%s: child %r failed, %s: %r", self._name, name, verdict.value, failure)
+            text = "%s: child %r failed, %s: %r"
+            _log.warning(text, self._name, name, verdict.value, failure, extra=extra)
         else:
-            _log.error("%s: child %r failed, %s", self._name, name, verdict.value, exc_info=failure)
+            text = "%s: child %r failed, %s"
+            _log.error(text, self._name, name, verdict.value, exc_info=failure, extra=extra)
+
+    def _path_of(self, name: str) -> str:
+        """The path of a child; where it is in no tree, its supervisor's name stands for that."""
+        above = self._name if self._family is None else self._family.path
+        return f"{above}/{name}"
 
     def _escalate(self, name: str, cause: BaseException, reason: str) -> BaseException:
         if not isinstance(cause, Exception):
@@ -513,6 +526,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             self._name,
             slot.spec.name,
             slot.spec.grace,
+            extra=fields(actor=self._path_of(slot.spec.name)),
         )
 
 

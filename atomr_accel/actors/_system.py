@@ -20,6 +20,7 @@ from ._actor import Actor
 from ._cell import Cell, Node
 from ._errors import NoSuchActor
 from ._instrument import Instrument, Instruments
+from ._logs import fields
 from ._mailbox import Mailbox
 from ._messages import Message
 from ._nursery import PlainNursery
@@ -269,6 +270,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
             ref.path,
             type(messages[0]).__qualname__,
             reason,
+            extra=fields(actor=ref.path),
         )
         if self._instruments.active:
             for message in messages:

@@ -354,7 +354,8 @@ class Context:
         for name, error in failed.items():
             if name == MEMORY_LANE:
                 raise error
-            _log.warning("%s: lane %r does not start: %r", self._core.name, name, error)
+            extra = self._core.log_fields(error, lane=name)
+            _log.warning("%s: lane %r does not start: %r", core.name, name, error, extra=extra)
             self._core.drop_lane(name)
 
     async def open_lane(self, spec: LaneSpec) -> Port | None:

@@ -20,7 +20,8 @@ import trio
 from .._dtypes import as_dtype
 from .._errors import Unsupported
 from ..actors._instrument import Instruments
-from ..lanes import STAGING_BYTES, Op, PinnedPool, Port, uninterrupted
+from ..actors._logs import fields
+from ..lanes import STAGING_BYTES, DeviceInstrument, Op, PinnedPool, Port, uninterrupted
 from ..libraries._library import LaneSpec
 from ..libraries._op import Awaited
 from ..libraries._request import FirstTry
@@ -223,6 +224,11 @@ class DeviceCore:
         """The present generation."""
         return self.memory.generation
 
+    def log_fields(self, error: BaseException | None = None, *, lane: str | None = None) -> Any:
+        """What a log record of this device has in ``extra``."""
+        known = {"device": self.name, "generation": self.generation, "lane": lane}
+        return fields(error, actor=self.path, **known)
+
     @property
     def capabilities(self) -> Capabilities:
         """How devices of its backend differ from others."""
@@ -404,16 +410,17 @@ class DeviceCore:
         return op
 
     def ask_for_times(self, ports: Iterable[Port] | None = None) -> None:
-        """Have hosts tell when they do what, if an instrument wants that, or tell it no more.
+        """Have hosts tell when they do what, and mark it, if an instrument wants that, or no more.
 
         Args:
             ports: lanes that have just started; by default all.
         """
-        wanted = any(getattr(each, "timed", False) for each in self.instruments)
+        told = [each for each in self.instruments if isinstance(each, DeviceInstrument)]
+        wanted = any(each.timed for each in told), any(each.ranges for each in told)
         for port in self.ports.values() if ports is None else ports:
-            if port.timed != wanted:
-                port.timed = wanted
-                self.submit(port, ASKING_FOR_TIMES, ReportTimes(wanted))
+            if port.reports != wanted:
+                port.reports = wanted
+                self.submit(port, ASKING_FOR_TIMES, ReportTimes(*wanted))
 
     def keep(self, lane: str, name: str, release: Message) -> Kept:
         """What stands for something that the host keeps for a handle of the program.

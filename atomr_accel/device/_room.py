@@ -55,7 +55,7 @@ class Room:
             try:
                 warnings.warn(told, stacklevel=2)
             except StandbyWarning:  # the program wants errors, and this is a task of its own
-                _log.warning("%s", told)
+                _log.warning("%s", told, extra=self._core.log_fields())
 
     async def left(self) -> int:
         """Bytes of the device's memory that are free, and those that are the program's."""

@@ -348,6 +348,7 @@ class HostCalls:
                         self._core.name,
                         lane,
                         repr(own.made.error),
+                        extra=self._core.log_fields(own.made.error, lane=other.spec.name),
                     )
 
     def keep_states(self, before: Epoch, mapped: set[int]) -> None:

@@ -291,7 +291,8 @@ class Spare:
         try:
             await warm_up(Device(companion, self._ref))
         except Exception as error:  # noqa: BLE001 (the program's)
-            _log.warning("%s: warm_up of a standby failed: %s", self._core.name, repr(error))
+            text, core = "%s: warm_up of a standby failed: %s", self._core
+            _log.warning(text, core.name, repr(error), extra=core.log_fields(error))
         await self._give_back(companion, prepared)
 
     async def _give_back(self, companion: DeviceCore, prepared: Prepared) -> None:

@@ -343,7 +343,11 @@ class Standby:
                     delay = _RETRY.delay(failures)
                     # As text: a record that is kept would keep all that the error's frames have.
                     told = repr(error)
-                    _log.warning("%s: no standby host: %s; trying again", self._core.name, told)
+                    text, extra = (
+                        "%s: no standby host: %s; trying again",
+                        self._core.log_fields(error),
+                    )
+                    _log.warning(text, self._core.name, told, extra=extra)
             finally:
                 self._spares.remove(spare)
                 self.tell()

@@ -427,7 +427,7 @@ class Lane:
             if self._delay is not None:
                 self._delay()
             times = self._times
-            begun = None if times is None else times.begin(slot.stream)
+            begun = None if times is None else times.begin(slot.stream, messages[0])
             try:
                 slot.fusions[type(messages[0])].run(messages)
             except BaseException as error:  # noqa: BLE001 - it is the answer
@@ -456,7 +456,7 @@ class Lane:
         if self._delay is not None:
             self._delay()
         times = self._times
-        begun = None if times is None else times.begin(slot.stream)
+        begun = None if times is None else times.begin(slot.stream, message)
         try:
             value = handler(message)
         except BaseException as error:  # noqa: BLE001 - it is the answer
@@ -594,13 +594,19 @@ class Lane:
         """Everything of this lane was answered: others need not look for it any more."""
         self._lanes.pop(self.index, None)
 
+    def _kind_of(self, message: Message) -> str:
+        """What a request is, for people."""
+        if isinstance(message, (CallByTemplate, CallWithTemplate)):
+            return self.templates.find(message).kind.__name__
+        return type(message).__name__
+
     def _report_times(self, message: ReportTimes) -> None:
         """Note when ops are launched and done, or do so no more."""
         if self._times is None:
             from ._times import LaneTimes  # most hosts never need it
 
-            self._times = LaneTimes()
-        self._times.wanted = message.wanted
+            self._times = LaneTimes(self._kind_of)
+        self._times.report(message)
 
     # --- completing -------------------------------------------------------------------
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from ..wire import Times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from ..wire import Message, ReportTimes
     from ._protocol import Stream
 
 
@@ -30,66 +31,89 @@ class Stopwatch(Protocol):
 
 
 @final
-class _Launch:
-    """Ops that were launched together."""
-
-    __slots__ = ("at", "measured", "stream", "token", "watch")
-
-    def __init__(self, at: int, stream: int, watch: Stopwatch | None, token: Any) -> None:
-        self.at: Final = at
-        self.stream: Final = stream
-        self.watch: Final = watch
-        self.token = token
-        self.measured: tuple[int, int] | None = None
-
-    def read(self) -> tuple[int, int]:
-        """When the device began and ended them; zeros where it does not tell."""
-        if self.measured is None:
-            self.measured = (0, 0) if self.watch is None else self.watch.read(self.token)
-        return self.measured
-
-
-@final
 class LaneTimes:
     """Notes the times of a lane's ops, from their launch until they are found done.
 
-    Attributes:
-        wanted: whether those of further ops are; what is noted is told in any case.
+    Args:
+        kind_of: what to call a request.
     """
 
-    def __init__(self) -> None:
-        self.wanted = True
+    __slots__ = ("_domain", "_kind_of", "_launches", "_timed", "_watches")
+
+    def __init__(self, kind_of: Callable[[Message], str]) -> None:
+        self._kind_of = kind_of
+        self._timed = False
+        self._domain: Any = None
+        self._watches: dict[Stream, tuple[int, Stopwatch | None]] = {}
         self._launches: dict[int, _Launch] = {}
 
-    def begin(self, stream: Stream) -> _Launch | None:
+    def report(self, asked: ReportTimes) -> None:
+        """Note times of what comes from here on, and mark it; what is noted is told in any case."""
+        self._timed = asked.wanted
+        if not asked.ranges:
+            self._domain = None
+        elif self._domain is None:
+            import nvtx
+
+            self._domain = nvtx.get_domain("atomr_accel")
+
+    def begin(self, stream: Stream, message: Message) -> _Launch | None:
         """Ops are about to be launched in a stream."""
-        if not self.wanted:
+        domain = self._domain
+        if domain is not None:
+            domain.push_range(domain.get_event_attributes(message=self._kind_of(message)))
+            if not self._timed:
+                return 0, 0, None, None, domain
+        elif not self._timed:
             return None
-        stopwatch = getattr(stream, "stopwatch", None)  # backends of others may have none
-        watch: Stopwatch | None = None if stopwatch is None else stopwatch()
-        begun = None if watch is None else watch.start()
-        queue = stream.queue
-        number = queue if isinstance(queue, int) else 0
-        return _Launch(time.monotonic_ns(), number, watch, begun)
+        known = self._watches.get(stream)
+        if known is None:
+            queue = stream.queue
+            make = getattr(stream, "stopwatch", None)  # backends of others may have none
+            known = queue if isinstance(queue, int) else 0, None if make is None else make()
+            self._watches[stream] = known
+        number, watch = known
+        return time.monotonic_ns(), number, watch, None if watch is None else watch.start(), domain
 
     def end(self, launch: _Launch, seqs: Iterable[int]) -> None:
         """They were launched."""
-        if launch.watch is not None:
-            launch.token = launch.watch.stop(launch.token)
-        for seq in seqs:
-            self._launches[seq] = launch
+        at, number, watch, begun, domain = launch
+        if domain is not None:
+            domain.pop_range()
+        if at:
+            token = None if watch is None else watch.stop(begun)
+            launch = at, number, watch, [token], None
+            for seq in seqs:
+                self._launches[seq] = launch
 
     def fail(self, launch: _Launch) -> None:
         """They were not."""
-        if launch.watch is not None:
-            launch.watch.drop(launch.token)
+        _, _, watch, begun, domain = launch
+        if domain is not None:
+            domain.pop_range()
+        if watch is not None:
+            watch.drop(begun)
 
     def take(self, seqs: Iterable[int]) -> Times | None:
         """What is known of ops that are done; None where that is nothing."""
-        found = time.monotonic_ns()
         rows = []
+        launches = self._launches
         for seq in seqs:
-            launch = self._launches.pop(seq, None)
-            if launch is not None:
-                rows.append((seq, launch.at, *launch.read(), found, launch.stream))
-        return Times(rows) if rows else None
+            launch = launches.pop(seq, None)
+            if launch is None:
+                continue
+            at, number, watch, measured, _ = launch
+            if watch is None:
+                started = ended = 0
+            else:
+                if len(measured) == 1:  # the first of those that were launched together
+                    measured[:] = watch.read(measured[0])
+                started, ended = measured
+            rows.append((seq, at, started, ended, number))
+        return Times(time.monotonic_ns(), rows) if rows else None
+
+
+_Launch = tuple[int, int, "Stopwatch | None", Any, Any]
+"""When ops were launched together, or 0 if nobody asks; the number of their stream; what measures
+that; a token of where they begin, and once they were launched a list of what tells when they began
+and ended; and where the range of their launch is open."""

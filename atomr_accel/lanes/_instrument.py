@@ -149,9 +149,11 @@ class DeviceInstrument(Instrument, hooks=True):
     Attributes:
         timed: whether hosts are to tell when ops were launched, executed and found done, while
             this instrument is told. That costs them some microseconds an op.
+        ranges: whether hosts are to mark launches as ranges of NVTX meanwhile.
     """
 
     timed: bool = False
+    ranges: bool = False
 
     # --- ops: each is submitted, sent and finished once ------------------------------------
 

@@ -106,7 +106,7 @@ class Port:
             interpreter's switch interval short meanwhile; otherwise its tasks do that.
 
     Attributes:
-        timed: whether the host was asked to tell when it does what.
+        reports: whether the host was asked to tell its times, and to mark ranges.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Port:
     ) -> None:
         self._prompt = prompt
         self.device = device
-        self.timed = False
+        self.reports = (False, False)
         self._instruments = device.instruments
         self.name = name
         self.index = index
@@ -187,7 +187,7 @@ class Port:
         in_flight[seq] = op
         self._submitted += 1
         self._count += 1
-        if self._instruments.active:
+        if self._instruments.each_op:
             self._tell_submitted(op)
         self._outbox.append(op)
         if self._count == 1 and not self._buffer:
@@ -311,7 +311,7 @@ class Port:
             restore_switch_interval()
         self._in_flight = in_flight
         self.device, self._instruments = device, device.instruments
-        if self._instruments.active:
+        if self._instruments.each_op:
             for op in ours:
                 self._tell_submitted(op)
             self._tell_sent([op for op in ours if op.sent])
@@ -420,7 +420,7 @@ class Port:
             while outbox and frame.count < most and len(buffer) < _SEND_HIGH:
                 op = outbox.popleft()
                 op.sent = True
-                if self._instruments.active:
+                if self._instruments.each_op:
                     self._tell_sent([op])
                 try:
                     frame.append((op.seq, op.dependencies, self._request(op)))
@@ -458,7 +458,7 @@ class Port:
         for op in ops:
             op.sent = True
             self._outbox.popleft()
-        if self._instruments.active:
+        if self._instruments.each_op:
             self._tell_sent(ops)
 
     def _request(self, op: Op) -> object:
@@ -555,8 +555,12 @@ class Port:
 
     def _note_times(self, reply: Times) -> None:
         """What the host tells of ops that it is about to answer."""
-        for seq, launched, started, ended, found, stream in reply.ops:
-            times = self._answered_by(seq).times
+        found, in_flight = reply.found, self._in_flight
+        for seq, launched, started, ended, stream in reply.ops:
+            op = in_flight.get(seq)
+            if op is None or op.port is not self or not op.sent:
+                raise ProtocolViolation(f"times of op {seq} were told, which is not in flight")
+            times = op.times
             if times is not None:
                 times.launched, times.found = launched, found
                 times.started, times.ended, times.stream = started, ended, stream
@@ -603,7 +607,7 @@ class Port:
 
     def _settle(self, op: Op) -> None:
         """The op is over: let go of its buffers."""
-        if self._instruments.active:
+        if self._instruments.each_op:
             self._tell_finished(op)
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]

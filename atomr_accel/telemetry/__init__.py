@@ -1,4 +1,4 @@
-"""Metrics and what GPUs say of themselves, for whoever watches a program from outside."""
+"""What watches a program: timelines, metrics, spans, logs, and what GPUs say of themselves."""
 
 from ._catalogue import METRICS, Metric, Point
 from ._gpu_readings import (
@@ -15,10 +15,13 @@ from ._gpu_readings import (
     MigInstance,
     Xid,
 )
+from ._logs import JsonFormatter
 from ._metrics import HasStatistics, Metrics
 from ._nvml import NvmlMonitor, ReadGpus, open_nvml
 from ._opentelemetry import export_to_opentelemetry
 from ._prometheus import PrometheusCollector, serve_prometheus
+from ._ranges import mark_ranges
+from ._spans import export_spans
 from ._trace import trace
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "GpuReading",
     "GpuUtilization",
     "HasStatistics",
+    "JsonFormatter",
     "Metric",
     "Metrics",
     "MigInstance",
@@ -42,7 +46,9 @@ __all__ = [
     "PrometheusCollector",
     "ReadGpus",
     "Xid",
+    "export_spans",
     "export_to_opentelemetry",
+    "mark_ranges",
     "open_nvml",
     "serve_prometheus",
     "trace",

@@ -263,16 +263,16 @@ class _PatternTally(Observer):
     def started(self, items: Sequence[object]) -> None:
         self._items.add(len(items))
 
-    def retried(self, items: Sequence[object], error: Exception) -> None:  # noqa: ARG002
+    def retried(self, items: Sequence[object], error: Exception) -> None:
         self._retries += 1
 
-    def answered(self, item: object, seconds: float) -> None:  # noqa: ARG002
+    def answered(self, item: object, seconds: float) -> None:
         self._seconds["answered"].add(round(seconds * 1e9))
 
-    def failed(self, item: object, error: BaseException, seconds: float) -> None:  # noqa: ARG002
+    def failed(self, item: object, error: BaseException, seconds: float) -> None:
         self._seconds["failed"].add(round(seconds * 1e9))
 
-    def dropped(self, item: object, seconds: float) -> None:  # noqa: ARG002
+    def dropped(self, item: object, seconds: float) -> None:
         self._seconds["dropped"].add(round(seconds * 1e9))
 
     def take(self, snapshot: Snapshot, name: str) -> None:

@@ -78,7 +78,7 @@ class Nvml(Actor):
         await trio.to_thread.run_sync(self._library.close)
 
     @handler
-    async def read(self, message: ReadGpus) -> tuple[GpuReading, ...]:  # noqa: ARG002
+    async def read(self, message: ReadGpus) -> tuple[GpuReading, ...]:
         """Read all GPUs."""
         return await self._read()
 

@@ -170,11 +170,17 @@ class Elapsed(Message, frozen=True):
 
 
 class ReportTimes(Message, frozen=True):
-    """From here on tell ``Times``, or tell them no more; any lane takes it."""
+    """From here on tell ``Times``, or tell them no more; any lane takes it.
+
+    Attributes:
+        wanted: whether to tell them.
+        ranges: whether to have NVTX ranges of launches.
+    """
 
     required: ClassVar[bool] = True
 
     wanted: bool
+    ranges: bool = False
 
 
 class CloseLane(Message, frozen=True):
@@ -302,12 +308,13 @@ class Times(msgspec.Struct, frozen=True, tag=True):
     It comes before their answers, where somebody wants to know (``ReportTimes``).
 
     Attributes:
+        found: when their lane saw that they are done, in nanoseconds of ``time.monotonic_ns``.
         ops: for each its number; when its lane launched it; when the device began and ended it, or
-            zeros; when its lane saw that; and what tells the stream from others. In nanoseconds
-            of ``time.monotonic_ns``.
+            zeros; and what tells the stream from others.
     """
 
-    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds, int]]
+    found: _Nanoseconds
+    ops: list[tuple[int, _Nanoseconds, _Nanoseconds, _Nanoseconds, int]]
 
 
 Reply = list[int] | Value | Failure | Fault | Times

@@ -162,8 +162,8 @@ async def test_counts_are_those_of_a_model() -> None:
     async with opened(max_restarts=100) as device:
         with metrics.observe(device):
             model = Model(device, rng)
-            for _ in range(sized(2, 20)):
-                for _ in range(sized(10, 30)):
+            for _ in range(sized(1, 20)):
+                for _ in range(sized(12, 30)):
                     await model.step()
                 model.check(Seen(metrics))
                 await model.fault()

@@ -167,12 +167,12 @@ async def test_nvml_that_fails_is_opened_anew_and_its_reader_gets_the_error() ->
         assert [one.restarts for one in child.children] == [1]
 
 
-def test_nvml_that_fails_for_hours_takes_nobody_down() -> None:
+def test_nvml_that_fails_for_long_takes_nobody_down() -> None:
     async def main() -> None:
         fake = FakeNvml(FakeGpu(lacks={"events"}))
         async with watching(fake) as nvml:
             begun = trio.current_time()
-            while trio.current_time() - begun < 3600:
+            while trio.current_time() - begun < 900:
                 fake.error = fake.NVML_ERROR_GPU_IS_LOST
                 with pytest.raises(fake.NVMLError):
                     await nvml.read()

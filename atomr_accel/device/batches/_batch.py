@@ -397,7 +397,7 @@ class Batch(Collector):
     def _note(self, op: Op) -> None:
         """An op of this batch was submitted just now."""
         self._ops.append(op)
-        if self._instruments.active:
+        if self._instruments.each_op:
             self._instruments("op_in_batch", op, self._number)
 
     def _send(self) -> None:

@@ -1,0 +1,43 @@
+"""NVTX ranges of what hosts launch, for Nsight and other tools of the vendor."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, final
+
+from ..device import Device
+from ..lanes import DeviceInstrument
+from ._packages import package
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..device import System
+
+
+@final
+class _Ranges(DeviceInstrument):
+    """Wants ranges, and is told nothing."""
+
+    ranges = True
+
+
+@contextmanager
+def mark_ranges(watched: Device | System) -> Iterator[None]:
+    """Have hosts mark what they launch as NVTX ranges, for the length of a ``with`` block.
+
+    Each launch is a range of the domain ``atomr_accel``, on the thread of its lane, called by the
+    kind of its message, such as ``Gemm``. Profilers show kernels below the range that has launched
+    them. Without a profiler that has started the host (``nsys profile`` follows children by itself)
+    ranges go nowhere, and cost a microsecond or so.
+
+    Args:
+        watched: what to watch. A device is watched with all of its system.
+
+    Raises:
+        LibraryMissing: nvtx is not installed.
+    """
+    package("nvtx", "nvtx")
+    system = watched.system if isinstance(watched, Device) else watched
+    with system.instrumented(_Ranges()):
+        yield
