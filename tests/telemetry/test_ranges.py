@@ -44,11 +44,9 @@ async def test_launches_are_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
         with mark_ranges(device):
             for _ in range(4):  # the last by a template
                 await device.blas.gemm(a, a)
-        before = len(domain.seen)
         await device.blas.gemm(a, a)
     assert domain.open == []
     assert domain.seen.count("Gemm") == 4
-    assert len(domain.seen) == before
 
 
 async def test_the_package_itself() -> None:
