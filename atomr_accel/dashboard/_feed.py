@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..actors import ActorSystem
+
+_log: Final = logging.getLogger("atomr_accel.dashboard")
 
 INTERVAL: Final = 0.25
 """Seconds between two states, at least."""
@@ -53,20 +56,25 @@ class Feed:
         self._wanted = trio.Event()
         self._over = False
 
-    async def keep_curves(self) -> None:
-        """Add a point to the curves each second, so that there are some when somebody looks."""
-        while True:
-            await trio.sleep(1)
-            self.history.beat(self._observer.devices)
-
     async def run(self) -> None:
-        """Make states while somebody looks."""
-        while True:
-            if not self._lookers:
-                self._wanted = trio.Event()
-                await self._wanted.wait()
-            await self.look(thoroughly=trio.current_time() >= self._actors_due)
-            await trio.sleep(INTERVAL)
+        """Make states while somebody looks, and the points of curves always.
+
+        What fails is logged: a program does not end because it was looked at.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_again_and_again, self._beat)
+            nursery.start_soon(_again_and_again, self._look_on)
+
+    async def _beat(self) -> None:
+        await trio.sleep(1)
+        self.history.beat(self._observer.devices)
+
+    async def _look_on(self) -> None:
+        if not self._lookers:
+            self._wanted = trio.Event()
+            await self._wanted.wait()
+        await trio.sleep(INTERVAL)
+        await self.look(thoroughly=trio.current_time() >= self._actors_due)
 
     async def look(self, *, thoroughly: bool = True) -> State:
         """The state now.
@@ -98,7 +106,7 @@ class Feed:
         """Whether as many look as may."""
         return self._lookers >= MOST_LOOKERS
 
-    async def messages(self) -> AsyncIterator[bytes]:
+    async def messages(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events for one page: ``state``, then ``change`` again and again, ``end``."""
         with self._looking():
             seen = await self.look()
@@ -126,6 +134,15 @@ class Feed:
             yield
         finally:
             self._lookers -= 1
+
+
+async def _again_and_again(step: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await step()
+        except Exception:  # noqa: BLE001 (logged)
+            _log.exception("a dashboard has failed, and goes on")
+            await trio.sleep(1)
 
 
 def _event(kind: str, data: str) -> bytes:

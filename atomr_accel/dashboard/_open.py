@@ -9,8 +9,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager
-from functools import partial
-from typing import Final, final
+from typing import Any, Final, final
 
 import trio
 
@@ -96,7 +95,7 @@ async def open_dashboard(
         ) from error
     token = secrets.token_urlsafe(32)
     feed = Feed(system)
-    app = application(feed, token, frozenset(name.lower() for name in names))
+    app: Any = application(feed, token, frozenset(name.lower() for name in names))
     config = Config()
     config.errorlog = _log
     config.graceful_timeout = _GRACE
@@ -109,13 +108,20 @@ async def open_dashboard(
         stack.enter_context(system.instrumented(feed.history))
         async with PlainNursery() as nursery:
             nursery.start_soon(feed.run)
-            nursery.start_soon(feed.keep_curves)
             left = trio.Event()
-            # Hypercorn owns the descriptor that it is given.
-            config.bind = f"fd://{os.dup(listener.fileno())}"
-            server = partial(serve, app, config, shutdown_trigger=left.wait, mode="asgi")
+
+            async def serve_on() -> None:
+                while not left.is_set():
+                    # Hypercorn owns the descriptor that it is given.
+                    config.bind = f"fd://{os.dup(listener.fileno())}"
+                    try:
+                        await serve(app, config, shutdown_trigger=left.wait, mode="asgi")
+                    except Exception:  # noqa: BLE001 (logged: the program goes on)
+                        _log.exception("%r has failed, and is served again", dashboard)
+                        await trio.sleep(1)
+
             async with PlainNursery() as serving:
-                await serving.start(server)
+                serving.start_soon(serve_on)
                 try:
                     yield dashboard
                 finally:

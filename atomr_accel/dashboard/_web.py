@@ -104,8 +104,8 @@ class _Guard:
         headers = Headers(scope=scope)
         if not is_here(headers.getlist("host"), self._names):
             return PlainTextResponse("this is not the host that was asked for", 421)
-        if scope["method"] not in {"GET", "HEAD"}:
-            return PlainTextResponse("there is nothing to change here", 405, {"Allow": "GET, HEAD"})
+        if scope["method"] != "GET":
+            return PlainTextResponse("there is nothing to change here", 405, {"Allow": "GET"})
         if scope["path"] in _FILES or self._has_token(scope, headers):
             return None
         return PlainTextResponse(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
+from contextlib import suppress
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import hypercorn.trio
 import pytest
 import trio
 
@@ -14,7 +17,7 @@ from atomr_accel.dashboard import open_dashboard
 from atomr_accel.dashboard._web import is_here
 
 from ..harness import program
-from .client import ask, looking
+from .client import ask, looking, place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,11 +85,11 @@ async def test_the_token_is_where_browsers_keep_it_to_themselves() -> None:
 @program
 async def test_nothing_can_be_changed() -> None:
     async with open_system("s") as system, open_dashboard(system) as page:
-        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD"):
             for path in ("/", "/state"):
                 answer = await ask(page, path, token=page.token, method=method)
                 assert answer.status == 405
-                assert answer.headers["allow"] == "GET, HEAD"
+                assert answer.headers["allow"] == "GET"
 
 
 @program
@@ -205,3 +208,61 @@ def test_the_page_has_nothing_from_elsewhere() -> None:
         if name.endswith(".html"):
             assert not re.search(r"<[^>]*\s(?:style|on\w+)=", text)
             assert not re.search(r"<(?:script|style)[^>]*>[^<]", text)
+
+
+@pytest.mark.slow
+@program
+async def test_whatever_is_sent_the_program_and_the_page_go_on() -> None:
+    chance = random.Random(1)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    upgrade = (
+        b"GET /events HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    )
+    settings = b"\0\0\0\4\0\0\0\0\0"
+    starts = [
+        b"",
+        b"GET / HTTP/1.1\r\n",
+        b"GET /state HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n",
+        b"GET /" + b"a" * 100_000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        upgrade + b"Upgrade: websocket\r\n\r\n",
+        upgrade + b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n\r\n",
+        upgrade + b"Upgrade: h2c\r\nHTTP2-Settings: !\r\n\r\n",
+        preface,
+        preface + settings,
+        preface + settings + b"\0\0\5\1\5\0\0\0\1\x82\x84\x86\x41\x8a",
+    ]
+    async with open_system("s") as system, open_dashboard(system) as page:
+        for start in starts:
+            for size in (0, 1, 30, 3000):
+                with suppress(OSError, trio.BrokenResourceError):
+                    stream = await trio.open_tcp_stream(*place(page))
+                    async with stream:
+                        await stream.send_all(start + chance.randbytes(size))
+                        if size % 2 == 0:
+                            await stream.send_eof()
+                        with trio.move_on_after(0.05):
+                            async for _ in stream:
+                                pass
+        assert (await ask(page, "/state", token=page.token)).status == 200
+
+
+@program
+async def test_a_server_that_fails_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = hypercorn.trio.serve
+    failures = iter([ValueError("of the server")])
+
+    async def serve(*args: Any, **options: Any) -> None:
+        for failure in failures:
+            raise failure
+        await served(*args, **options)
+
+    monkeypatch.setattr("hypercorn.trio.serve", serve)
+    async with open_system("s") as system, open_dashboard(system) as page:
+        assert (await ask(page, "/state", token=page.token)).status == 200
+    assert "of the server" in caplog.text
+    assert page.token not in caplog.text

@@ -271,3 +271,24 @@ def test_an_error_is_told_whatever_it_does() -> None:
     assert described(Mute()) == f"{Mute.__qualname__}: (it cannot be told)"[:LONGEST]
     assert described(ValueError()) == "ValueError"
     assert len(described(ValueError("x" * 10**6))) == LONGEST
+
+
+def test_a_look_that_fails_is_logged_and_the_program_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = iter([ValueError("of the test")])
+    states_of_devices = Observer.states_of_devices
+
+    def failing(observer: Observer) -> Any:
+        for failure in failures:
+            raise failure
+        return states_of_devices(observer)
+
+    async def body(system: ActorSystem, feed: Feed, reader: Reader) -> None:
+        await reader.read()
+        monkeypatch.setattr(Observer, "states_of_devices", failing)
+        await system.spawn(Patient)
+        await reader.until(lambda: len(reader.state["actors"]) == 1)
+
+    with_reader(body)
+    assert "of the test" in caplog.text

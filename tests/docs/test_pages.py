@@ -162,6 +162,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel.actors",
         "atomr_accel.patterns",
         "atomr_accel.telemetry",
+        "atomr_accel.dashboard",
         "atomr_accel.testing",
         "atomr_accel.backends",
     ],

@@ -124,8 +124,9 @@ function merge(target, patch) {
 
 /** A curve of the last minutes: `lines` are functions of a point. */
 class Chart {
-  constructor(title, lines, format) {
-    this.title = title;
+  constructor(title, lines, format, names = []) {
+    this.title = [title, ...names].join(" ");
+    const keys = names.map((name, at) => el("span", { class: `key-${at ? "two" : "one"}` }, el("i", { class: "key" }), name));
     this.lines = lines;
     this.format = format;
     this.value = el("b");
@@ -141,7 +142,7 @@ class Chart {
     );
     this.root = el(
       "figure", {},
-      el("figcaption", {}, el("span", {}, title), this.value),
+      el("figcaption", {}, el("span", { class: "names" }, title, ...keys), this.value),
       el("div", { class: "plot" }, this.svg, this.top),
     );
     this.at = null;
@@ -225,7 +226,7 @@ class Device {
     const p50 = (point) => point[3];
     const p99 = (point) => point[4];
     this.rate = new Chart("Throughput", [(point) => point[1]], (n) => `${short(n ?? 0)} ops/s`);
-    this.latency = new Chart("Latency p50 / p99", [p50, p99], duration);
+    this.latency = new Chart("Latency", [p50, p99], duration, ["p50", "p99"]);
     this.bar = el("div", { class: "bar", role: "img" });
     this.parts = ["sealed", "plain", "stale", "free"].map((kind) => el("i", { class: `is-${kind}` }));
     this.bar.append(...this.parts);
@@ -250,7 +251,7 @@ class Device {
       ),
       el(
         "table", { class: "lanes" },
-        el("thead", {}, el("tr", {}, ...[["Lane"], ["In flight", "load"], ["", "number"], ["Done", "number"], ["Failed", "number"]].map(
+        el("thead", { title: "counted since the present generation began" }, el("tr", {}, ...[["Lane"], ["In flight", "load"], ["", "number"], ["Done", "number"], ["Failed", "number"]].map(
           ([text, cls = ""]) => (text ? el("th", { scope: "col", class: cls }, text) : el("td", { class: cls })),
         ))),
         this.lanes,
@@ -278,7 +279,7 @@ class Device {
       ["In flight", plain.format(device.in_flight)],
       ["Host process", device.host_pid ?? "–"],
       ["Started in", device.startup ? duration(device.startup.total * 1000) : "–"],
-      ["Standby", device.standby ? `${device.standby.mode}, ${device.standby.state}` : "none"],
+      ["Standby", device.standby?.state ?? "none", "", device.standby ? ` ${device.standby.mode}` : ""],
     ]);
     const points = Object.values(state.curves[this.path] ?? {});
     const faults = Object.values(state.events).filter((event) => event.kind === "fault" && event.path === this.path && event.at > now() - span);
@@ -640,6 +641,7 @@ function draw() {
     ["Faults", plain.format(faults), faults ? "bad" : ""],
     ["Throughput", short(sum(points.map((point) => point[1]))), "", " ops/s"],
     ["In flight", short(sum(devices.map((device) => device.in_flight))), "", " ops"],
+    ["Memory used", ...bytes(sum(devices.map((device) => device.memory.used))).split(" ").flatMap((text, at) => (at ? ["", ` ${text}`] : [text]))],
     ["Actors", plain.format(state.system.actors)],
     ["Restarts", short(sum(actors.filter((actor) => actor.kind !== "LibraryActor").map((actor) => actor.restarts)))],
     ["Queued", short(sum(actors.filter((actor) => actor.generation === undefined).map((actor) => actor.depth))), "", " messages"],
@@ -678,10 +680,12 @@ let again = null;
 
 /** The token comes in the address once, and stays with this tab. Other ports do not see it. */
 function token() {
-  const given = decodeURIComponent(location.hash.slice(1)) || new URLSearchParams(location.search).get("token");
+  const given = location.hash.slice(1) || new URLSearchParams(location.search).get("token");
   try {
-    if (given) sessionStorage.setItem("token", given);
-    return given || sessionStorage.getItem("token");
+    if (!given) return sessionStorage.getItem("token");
+    sessionStorage.setItem("token", given);
+    history.replaceState(null, "", location.pathname); // it is not to be read off the screen
+    return given;
   } catch {
     return given; // no storage: the address keeps it
   }
@@ -723,6 +727,7 @@ function connect() {
   });
 }
 
+addEventListener("hashchange", () => location.reload());
 document.addEventListener("visibilitychange", () => (document.hidden ? stream?.close() : connect()));
 $("filter").addEventListener("input", () => {
   room = ROWS;
