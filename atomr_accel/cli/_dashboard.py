@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         What it exits with.
 
     Raises:
-        Refusal: what serves the page is not installed.
+        Refusal: what serves the page is not installed, or it cannot be served there.
     """
     for package in ("starlette", "hypercorn"):
         if find_spec(package) is None:
@@ -41,7 +41,12 @@ def run(args: argparse.Namespace, out: Output) -> int:
         nonlocal open_now
         # The port is for one system at a time; others take a free one.
         port = 0 if open_now else args.port
-        async with open_dashboard(system, host=args.host, port=port) as dashboard:
+        async with AsyncExitStack() as stack:
+            opening = open_dashboard(system, host=args.host, port=port)
+            try:
+                dashboard = await stack.enter_async_context(opening)
+            except (OSError, ValueError) as error:
+                raise Refusal(f"no page at {args.host}, port {port}: {error}") from error
             urls.append(dashboard.address)
             sys.stderr.write(f"dashboard of {system.name}: {dashboard.url}\n")
             sys.stderr.flush()

@@ -144,6 +144,9 @@ def _group_memory(machine: Machine) -> FindingPart:
     groups = machine.cgroup("memory.max")
     events = machine.text("sys/fs/cgroup/memory.events") or ""
     kills = next((int(e.split()[1]) for e in events.splitlines() if e.startswith("oom_kill ")), 0)
+    if not groups and machine.exists("sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        advice = "those of version 1 are not looked at; see memory.limit_in_bytes yourself"
+        return _finding("memory of the control group", "note", "of version 1", advice)
     if not groups:
         return _finding("memory of the control group", "ok", "not limited")
     group, limit = min(groups, key=lambda each: each[1])

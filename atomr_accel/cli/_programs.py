@@ -32,7 +32,7 @@ def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool)
         What the program exits with.
 
     Raises:
-        Refusal: there is no such program.
+        Refusal: there is no such program, or what was to be beside it refused.
         KeyboardInterrupt: the program was interrupted, and has let that pass.
     """
     if not args.module and not Path(args.program).exists():
@@ -70,7 +70,7 @@ def _ended(args: argparse.Namespace) -> int:
             return end.code or 0
         sys.stderr.write(f"{end.code}\n")
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Refusal):
         raise
     except BaseException as error:  # noqa: BLE001 (told, as Python does)
         # Without the frames of this module and of runpy, which are of no interest to anybody.

@@ -102,6 +102,11 @@ GROUP = {"proc/self/cgroup": "0::/a/b\n"}
             "memory of the control group",
             "warning",
         ),
+        (
+            {"sys/fs/cgroup/memory/memory.limit_in_bytes": "1"},
+            "memory of the control group",
+            "note",
+        ),
         ({"proc/sys/vm/overcommit_memory": "2\n"}, "overcommit", "warning"),
         ({"proc/sys/vm/overcommit_memory": "0\n"}, "overcommit", None),
         ({"proc/self/status": "Name:\tx\nTracerPid:\t7\n"}, "tracing", "warning"),

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,7 @@ from atomr_accel import __version__
 from atomr_accel.cli import _cache, _stress
 from atomr_accel.cli._arguments import COMMANDS
 from atomr_accel.cli._documents import DOCUMENTS
+from atomr_accel.cli._main import main
 
 from ..harness import ROOT
 from .commands import in_a_process
@@ -53,6 +56,11 @@ def test_a_command_has_help_with_examples_a_module_and_a_document(
     properties = schema["$defs"][title]["properties"]
     assert properties["document"]["enum"] == [name]
     assert schema["$defs"][title]["required"][0] == "document"
+
+
+def test_what_is_installed_runs_the_same_function() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert resolve_name(project["scripts"]["atomr-accel"]) is main
 
 
 def test_the_version_is_that_of_the_package(command: Commands) -> None:

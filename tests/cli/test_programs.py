@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from argparse import Namespace
 from contextlib import asynccontextmanager
@@ -164,6 +165,19 @@ def test_a_page_is_open_while_the_program_runs(tmp_path: Path, command: Commands
     done = command("dashboard", path)
     assert done.out == "beside __main__\n"
     assert done.err.startswith("dashboard of device: http://127.0.0.1:")
+    sys.modules.pop("beside")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "not-an-address", "0.0.0.0"])
+def test_a_page_that_has_no_place(host: str, tmp_path: Path, command: Commands) -> None:
+    """The port is taken, or others would reach it."""
+    pytest.importorskip("hypercorn")
+    pytest.importorskip("starlette")
+    path = script(tmp_path, SCRIPT)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ("--host", host, "--port", taken.getsockname()[1], path)
+        refusal = command.document("dashboard", *words, code=3)
+    assert host in refusal.message
     sys.modules.pop("beside")
 
 
