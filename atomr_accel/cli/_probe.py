@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
 import trio
+from trio import move_on_after
 
 from .. import AccelError, DeviceLost, __version__, open_device
 from ..backends._registry import BUILT_IN, GROUP
@@ -112,7 +113,7 @@ async def _look(
         opened.append(part)
 
     waiting: Check | None = None
-    with trio.move_on_after(args.seconds) as scope, suppress(DeviceLost):
+    with move_on_after(args.seconds) as scope, suppress(DeviceLost):
         try:
             # A kernel that hangs is ended by its deadline, so that closing waits for nothing.
             deadline = args.seconds if isolation == "process" else None

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 import trio
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from .. import Device, GpuRef
     from ..lanes import Isolation
+    from ..testing import FaultName
     from ._output import Output
 
 _ROWS, _DEPTH, _COLUMNS = 32, 48, 40
@@ -65,6 +66,7 @@ class Tally:
         broken_at: when the fault happened that no right result has followed yet.
         breaking: whether a fault is being caused.
         unexplained: faults that nobody has caused.
+        scope: ends load and faults when it is cancelled, or the time is over.
     """
 
     rounds: int = 0
@@ -78,6 +80,7 @@ class Tally:
     unexplained: int = 0
     sealed_intact: bool = False
     leaked_bytes: int = 0
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def right(self, generation: int, present: int) -> None:
         """A round has ended well, in the generation that is the present one or before it."""
@@ -176,7 +179,8 @@ async def _session(args: argparse.Namespace, tally: Tally, advance: Callable[[fl
         data = rng.integers(-_LARGEST, _LARGEST, (_DEPTH, _COLUMNS)).astype("f4")
         weights = await device.put(data, sealed=True)
         used = await _used(device, partial(_warmed, device, weights, data))
-        with trio.move_on_after(args.seconds):
+        tally.scope.deadline = trio.current_time() + args.seconds
+        with tally.scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_tell_time, advance)
                 for client in range(args.clients):
@@ -269,21 +273,29 @@ async def _round(
 async def _breaker(device: Device, seed: int, every: float, tally: Tally) -> None:
     """Break the device at times and in ways that follow from the seed."""
     chance = random.Random(seed)  # noqa: S311 (to be the same again)
-    ways: dict[str, Callable[[], Awaitable[object]]] = {
-        **{name: partial(poison, device, name) for name in FAULTS},
-        "kill_host": partial(kill_host, device),
-        "hang": partial(hang, device),
-    }
     while True:
         await trio.sleep(min(chance.expovariate(1 / every), 5 * every))
-        name = chance.choice(list(ways))
-        tally.breaking = True
-        with suppress(ContextPoisoned):  # `hang` ends so
-            await ways[name]()
-        tally.breaking = False
-        tally.faults[name] += 1
-        if tally.broken_at is None:
-            tally.broken_at = time.perf_counter()
+        await _break(device, chance.choice(WAYS), tally)
+
+
+WAYS: Final = (*FAULTS, "kill_host", "hang")
+"""How a device is broken: by a kernel of a name, or otherwise."""
+
+
+async def _break(device: Device, way: str, tally: Tally) -> None:
+    """Break a device in one way, and count that."""
+    tally.breaking = True
+    if way == "kill_host":
+        await kill_host(device)
+    elif way == "hang":
+        with suppress(ContextPoisoned):  # it ends so
+            await hang(device)
+    else:
+        await poison(device, cast("FaultName", way))
+    tally.breaking = False
+    tally.faults[way] += 1
+    if tally.broken_at is None:
+        tally.broken_at = time.perf_counter()
 
 
 # --- for people ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..harness import ROOT
 from .commands import NO_DRIVER, with_gpus
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from .commands import Commands
@@ -101,13 +103,34 @@ def test_how_a_check_may_end(
 
 
 def test_a_device_that_does_not_answer(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is over in the middle of a check."""
+    scopes: list[trio.CancelScope] = []
+
+    def move_on_after(seconds: float) -> trio.CancelScope:
+        scopes.append(trio.CancelScope(deadline=trio.current_time() + seconds))
+        return scopes[-1]
+
     async def hang(*_: object) -> Any:
+        scopes[0].cancel()
         await trio.sleep_forever()
 
+    monkeypatch.setattr(_probe, "move_on_after", move_on_after)
     given(monkeypatch, replace(BLAS, compute=hang))
-    document = command.document("probe", *ON_CPU, "--seconds", "0.3", code=1)
+    document = command.document("probe", *ON_CPU, "--seconds", "3600", code=1)
     (check,) = document.checks
-    assert (check.outcome, check.detail) == ("failed", "it took more than 0.3 s")
+    assert (check.outcome, check.detail) == ("failed", "it took more than 3600 s")
+
+
+def test_a_device_that_does_not_open(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def open_device(*_: object, **__: object) -> AsyncIterator[None]:
+        await trio.sleep_forever()
+        yield
+
+    monkeypatch.setattr(_probe, "open_device", open_device)
+    document = command.document("probe", *ON_CPU, "--seconds", "0.01", code=3)
+    (device,) = document.devices
+    assert (device.opened, device.problem) == (False, "it took more than 0.01 s")
 
 
 @pytest.mark.parametrize("backend", ["cuda", "no-such-backend"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
+import trio
+import trio.testing
 
 from atomr_accel.cli import _stress
 from atomr_accel.cli._stress import Tally, judged
@@ -24,11 +27,25 @@ def test_load_alone(command: Commands) -> None:
 
 
 @pytest.mark.slow
-def test_a_sound_device_survives_faults(command: Commands, caplog: Any) -> None:
-    words = ("--backend", "cpu", "--seconds", "0.9", "--every", "0.2", "--clients", "2")
-    document = command.document("stress", *words)
+def test_a_sound_device_survives_faults(
+    command: Commands, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    async def breaker(device: Any, _seed: int, _every: float, tally: Tally) -> None:
+        for way in ("assert", "kill_host"):
+            await _stress._break(device, way, tally)
+            await device.retry(_round, device, tally, attempts=100)
+        tally.scope.cancel()
+
+    async def _round(device: Any, tally: Tally) -> None:
+        weights = await device.put(np.zeros((_stress._DEPTH, _stress._COLUMNS), "f4"))
+        zeros = np.zeros((_stress._DEPTH, _stress._COLUMNS), "f4")
+        await _stress._round(device, weights, zeros, np.random.default_rng(0), tally)
+
+    monkeypatch.setattr(_stress, "_HANG_SECONDS", 30.0)  # however busy the machine is
+    monkeypatch.setattr(_stress, "_breaker", breaker)
+    document = command.document("stress", "--backend", "cpu", "--seconds", "60", "--clients", "2")
     assert document.reasons == []
-    assert sum(document.faults.values()) >= 1
+    assert document.faults == {"assert": 1, "kill_host": 1}
     assert document.recoveries
     assert caplog.records == [], "faults that were asked for are no news"
 
@@ -46,6 +63,33 @@ def test_a_device_that_computes_wrong_is_found(
     assert document.wrong > 0
     assert f"unsound: {document.wrong} results were wrong".partition(" ")[2]
     assert "results were wrong" in command("stress", *ALONE).out
+
+
+def test_what_breaks_follows_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits and ways; and every way comes."""
+
+    async def broken(seed: int) -> list[tuple[float, str]]:
+        steps: list[tuple[float, str]] = []
+
+        async def note(_device: Any, way: str, tally: Tally) -> None:
+            steps.append((trio.current_time(), way))
+            if len(steps) == 100:
+                tally.scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+        monkeypatch.setattr(_stress, "_break", note)
+        tally = Tally()
+        with tally.scope:
+            await _stress._breaker(cast("Any", None), seed, 2.0, tally)
+        return steps
+
+    one, again, other = [
+        trio.run(broken, seed, clock=trio.testing.MockClock(autojump_threshold=0))
+        for seed in (1, 1, 2)
+    ]
+    assert one == again
+    assert [way for _, way in one] != [way for _, way in other]
+    assert {way for _, way in one} == {*_stress.WAYS}
 
 
 SOUND = Tally(rounds=10, sealed_intact=True)
