@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from .._errors import AccelError
 from ..dashboard import running
+from ..telemetry._nvml_library import NvmlLibrary
 from ._documents import HardwarePart, ProgramPart, TopDocument
 from ._errors import ExitCode, Refusal, writing
 from ._output import Cell, Tone, Toned, rich_table, size_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..dashboard import RunningDashboard
+    from ..telemetry import GpuReading
     from ._output import Output
 
 _SECONDS: Final = 5.0
@@ -115,30 +116,32 @@ def _asked(dashboard: RunningDashboard) -> ProgramPart | None:
 
 def _hardware(stack: ExitStack) -> Callable[[], list[HardwarePart]]:
     """What reads the GPUs; of nothing where NVML is not there."""
-    from ..telemetry._nvml_library import NvmlLibrary
-
     try:
         nvml = NvmlLibrary()
-    except (AccelError, OSError):
+    except Exception:  # noqa: BLE001 (no package, no driver, or one that fails)
         return list
     stack.callback(nvml.close)
 
     def read() -> list[HardwarePart]:
-        return [
-            HardwarePart(
-                index=gpu.index,
-                name=gpu.name,
-                utilisation=None if gpu.utilization is None else round(100 * gpu.utilization.gpu),
-                memory_used=None if gpu.memory is None else gpu.memory.used,
-                memory_total=None if gpu.memory is None else gpu.memory.total,
-                watts=gpu.power,
-                celsius=None if gpu.temperature is None else round(gpu.temperature),
-                throttled=list(gpu.throttled or ()),
-            )
-            for gpu in nvml.read()
-        ]
+        try:
+            return [_hardware_part(gpu) for gpu in nvml.read()]
+        except Exception:  # noqa: BLE001 (NVML's own: a card may be lost while somebody looks)
+            return []
 
     return read
+
+
+def _hardware_part(gpu: GpuReading) -> HardwarePart:
+    return HardwarePart(
+        index=gpu.index,
+        name=gpu.name,
+        utilisation=None if gpu.utilization is None else round(100 * gpu.utilization.gpu),
+        memory_used=None if gpu.memory is None else gpu.memory.used,
+        memory_total=None if gpu.memory is None else gpu.memory.total,
+        watts=gpu.power,
+        celsius=None if gpu.temperature is None else round(gpu.temperature),
+        throttled=list(gpu.throttled or ()),
+    )
 
 
 # --- tables --------------------------------------------------------------------------------

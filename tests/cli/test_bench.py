@@ -6,15 +6,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+import trio
 
+from atomr_accel import open_device
 from atomr_accel.cli import _bench
 from atomr_accel.cli._bench import MEASUREMENTS
 from atomr_accel.cli._documents import BenchDocument
 from atomr_accel.cli._errors import Refusal
 from atomr_accel.cli.host import _rivals
 
+from ..harness import program
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from atomr_accel import Device
 
     from .commands import Commands
 
@@ -112,3 +118,19 @@ def test_rivals_do_all_but_faults() -> None:
         name = _bench._RIVALS_CALL_IT.get(measurement.name, measurement.name)
         if name != "return":
             assert rival.prepared(name, 8)() is not None
+
+
+@program
+async def test_a_return_is_measured_to_the_next_product() -> None:
+    killed = []
+    (measurement,) = (m for m in MEASUREMENTS if m.name == "return")
+
+    async def kill_host(device: Device) -> None:
+        killed.append(device.generation)
+        await trio.lowlevel.checkpoint()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_bench, "kill_host", kill_host)
+        async with open_device(0, backend="cpu", isolation="thread") as device:
+            await (await measurement.prepared(device, 8))()
+    assert killed == [1]

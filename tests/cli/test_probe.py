@@ -124,7 +124,7 @@ def test_a_device_that_does_not_answer(command: Commands, monkeypatch: pytest.Mo
 def test_a_device_that_does_not_open(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def open_device(*_: object, **__: object) -> AsyncIterator[None]:
-        await trio.sleep_forever()
+        await trio.Event().wait()
         yield
 
     monkeypatch.setattr(_probe, "open_device", open_device)

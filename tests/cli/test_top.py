@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from atomr_accel import LibraryMissing
 from atomr_accel.cli import _top
 from atomr_accel.cli._documents import HardwarePart, TopDocument
 from atomr_accel.dashboard import RunningDashboard
+from atomr_accel.telemetry._nvml_library import NvmlLibrary
+
+from ..fakes.nvml import FakeGpu, FakeNvml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,6 +201,23 @@ def test_what_gpus_say_of_themselves() -> None:
     ]
 
 
-def test_without_nvml_there_are_no_gpus() -> None:
+def test_gpus_are_read_by_nvml_and_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml(FakeGpu(), FakeGpu(uuid="GPU-2", lacks={"nvmlDeviceGetUtilizationRates"}))
+    monkeypatch.setattr(_top, "NvmlLibrary", lambda: NvmlLibrary(fake))
     with ExitStack() as stack:
-        assert isinstance(_top._hardware(stack)(), list)
+        read = _top._hardware(stack)
+        one, other = read()
+        assert (one.name, one.utilisation, one.celsius) == ("Fake H200", 75, 61)
+        assert (one.memory_used, one.watts) == (600, 350.5)
+        assert (other.index, other.utilisation) == (1, None)
+        fake.error = fake.NVML_ERROR_GPU_IS_LOST
+        assert read() == []
+
+
+def test_without_nvml_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> NvmlLibrary:
+        raise LibraryMissing("no nvidia-ml-py", library="nvml")
+
+    monkeypatch.setattr(_top, "NvmlLibrary", missing)
+    with ExitStack() as stack:
+        assert _top._hardware(stack)() == []
