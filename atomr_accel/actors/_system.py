@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -319,6 +324,24 @@ async def open_system(
 
 S = TypeVar("S", bound=ActorSystem)
 
+Companion = Callable[["ActorSystem"], AbstractAsyncContextManager[object]]
+"""What is opened beside a system, and closed before it."""
+
+_companions: list[Companion] = []
+
+
+@contextmanager
+def beside_systems(companion: Companion) -> Iterator[None]:
+    """Open something beside each system that this process opens while the block runs.
+
+    It is for whoever runs a program of somebody else, and watches it.
+    """
+    _companions.append(companion)
+    try:
+        yield
+    finally:
+        _companions.remove(companion)
+
 
 @asynccontextmanager
 async def opened(
@@ -331,6 +354,9 @@ async def opened(
     async with PlainNursery() as nursery:
         system = kind._create(name, nursery, supervision, hooks)
         try:
-            yield system
+            async with AsyncExitStack() as stack:
+                for companion in _companions:
+                    await stack.enter_async_context(companion(system))
+                yield system
         finally:
             await system._supervisor._close()

@@ -17,7 +17,10 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FOLDER_VARIABLE: Final = "ATOMR_CACHE_DIR"
 """The environment variable that says where files go; empty, it turns them off. By default
@@ -95,18 +98,16 @@ class DiskCache:
         folder = self._folder()
         if folder is None:
             return None
-        name = _name(key)
+        path = folder / _name(key)
         try:
-            content = (folder / name).read_bytes()
+            data = read(path)
         except OSError:
             return None
-        head = len(_MAGIC) + _HASH_BYTES
-        data = content[head:]
-        if content[:head] != _MAGIC + _hash(name, data):
+        if data is None:
             self._damaged += 1
             return None
         with contextlib.suppress(OSError):
-            os.utime(folder / name)  # it was used now
+            os.utime(path)  # it was used now
         return data
 
     def _make_room(self, folder: Path) -> None:
@@ -128,21 +129,45 @@ class DiskCache:
 
     def _folder(self) -> Path | None:
         """The folder, made if it is not there; None if it cannot be used."""
-        chosen = os.environ.get(FOLDER_VARIABLE)
-        if chosen == "":
-            return None
-        base = _default_folder() if chosen is None else Path(chosen)
+        base = base_folder(os.environ)
         if base is None:
             return None
         folder = base / self._kind
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            about = folder.stat()
+            return folder if is_safe(folder) else None
         except OSError:
             return None
-        if about.st_uid != os.geteuid() or about.st_mode & _OTHERS_MAY_WRITE:
-            return None
-        return folder
+
+
+def base_folder(environ: Mapping[str, str]) -> Path | None:
+    """Where caches of all kinds are, each in a folder of its name; None if nothing is kept."""
+    chosen = environ.get(FOLDER_VARIABLE)
+    if chosen == "":
+        return None
+    return _default_folder() if chosen is None else Path(chosen)
+
+
+def is_safe(folder: Path) -> bool:
+    """Whether a folder is this user's, and nobody else may write there.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    about = folder.stat()
+    return about.st_uid == os.geteuid() and not about.st_mode & _OTHERS_MAY_WRITE
+
+
+def read(path: Path) -> bytes | None:
+    """What a file of a cache holds; None if it is not what was written there.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    content = path.read_bytes()
+    head = len(_MAGIC) + _HASH_BYTES
+    data = content[head:]
+    return data if content[:head] == _MAGIC + _hash(path.name, data) else None
 
 
 def _default_folder() -> Path | None:

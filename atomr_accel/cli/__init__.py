@@ -1,0 +1,1 @@
+"""The command line: ``atomr-accel``, or ``python -m atomr_accel``."""

@@ -1,0 +1,183 @@
+"""Does a device compute right? One small thing for each library, compared with NumPy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from .._errors import AccelError, LibraryMissing, Unsupported
+from ._documents import CheckPart
+from .host._kernels import scale, source_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..device import Device
+
+Pair = tuple["NDArray[Any]", "NDArray[Any]"]
+"""What a device has computed, and what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One of them.
+
+    Attributes:
+        library: whose it is: the attribute of ``Device``.
+        what: what is computed.
+        tolerance: the largest deviation there may be, in units of the largest element.
+        compute: does it.
+    """
+
+    library: str
+    what: str
+    tolerance: float
+    compute: Callable[[Device, np.random.Generator], Awaitable[Pair]]
+
+
+async def _memory(device: Device, rng: np.random.Generator) -> Pair:
+    x = rng.standard_normal((1 << 18,), np.float32)
+    ref = await device.put(x)
+    return await device.get(await device.copy(ref)), x
+
+
+async def _array(device: Device, rng: np.random.Generator) -> Pair:
+    x = rng.standard_normal((64, 1000), np.float32)
+    ref = await device.put(x)
+    got = await device.get(await device.evaluate(np.exp(ref * 0.5).sum(1)))
+    return got, np.exp(x.astype("f8") * 0.5).sum(1)
+
+
+async def _blas(device: Device, rng: np.random.Generator) -> Pair:
+    a, b = rng.standard_normal((192, 256), np.float32), rng.standard_normal((256, 320), np.float32)
+    got = await device.get(await device.blas.gemm(await device.put(a), await device.put(b)))
+    return got, a.astype("f8") @ b
+
+
+async def _blaslt(device: Device, rng: np.random.Generator) -> Pair:
+    a, b = (rng.standard_normal((128, 128)).astype("f2") for _ in range(2))
+    made = await device.blaslt.matmul(await device.put(a), await device.put(b), epilogue="relu")
+    return await device.get(made), np.maximum(a.astype("f8") @ b.astype("f8"), 0)
+
+
+async def _cub(device: Device, rng: np.random.Generator) -> Pair:
+    keys = rng.integers(-(1 << 30), 1 << 30, 50_000, np.int32)
+    return await device.get(await device.cub.sort(await device.put(keys))), np.sort(keys)
+
+
+async def _dnn(device: Device, rng: np.random.Generator) -> Pair:
+    x = rng.standard_normal((32, 256), np.float32)
+    weight, bias = rng.standard_normal((2, 256), np.float32)
+    refs = [await device.put(each) for each in (x, weight, bias)]
+    made = await device.dnn.layer_norm(*refs)
+    wide = x.astype("f8")
+    centred = wide - wide.mean(-1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
+    return await device.get(made), expected
+
+
+async def _fft(device: Device, rng: np.random.Generator) -> Pair:
+    x = rng.standard_normal((16, 1000), np.float32)
+    return await device.get(await device.fft.rfft(await device.put(x))), np.fft.rfft(x.astype("f8"))
+
+
+async def _nvrtc(device: Device, rng: np.random.Generator) -> Pair:
+    x = rng.standard_normal((10_000,), np.float32)
+    kernel = await device.nvrtc.compile(source_of("scale"), "scale", cpu=scale)
+    ref = await device.put(x)
+    await kernel.launch(-(-x.size // 256), 256, ref, x.size, 2.0)
+    return await device.get(ref), 2 * x
+
+
+async def _rng(device: Device, rng: np.random.Generator) -> Pair:
+    """Numbers of one seed are the same again, and their mean is where it should be."""
+    seed = int(rng.integers(1 << 31))
+    once, again = [
+        await device.get(await device.rng.default_rng(seed).random(1 << 16, np.float32))
+        for _ in range(2)
+    ]
+    mean = once.mean(dtype="f8") if np.array_equal(once, again) else np.nan
+    return np.array([mean]), np.array([0.5])
+
+
+async def _run(device: Device, rng: np.random.Generator) -> Pair:
+    x = rng.standard_normal(100)
+    return np.array(await device.run(sum, x.tolist())), np.array(sum(x.tolist()))
+
+
+CHECKS: Final = (
+    Check("memory", "put, copy and get", 0.0, _memory),
+    Check("array", "sums of exp(x / 2), float32", 1e-5, _array),
+    Check("blas", "gemm 192 x 256 x 320, float32", 1e-5, _blas),
+    Check("blaslt", "matmul 128 x 128 x 128 and relu, float16", 2e-3, _blaslt),
+    Check("cub", "sort of 50,000 int32", 0.0, _cub),
+    Check("dnn", "layer_norm of 32 rows, float32", 1e-5, _dnn),
+    Check("fft", "rfft of 16 x 1000, float32", 1e-5, _fft),
+    Check("nvrtc", "a kernel, compiled and launched", 0.0, _nvrtc),
+    # Five standard deviations of the mean of 2**16 numbers, by the mean.
+    Check("rng", "65,536 uniform numbers, twice", 1.2e-2, _rng),
+    Check("run", "a function in the host", 0.0, _run),
+)
+"""All checks, in the order in which they are made."""
+
+
+async def checked(device: Device, check: Check) -> CheckPart:
+    """Make one check.
+
+    Args:
+        device: an open device.
+        check: which.
+
+    Returns:
+        How it went; errors are in it, not raised.
+    """
+    rng = np.random.default_rng(hash_of(check.library))
+    began = time.perf_counter()
+
+    def part(
+        outcome: Literal["ok", "wrong", "missing", "unsupported", "failed"],
+        error: float | None = None,
+        detail: str | None = None,
+    ) -> CheckPart:
+        return CheckPart(
+            device=device.name,
+            library=check.library,
+            what=check.what,
+            outcome=outcome,
+            error=error,
+            tolerance=check.tolerance,
+            seconds=time.perf_counter() - began,
+            detail=detail,
+        )
+
+    try:
+        error = deviation(*await check.compute(device, rng))
+    except LibraryMissing as missing:
+        return part("missing", detail=str(missing))
+    except Unsupported as unsupported:
+        return part("unsupported", detail=str(unsupported))
+    except (AccelError, OSError, RuntimeError, TypeError, ValueError, ImportError) as failure:
+        return part("failed", detail=f"{type(failure).__name__}: {failure}")
+    if error is not None and error <= check.tolerance:
+        return part("ok", error)
+    return part("wrong", error, None if error is not None else "not finite, or of another shape")
+
+
+def hash_of(text: str) -> int:
+    """A number that is the same in every process."""
+    return int.from_bytes(text.encode(), "little") % (1 << 32)
+
+
+def deviation(got: NDArray[Any], expected: NDArray[Any]) -> float | None:
+    """The largest deviation in units of the largest element; None if there is no number for it."""
+    if got.shape != expected.shape or not np.isfinite(got).all():
+        return None
+    if not expected.size:
+        return 0.0
+    wide = np.result_type(expected.dtype, np.float64)
+    largest = float(np.abs(expected).max())
+    return float(np.abs(got.astype(wide) - expected.astype(wide)).max()) / (largest or 1.0)

@@ -1,0 +1,91 @@
+"""``atomr-accel``: finds the command, runs it, and makes an exit code of how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
+
+from ._arguments import parser
+from ._errors import CannotWrite, ExitCode, Refusal, writing
+from ._output import Output
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+
+class _Module(Protocol):
+    def run(self, args: argparse.Namespace, out: Output) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the words after ``atomr-accel``; by default, those of this process.
+
+    Returns:
+        What to exit with; see ``ExitCode``.
+    """
+    _fill_standard_descriptors()
+    for stream in (sys.stdout, sys.stderr):
+        # A locale that cannot say something must not end a command.
+        with contextlib.suppress(AttributeError, ValueError):  # not everything can be reconfigured
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = _run(argv)
+        if sys.stdout is not None:
+            with writing():
+                sys.stdout.flush()  # here, where it can still be told that nobody reads
+    except BrokenPipeError:
+        _discard_output()
+        return ExitCode.PIPE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BaseExceptionGroup as group:  # of tasks, which trio has interrupted
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        return ExitCode.INTERRUPTED
+    except CannotWrite as error:
+        _discard_output()
+        if sys.stderr is not None:
+            sys.stderr.write(f"atomr-accel: {error}\n")
+        return ExitCode.WRONG
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        args = parser().parse_args(argv)
+    except SystemExit as end:  # argparse has said all there is to say
+        return end.code if isinstance(end.code, int) else ExitCode.USAGE
+    out = Output(as_json=args.json)
+    try:
+        command = cast("_Module", import_module(f"._{args.command}", __package__))
+        return command.run(args, out)
+    except Refusal as refusal:
+        out.refuse(args.command, str(refusal), refusal.code)
+        return refusal.code
+
+
+def _fill_standard_descriptors() -> None:
+    """Put something where standard input, output and errors should be, and are not.
+
+    Or the next socket that is opened would be there, and take what is printed.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+
+
+def _discard_output() -> None:
+    """Have what is still in buffers go nowhere, or Python would complain at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):  # a stand-in for the output has no descriptor
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

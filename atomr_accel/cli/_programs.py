@@ -1,0 +1,85 @@
+"""Somebody else's program, run in this process as `python` would, with something beside it."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..actors._system import beside_systems
+from ._errors import ExitCode, Refusal
+from ._output import path_text
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from ..actors._system import Companion
+
+
+def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool) -> int:
+    """Run a program, and something beside each system that it opens.
+
+    Args:
+        companion: what is opened beside each.
+        args: ``program``, ``module`` and ``arguments``.
+        as_json: what the program prints goes to standard error: the output is one JSON object.
+
+    Returns:
+        What the program exits with.
+
+    Raises:
+        Refusal: there is no such program, or what was to be beside it refused.
+        KeyboardInterrupt: the program was interrupted, and has let that pass.
+    """
+    if not args.module and not Path(args.program).exists():
+        raise Refusal(f"there is no {path_text(args.program)}")
+    with beside_systems(companion), _as_main(args):
+        if not as_json:
+            return _ended(args)
+        with redirect_stdout(sys.stderr):
+            return _ended(args)
+
+
+@contextmanager
+def _as_main(args: argparse.Namespace) -> Iterator[None]:
+    """What `python` does before it runs a program: its words, and where it finds its modules."""
+    argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
+    sys.argv = [args.program, *args.arguments]
+    first = str(Path.cwd() if args.module else Path(args.program).resolve().parent)
+    sys.path.insert(0, first)
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        sys.modules["__main__"] = main
+
+
+def _ended(args: argparse.Namespace) -> int:
+    """Run it to its end; what it exits with, as `python` would."""
+    try:
+        if args.module:
+            runpy.run_module(args.program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(args.program, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except (KeyboardInterrupt, Refusal):
+        raise
+    except BaseException as error:  # noqa: BLE001 (told, as Python does)
+        # Without the frames of this module and of runpy, which are of no interest to anybody.
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
+        return ExitCode.WRONG
+    return ExitCode.OK
+
+
+_OURS = frozenset({__file__, runpy.__file__, "<frozen runpy>"})

@@ -1,0 +1,34 @@
+"""What drivers and the vendor's libraries say of themselves, asked in a child process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ._children import ChildFailed, ask_child
+from ._documents import DriverPart, GpuPart
+
+_SECONDS = 60.0
+"""A driver that wakes a machine's GPUs takes its time, and so does a cold disk."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The answer.
+
+    Attributes:
+        driver: the GPU driver.
+        gpus: what it drives.
+        libraries: version, path and problem of each library, by its name.
+    """
+
+    driver: DriverPart
+    gpus: list[GpuPart]
+    libraries: dict[str, dict[str, str | None]]
+
+
+def ask_vendor() -> Told:
+    """Ask; if the child fails, that is the driver's problem."""
+    try:
+        return msgspec.json.decode(ask_child("_vendor", b"", _SECONDS), type=Told)
+    except ChildFailed as failure:
+        problem = f"looking at it failed: {failure}"
+        return Told(DriverPart(version=None, cuda=None, problem=problem), [], {})

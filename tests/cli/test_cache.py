@@ -1,0 +1,143 @@
+"""``cache``: what is kept on disk is listed, verified and cleared, and nothing else is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from atomr_accel.cli import _cache
+from atomr_accel.libraries.host._disk_cache import DiskCache
+
+from ..harness import ROOT
+
+if TYPE_CHECKING:
+    from .commands import Commands
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three kernels and a plan."""
+    folder = tmp_path / "kept"
+    monkeypatch.setenv("ATOMR_CACHE_DIR", str(folder))
+    for name in ("cuda", "cupy", "triton"):
+        monkeypatch.setenv({k: v for k, _, v, _ in _cache._FOREIGN}[name], str(tmp_path / name))
+    cubins = DiskCache("cubins")
+    for key in (b"a", b"b", b"c"):
+        cubins.put(key, key * 100)
+    DiskCache("dnn-plans").put(b"plan", b"a plan")
+    return folder
+
+
+def damage(folder: Path) -> Path:
+    """Change a byte of a kernel."""
+    file = min((folder / "cubins").iterdir())
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+def kinds(document: Any) -> dict[str, Any]:
+    return {part.kind: part for part in document.kinds}
+
+
+def test_the_kinds_are_those_that_hosts_keep() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "atomr_accel").rglob("host/_*.py"))
+    assert set(_cache.KINDS) == {part.partition('"')[0] for part in text.split('DiskCache("')[1:]}
+
+
+def test_a_list(kept: Path, command: Commands) -> None:
+    document = command.document("cache")
+    assert document.folder == str(kept)
+    there = kinds(document)
+    assert there["cubins"].files == 3
+    assert there["cubins"].nbytes == sum(f.stat().st_size for f in (kept / "cubins").iterdir())
+    assert there["dnn-plans"].files == 1
+    assert there["cub"].files == 0
+    assert "CUB's algorithms" in command("cache").out
+
+
+def test_what_is_damaged_is_found_and_cleared(kept: Path, command: Commands) -> None:
+    assert command("cache", "verify").code == 0
+    bad = damage(kept)
+    document = command.document("cache", "verify", code=1)
+    assert kinds(document)["cubins"].damaged == 1
+    assert "clear --damaged" in command("cache", "verify").out
+    again = command.document("cache", "clear", "--damaged")
+    assert kinds(again)["cubins"].removed == 1
+    assert not bad.exists()
+    assert command("cache", "verify").code == 0
+    assert DiskCache("dnn-plans").get(b"plan") == b"a plan"
+
+
+def test_clear_takes_one_kind_or_all(kept: Path, command: Commands) -> None:
+    command.document("cache", "clear", "--dry-run")
+    assert len([*kept.rglob("*")]) == 6
+    document = command.document("cache", "clear", "cubins")
+    assert kinds(document)["cubins"].removed == 3
+    assert DiskCache("dnn-plans").get(b"plan") == b"a plan"
+    command.document("cache", "clear")
+    assert DiskCache("dnn-plans").get(b"plan") is None
+
+
+def test_clear_touches_only_what_a_cache_has_written(kept: Path, command: Commands) -> None:
+    elsewhere = kept.parent / "precious"
+    elsewhere.mkdir()
+    (elsewhere / ("0" * 64)).write_text("precious")
+    (kept / "linked").symlink_to(elsewhere)
+    (kept / "cubins" / ("1" * 64)).symlink_to(elsewhere / ("0" * 64))
+    (kept / "cubins" / "notes.txt").write_text("precious")
+    (kept / "cubins" / "folder").mkdir()
+    (kept / "cubins" / ".unfinished").write_text("")
+    document = command.document("cache", "clear")
+    assert kinds(document)["cubins"].removed == 4
+    assert "linked" not in kinds(document)
+    assert (elsewhere / ("0" * 64)).read_text() == "precious"
+    left = {path.name for path in (kept / "cubins").iterdir()}
+    assert left == {"1" * 64, "notes.txt", "folder"}
+
+
+def test_what_cannot_be_removed_is_told(
+    kept: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    document = command.document("cache", "clear", "cubins", code=1)
+    assert kinds(document)["cubins"].removed == 0
+    assert "Permission denied" in kinds(document)["cubins"].problem
+
+
+def test_a_folder_that_others_may_write_to_is_told(kept: Path, command: Commands) -> None:
+    (kept / "cubins").chmod(0o777)
+    assert "others may write" in kinds(command.document("cache"))["cubins"].problem
+
+
+def test_kinds_of_other_releases_and_caches_of_others(kept: Path, command: Commands) -> None:
+    DiskCache("of-old").put(b"x", b"y")
+    (kept.parent / "cupy").mkdir()
+    (kept.parent / "cupy" / "a.cubin").write_bytes(b"12345")
+    there = kinds(command.document("cache"))
+    assert there["of-old"].use == "of another release"
+    assert (there["cupy"].ours, there["cupy"].nbytes) == (False, 5)
+    command.document("cache", "clear")
+    assert (kept.parent / "cupy" / "a.cubin").exists()
+
+
+def test_where_nothing_is_kept(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOMR_CACHE_DIR", "")
+    document = command.document("cache", "verify")
+    assert (document.folder, document.kinds) == (None, [])
+    assert "nothing is kept" in command("cache", "verify").out
+
+
+def test_a_folder_that_is_not_there_yet(
+    tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path / "not" / "there"))
+    document = command.document("cache", "clear")
+    assert {part.files for part in document.kinds} == {0}
+    assert not (tmp_path / "not").exists()
