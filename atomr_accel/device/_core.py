@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..actors import ActorRef, Backoff
     from ..backends import Backend, Capabilities
     from ..lanes import Isolation, Template
+    from ..libraries._witness import Witness
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch
     from ..wire import DeviceInfo
@@ -134,12 +135,14 @@ class DeviceCore:
         failed_starts: how many in a row have not.
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
+        witness: who is told of the program's calls, if anybody wants to know.
     """
 
     driver: Final = Awaited
     pinned: Pinned
     exports: Exports
     host_calls: HostCalls
+    witness: Witness | None = None
 
     def __init__(
         self,

@@ -1,0 +1,241 @@
+"""Writes a journal beside the program: in the order of its entries, and never in its way."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
+
+import numpy as np
+import trio
+
+from ._describe import digest
+from ._entries import Array, End, Entry, encoder
+from ._storage import START, JournalError, JournalFull, Record, Stored, digest_of
+
+if TYPE_CHECKING:
+    from ._storage import Storage
+
+WhenFull: TypeAlias = Literal["drop", "refuse"]
+"""What a journal does at its bounds: drop the oldest entries, or refuse further calls."""
+
+SMALL: Final = 1 << 19
+"""Arrays of up to so many bytes are copied at once; of others the writer is waited for."""
+
+_MOST_WAITING: Final = 64 << 20
+"""Bytes that may wait to be written before calls wait, too."""
+
+_MOST_ENTRIES_WAITING: Final = 4096
+_MOST_AT_ONCE: Final = 1024
+_ENTRY: Final = 200
+"""What an entry counts for beside its arrays while it waits."""
+
+_GRACE: Final = 10.0
+"""Seconds that leaving waits for what is still to be written, cancelled or not."""
+
+
+@final
+class Waiting:
+    """An entry that is to be written.
+
+    Attributes:
+        entry: the entry.
+        arrays: arrays in it, with their bytes, or none where they were lost.
+        nbytes: what it counts for.
+        written: set once nothing of the program's own memory is looked at any more.
+    """
+
+    __slots__ = ("arrays", "entry", "nbytes", "written")
+
+    def __init__(
+        self, entry: Entry, arrays: tuple[tuple[Array, np.ndarray[Any, Any]], ...] = ()
+    ) -> None:
+        self.entry = entry
+        self.arrays = arrays
+        self.nbytes = _ENTRY + sum(data.nbytes for _, data in arrays)
+        self.written = trio.Event()
+
+
+@final
+class Writer:
+    """Has entries written, and bounds what waits and what is kept.
+
+    Args:
+        storage: where.
+        contents: whether arrays are kept, or only their hashes.
+        most_entries: how many entries the journal may have.
+        most_bytes: how many bytes entries and arrays may take in all.
+        when_full: what is done beyond.
+
+    Attributes:
+        error: why nothing is written any more; None if all is well.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        contents: bool,
+        most_entries: int,
+        most_bytes: int,
+        when_full: WhenFull,
+    ) -> None:
+        self._storage: Final = storage
+        self._contents: Final = contents
+        self._most_entries: Final = most_entries
+        self._most_bytes: Final = most_bytes
+        self._when_full: Final = when_full
+        self._waiting: Final[deque[Waiting]] = deque()
+        self._bytes_waiting = 0
+        self._some = trio.Event()
+        self._less = trio.Event()
+        self._number = 0
+        self._before = START
+        self._sizes: Final[deque[int]] = deque()  # of the records that are kept, but for the first
+        self._first = 1
+        self._kept_bytes = 0
+        self._kept_contents: Final[dict[bytes, tuple[int, int]]] = {}  # size, last record
+        self.error: Exception | None = None
+
+    def add(self, waiting: Waiting) -> None:
+        """Have an entry written; its arrays are not to be changed before they are."""
+        if self.error is not None:
+            waiting.written.set()
+            return
+        self._waiting.append(waiting)
+        self._bytes_waiting += waiting.nbytes
+        self._some.set()
+
+    async def room(self) -> None:
+        """Wait until not too much waits to be written.
+
+        Raises:
+            JournalFull: the journal refuses what is beyond its bounds.
+        """
+        self.require_room()
+        while self.error is None and (
+            self._bytes_waiting > _MOST_WAITING or len(self._waiting) > _MOST_ENTRIES_WAITING
+        ):
+            self._less = trio.Event()
+            await self._less.wait()
+
+    def require_room(self) -> None:
+        """Refuse what a full journal would have to refuse.
+
+        Raises:
+            JournalFull: the journal refuses what is beyond its bounds.
+        """
+        if self._when_full != "refuse" or self.error is not None:
+            return
+        entries = self._number + len(self._waiting)
+        taken = self._kept_bytes + self._bytes_waiting
+        if entries >= self._most_entries or taken >= self._most_bytes:
+            raise JournalFull(
+                f"the journal has {entries} entries of {self._most_entries} and {taken} bytes of "
+                f"{self._most_bytes}: nothing was called. Close it, or open one with more room or "
+                'with when_full="drop"'
+            )
+
+    async def drained(self) -> None:
+        """Wait until all that was added so far is written.
+
+        Raises:
+            JournalError: it cannot be written.
+        """
+        if self._waiting:
+            await self._waiting[-1].written.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            raise JournalError(f"the journal has ended early: {self.error}") from self.error
+
+    async def run(self) -> None:
+        """Write, for as long as nobody cancels this."""
+        while True:
+            await self._some.wait()
+            self._some = trio.Event()
+            while self._waiting and self.error is None:
+                await self._write()
+
+    async def finish(self, calls: int) -> None:
+        """Write what is left, and that this is the end; no longer than some seconds.
+
+        Args:
+            calls: how many there were.
+        """
+        self.add(Waiting(End(calls)))
+        with trio.move_on_after(_GRACE, shield=True) as scope:
+            while self._waiting and self.error is None:
+                await self._write()
+        if scope.cancelled_caught:
+            self._fail(TimeoutError(f"the end was not written in {_GRACE} seconds"))
+
+    async def _write(self) -> None:
+        """Write some of what waits."""
+        some = [self._waiting[at] for at in range(min(len(self._waiting), _MOST_AT_ONCE))]
+        try:
+            # What is under way is followed to its end, so that nothing is written twice.
+            with trio.CancelScope(shield=True):
+                records, contents = await trio.to_thread.run_sync(self._sealed, some)
+                await self._storage.append(records, contents, self._first)
+        except Exception as error:  # noqa: BLE001 - the journal ends, and the program goes on
+            self._fail(error)
+            return
+        for waiting in some:
+            self._waiting.popleft()
+            self._bytes_waiting -= waiting.nbytes
+            waiting.written.set()
+        self._less.set()
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        for waiting in self._waiting:
+            waiting.written.set()
+        self._waiting.clear()
+        self._bytes_waiting = 0
+        self._less.set()
+
+    def _sealed(self, some: list[Waiting]) -> tuple[list[Stored], dict[bytes, bytes]]:
+        """Entries as records, and the contents that are new; in a thread."""
+        records: list[Stored] = []
+        contents: dict[bytes, bytes] = {}
+        for waiting in some:
+            keys: list[bytes] = []
+            for array, data in waiting.arrays:
+                raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+                array.hash = digest(raw)
+                if self._contents:
+                    keys.append(array.hash)
+                    if array.hash not in self._kept_contents:
+                        contents[array.hash] = bytes(raw)
+                        self._kept_bytes += len(raw)
+                    self._kept_contents[array.hash] = len(raw), self._number
+            data_ = encoder.encode(waiting.entry)
+            sealed = digest_of(self._before, self._number, data_)
+            records.append(Stored(Record(self._number, self._before, sealed, data_), tuple(keys)))
+            if self._number:
+                self._sizes.append(len(data_))
+                self._kept_bytes += len(data_)
+            self._before, self._number = sealed, self._number + 1
+        if self._when_full == "drop":
+            self._drop()
+        return records, contents
+
+    def _drop(self) -> None:
+        """Forget the oldest records that are too many, and contents of theirs alone."""
+        before = self._first
+        while self._sizes and (
+            len(self._sizes) >= self._most_entries or self._kept_bytes > self._most_bytes
+        ):
+            self._kept_bytes -= self._sizes.popleft()
+            self._first += 1
+            if self._kept_bytes > self._most_bytes:
+                self._forget_contents()
+        if self._first != before:
+            self._forget_contents()
+
+    def _forget_contents(self) -> None:
+        for key, (size, last) in list(self._kept_contents.items()):
+            if last < self._first:
+                del self._kept_contents[key]
+                self._kept_bytes -= size
+
