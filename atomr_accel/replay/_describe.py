@@ -193,7 +193,9 @@ class Describer:
         """What has the method that is called."""
         if is_device(facade):
             return "device"
-        return facade._library if facade._library in LIBRARIES else self.handle(facade, self._brought)
+        return (
+            facade._library if facade._library in LIBRARIES else self.handle(facade, self._brought)
+        )
 
     def _ref(self, ref: GpuRef, brought: Callable[[Any, int], None] | None) -> Ref:
         block = ref._block
@@ -203,9 +205,7 @@ class Describer:
             number = self._numbers.add_block(whole)
             if brought is not None:
                 brought(ref, number)
-        return Ref(
-            number, NAMES[ref.dtype], ref.shape, block.offset, ref._strides, whole.nbytes
-        )
+        return Ref(number, NAMES[ref.dtype], ref.shape, block.offset, ref._strides, whole.nbytes)
 
     def _array(self, value: np.ndarray[Any, Any]) -> Value:
         if value.dtype not in DTYPES.values():

@@ -321,9 +321,7 @@ class End(_Entry, tag="end"):
     calls: int
 
 
-Entry: TypeAlias = (
-    Header | Outside | Content | Brought | Call | Done | Output | Dropped | End
-)
+Entry: TypeAlias = Header | Outside | Content | Brought | Call | Done | Output | Dropped | End
 
 encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Entry)

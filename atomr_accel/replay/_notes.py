@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import types
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..device.batches._collector import Collector
     from ..libraries._op import Facade
     from ..libraries._request import Driver, Submission
+    from ..memory import Block
     from ._entries import Value
     from ._writer import Writer
 
@@ -60,12 +62,13 @@ class _Note:
     """A call that is to be noted."""
 
     __slots__ = (
-        *("args", "arrays", "given", "kwargs", "large", "method", "number", "program", "seen"),
-        *("state", "submission", "target"),
+        *("args", "arrays", "given", "kwargs", "large", "method", "number", "owner", "program"),
+        *("seen", "state", "submission", "target"),
     )
 
-    def __init__(self, method: str, program: int) -> None:
+    def __init__(self, method: str, owner: Any, program: int) -> None:
         self.method = method
+        self.owner = owner
         self.program = program
         self.number = 0
         self.target: str | Handle = "device"
@@ -77,6 +80,16 @@ class _Note:
         self.submission: Submission[Any] | None = None
         self.seen: set[str] = set()  # outputs that were copied
         self.large: Waiting | None = None  # what looks at memory of the program
+
+
+class _Made(NamedTuple):
+    """A buffer of a recording, which has content once that was replayed."""
+
+    number: int
+    block: weakref.ref[Block]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
 
 
 @final
@@ -99,8 +112,11 @@ class Notes:
         self._results: Final = results
         self._numbers: Final = Numbers()
         self._inside: Final[set[trio.lowlevel.Task]] = set()  # tasks in a method that was noted
-        self._programs: Final[dict[object, int]] = {}
+        self._programs: Final[dict[object, int]] = {}  # those whose block is open
         self._fetched: Final[dict[object, list[tuple[_Note, np.ndarray[Any, Any]]]]] = {}
+        self._made: Final[weakref.WeakKeyDictionary[object, list[_Made]]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._snapshots = 0
         self._fewer = trio.Event()
 
@@ -140,7 +156,7 @@ class Notes:
     ) -> T:
         """Take a call into a batch or a recording, and note it."""
         collector: Any = facade._device if program is None else program
-        if not self._notes_calls():
+        if not self._notes_calls() or not self._knows(collector):
             result: T = collector.collect(make, facade, args, kwargs)
             return result
         self._writer.require_room()
@@ -177,7 +193,9 @@ class Notes:
             submission = prepare(driver)
             if not self._notes_calls():
                 return submission
-            program = driver.home if is_device(driver.home) and driver.home is not self._core else None
+            program = (
+                driver.home if is_device(driver.home) and driver.home is not self._core else None
+            )
             note = self._described(name, facade, args, kwargs, program)
             note.submission = submission
             note.state = self._state(facade)
@@ -218,7 +236,8 @@ class Notes:
         self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
         """Call a method of a batch or a recording, and note it."""
-        if not self._notes_calls() or trio.lowlevel.current_task() in self._inside:
+        inside = trio.lowlevel.current_task() in self._inside
+        if inside or not self._notes_calls() or not self._knows(program):
             return method(program, *args, **kwargs)
         self._writer.require_room()
         args, kwargs = _as_read(method.__name__, args, kwargs)
@@ -250,7 +269,7 @@ class Notes:
         number = self._programs.get(program)
         if number is None or not self._notes_calls():
             return
-        note = _Note("leave", 0)
+        note = _Note("leave", program, 0)
         note.target = Handle(number)
         self._place(note)
         if error is None:
@@ -264,14 +283,14 @@ class Notes:
 
     def chosen(self, program: Any, kind: str, flag: Any) -> None:
         """Note that a section of a recording begins on which a flag decides."""
-        if self._notes_calls():
+        if self._notes_calls() and self._knows(program):
             note = self._described(kind, program, (flag,), {}, program)
             self._place(note)
             self._done(note, None)
 
     def section_ended(self, program: Any) -> None:
         """Note that the last such section ends."""
-        if self._notes_calls():
+        if self._notes_calls() and self._knows(program):
             note = self._described("end", program, (), {}, program)
             self._place(note)
             self._done(note, None)
@@ -286,6 +305,10 @@ class Notes:
 
     def _notes_calls(self) -> bool:
         return self.open and self._writer.error is None
+
+    def _knows(self, program: object) -> bool:
+        """Whether calls in it can be noted: those of recordings that it has seen begin, only."""
+        return type(program) is Batch or program in self._programs
 
     async def _room(self) -> None:
         await self._writer.room()
@@ -308,7 +331,8 @@ class Notes:
     def _described(
         self, name: str, facade: Any, args: Any, kwargs: dict[str, Any], program: object
     ) -> _Note:
-        note = _Note(_NAMES.get(name, name), self._programs.get(program, 0) if program else 0)
+        inside = self._programs.get(program, 0) if program is not None else 0
+        note = _Note(_NAMES.get(name, name), facade, inside)
 
         def keep(array: Array, data: np.ndarray[Any, Any]) -> None:
             # Who awaits the call can wait until a large one was written.
@@ -354,7 +378,9 @@ class Notes:
         self._add(Outside(described, ref.sealed))
         if not ref.is_stale:
             seen = room if room is None or not whole else _like(room, ref)
-            self._copy(ref, lambda array, data: self._add(Content(number, array), array, data), seen)
+            self._copy(
+                ref, lambda array, data: self._add(Content(number, array), array, data), seen
+            )
 
     def _state(self, facade: Any) -> Value:
         """Where a generator is."""
@@ -425,17 +451,28 @@ class Notes:
 
     def _copy_outputs(self, note: _Note, result: Any) -> None:
         """Copy what a call has written, before anything else can write there."""
-        method = note.method
-        if method in _WITHOUT_OUTPUTS or method in _NOT_COMPARED or self._records(note):
+        if note.method in _WITHOUT_OUTPUTS or note.method in _NOT_COMPARED or self._records(note):
             return
         submission = note.submission
-        written = None if submission is None else {block.base for block in submission.writes}
-        for where, ref in note.given:
-            strided = submission is not None and not ref.contiguous
-            if not ref.sealed and (written is None or ref._block.base in written or strided):
-                self._copy_output(note, where, ref)
+        # Of what has been submitted since, nobody knows whether it writes there as well.
+        late = self.position != note.number
+        if not (late and submission is None):
+            written = None if submission is None else {each.base for each in submission.writes}
+            for where, ref in note.given:
+                strided = submission is not None and not ref.contiguous
+                if not ref.sealed and (written is None or ref._block.base in written or strided):
+                    self._copy_output(note, where, ref)
+        given = {ref._block.base for _, ref in note.given}
         for where, ref in refs_in(result, "result"):
-            self._copy_output(note, where, ref)
+            if not (late and ref._block.base in given):
+                self._copy_output(note, where, ref)
+        if note.method == "replay" and not late:
+            for program in (note.owner, *note.owner._called):
+                for made in self._made.get(program, ()):
+                    block = made.block()
+                    if block is not None:
+                        ref = GpuRef(block, made.shape, made.dtype, made.nbytes)
+                        self._copy_output(note, f"#{made.number}", ref)
 
     def _copy_output(self, note: _Note, where: str, ref: GpuRef) -> None:
         if where in note.seen or ref.is_stale:
@@ -445,10 +482,10 @@ class Notes:
 
     def _records(self, note: _Note) -> bool:
         """Whether a call is in a recording, which executes nothing."""
-        return any(
-            number == note.program and type(program) is not Batch
-            for program, number in self._programs.items()
+        program = next(
+            (at for at, number in self._programs.items() if number == note.program), None
         )
+        return program is not None and type(program) is not Batch
 
     def _collected(self, note: _Note, result: Any, program: Any) -> None:
         """Note a call of a batch or a recording once it has its place there."""
@@ -456,8 +493,19 @@ class Notes:
         def placed() -> None:
             self._place(note)
             self._done(note, result, outcome="sent")
+            if type(program) is not Batch:
+                for _, ref in refs_in(result, "result"):
+                    self._note_made(program, ref)
 
         program.when_placed(placed)
+
+    def _note_made(self, program: object, ref: GpuRef) -> None:
+        """Remember a buffer that a recording makes, to be looked at when it was replayed."""
+        if ref.contiguous:
+            block = ref._block.base
+            number = self._numbers.of_block(block)
+            made = _Made(number, weakref.ref(block), ref.shape, ref.dtype, ref.nbytes)
+            self._made.setdefault(program, []).append(made)
 
     def _done(self, note: _Note, result: Any, outcome: str = "ok") -> None:
         """Note how a call has ended."""
@@ -598,4 +646,3 @@ def _placing(
         except StopIteration as ended:
             result = ended.value
             return result
-

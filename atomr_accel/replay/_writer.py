@@ -238,4 +238,3 @@ class Writer:
             if last < self._first:
                 del self._kept_contents[key]
                 self._kept_bytes -= size
-
