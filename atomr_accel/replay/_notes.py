@@ -537,6 +537,8 @@ class Notes:
             fault = isinstance(error, ContextPoisoned | DeviceLost)
             self._add(Done(note.number, "error", None, described, fault))
         elif note.number:  # otherwise nothing has happened
+            if self._results and note.submission is None:
+                self._copy_outputs(note, None)
             self._add(Done(note.number, "cancelled"))
 
     def _output(

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ._storage import Storage
 
 _PROGRAMS: Final = ("batch", "record")
+_NO_OPS: Final = ("put", "copy", "run", "replay", "call")
 _SECTIONS: Final = ("when", "loop")
+_REFUSED: Final = ("GpuRefStale", "GpuRefSealed")
 _READ_ONLY: Final = ("get", "share", "export", "seal", "unseal", "free")
 
 
@@ -222,6 +224,12 @@ class Player:
         self._tolerance: Final = tolerance
         self._programs: Final[dict[int, Program]] = {}
         self._unknown: Final[dict[int, str]] = {}  # buffers whose content is not known, and why
+        self._spoilt: Final = {  # batches that did not end well, and how that was
+            recall.call.target.id: recall.done.outcome
+            for recall in recorded.calls
+            if recall.call.method == "leave" and isinstance(recall.call.target, Handle)
+            if recall.done is not None and recall.done.outcome != "ok"
+        }
         self._generation = 1
         complete = recorded.complete and recorded.first == 1
         self.report: Final = Report(complete=complete)
@@ -294,9 +302,12 @@ class Player:
         if call.method == "leave" and isinstance(call.target, Handle):
             await self._left(recall)
             return
-        if done is not None and done.outcome == "cancelled":
+        spoilt = self._spoilt.get(call.program)
+        if done is not None and "cancelled" in (done.outcome, spoilt):
             await self._skip_cancelled(recall)
             return
+        if done is not None and done.error[0] in _REFUSED and recall.overlapped:
+            return  # nothing has happened, because of what others did meanwhile
         stale = done is not None and done.error[0] in ("GpuRefStale", "ContextPoisoned")
         try:
             args = [await self.restorer.value(each) for each in call.args]
@@ -368,6 +379,7 @@ class Player:
     async def _left(self, recall: Recall) -> None:
         """The block of a batch or a recording ends."""
         assert isinstance(recall.call.target, Handle)
+        done = recall.done
         number = recall.call.target.id
         program = self._programs.get(number)
         if program is None:
@@ -377,17 +389,19 @@ class Player:
             self._programs[number] = program  # it is replayed from now on
             return
         del self._programs[number]
-        wanted = recall.done.error[0] if recall.done is not None else ""
-        if recall.done is not None and recall.done.outcome == "error":
+        if done is None or done.outcome == "ok":
+            wanted: str | None = ""
+        else:
+            wanted = done.error[0] or None
             for made in program.made:
                 self.restorer.buffers.pop(made, None)
-                self.restorer.lost[made] = f"its batch has raised {wanted}"
+                self.restorer.lost[made] = "its batch did not end well"
+        several = wanted in (None, "ExceptionGroup")
         for name, (culprit, error) in program.raised.items():
-            if name != wanted and wanted != "ExceptionGroup":
+            if name != wanted and not several:
                 self._differs(culprit, f"raised {name}: {error}")
-        if wanted and not program.raised and not (recall.done and recall.done.fault):
-            if recall.done is not None and recall.done.outcome == "error":
-                self._differs(recall, f"ended well, and did not raise {wanted}")
+        if wanted and not program.raised and done is not None and not done.fault:
+            self._differs(recall, f"ended well, and did not raise {wanted}")
 
     async def _leave(self, number: int) -> None:
         program = self._programs.pop(number)
@@ -424,13 +438,16 @@ class Player:
     async def _skip_cancelled(self, recall: Recall) -> None:
         """Go on without a call that was cancelled: it happened, or not."""
         call = recall.call
+        program = self._programs.get(call.target.id) if isinstance(call.target, Handle) else None
+        for number in [] if program is None else program.made:
+            self._unknown[number] = f"call {call.number} was cancelled"
         given = {} if call.method in _READ_ONLY else refs_given(call)
         for where, ref in given.items():
             array = recall.outputs.get(where)
             was = None if array is None else await self._content(array)
             if was is not None and ref.id in self.restorer.buffers:
                 await self._set(ref, was)
-            elif array is not None or not self._recorded.header.results:
+            elif array is not None or not self._recorded.header.results or call.method in _NO_OPS:
                 self._unknown[ref.id] = f"call {call.number} was cancelled"
 
     def _forget(self, recall: Recall, reason: str) -> None:
@@ -466,6 +483,8 @@ class Player:
                 self._unknown.pop(ref.id, None)  # all of it is new
         reasons = (self._unknown[ref.id] for ref in given.values() if ref.id in self._unknown)
         doubtful = next(reasons, None)
+        if call.program in self._spoilt:
+            doubtful = doubtful or f"batch #{call.program} did not end well"
         if doubtful is not None:
             for ref in made.values():
                 self._unknown.setdefault(ref.id, doubtful)

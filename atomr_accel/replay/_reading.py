@@ -47,6 +47,7 @@ class Recall:
         outputs: what its outputs held, by where they are.
         brought: what it uses that no call has made.
         dropped: buffers that were gone before it.
+        overlapped: whether others were called before it had ended.
     """
 
     call: Call
@@ -54,6 +55,7 @@ class Recall:
     outputs: dict[str, Array] = field(default_factory=dict)
     brought: list[Outside | Brought] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    overlapped: bool = False
 
     def __str__(self) -> str:
         return text_of(self.call, self.done)
@@ -80,12 +82,13 @@ class Recorded:
         self.complete: Final = isinstance(entries[-1], End)
         self.contents: Final[dict[int, Array]] = {}
         by_number: dict[int, Recall] = {}
+        last = 0
         brought: list[Outside | Brought] = []
         dropped: list[int] = []
         for entry in entries:
             if isinstance(entry, Call):
                 by_number[entry.number] = Recall(entry, brought=brought, dropped=dropped)
-                brought, dropped = [], []
+                brought, dropped, last = [], [], entry.number
             elif isinstance(entry, Outside | Brought):
                 brought.append(entry)
             elif isinstance(entry, Dropped):
@@ -95,6 +98,7 @@ class Recorded:
             elif isinstance(entry, Done | Output) and entry.call in by_number:
                 if isinstance(entry, Done):
                     by_number[entry.call].done = entry
+                    by_number[entry.call].overlapped = entry.call != last
                 else:
                     by_number[entry.call].outputs[entry.where] = entry.array
         self.calls: Final = tuple(by_number.values())
