@@ -233,6 +233,19 @@ def refs_of(value: Any, where: str = "") -> Iterator[tuple[str, Ref]]:
         yield from refs_of((*value.args, *value.kwargs.values()), f"{where}.args")
 
 
+def handles_of(value: Any) -> list[int]:
+    """The numbers of what has methods, in what a journal has of arguments and results."""
+    if isinstance(value, Handle):
+        return [value.id]
+    if isinstance(value, list | tuple):
+        return [found for each in value for found in handles_of(each)]
+    if isinstance(value, Items | Pairs):
+        return handles_of(value.items)
+    if isinstance(value, Fields):
+        return handles_of([*value.fields.values()])
+    return []
+
+
 def refs_given(call: Call) -> dict[str, Ref]:
     """The buffers that a call is given, by where they are."""
     found = dict(refs_of(call.args, "args"))

@@ -1,0 +1,120 @@
+"""Journals in Redis: a stream of records, and a hash of contents (package coredis)."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final, final
+
+from .._errors import LibraryMissing
+from ._storage import JournalError, Record, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_PAGE: Final = 1000
+
+
+@final
+class RedisStorage:
+    """A journal in a Redis server, such as one that outlives the program's machine.
+
+    An append is a transaction (``MULTI``). What survives a crash of the server is a matter of its own
+    configuration. Keys are the name with ``:records``, ``:contents`` and ``:last`` behind it.
+
+    Args:
+        url: such as ``"redis://localhost:6379"``.
+        name: the journal's name there.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url: Final = url
+        self._name: Final = name
+        self._stack: Final = AsyncExitStack()
+        self._client: Any = None
+
+    def __repr__(self) -> str:
+        return f"RedisStorage({self._url!r}, {self._name!r})"
+
+    async def create(self) -> None:
+        """Begin a journal where there is none.
+
+        Raises:
+            FileExistsError: there is one of that name.
+            LibraryMissing: package coredis is not installed.
+        """
+        client = await self._connected()
+        if await client.exists([self._key("records")]):
+            raise FileExistsError(f"there is a journal {self._name!r} in Redis already")
+
+    async def append(
+        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
+    ) -> None:
+        """Add records and contents in one transaction; see ``Storage.append``."""
+        client = await self._connected()
+        stream, kept, last = map(self._key, ("records", "contents", "last"))
+        gone: list[bytes] = []
+        if first > 1:
+            gone = list(await client.zrangebyscore(last, 0, first - 1))
+            gone = [key for key in gone if not any(key in each.contents for each in records)]
+        async with client.pipeline(transaction=True) as pipe:
+            for key, data in contents.items():
+                pipe.hsetnx(kept, key, data)
+            for (number, before, digest, data), keys in records:
+                fields = {b"before": before, b"digest": digest, b"data": data}
+                pipe.xadd(stream, field_values=fields, identifier=f"{number + 1}-0")
+                if keys:
+                    pipe.zadd(last, dict.fromkeys(keys, number))
+            if first > 1:
+                pipe.xdel(
+                    stream, [f"{number}-0" for number in range(max(2, first - _PAGE), first + 1)]
+                )
+                if gone:
+                    pipe.hdel(kept, gone)
+                    pipe.zrem(last, gone)
+
+    async def records(self) -> list[Record]:
+        """All records, in their order; see ``Storage.records``."""
+        client = await self._connected()
+        found: list[Record] = []
+        start = "-"
+        while True:
+            page = await client.xrange(self._key("records"), start=start, end="+", count=_PAGE)
+            for identifier, fields in page:
+                number = int(bytes(identifier).partition(b"-")[0]) - 1
+                found.append(Record(number, fields[b"before"], fields[b"digest"], fields[b"data"]))
+            if len(page) < _PAGE:
+                break
+            start = f"({number + 1}-0"
+        if not found:
+            raise FileNotFoundError(f"there is no journal {self._name!r} in Redis")
+        return found
+
+    async def content(self, key: bytes) -> bytes | None:
+        """The array of a hash, if it is there."""
+        client = await self._connected()
+        found: bytes | None = await client.hget(self._key("contents"), key)
+        return found
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        self._client = None
+        await self._stack.aclose()
+
+    def _key(self, what: str) -> str:
+        return f"{self._name}:{what}"
+
+    async def _connected(self) -> Any:
+        if self._client is None:
+            try:
+                from coredis import Redis
+            except ImportError as error:
+                raise LibraryMissing(
+                    "journals in Redis need package coredis: pip install atomr-accel[redis]",
+                    library="coredis",
+                ) from error
+            client = Redis.from_url(self._url)
+            try:
+                self._client = await self._stack.enter_async_context(client)
+            except OSError as error:
+                raise JournalError(f"Redis at {self._url} does not answer: {error}") from error
+        return self._client
