@@ -380,6 +380,8 @@ class DeviceCore:
         self._sequence = sequence = self._sequence + 1
         op = Op(port, sequence, name, message, reads, writes, payload)
         port.submit(op)
+        if self.witness is not None:
+            self.witness.submitted()
         if self.dropped:
             self._release()
         if message.lasting and self.standby is not None and isinstance(message, Message):

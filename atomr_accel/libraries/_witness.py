@@ -63,6 +63,9 @@ class Witness(Protocol):
     ) -> Coroutine[Any, Any, T]:
         """An async method that is no op, of a device or a recording."""
 
+    def submitted(self) -> None:
+        """An op has its place in the program's order: perhaps one of such a method."""
+
     def step(
         self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
@@ -26,7 +25,7 @@ from ._entries import Array, Brought, Call, Content, Done, Dropped, Handle, Outs
 from ._writer import SMALL, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine
 
     from ..device._core import DeviceCore
     from ..device.batches._collector import Collector
@@ -45,7 +44,7 @@ _NOT_COMPARED: Final = {"empty", "managed", "empty_like"}
 """Calls whose results have no content yet."""
 
 _PLACED_AT_END: Final = {"free", "close_lane"}
-"""Calls that have their effect once they are over, not when they first wait."""
+"""Calls that have their effect once they are over, not when they submit an op."""
 
 _WITHOUT_OUTPUTS: Final = {
     *("get", "free", "seal", "prefetch", "advise", "attach", "export", "share"),
@@ -111,7 +110,7 @@ class Notes:
         self._nursery: Final = nursery
         self._results: Final = results
         self._numbers: Final = Numbers()
-        self._inside: Final[set[trio.lowlevel.Task]] = set()  # tasks in a method that was noted
+        self._inside: Final[dict[trio.lowlevel.Task, _Note]] = {}  # the methods that tasks are in
         self._programs: Final[dict[object, int]] = {}  # those whose block is open
         self._fetched: Final[dict[object, list[tuple[_Note, np.ndarray[Any, Any]]]]] = {}
         self._made: Final[weakref.WeakKeyDictionary[object, list[_Made]]] = (
@@ -210,7 +209,7 @@ class Notes:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:
-        """Call an async method that is no op, and note it when it first waits."""
+        """Call an async method that is no op, and note it when it first submits an op."""
         task = trio.lowlevel.current_task()
         if task in self._inside or not self._notes_calls():
             return await method(owner, *args, **kwargs)
@@ -218,19 +217,32 @@ class Notes:
         name = method.__name__
         args, kwargs = _as_read(name, args, kwargs)
         note = await self._begin(name, owner, *_as_noted(name, args, kwargs))
-        place = (lambda: None) if name in _PLACED_AT_END else partial(self._place, note)
-        self._inside.add(task)
+        self._inside[task] = note
         try:
-            result: T = await _placing(method(owner, *args, **kwargs), place)
+            result = await method(owner, *args, **kwargs)
         except BaseException as error:
             self._failed(note, error)
             raise
         finally:
-            self._inside.discard(task)
+            del self._inside[task]
         self._done(note, result)
         if note.large is not None:
             await note.large.written.wait()  # then the arrays are the caller's again
         return result
+
+    def submitted(self) -> None:
+        """Note the method that has submitted an op: in this task, or in one that this is for."""
+        if not self._inside:
+            return
+        try:
+            task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+        except RuntimeError:  # it is nobody's
+            return
+        while task is not None and task not in self._inside:
+            nursery = task.parent_nursery
+            task = None if nursery is None else nursery.parent_task
+        if task is not None and self._inside[task].method not in _PLACED_AT_END:
+            self._place(self._inside[task])
 
     def step(
         self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -622,29 +634,3 @@ def _as_noted(
     if name != "get":
         return args, kwargs
     return args[:1], {key: value for key, value in kwargs.items() if key != "out"}
-
-
-@types.coroutine
-def _placing(
-    coroutine: Coroutine[Any, Any, T], place: Callable[[], None]
-) -> Generator[Any, Any, T]:
-    """Run a coroutine, and call back when it first waits: what it has submitted has its place."""
-    try:
-        waits = coroutine.send(None)
-    except StopIteration as ended:
-        place()
-        result: T = ended.value
-        return result
-    place()
-    while True:
-        try:
-            sent = yield waits
-        except BaseException as error:  # noqa: BLE001 - it is the coroutine's
-            step: Callable[[], Any] = partial(coroutine.throw, error)
-        else:
-            step = partial(coroutine.send, sent)
-        try:
-            waits = step()
-        except StopIteration as ended:
-            result = ended.value
-            return result

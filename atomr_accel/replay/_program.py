@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ._entries import Call, Value
     from ._reading import Recall
 
-_LINE: Final = 96
 _MOST_LISTED: Final = 16
 _MOST_TEXT: Final = 1 << 20
 
@@ -348,10 +348,7 @@ def _without_unused(text: str) -> str:
         if line.startswith(("import ", "from ")):
             name = line.rsplit(" ", 1)[-1].partition(".")[0]
             body = "\n".join(each for each in lines if not each.startswith(("import ", "from ")))
-            if f"{name}." not in body and f"{name}(" not in body and f" {name}" not in body:
+            if not re.search(rf"\b{name}\b", body):
                 continue
         kept.append(used)
     return "\n".join(kept)
-
-
-_ = _LINE

@@ -47,7 +47,7 @@ class Recall:
         outputs: what its outputs held, by where they are.
         brought: what it uses that no call has made.
         dropped: buffers that were gone before it.
-        overlapped: whether others were called before it had ended.
+        overlapped: whether others were under way at the same time.
     """
 
     call: Call
@@ -83,11 +83,15 @@ class Recorded:
         self.contents: Final[dict[int, Array]] = {}
         by_number: dict[int, Recall] = {}
         last = 0
+        under_way: set[int] = set()
         brought: list[Outside | Brought] = []
         dropped: list[int] = []
         for entry in entries:
             if isinstance(entry, Call):
-                by_number[entry.number] = Recall(entry, brought=brought, dropped=dropped)
+                by_number[entry.number] = Recall(
+                    entry, brought=brought, dropped=dropped, overlapped=bool(under_way)
+                )
+                under_way.add(entry.number)
                 brought, dropped, last = [], [], entry.number
             elif isinstance(entry, Outside | Brought):
                 brought.append(entry)
@@ -98,7 +102,8 @@ class Recorded:
             elif isinstance(entry, Done | Output) and entry.call in by_number:
                 if isinstance(entry, Done):
                     by_number[entry.call].done = entry
-                    by_number[entry.call].overlapped = entry.call != last
+                    by_number[entry.call].overlapped |= entry.call != last
+                    under_way.discard(entry.call)
                 else:
                     by_number[entry.call].outputs[entry.where] = entry.array
         self.calls: Final = tuple(by_number.values())

@@ -218,7 +218,7 @@ def refs_of(value: Any, where: str = "") -> Iterator[tuple[str, Ref]]:
     if isinstance(value, Ref):
         yield where, value
     elif isinstance(value, Formula):
-        yield from ((f"{where}.operands", each) for each in value.operands)
+        yield from ((f"{where}.{at}", each) for at, each in enumerate(value.operands))
     elif isinstance(value, Items | list | tuple):
         items = value.items if isinstance(value, Items) else value
         for at, item in enumerate(items):
