@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from .. import __version__
 from ..actors._nursery import PlainNursery
@@ -113,22 +113,19 @@ def open_journal(
         when_full,
         tuple(sys.path),
     )
-    return _opened(device, storage, writer, header)
+    return _opened(device, writer, header)
 
 
 @asynccontextmanager
-async def _opened(
-    device: Device, storage: Storage, writer: Writer, header: Header
-) -> AsyncIterator[Journal]:
+async def _opened(device: Device, writer: Writer, header: Header) -> AsyncIterator[Journal]:
     core = device._core
     if core.witness is not None:
         raise JournalError(f"{device.name} has a journal already; it has one at a time")
-    await storage.create()
-    try:
-        async with PlainNursery() as nursery:
-            writer.add(Waiting(header))
-            notes = Notes(core, writer, nursery, results=header.results)
-            nursery.start_soon(writer.run, name="journal")
+    async with PlainNursery() as nursery:
+        writer.add(Waiting(header))
+        await nursery.start(writer.run, name="journal")
+        async with PlainNursery() as fetching:
+            notes = Notes(core, writer, fetching, results=header.results)
             core.witness = notes
             try:
                 yield Journal(writer, notes)
@@ -136,13 +133,8 @@ async def _opened(
             finally:
                 core.witness = None
                 notes.open = False
-                nursery.cancel_scope.cancel()
-        await writer.finish(notes.position)
-    except BaseException:
-        await writer.finish(notes.position if "notes" in locals() else 0)
-        raise
-    finally:
-        await storage.aclose()
+                fetching.cancel_scope.cancel()
+                writer.close(notes.position)
     if writer.error is not None:
         raise JournalError(
             f"the journal has ended early, at {type(writer.error).__name__}: {writer.error}"

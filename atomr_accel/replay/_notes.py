@@ -21,7 +21,7 @@ from ..libraries.array._evaluate import Fused
 from ..libraries.rng._generator import Generator as Draws
 from ..memory import GpuRef
 from ._describe import Describer, Numbers, fields_of, identity_of, is_device, refs_in
-from ._entries import Array, Brought, Call, Content, Done, Dropped, Handle, Outside, Output
+from ._entries import Array, Brought, Call, Content, Done, Dropped, Handle, Output, Outside
 from ._writer import SMALL, Waiting
 
 if TYPE_CHECKING:
@@ -352,9 +352,7 @@ class Notes:
             note.arrays.append((array, data.copy() if copied else data))
 
         describer = Describer(self._numbers, self._bring, keep)
-        if program is not None and facade is program and not note.program:
-            note.target = describer.handle(facade, self._bring)
-        elif note.method in ("replay", "call", "when", "loop", "end"):
+        if (program is not None and facade is program and not note.program) or note.method in ("replay", "call", "when", "loop", "end"):
             note.target = describer.handle(facade, self._bring)
         else:
             note.target = describer.target(facade)

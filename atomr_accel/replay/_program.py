@@ -239,6 +239,9 @@ class ProgramWriter:
         if isinstance(value, Number):
             if value.dtype in ("int", "complex", "bytes"):
                 return repr(number_of(value))
+            number = number_of(value)
+            if number.dtype.kind in "biu" or (number.dtype.kind == "f" and np.isfinite(number)):
+                return f"{self._dtype(value.dtype)}({number.item()!r})"
             return f"np.frombuffer({value.data!r}, {self._dtype(value.dtype)})[0]"
         if isinstance(value, DType):
             return self._dtype(value.name)

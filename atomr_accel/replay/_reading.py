@@ -21,6 +21,7 @@ from ._entries import (
     Done,
     Dropped,
     End,
+    Entry,
     Header,
     Output,
     Outside,
@@ -33,7 +34,7 @@ from ._text import text_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ._storage import Storage
+    from ._storage import Record, Storage
 
 
 @final
@@ -73,11 +74,9 @@ class Recorded:
     """
 
     def __init__(self, storage: Storage, entries: list[Any]) -> None:
-        header = entries[0] if entries else None
-        if not isinstance(header, Header) or header.schema != SCHEMA:
-            raise JournalError(f"{storage!r} holds no journal of version {SCHEMA}")
+        header = entries[0]
         self._storage: Final = storage
-        self.header: Final = header
+        self.header: Final[Header] = header
         self.backend: Final = header.backend
         self.complete: Final = isinstance(entries[-1], End)
         self.contents: Final[dict[int, Array]] = {}
@@ -141,21 +140,27 @@ async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Rec
         FileNotFoundError: there is none.
     """
     storage = SqliteStorage(source) if isinstance(source, str | os.PathLike) else source
-    try:
+    async with storage.open(create=False):
         records = await storage.records()
-        entries = []
-        for record in records:
-            try:
-                entries.append(decode(record.data))
-            except msgspec.MsgspecError as error:
-                raise JournalDamaged(
-                    f"record {record.number} is not what was written", record=record.number
-                ) from error
-        dropping = bool(entries) and getattr(entries[0], "when_full", "") == "drop"
+        dropping = _header(storage, records).when_full == "drop"
         check_chain(records, dropping=dropping)
-        yield Recorded(storage, entries)
-    finally:
-        await storage.aclose()
+        yield Recorded(storage, [_decoded(record) for record in records])
+
+
+def _header(storage: Storage, records: list[Record]) -> Header:
+    header = _decoded(records[0]) if records else None
+    if not isinstance(header, Header) or header.schema != SCHEMA:
+        raise JournalError(f"{storage!r} holds no journal of version {SCHEMA}")
+    return header
+
+
+def _decoded(record: Record) -> Entry:
+    try:
+        return decode(record.data)
+    except msgspec.MsgspecError as error:
+        raise JournalDamaged(
+            f"record {record.number} is not what was written", record=record.number
+        ) from error
 
 
 async def read_journal(source: str | os.PathLike[str] | Storage) -> list[str]:

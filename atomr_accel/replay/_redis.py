@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._errors import LibraryMissing
-from ._storage import JournalError, Record, Stored
+from ..actors._nursery import plain
+from ._storage import Record, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
 _PAGE: Final = 1000
 
@@ -29,28 +30,46 @@ class RedisStorage:
     def __init__(self, url: str, name: str) -> None:
         self._url: Final = url
         self._name: Final = name
-        self._stack: Final = AsyncExitStack()
         self._client: Any = None
+        self._first = 1
 
     def __repr__(self) -> str:
         return f"RedisStorage({self._url!r}, {self._name!r})"
 
-    async def create(self) -> None:
-        """Begin a journal where there is none.
+    @asynccontextmanager
+    async def open(self, *, create: bool) -> AsyncIterator[None]:
+        """Connect, for the length of a block; see ``Storage.open``.
 
         Raises:
-            FileExistsError: there is one of that name.
             LibraryMissing: package coredis is not installed.
         """
-        client = await self._connected()
-        if await client.exists([self._key("records")]):
-            raise FileExistsError(f"there is a journal {self._name!r} in Redis already")
+        try:
+            from coredis import Redis
+        except ImportError as error:
+            raise LibraryMissing(
+                "journals in Redis need package coredis: pip install atomr-accel[redis]",
+                library="coredis",
+            ) from error
+        try:
+            async with Redis.from_url(self._url) as client:
+                there = bool(await client.exists([self._key("records")]))
+                if create and there:
+                    raise FileExistsError(f"there is a journal {self._name!r} in Redis already")
+                if not create and not there:
+                    raise FileNotFoundError(f"there is no journal {self._name!r} in Redis")
+                self._client = client
+                try:
+                    yield
+                finally:
+                    self._client = None
+        except BaseExceptionGroup as group:  # the client has a nursery
+            raise plain(group) from None
 
     async def append(
         self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
     ) -> None:
         """Add records and contents in one transaction; see ``Storage.append``."""
-        client = await self._connected()
+        client = self._client
         stream, kept, last = map(self._key, ("records", "contents", "last"))
         gone: list[bytes] = []
         if first > 1:
@@ -64,57 +83,34 @@ class RedisStorage:
                 pipe.xadd(stream, field_values=fields, identifier=f"{number + 1}-0")
                 if keys:
                     pipe.zadd(last, dict.fromkeys(keys, number))
-            if first > 1:
-                pipe.xdel(
-                    stream, [f"{number}-0" for number in range(max(2, first - _PAGE), first + 1)]
-                )
-                if gone:
-                    pipe.hdel(kept, gone)
-                    pipe.zrem(last, gone)
+            if first > self._first:
+                pipe.xdel(stream, [f"{number + 1}-0" for number in range(self._first, first)])
+            if gone:
+                pipe.hdel(kept, gone)
+                pipe.zrem(last, gone)
+        self._first = max(self._first, first)
 
     async def records(self) -> list[Record]:
         """All records, in their order; see ``Storage.records``."""
-        client = await self._connected()
+        client = self._client
         found: list[Record] = []
         start = "-"
         while True:
             page = await client.xrange(self._key("records"), start=start, end="+", count=_PAGE)
-            for identifier, fields in page:
+            for entry in page:
+                identifier, fields = entry.identifier, entry.field_values
                 number = int(bytes(identifier).partition(b"-")[0]) - 1
                 found.append(Record(number, fields[b"before"], fields[b"digest"], fields[b"data"]))
             if len(page) < _PAGE:
                 break
             start = f"({number + 1}-0"
-        if not found:
-            raise FileNotFoundError(f"there is no journal {self._name!r} in Redis")
         return found
 
     async def content(self, key: bytes) -> bytes | None:
         """The array of a hash, if it is there."""
-        client = await self._connected()
+        client = self._client
         found: bytes | None = await client.hget(self._key("contents"), key)
         return found
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        self._client = None
-        await self._stack.aclose()
-
     def _key(self, what: str) -> str:
         return f"{self._name}:{what}"
-
-    async def _connected(self) -> Any:
-        if self._client is None:
-            try:
-                from coredis import Redis
-            except ImportError as error:
-                raise LibraryMissing(
-                    "journals in Redis need package coredis: pip install atomr-accel[redis]",
-                    library="coredis",
-                ) from error
-            client = Redis.from_url(self._url)
-            try:
-                self._client = await self._stack.enter_async_context(client)
-            except OSError as error:
-                raise JournalError(f"Redis at {self._url} does not answer: {error}") from error
-        return self._client

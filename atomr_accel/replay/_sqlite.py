@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
@@ -15,7 +15,7 @@ from ._storage import JournalDamaged, JournalError, Record, Stored
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -52,13 +52,15 @@ class SqliteStorage:
     def __repr__(self) -> str:
         return f"SqliteStorage({str(self.path)!r})"
 
-    async def create(self) -> None:
-        """Begin a journal where there is none.
-
-        Raises:
-            FileExistsError: the file is there.
-        """
-        await self._in_thread(self._create)
+    @asynccontextmanager
+    async def open(self, *, create: bool) -> AsyncIterator[None]:
+        """Open the file, for the length of a block; see ``Storage.open``."""
+        try:
+            await self._in_thread(self._create if create else self._open)
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self._close)
 
     async def append(
         self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
@@ -74,11 +76,6 @@ class SqliteStorage:
         """The array of a hash, if it is there."""
         return await self._in_thread(self._content, key)
 
-    async def aclose(self) -> None:
-        """Close the file."""
-        with trio.CancelScope(shield=True):
-            await self._in_thread(self._close)
-
     # --- in a thread ------------------------------------------------------------------------
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
@@ -90,12 +87,25 @@ class SqliteStorage:
         self._connection = _connected(self.path)
         self._connection.executescript(_TABLES)
 
+    def _open(self) -> None:
+        if not self.path.exists():
+            raise FileNotFoundError(f"there is no journal {self.path}")
+        self._connection = _connected(self.path)
+        with _damage_told(self.path):
+            (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
+            (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
+            self._connection.execute("PRAGMA query_only = ON")
+        if mark != _MARK:
+            raise JournalError(f"{self.path} is no journal")
+        if schema != SCHEMA:
+            raise JournalError(
+                f"{self.path} is a journal of version {schema}, and this reads {SCHEMA}"
+            )
+
     def _append(
         self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
     ) -> None:
-        connection = self._connection
-        if connection is None:
-            raise JournalError(f"{self!r} is not open for writing")
+        connection = self._opened()
         with closing(connection.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE")
             try:
@@ -119,53 +129,35 @@ class SqliteStorage:
                 raise
 
     def _records(self) -> list[Record]:
-        try:
-            return [
-                Record(*row)
-                for row in self._opened().execute(
-                    "SELECT number, before, digest, data FROM records ORDER BY number"
-                )
-            ]
-        except sqlite3.DatabaseError as error:
-            raise JournalDamaged(f"{self.path} cannot be read: {error}", record=0) from error
+        with _damage_told(self.path):
+            rows = self._opened().execute(
+                "SELECT number, before, digest, data FROM records ORDER BY number"
+            )
+            return [Record(*row) for row in rows]
 
     def _content(self, key: bytes) -> bytes | None:
-        try:
-            row = (
-                self._opened()
-                .execute("SELECT data FROM contents WHERE hash = ?", (key,))
-                .fetchone()
-            )
-        except sqlite3.DatabaseError as error:
-            raise JournalDamaged(f"{self.path} cannot be read: {error}", record=0) from error
+        with _damage_told(self.path):
+            found = self._opened().execute("SELECT data FROM contents WHERE hash = ?", (key,))
+            row = found.fetchone()
         return None if row is None else bytes(row[0])
 
     def _opened(self) -> sqlite3.Connection:
-        """The connection; one that reads only, where the journal was not made here."""
         if self._connection is None:
-            if not self.path.exists():
-                raise FileNotFoundError(f"there is no journal {self.path}")
-            connection = _connected(self.path)
-            try:
-                (mark,) = connection.execute("PRAGMA application_id").fetchone()
-                (schema,) = connection.execute("PRAGMA user_version").fetchone()
-                connection.execute("PRAGMA query_only = ON")
-            except BaseException:
-                connection.close()
-                raise
-            if mark != _MARK or schema != SCHEMA:
-                connection.close()
-                raise JournalError(
-                    f"{self.path} is no journal of version {SCHEMA}"
-                    + (f" but of {schema}" if mark == _MARK else "")
-                )
-            self._connection = connection
+            raise JournalError(f"{self!r} is used outside of the block of its open()")
         return self._connection
 
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise JournalDamaged(f"{path} cannot be read: {error}", record=0) from error
 
 
 def _connected(path: Path) -> sqlite3.Connection:

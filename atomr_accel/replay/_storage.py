@@ -9,6 +9,7 @@ from .._errors import AccelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
 DIGEST: Final = 16
 """Bytes of a record's digest."""
@@ -79,11 +80,16 @@ class Storage(Protocol):
     ``OSError`` where a disk is full, ends the journal; the program goes on.
     """
 
-    async def create(self) -> None:
-        """Begin a journal where there is none.
+    def open(self, *, create: bool) -> AbstractAsyncContextManager[None]:
+        """Where the journal is open, for the length of a block; all the rest is called inside.
+
+        Args:
+            create: begin one where there is none; otherwise one is read that is there.
 
         Raises:
-            FileExistsError: there is one already.
+            FileExistsError: there is one already, and it should be made.
+            FileNotFoundError: there is none, and it should be read.
+            JournalError: what is there is no journal, or of another version.
         """
 
     async def append(
@@ -103,14 +109,10 @@ class Storage(Protocol):
 
         Raises:
             JournalDamaged: the storage cannot be read.
-            FileNotFoundError: there is no journal.
         """
 
     async def content(self, key: bytes) -> bytes | None:
         """The array of a hash, if it is there."""
-
-    async def aclose(self) -> None:
-        """Let go of it; what was appended stays."""
 
 
 def check_chain(records: Sequence[Record], *, dropping: bool) -> None:

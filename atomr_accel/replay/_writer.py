@@ -88,6 +88,8 @@ class Writer:
         self._bytes_waiting = 0
         self._some = trio.Event()
         self._less = trio.Event()
+        self._closing = False
+        self._scope: Final = trio.CancelScope(shield=True)
         self._number = 0
         self._before = START
         self._sizes: Final[deque[int]] = deque()  # of the records that are kept, but for the first
@@ -148,35 +150,40 @@ class Writer:
         if self.error is not None:
             raise JournalError(f"the journal has ended early: {self.error}") from self.error
 
-    async def run(self) -> None:
-        """Write, for as long as nobody cancels this."""
-        while True:
-            await self._some.wait()
-            self._some = trio.Event()
-            while self._waiting and self.error is None:
-                await self._write()
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write until ``close`` was called, cancelled or not.
 
-    async def finish(self, calls: int) -> None:
-        """Write what is left, and that this is the end; no longer than some seconds.
+        Raises:
+            FileExistsError: there is a journal already, or what else the storage raises to begin.
+        """
+        async with self._storage.open(create=True):
+            with self._scope:
+                task_status.started()
+                while not self._closing or self._waiting:
+                    await self._some.wait()
+                    self._some = trio.Event()
+                    while self._waiting and self.error is None:
+                        await self._write()
+            if self._scope.cancelled_caught:
+                self._fail(TimeoutError(f"the end was not written within {_GRACE} seconds"))
+
+    def close(self, calls: int) -> None:
+        """Have what is left written, and that this is the end; in some seconds at most.
 
         Args:
             calls: how many there were.
         """
         self.add(Waiting(End(calls)))
-        with trio.move_on_after(_GRACE, shield=True) as scope:
-            while self._waiting and self.error is None:
-                await self._write()
-        if scope.cancelled_caught:
-            self._fail(TimeoutError(f"the end was not written in {_GRACE} seconds"))
+        self._closing = True
+        self._scope.deadline = trio.current_time() + _GRACE
+        self._some.set()
 
     async def _write(self) -> None:
         """Write some of what waits."""
         some = [self._waiting[at] for at in range(min(len(self._waiting), _MOST_AT_ONCE))]
         try:
-            # What is under way is followed to its end, so that nothing is written twice.
-            with trio.CancelScope(shield=True):
-                records, contents = await trio.to_thread.run_sync(self._sealed, some)
-                await self._storage.append(records, contents, self._first)
+            records, contents = await trio.to_thread.run_sync(self._sealed, some)
+            await self._storage.append(records, contents, self._first)
         except Exception as error:  # noqa: BLE001 - the journal ends, and the program goes on
             self._fail(error)
             return
