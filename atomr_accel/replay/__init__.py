@@ -14,6 +14,7 @@ from ._journal import Journal, open_journal
 from ._player import Difference, Report, Skipped, content_hash, replay, state_at
 from ._reading import read_journal
 from ._redis import RedisStorage
+from ._restore import view_of
 from ._sqlite import SqliteStorage
 from ._storage import JournalDamaged, JournalError, JournalFull, Record, Storage, Stored
 
@@ -40,4 +41,5 @@ __all__ = [
     "read_journal",
     "replay",
     "state_at",
+    "view_of",
 ]

@@ -11,7 +11,7 @@ from .. import __version__
 from ..actors._nursery import PlainNursery
 from ._entries import SCHEMA, Header
 from ._notes import Notes
-from ._sqlite import SqliteStorage
+from ._reading import storage_of
 from ._storage import JournalError
 from ._writer import Waiting, Writer
 
@@ -94,8 +94,9 @@ def open_journal(
         JournalError: the device has a journal already; as the block is left, where writing has
             failed and the block raises nothing itself.
         FileExistsError: there is a journal of this name.
+        Unsupported: a URL: nothing here writes to databases but ``RedisStorage``.
     """
-    storage = SqliteStorage(path) if isinstance(path, str | os.PathLike) else path
+    storage = storage_of(path)
     writer = Writer(
         storage,
         contents=contents,

@@ -20,7 +20,7 @@ from ..libraries._staging import on_any_views
 from ..libraries.array._evaluate import Fused
 from ..libraries.rng._generator import Generator as Draws
 from ..memory import GpuRef
-from ._describe import Describer, Numbers, fields_of, identity_of, is_device, refs_in
+from ._describe import Describer, Numbers, identity_of, is_device, refs_in
 from ._entries import Array, Brought, Call, Content, Done, Dropped, Handle, Output, Outside
 from ._writer import SMALL, Waiting
 
@@ -500,8 +500,11 @@ class Notes:
     def _collected(self, note: _Note, result: Any, program: Any) -> None:
         """Note a call of a batch or a recording once it has its place there."""
 
+        # Calls that use the result may come before this one has its place.
+        describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
+        describer.result(result)
+
         def placed() -> None:
-            self._place(note)
             self._done(note, result, outcome="sent")
             if type(program) is not Batch:
                 for _, ref in refs_in(result, "result"):
@@ -526,17 +529,20 @@ class Notes:
             self._add(Done(note.number))
             self._output(note, "result", np.asarray(result))
             return
+        entry, arrays = self._told_of_result(note, result, outcome)
+        if self._results:
+            self._copy_outputs(note, result)
+        self._writer.add(Waiting(entry, arrays))
+
+    def _told_of_result(
+        self, note: _Note, result: Any, outcome: str
+    ) -> tuple[Done, tuple[tuple[Array, np.ndarray[Any, Any]], ...]]:
+        """How a call has ended, and the arrays in that, which the program may change."""
         arrays: list[tuple[Array, np.ndarray[Any, Any]]] = []
         describer = Describer(
             self._numbers, self._bring, lambda array, data: arrays.append((array, data.copy()))
         )
-        described = describer.result(result)
-        if isinstance(result, GpuRef) or fields_of(result) or isinstance(result, list | tuple):
-            if self._results:
-                self._copy_outputs(note, result)
-        elif self._results and note.submission is None:
-            self._copy_outputs(note, None)
-        self._writer.add(Waiting(Done(note.number, outcome, described), tuple(arrays)))
+        return Done(note.number, outcome, describer.result(result)), tuple(arrays)
 
     def _failed(self, note: _Note, error: BaseException) -> None:
         if not self.open:

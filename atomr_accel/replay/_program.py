@@ -254,19 +254,20 @@ class ProgramWriter:
         raise Unwritable(f"{type(value).__name__}: the journal holds no more than its name")
 
     def _ref(self, ref: Ref) -> str:
-        """A buffer, or how a view is made of it by public methods."""
+        """A buffer, or a view of it."""
         name, whole = self._names[ref.id], self._whole.get(ref.id)
         if whole is None or (
             (ref.shape, ref.dtype, ref.offset, ref.strides)
             == (whole.shape, whole.dtype, whole.offset, whole.strides)
         ):
             return name
-        if ref.strides is None and whole.strides is None and whole.offset == 0:
-            size = int(np.prod(ref.shape, dtype=np.int64)) * _size(ref.dtype)
-            flat = f"{name}.reshape(-1).view(np.uint8)"
-            part = f"[{ref.offset}:{ref.offset + size}]"
-            return f"{flat}{part}.view({self._dtype(ref.dtype)}).reshape({ref.shape!r})"
-        raise Unwritable(f"a view of #{ref.id} that is not contiguous")
+        self._imports.add("from atomr_accel.replay import view_of")
+        text = f'view_of({name}, {ref.shape!r}, "{ref.dtype}"'
+        if ref.offset:
+            text += f", offset={ref.offset}"
+        if ref.strides is not None:
+            text += f", strides={ref.strides!r}"
+        return f"{text})"
 
     def _array(self, array: Array) -> str:
         content = self._arrays.get(array.hash)
@@ -330,16 +331,6 @@ class ProgramWriter:
             else:
                 raise Unwritable(f"an expression with {step.kind} {step.name}")
         return made[formula.result]
-
-
-def _size(dtype: str) -> int:
-    return (
-        1
-        if dtype.startswith(("float8", "float4"))
-        else 2
-        if dtype == "bfloat16"
-        else (np.dtype(dtype).itemsize)
-    )
 
 
 def _without_unused(text: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from .._dtypes import DTYPES
+from .._errors import Unsupported
 from ._describe import digest
 from ._entries import (
     SCHEMA,
@@ -139,12 +140,27 @@ async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Rec
         JournalError: it is no journal, or one of another version.
         FileNotFoundError: there is none.
     """
-    storage = SqliteStorage(source) if isinstance(source, str | os.PathLike) else source
+    storage = storage_of(source)
     async with storage.open(create=False):
         records = await storage.records()
         dropping = _header(storage, records).when_full == "drop"
         check_chain(records, dropping=dropping)
         yield Recorded(storage, [_decoded(record) for record in records])
+
+
+def storage_of(source: str | os.PathLike[str] | Storage) -> Storage:
+    """Where a journal is kept.
+
+    Raises:
+        Unsupported: a URL.
+    """
+    if isinstance(source, str) and "://" in source:
+        raise Unsupported(
+            f"{source!r} is a URL, and journals are files of SQLite: give a path, or "
+            "RedisStorage(url, name). There is no storage for Postgres and others; whoever has the "
+            "methods of Storage is one"
+        )
+    return SqliteStorage(source) if isinstance(source, str | os.PathLike) else source
 
 
 def _header(storage: Storage, records: list[Record]) -> Header:

@@ -73,8 +73,11 @@ class RedisStorage:
         stream, kept, last = map(self._key, ("records", "contents", "last"))
         gone: list[bytes] = []
         if first > 1:
-            gone = list(await client.zrangebyscore(last, 0, first - 1))
-            gone = [key for key in gone if not any(key in each.contents for each in records)]
+            from coredis.tokens import PureToken
+
+            old = await client.zrange(last, 0, first - 1, sortby=PureToken.BYSCORE)
+            used = {key for each in records for key in each.contents}
+            gone = [key for key in old if key not in used]
         async with client.pipeline(transaction=True) as pipe:
             for key, data in contents.items():
                 pipe.hsetnx(kept, key, data)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from .._dtypes import DTYPES, NAMES
+from .._dtypes import DTYPES, NAMES, as_dtype
 from ..expressions import Expression
-from ..memory import GpuRef, part_of
+from ..memory import GpuRef, part_of, span
 from ._describe import fields_of, source_hash
 from ._entries import (
     Array,
@@ -35,7 +35,40 @@ from ._text import number_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
+    from numpy.typing import DTypeLike
+
     from ._entries import Call, Value
+
+
+def view_of(
+    ref: GpuRef,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    offset: int = 0,
+    strides: tuple[int, ...] | None = None,
+) -> GpuRef:
+    """A view of the memory of a buffer, by where it lies: how journals tell of views.
+
+    Args:
+        ref: the buffer, or any view of it.
+        shape: of the view.
+        dtype: its dtype.
+        offset: in bytes, from where the memory of the buffer begins.
+        strides: in bytes; by default it is C-contiguous.
+
+    Returns:
+        The view.
+
+    Raises:
+        ValueError: it does not lie in that memory.
+    """
+    kind, block = as_dtype(dtype), ref._block.base
+    nbytes = math.prod(shape) * kind.itemsize
+    low, high = (0, nbytes) if strides is None else span(shape, strides, kind.itemsize)
+    if not 0 <= offset + low <= offset + high <= max(block.nbytes, ref.nbytes):
+        raise ValueError(f"no view of shape {shape} at {offset} is in {block.nbytes} bytes")
+    place = part_of(block, offset) if offset else block
+    return GpuRef(place, shape, kind, nbytes, strides).on_block(place)
 
 
 class Missing(Exception):
@@ -114,13 +147,9 @@ class Restorer:
         known = self.buffers.get(described.id)
         if known is None:
             raise Missing(f"buffer #{described.id}: {self.lost.get(described.id, 'it is gone')}")
-        dtype = DTYPES[described.dtype]
-        block = known._block.base
-        if described.offset:
-            block = part_of(block, described.offset)
-        nbytes = math.prod(described.shape) * dtype.itemsize
-        ref = GpuRef(block, described.shape, dtype, nbytes, described.strides)
-        return ref.on_block(block)
+        return view_of(
+            known, described.shape, described.dtype, described.offset, described.strides
+        )
 
     def handle(self, described: Handle) -> Any:
         """What has methods."""

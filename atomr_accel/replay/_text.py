@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +51,8 @@ def value_text(value: Value) -> str:
     if isinstance(value, str):
         return repr(value) if len(value) <= _LONGEST else f"{value[:_LONGEST]!r}..."
     if isinstance(value, Ref):
-        whole = not value.offset and value.strides is None
+        size = math.prod(value.shape) * DTYPES[value.dtype].itemsize
+        whole = not value.offset and value.strides is None and value.nbytes in (0, size)
         shape = "x".join(map(str, value.shape)) or "scalar"
         return f"#{value.id}" if whole else f"#{value.id}[{shape} at {value.offset}]"
     if isinstance(value, Array):
