@@ -24,8 +24,10 @@ TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
         "float4_e2m1fn": 0.5,
     }
 )
-"""What results of another backend may differ by, as a part of the largest element. What has no entry,
-such as integers, has to be equal."""
+"""What results of another backend may differ by, as a part of the largest element.
+
+What has no entry, such as integers, has to be equal.
+"""
 
 
 @dataclass(frozen=True, slots=True)

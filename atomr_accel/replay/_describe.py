@@ -284,7 +284,10 @@ def source_hash(value: Any) -> bytes:
 
 
 def _text(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - it is the program's, and no reason to fail a call
+        text = f"<{type(value).__qualname__}>"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -19,7 +19,7 @@ class _Value(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @final
-class Ref(_Value, tag="ref"):
+class Ref(_Value, frozen=True, tag="ref"):
     """A buffer, or a view of one.
 
     Attributes:
@@ -55,14 +55,14 @@ class Array(msgspec.Struct, tag="array"):
 
 
 @final
-class Handle(_Value, tag="handle"):
+class Handle(_Value, frozen=True, tag="handle"):
     """Something with methods: a kernel, a generator, a fused function, a batch, a recording."""
 
     id: int
 
 
 @final
-class Function(_Value, tag="function"):
+class Function(_Value, frozen=True, tag="function"):
     """A function or class, by name.
 
     Attributes:
@@ -79,7 +79,7 @@ class Function(_Value, tag="function"):
 
 
 @final
-class Partial(_Value, tag="partial"):
+class Partial(_Value, frozen=True, tag="partial"):
     """A ``functools.partial``."""
 
     function: Value
@@ -88,7 +88,7 @@ class Partial(_Value, tag="partial"):
 
 
 @final
-class Items(_Value, tag="items"):
+class Items(_Value, frozen=True, tag="items"):
     """A list or a tuple, by ``kind``."""
 
     kind: str
@@ -96,14 +96,14 @@ class Items(_Value, tag="items"):
 
 
 @final
-class Pairs(_Value, tag="pairs"):
+class Pairs(_Value, frozen=True, tag="pairs"):
     """A dict."""
 
     items: tuple[tuple[Value, Value], ...]
 
 
 @final
-class Number(_Value, tag="number"):
+class Number(_Value, frozen=True, tag="number"):
     """What msgpack has no form for among text: bytes, complex, beyond 64 bits, or NumPy's.
 
     Attributes:
@@ -116,14 +116,14 @@ class Number(_Value, tag="number"):
 
 
 @final
-class DType(_Value, tag="dtype"):
+class DType(_Value, frozen=True, tag="dtype"):
     """A dtype, or a type that stands for one."""
 
     name: str
 
 
 @final
-class Slice(_Value, tag="slice"):
+class Slice(_Value, frozen=True, tag="slice"):
     """A slice; ``...`` if all three are the text ``"..."``."""
 
     start: Value = None
@@ -144,7 +144,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 @final
-class Formula(_Value, tag="formula"):
+class Formula(_Value, frozen=True, tag="formula"):
     """An expression: its values, each after those that it is made of."""
 
     steps: tuple[Step, ...]
@@ -154,7 +154,7 @@ class Formula(_Value, tag="formula"):
 
 
 @final
-class Fields(_Value, tag="fields"):
+class Fields(_Value, frozen=True, tag="fields"):
     """An instance of one of this package's dataclasses, named tuples, structs or enums."""
 
     of: Function
@@ -162,7 +162,7 @@ class Fields(_Value, tag="fields"):
 
 
 @final
-class Opaque(_Value, tag="opaque"):
+class Opaque(_Value, frozen=True, tag="opaque"):
     """What cannot be made again from what the journal holds."""
 
     text: str
@@ -183,7 +183,7 @@ Structured: TypeAlias = (
     | Fields
     | Opaque
 )
-Value: TypeAlias = None | bool | int | float | str | Structured
+Value: TypeAlias = bool | int | float | str | Structured | None
 """An argument or a result."""
 
 
@@ -192,7 +192,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @final
-class Header(_Entry, tag="header"):
+class Header(_Entry, frozen=True, tag="header"):
     """The first entry.
 
     Attributes:
@@ -217,7 +217,7 @@ class Header(_Entry, tag="header"):
 
 
 @final
-class Outside(_Entry, tag="outside"):
+class Outside(_Entry, frozen=True, tag="outside"):
     """A buffer that was there before the journal, or came from elsewhere, when first used."""
 
     ref: Ref
@@ -225,7 +225,7 @@ class Outside(_Entry, tag="outside"):
 
 
 @final
-class Content(_Entry, tag="content"):
+class Content(_Entry, frozen=True, tag="content"):
     """What a buffer of ``Outside`` held then."""
 
     id: int
@@ -233,7 +233,7 @@ class Content(_Entry, tag="content"):
 
 
 @final
-class Brought(_Entry, tag="brought"):
+class Brought(_Entry, frozen=True, tag="brought"):
     """Something with methods that no call of the journal has made.
 
     Attributes:
@@ -248,7 +248,7 @@ class Brought(_Entry, tag="brought"):
 
 
 @final
-class Call(_Entry, tag="call"):
+class Call(_Entry, frozen=True, tag="call"):
     """A public call, in its place in the program's order.
 
     Attributes:
@@ -273,13 +273,13 @@ class Call(_Entry, tag="call"):
 
 
 @final
-class Done(_Entry, tag="done"):
+class Done(_Entry, frozen=True, tag="done"):
     """How a call has ended.
 
     Attributes:
         call: its number.
-        outcome: ``"ok"``, ``"error"``, ``"cancelled"``, or ``"sent"`` where it is told by the end of
-            its batch.
+        outcome: ``"ok"``, ``"error"``, ``"cancelled"``, or ``"sent"`` where only the end of its
+            batch tells.
         result: what it gave.
         error: the type's name and the message.
         fault: whether the device went down with it.
@@ -293,7 +293,7 @@ class Done(_Entry, tag="done"):
 
 
 @final
-class Output(_Entry, tag="output"):
+class Output(_Entry, frozen=True, tag="output"):
     """What one of a call's outputs held right after it.
 
     Attributes:
@@ -308,14 +308,14 @@ class Output(_Entry, tag="output"):
 
 
 @final
-class Dropped(_Entry, tag="dropped"):
+class Dropped(_Entry, frozen=True, tag="dropped"):
     """Buffers that the program holds no more; before the call of the next number."""
 
     ids: tuple[int, ...]
 
 
 @final
-class End(_Entry, tag="end"):
+class End(_Entry, frozen=True, tag="end"):
     """The journal was closed; without, its program was killed."""
 
     calls: int

@@ -65,11 +65,16 @@ def open_journal(
     most_bytes: int = 4 << 30,
     when_full: WhenFull = "refuse",
 ) -> AbstractAsyncContextManager[Journal]:
-    """Record what is asked of a device: ``async with open_journal(device, path) as journal:``.
+    """Record what is asked of a device, for the length of a block.
+
+    ::
+
+        async with open_journal(device, "run.journal") as journal:
+            ...
 
     Every public call is noted, by any task, also in batches and recordings and by requests: the
-    method, its arguments, where a generator was, and how it ended. What ``get`` gave is noted by its
-    hash. ``replay`` does the same again and compares.
+    method, its arguments, where a generator was, and how it ended. What ``get`` gave is noted by
+    its hash. ``replay`` does the same again and compares.
 
     A thread writes, a transaction at a time, and calls wait only where it is far behind. A program
     that is killed leaves a journal that can be read, but for its last moments. Where the journal
@@ -85,7 +90,8 @@ def open_journal(
         most_entries: how many entries it may have; a call takes two or three.
         most_bytes: how many bytes entries and arrays may take.
         when_full: ``"refuse"`` further calls, which raise ``JournalFull`` before anything is
-            done, or ``"drop"`` the oldest entries. Then only what goes by kept ones can be replayed.
+            done, or ``"drop"`` the oldest entries. Then only what kept ones suffice for can be
+            replayed.
 
     Returns:
         A context manager. Leaving its block waits until all is written, for ten seconds at most.

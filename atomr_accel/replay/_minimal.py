@@ -1,4 +1,8 @@
-"""Delta debugging: the least of a list that still fails (Zeller and Hildebrandt, 2002: ``ddmin``)."""
+"""Delta debugging: the least of a list that still fails.
+
+This is ``ddmin`` of Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input"
+(2002).
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from .._dtypes import as_dtype
-from .._errors import ContextPoisoned, DeviceLost
+from .._errors import AccelError, ContextPoisoned, DeviceLost
 from ..device.batches._batch import Batch
 from ..device.data._arrays import copying
 from ..device.data._transfer import download
@@ -352,7 +352,13 @@ class Notes:
             note.arrays.append((array, data.copy() if copied else data))
 
         describer = Describer(self._numbers, self._bring, keep)
-        if (program is not None and facade is program and not note.program) or note.method in ("replay", "call", "when", "loop", "end"):
+        if (program is not None and facade is program and not note.program) or note.method in (
+            "replay",
+            "call",
+            "when",
+            "loop",
+            "end",
+        ):
             note.target = describer.handle(facade, self._bring)
         else:
             note.target = describer.target(facade)
@@ -499,7 +505,6 @@ class Notes:
 
     def _collected(self, note: _Note, result: Any, program: Any) -> None:
         """Note a call of a batch or a recording once it has its place there."""
-
         # Calls that use the result may come before this one has its place.
         describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
         describer.result(result)
@@ -591,8 +596,8 @@ class Notes:
         core = self._core
         try:
             submission, op = submit(core, copying(core, ref, room), core.first_try)
-        except (Pending, ValueError, TypeError):
-            return
+        except (Pending, AccelError, RuntimeError, TypeError, ValueError):
+            return  # there is no room, or nothing to be read
         copy = submission.result
         assert copy is not None
         self._snapshots += 1

@@ -36,8 +36,8 @@ class Difference:
     Attributes:
         call: the number of the call.
         text: the call, as ``read_journal`` has it.
-        where: which of its outputs: ``"result"``, ``"args[1]"`` or ``"out"``; ``""`` where the call
-            itself ended otherwise.
+        where: which of its outputs: ``"result"``, ``"args[1]"`` or ``"out"``; ``""`` where the
+            call itself ended otherwise.
         deviation: by how much; None where only hashes are known, or where it ended otherwise.
         message: all that in one line.
     """
@@ -77,9 +77,9 @@ class Report:
     Attributes:
         calls: how many calls were made again.
         compared: how many outputs were compared.
-        differences: what is not as it was recorded, in the order of the calls. Where the journal has
-            the contents of outputs, each call starts from those that were recorded, so that it
-            answers for itself alone.
+        differences: what is not as it was recorded, in the order of the calls. Where the journal
+            has the contents of outputs, each call starts from those that were recorded, so that
+            it answers for itself alone.
         skipped: what could not be made again, with what depends on it.
         complete: whether the journal was closed, and is here from its beginning.
     """
@@ -159,8 +159,8 @@ async def state_at(
         inputs: as for ``replay``.
 
     Returns:
-        A ref of each buffer by the number that it has in the journal: of the whole buffer, as it was
-        when the journal first told of it.
+        A ref of each buffer by the number that it has in the journal: as the journal first told
+        of it.
 
     Raises:
         JournalError: as ``replay``.
@@ -219,8 +219,9 @@ class Player:
         self._recorded: Final = recorded
         self._device: Final = device
         self._inputs: Final = inputs
+        self._elsewhere: Final = device.backend != recorded.backend
         if tolerance is None:
-            tolerance = {} if device.backend == recorded.backend else TOLERANCES
+            tolerance = TOLERANCES if self._elsewhere else {}
         self._tolerance: Final = tolerance
         self._programs: Final[dict[int, Program]] = {}
         self._unknown: Final[dict[int, str]] = {}  # buffers whose content is not known, and why
@@ -483,6 +484,8 @@ class Player:
                 self._unknown.pop(ref.id, None)  # all of it is new
         reasons = (self._unknown[ref.id] for ref in given.values() if ref.id in self._unknown)
         doubtful = next(reasons, None)
+        if call.state is not None and self._elsewhere:
+            doubtful = "backends draw other random numbers"
         if call.program in self._spoilt:
             doubtful = doubtful or f"batch #{call.program} did not end well"
         if doubtful is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -212,7 +213,7 @@ class ProgramWriter:
         if value is None or isinstance(value, bool | int | str):
             return repr(value)
         if isinstance(value, float):
-            return f'float("{value}")' if value != value or abs(value) == np.inf else repr(value)
+            return repr(value) if math.isfinite(value) else f'float("{value}")'
         if isinstance(value, Ref):
             return self._ref(value)
         if isinstance(value, Handle):
@@ -274,11 +275,15 @@ class ProgramWriter:
         dtype = self._dtype(array.dtype)
         if content is None:
             return f"np.zeros({array.shape!r}, {dtype})"
-        if content.size and (content == content.reshape(-1)[0]).all():
+        if (
+            content.size
+            and (content == content.reshape(-1)[0]).all()
+            and np.isfinite(content.reshape(-1)[0])
+        ):
             return f"np.full({array.shape!r}, {content.reshape(-1)[0].item()!r}, {dtype})"
-        if content.size <= _MOST_LISTED and content.dtype.kind in "biuf":
-            if np.isfinite(content.astype(np.float64)).all():
-                return f"np.array({content.tolist()!r}, {dtype})"
+        short = content.size <= _MOST_LISTED and content.dtype.kind in "biuf"
+        if short and np.isfinite(content.astype(np.float64)).all():
+            return f"np.array({content.tolist()!r}, {dtype})"
         if content.nbytes > _MOST_TEXT:
             raise Unwritable(f"an array of {content.nbytes} bytes is too long for a program")
         self._imports.add("import base64")

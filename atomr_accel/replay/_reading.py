@@ -70,7 +70,7 @@ class Recorded:
     Attributes:
         backend: what it was recorded on.
         complete: whether it was closed; otherwise its program was killed, or could not write.
-        first: the number of the first call that is there; more than 1 where older ones were dropped.
+        first: the number of the first call that is there; not 1 where older ones were dropped.
         calls: its calls, in the program's order.
     """
 

@@ -19,8 +19,8 @@ _PAGE: Final = 1000
 class RedisStorage:
     """A journal in a Redis server, such as one that outlives the program's machine.
 
-    An append is a transaction (``MULTI``). What survives a crash of the server is a matter of its own
-    configuration. Keys are the name with ``:records``, ``:contents`` and ``:last`` behind it.
+    An append is a transaction (``MULTI``). What survives a crash of the server is a matter of its
+    own configuration. Keys are the name with ``:records``, ``:contents`` and ``:last`` behind it.
 
     Args:
         url: such as ``"redis://localhost:6379"``.

@@ -147,9 +147,7 @@ class Restorer:
         known = self.buffers.get(described.id)
         if known is None:
             raise Missing(f"buffer #{described.id}: {self.lost.get(described.id, 'it is gone')}")
-        return view_of(
-            known, described.shape, described.dtype, described.offset, described.strides
-        )
+        return view_of(known, described.shape, described.dtype, described.offset, described.strides)
 
     def handle(self, described: Handle) -> Any:
         """What has methods."""

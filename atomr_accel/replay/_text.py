@@ -40,7 +40,8 @@ def text_of(call: Call, done: Done | None = None) -> str:
     if done is None:
         return f"{text} -> ?"
     if done.outcome == "error":
-        return f"{text} raised {done.error[0]}: {done.error[1].splitlines()[0] if done.error[1] else ''}"
+        first_line = done.error[1].partition("\n")[0]
+        return f"{text} raised {done.error[0]}: {first_line}"
     if done.outcome == "cancelled":
         return f"{text} was cancelled"
     return text if done.result is None else f"{text} -> {value_text(done.result)}"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -243,7 +243,7 @@ async def test_a_full_disk_ends_the_journal_and_not_the_program(tmp_path: Path) 
     path = tmp_path / "journal"
     storage = SqliteStorage(path)
     async with opened(isolation="thread") as device:
-        with pytest.raises(JournalError, match="ended early, at OperationalError.*full"):
+        with pytest.raises(JournalError, match=r"ended early, at OperationalError.*full"):
             async with open_journal(device, storage, contents=True) as journal:
                 x = await device.put(np.zeros(1))
                 await journal.flush()
@@ -296,11 +296,12 @@ async def test_the_journal_of_a_program_that_is_killed_can_be_read(tmp_path: Pat
     path = tmp_path / "journal"
     command = [sys.executable, "-c", KILLED, str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
-        assert process.stdout is not None
-        assert await trio.to_thread.run_sync(process.stdout.readline) == b"now\n"
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+    process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    async with process.stdout:
+        assert await process.stdout.receive_some() == b"now\n"
+    process.kill()
+    assert await process.wait() == -signal.SIGKILL
     assert len(await read_journal(path)) >= 21
     async with opened(isolation="thread") as device:
         report = await replay(path, device)
@@ -341,7 +342,9 @@ async def test_damage_is_told(tmp_path: Path) -> None:
     assert (changed.record, str(changed)) == (4, "record 4 is not what was written")
     assert (await damaged("DELETE FROM records WHERE number = 3")).record == 3
     assert (await damaged("UPDATE records SET data = x'81' WHERE number = 2")).record == 2
-    assert (await damaged("INSERT INTO records VALUES (?, x'', x'', x'')", count + 5)).record == count
+    assert (
+        await damaged("INSERT INTO records VALUES (?, x'', x'', x'')", count + 5)
+    ).record == count
     assert "array" in str(await damaged("UPDATE contents SET data = zeroblob(length(data))"))
     path.write_bytes(good[:4096] + b"\xff" * (len(good) - 4096))
     with pytest.raises(JournalDamaged, match="cannot be read"):
@@ -425,10 +428,3 @@ async def test_a_call_with_an_opaque_argument_is_skipped_and_says_so(tmp_path: P
     assert [each.call for each in report.skipped] == [2]
     assert "Thing" in report.skipped[0].reason
     assert report.differences == []
-
-
-def test_unused_a_device_has_no_witness() -> None:
-    from atomr_accel.device._core import DeviceCore
-
-    assert DeviceCore.witness is None
-    assert isinstance(Any, object)

@@ -40,7 +40,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
-_FOR_FACADES: Final = {*dir(Home), *dir(Driver), *("collect", "ref", "take", "traced")}
+_FOR_FACADES: Final = {
+    *dir(Home),
+    *dir(Driver),
+    *("collect", "ref", "take", "traced", "when_placed"),
+}
 """What facades and requests ask for, and programs do not; ``perform`` is for both."""
 
 
