@@ -496,10 +496,11 @@ class Player:
             if call.method == "get":
                 await self._compare_one(recall, where, array, result, None, doubtful)
                 continue
-            ref = _whole(array, int(where[1:])) if where.startswith("#") else places.get(where)
-            if ref is not None and ref.id in self.restorer.buffers:
-                now = await self._device.get(self.restorer.ref(ref))
-                await self._compare_one(recall, where, array, now, ref, doubtful)
+            whole = where.startswith("#")
+            place = _whole(array, int(where[1:])) if whole else places.get(where)
+            if place is not None and place.id in self.restorer.buffers:
+                now = await self._device.get(self.restorer.ref(place))
+                await self._compare_one(recall, where, array, now, place, doubtful)
 
     async def _compare_one(
         self,

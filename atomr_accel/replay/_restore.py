@@ -140,7 +140,8 @@ class Restorer:
             kind = self.function(value.of)
             named = {name: await self.value(each) for name, each in value.fields.items()}
             return kind(**named)
-        raise Missing(f"the journal holds no more of an argument than {value.text!r}")
+        text = getattr(value, "text", value)
+        raise Missing(f"the journal holds no more of an argument than {text!r}")
 
     def ref(self, described: Ref) -> GpuRef:
         """A buffer, or a view of one."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -173,7 +173,7 @@ async def test_a_full_journal_refuses_calls_before_anything_is_done(tmp_path: Pa
 @pytest.mark.parametrize("bound", [{"most_entries": 40}, {"most_bytes": 20_000}])
 @program
 async def test_a_full_journal_drops_the_oldest_entries(
-    tmp_path: Path, bound: dict[str, int]
+    tmp_path: Path, bound: dict[str, Any]
 ) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:

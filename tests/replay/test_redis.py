@@ -61,7 +61,8 @@ async def test_the_oldest_entries_of_a_journal_in_redis_are_dropped() -> None:
                 await opened_journal.flush()
             await device.get(x)
         report = await replay(storage(name), device)
-        assert report.differences == report.skipped == []
+        assert not report.differences
+        assert not report.skipped
         assert 5 < report.calls < 30
     async with coredis.Redis.from_url(URL) as client:
         assert await client.xlen(f"{name}:records") <= 31

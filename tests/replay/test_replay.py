@@ -78,7 +78,7 @@ async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
 @cpu_only
 @program
 async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
-    options = {"isolation": "process", "max_restarts": 1000, "standby": None}
+    options: dict[str, Any] = {"max_restarts": 1000, "standby": None}
     async with opened(**options) as one, opened(**options) as other:
         for seed in range(sized(1, 20)):
             rng = random.Random(seed)
