@@ -117,7 +117,7 @@ class Notes:
             weakref.WeakKeyDictionary()
         )
         self._snapshots = 0
-        self._fewer = trio.Event()
+        self._fewer: Final = trio.lowlevel.ParkingLot()
 
     # --- what facades call ------------------------------------------------------------------
 
@@ -310,8 +310,7 @@ class Notes:
     async def settled(self) -> None:
         """Wait until what is copied for the journal has come."""
         while self._snapshots:
-            self._fewer = trio.Event()
-            await self._fewer.wait()
+            await self._fewer.park()
 
     # --- beginning --------------------------------------------------------------------------
 
@@ -325,8 +324,7 @@ class Notes:
     async def _room(self) -> None:
         await self._writer.room()
         while self._snapshots > _MOST_SNAPSHOTS:
-            self._fewer = trio.Event()
-            await self._fewer.wait()
+            await self._fewer.park()
 
     async def _begin(
         self, name: str, facade: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -616,7 +614,7 @@ class Notes:
             have(Array(as_dtype(host.dtype).name, host.shape), host)
         finally:
             self._snapshots -= 1
-            self._fewer.set()
+            self._fewer.unpark_all()
 
 
 def _like(room: GpuRef, ref: GpuRef) -> GpuRef:

@@ -87,7 +87,7 @@ class Writer:
         self._waiting: Final[deque[Waiting]] = deque()
         self._bytes_waiting = 0
         self._some = trio.Event()
-        self._less = trio.Event()
+        self._less: Final = trio.lowlevel.ParkingLot()
         self._closing = False
         self._scope: Final = trio.CancelScope(shield=True)
         self._number = 0
@@ -117,8 +117,7 @@ class Writer:
         while self.error is None and (
             self._bytes_waiting > _MOST_WAITING or len(self._waiting) > _MOST_ENTRIES_WAITING
         ):
-            self._less = trio.Event()
-            await self._less.wait()
+            await self._less.park()
 
     def require_room(self) -> None:
         """Refuse what a full journal would have to refuse.
@@ -191,7 +190,7 @@ class Writer:
             self._waiting.popleft()
             self._bytes_waiting -= waiting.nbytes
             waiting.written.set()
-        self._less.set()
+        self._less.unpark_all()
 
     def _fail(self, error: Exception) -> None:
         self.error = error
@@ -199,7 +198,7 @@ class Writer:
             waiting.written.set()
         self._waiting.clear()
         self._bytes_waiting = 0
-        self._less.set()
+        self._less.unpark_all()
 
     def _sealed(self, some: list[Waiting]) -> tuple[list[Stored], dict[bytes, bytes]]:
         """Entries as records, and the contents that are new; in a thread."""
