@@ -103,8 +103,8 @@ class Notes:
     def __init__(
         self, core: DeviceCore, writer: Writer, nursery: trio.Nursery, *, results: bool
     ) -> None:
-        self.open = True
-        self.position = 0
+        self.open: bool = True
+        self.position: int = 0
         self._core: Final = core
         self._writer: Final = writer
         self._nursery: Final = nursery

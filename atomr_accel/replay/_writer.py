@@ -49,10 +49,10 @@ class Waiting:
     def __init__(
         self, entry: Entry, arrays: tuple[tuple[Array, np.ndarray[Any, Any]], ...] = ()
     ) -> None:
-        self.entry = entry
-        self.arrays = arrays
-        self.nbytes = _ENTRY + sum(data.nbytes for _, data in arrays)
-        self.written = trio.Event()
+        self.entry: Final[Entry] = entry
+        self.arrays: Final[tuple[tuple[Array, np.ndarray[Any, Any]], ...]] = arrays
+        self.nbytes: Final[int] = _ENTRY + sum(data.nbytes for _, data in arrays)
+        self.written: Final[trio.Event] = trio.Event()
 
 
 @final
