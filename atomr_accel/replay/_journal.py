@@ -87,7 +87,8 @@ def open_journal(
             hashes (BLAKE2b). Without, replaying needs them from elsewhere.
         results: whether to note what every op's outputs hold right after it. They are copied on the
             device and fetched in the background, which takes memory and time.
-        most_entries: how many entries it may have; a call takes two or three.
+        most_entries: how many entries it may have; a call takes two or three, and the last one
+            is noted whole.
         most_bytes: how many bytes entries and arrays may take.
         when_full: ``"refuse"`` further calls, which raise ``JournalFull`` before anything is
             done, or ``"drop"`` the oldest entries. Then only what kept ones suffice for can be

@@ -142,7 +142,7 @@ class Notes:
             raise
         self._done(note, result)
         if note.large is not None:
-            await note.large.written.wait()  # then the arrays are the caller's again
+            await self._writer.written(note.large)  # then the arrays are the caller's again
         return result
 
     def collected(
@@ -227,7 +227,7 @@ class Notes:
             del self._inside[task]
         self._done(note, result)
         if note.large is not None:
-            await note.large.written.wait()  # then the arrays are the caller's again
+            await self._writer.written(note.large)  # then the arrays are the caller's again
         return result
 
     def submitted(self) -> None:

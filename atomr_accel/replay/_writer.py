@@ -29,6 +29,10 @@ _MOST_AT_ONCE: Final = 1024
 _ENTRY: Final = 200
 """What an entry counts for beside its arrays while it waits."""
 
+_GATHERING: Final = 0.01
+"""Seconds in which entries are gathered before they are written: a thread for each would take
+longer than the calls. That much is lost of a program that is killed."""
+
 _GRACE: Final = 10.0
 """Seconds that leaving waits for what is still to be written, cancelled or not."""
 
@@ -87,6 +91,7 @@ class Writer:
         self._waiting: Final[deque[Waiting]] = deque()
         self._bytes_waiting = 0
         self._some = trio.Event()
+        self._hurry = trio.Event()
         self._less: Final = trio.lowlevel.ParkingLot()
         self._closing = False
         self._scope: Final = trio.CancelScope(shield=True)
@@ -117,6 +122,7 @@ class Writer:
         while self.error is None and (
             self._bytes_waiting > _MOST_WAITING or len(self._waiting) > _MOST_ENTRIES_WAITING
         ):
+            self._hurry.set()
             await self._less.park()
 
     def require_room(self) -> None:
@@ -143,11 +149,16 @@ class Writer:
             JournalError: it cannot be written.
         """
         if self._waiting:
-            await self._waiting[-1].written.wait()
+            await self.written(self._waiting[-1])
         else:
             await trio.lowlevel.checkpoint()
         if self.error is not None:
             raise JournalError(f"the journal has ended early: {self.error}") from self.error
+
+    async def written(self, waiting: Waiting) -> None:
+        """Wait until an entry is written, or never will be."""
+        self._hurry.set()
+        await waiting.written.wait()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write until ``close`` was called, cancelled or not.
@@ -160,7 +171,9 @@ class Writer:
                 task_status.started()
                 while not self._closing or self._waiting:
                     await self._some.wait()
-                    self._some = trio.Event()
+                    with trio.move_on_after(_GATHERING):
+                        await self._hurry.wait()
+                    self._some, self._hurry = trio.Event(), trio.Event()
                     while self._waiting and self.error is None:
                         await self._write()
             if self._scope.cancelled_caught:
@@ -174,6 +187,7 @@ class Writer:
         """
         self.add(Waiting(End(calls)))
         self._closing = True
+        self._hurry.set()
         self._scope.deadline = trio.current_time() + _GRACE
         self._some.set()
 
