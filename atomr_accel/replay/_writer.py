@@ -170,11 +170,13 @@ class Writer:
             with self._scope:
                 task_status.started()
                 while not self._closing or self._waiting:
-                    await self._some.wait()
-                    with trio.move_on_after(_GATHERING):
+                    if not self._waiting:
+                        self._some = trio.Event()
+                        await self._some.wait()
+                    with trio.move_on_after(0 if self._closing else _GATHERING):
                         await self._hurry.wait()
-                    self._some, self._hurry = trio.Event(), trio.Event()
-                    while self._waiting and self.error is None:
+                    self._hurry = trio.Event()
+                    if self._waiting:
                         await self._write()
             if self._scope.cancelled_caught:
                 self._fail(TimeoutError(f"the end was not written within {_GRACE} seconds"))
