@@ -110,7 +110,8 @@ class Notes:
         self._nursery: Final = nursery
         self._results: Final = results
         self._numbers: Final = Numbers()
-        self._inside: Final[dict[trio.lowlevel.Task, _Note]] = {}  # the methods that tasks are in
+        # The methods that tasks are in, and the nurseries that they had open before.
+        self._inside: Final[dict[trio.lowlevel.Task, tuple[_Note, list[trio.Nursery]]]] = {}
         self._programs: Final[dict[object, int]] = {}  # those whose block is open
         self._fetched: Final[dict[object, list[tuple[_Note, np.ndarray[Any, Any]]]]] = {}
         self._made: Final[weakref.WeakKeyDictionary[object, list[_Made]]] = (
@@ -217,7 +218,7 @@ class Notes:
         name = method.__name__
         args, kwargs = _as_read(name, args, kwargs)
         note = await self._begin(name, owner, *_as_noted(name, args, kwargs))
-        self._inside[task] = note
+        self._inside[task] = note, [*task.child_nurseries]
         try:
             result = await method(owner, *args, **kwargs)
         except BaseException as error:
@@ -238,11 +239,14 @@ class Notes:
             task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
         except RuntimeError:  # it is nobody's
             return
+        nursery: trio.Nursery | None = None
         while task is not None and task not in self._inside:
             nursery = task.parent_nursery
             task = None if nursery is None else nursery.parent_task
-        if task is not None and self._inside[task].method not in _PLACED_AT_END:
-            self._place(self._inside[task])
+        if task is not None:
+            note, others = self._inside[task]  # in whose nurseries are tasks of the program
+            if note.method not in _PLACED_AT_END and nursery not in others:
+                self._place(note)
 
     def step(
         self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

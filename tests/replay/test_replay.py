@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
@@ -295,3 +296,23 @@ async def test_views_are_told_by_where_they_lie() -> None:
         for offset, strides in ((8, None), (-4, None), (0, (16, 8)), (0, (-16, 4))):
             with pytest.raises(ValueError, match="is in 48 bytes"):
                 view_of(x, (3, 4), np.float32, offset, strides)
+
+
+@program
+async def test_a_transfer_has_its_place_where_it_is_submitted(tmp_path: Path) -> None:
+    """Not where a task that its caller has started submits something else meanwhile."""
+    path = tmp_path / "journal"
+    large = np.zeros(1 << 19, np.float32)
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True):
+            x, y = await device.put(large), await device.zeros(4)
+            for _ in range(5):
+                async with trio.open_nursery() as nursery:
+                    for value in range(4):
+                        nursery.start_soon(device.fill, y, value)
+                        nursery.start_soon(device.fill, x, value)
+                    await device.put(large, out=x)
+                    await device.get(y)
+                await device.get(x[:8])
+        report = await replay(path, device)
+    assert report.same, report
