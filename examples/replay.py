@@ -41,8 +41,6 @@ async def main() -> None:
         report = await replay(run, device)
         assert report.same, report
         print(f"  again: {report}")
-
-    async with open_device(0) as device:
         buffers = await state_at(run, 2, device)
         print(f"  after call 2 there were {len(buffers)} buffers")
 

@@ -45,7 +45,7 @@ async def again(path: Path, **options: Any) -> Report:
 @program
 async def test_random_programs_are_replayed_bit_for_bit(tmp_path: Path) -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
-        for seed in range(sized(12, 500)):
+        for seed in range(sized(10, 500)):
             path = tmp_path / f"{seed}.journal"
             async with open_journal(one, path, contents=True, results=True):
                 await Random(one, seed).run(25)
@@ -63,7 +63,7 @@ async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
 ) -> None:
     """Also where calls are cancelled, and batches, and what they wrote is anybody's guess."""
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
-        for seed in range(sized(12, 500)):
+        for seed in range(sized(10, 500)):
             rng = random.Random(seed)
             ops = [(rng.choice(KINDS), rng.randrange(2**16)) for _ in range(rng.randrange(1, 60))]
             path = tmp_path / f"{seed}.journal"
