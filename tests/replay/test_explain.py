@@ -144,7 +144,6 @@ async def test_what_cannot_be_explained_says_why(tmp_path: Path) -> None:
         await explain(path)
 
 
-
 @cpu_only
 @program
 async def test_a_function_that_has_no_name_cannot_be_in_a_program(tmp_path: Path) -> None:
