@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..actors import ActorRef, Backoff
     from ..backends import Backend, Capabilities
     from ..lanes import Isolation, Template
+    from ..libraries._witness import Witness
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch, Slab
     from ..wire import DeviceInfo
@@ -140,12 +141,14 @@ class DeviceCore:
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
         instruments: those of its system; none for a companion, of which nobody is told.
+        witness: who is told of the program's calls, if anybody wants to know.
     """
 
     driver: Final = Awaited
     pinned: Pinned
     exports: Exports
     host_calls: HostCalls
+    witness: Witness | None = None
 
     def __init__(
         self,
@@ -404,6 +407,8 @@ class DeviceCore:
         self._sequence = sequence = self._sequence + 1
         op = Op(port, sequence, name, message, reads, writes, payload)
         port.submit(op)
+        if self.witness is not None:
+            self.witness.submitted()
         if self.dropped:
             self._release()
         if message.lasting and self.standby is not None and isinstance(message, Message):

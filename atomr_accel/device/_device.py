@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 from ..lanes import uninterrupted
 from ..libraries._op import Awaited
 from ..libraries._table import Libraries
+from ..libraries._witness import witnessed
 from ..memory import GpuRef, ref_error
 from ._event import Event
 from ._requests import Requests
@@ -194,6 +195,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         lane: str = ...,
         init: Callable[[], object] | None = ...,
     ) -> T: ...
+    @witnessed
     async def run(
         self,
         function: Callable[..., object],
@@ -279,6 +281,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         """
         return await retry(self._core, function, args, attempts)
 
+    @witnessed
     async def close_lane(self, lane: str) -> None:
         """End a lane of ``run``: its state, its thread and what else it has in the host.
 

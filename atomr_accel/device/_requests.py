@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..libraries._op import Facade
     from ..libraries._table import Libraries
+    from ..libraries._witness import Witness
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..libraries.array._evaluate import Fused
     from ..libraries.dnn.attention._paged import PagedKVCache
@@ -81,6 +82,11 @@ class Requests(Evaluating[Described], Proxy[Described]):
         return self
 
     # --- what facades ask for -------------------------------------------------------------
+
+    @property
+    def witness(self) -> Witness | None:
+        """Who is told of calls, if anybody wants to know."""
+        return self._core.witness
 
     @property
     def ports(self) -> Mapping[str, Any]:

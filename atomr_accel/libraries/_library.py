@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..wire import Message
     from ._op import Driving
     from ._request import FirstTry
+    from ._witness import Witness
     from ._workspaces import Workspaces, WorkspaceSet
 
 
@@ -114,6 +115,10 @@ class Home(Protocol):
     @property
     def memory_lane(self) -> LaneSpec:
         """The lane that fills and copies."""
+
+    @property
+    def witness(self) -> Witness | None:
+        """Who is told of calls, if anybody wants to know."""
 
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library, by the name that the library has as an attribute."""

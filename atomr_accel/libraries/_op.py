@@ -62,6 +62,12 @@ class Described(Driving):
 D = TypeVar("D", bound=Driving)
 
 
+class Identity:
+    """What all copies of a facade have in common, and no other facade has."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Facade(Generic[D]):
     """What has ops: a library, or what one has made, such as a generator or a kernel."""
 
@@ -70,10 +76,12 @@ class Facade(Generic[D]):
 
     _device: Home
     _library = ""
+    _identity: Identity
     _traces: Traces
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         facade = super().__new__(cls)
+        facade._identity = Identity()
         if cls.traced:
             facade._traces = Traces()  # which copies share
         return facade
@@ -100,6 +108,9 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
         @functools.wraps(make)
         async def awaited(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             device: Any = facade._device  # of such facades it is what carries requests out
+            if device.witness is not None:
+                told: T = await device.witness.awaited(make, facade, args, kwargs)
+                return told
             if facade.traced:
                 found = facade._traces.find(make, facade, device, args, kwargs)
                 sent = send(device, *found) if found is not None else None
@@ -118,12 +129,20 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
         @functools.wraps(make)
         def collected(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             collector: Any = facade._device
-            result: T = collector.collect(make, facade, args, kwargs)
+            result: T
+            if collector.witness is not None:
+                result = collector.witness.collected(make, facade, args, kwargs)
+            else:
+                result = collector.collect(make, facade, args, kwargs)
             return result
 
         @functools.wraps(make)
         def described(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
-            return bound(on_any_views(make, facade, args, kwargs), facade._device.memory)
+            device = facade._device
+            request = bound(on_any_views(make, facade, args, kwargs), device.memory)
+            if device.witness is not None:
+                return device.witness.described(request, make, facade, args, kwargs)
+            return request
 
         signature = inspect.signature(make)
         result = str(signature.return_annotation).removeprefix("Request[").removesuffix("]")

@@ -163,6 +163,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel.patterns",
         "atomr_accel.telemetry",
         "atomr_accel.dashboard",
+        "atomr_accel.replay",
         "atomr_accel.testing",
         "atomr_accel.backends",
     ],

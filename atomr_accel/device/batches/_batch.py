@@ -33,10 +33,12 @@ from ...lanes import Port, uninterrupted
 from ...libraries._arguments import require_readable
 from ...libraries._library import LaneSpec
 from ...libraries._request import Pending
+from ...libraries._witness import witnessed
 from ...memory import GpuRef
 from ...wire import Copy
 from .._context import MEMORY_LANE
 from .._run import check_is_there
+from ..data._arrays import copying
 from ..data._transfer import SMALL, after, as_host_array, bytes_of
 from ._collector import Collector
 
@@ -142,10 +144,13 @@ class Batch(Collector):
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._epoch = self.memory.epoch
         self._open = True
+        if self.witness is not None:
+            self.witness.entered(self)
         return self
 
     # --- what a batch offers beside the libraries -------------------------------------------
 
+    @witnessed
     def put(self, array: object) -> GpuRef:
         """Copy an array to the device.
 
@@ -180,6 +185,7 @@ class Batch(Collector):
         self._put_off(transfer)
         return ref
 
+    @witnessed
     def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
         """Copy a buffer from the device, as it is at this point of the batch.
 
@@ -196,7 +202,7 @@ class Batch(Collector):
         require_readable(ref, self.memory, "ref", strided=True)
         self._check()
         if not ref.contiguous:
-            ref = self.copy(ref)
+            ref = self.collect(copying, self, (ref, None), {})
         block = ref._block
         host = np.empty(ref.shape, ref.dtype)
         piece = self._piece(host.nbytes)
@@ -208,7 +214,7 @@ class Batch(Collector):
 
         async def transfer() -> None:
             await self._provide((ref._block,))
-            await self._owner.get(ref, out=host)
+            await self._owner._download(ref, host)
 
         self._put_off(transfer)
         return host
@@ -279,6 +285,17 @@ class Batch(Collector):
         """Have something done when the block is left."""
         self._late = True
         self._later.append(step)
+
+    def when_placed(self, call: Callable[[], None]) -> None:
+        """Call back once all that was collected so far has its place in the program's order."""
+        if not self._late:
+            call()
+            return
+
+        async def call_later() -> None:
+            call()
+
+        self._put_off(call_later)
 
     def _piece(self, nbytes: int) -> Piece | None:
         """Staging memory for a small array that can be moved now."""
@@ -459,15 +476,20 @@ class Batch(Collector):
         _traceback: TracebackType | None,
     ) -> None:
         self._open = False
+        failure = error
         try:
             if error is None:
                 await self._finish()
             else:
                 await self._spoil()
-        except BaseException:
+        except BaseException as caught:
+            failure = caught
             await self._spoil()
             raise
         finally:
+            if self.witness is not None:
+                self.witness.left(self, failure)
+            del failure  # its traceback has this frame in it
             await self._let_go()
         if error is not None:
             await trio.lowlevel.checkpoint()

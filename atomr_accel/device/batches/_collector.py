@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ...libraries._library import LaneSpec
     from ...libraries._op import Facade
     from ...libraries._request import Keeper
+    from ...libraries._witness import Witness
     from ...libraries._workspaces import Workspaces, WorkspaceSet
     from ...libraries.array._evaluate import Fused
     from ...libraries.dnn.graph._user_graph import Plan
@@ -39,7 +40,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
-_FOR_FACADES: Final = {*dir(Home), *dir(Driver), *("collect", "ref", "take", "traced")}
+_FOR_FACADES: Final = {
+    *dir(Home),
+    *dir(Driver),
+    *("collect", "ref", "take", "traced", "when_placed"),
+}
 """What facades and requests ask for, and programs do not; ``perform`` is for both."""
 
 
@@ -56,6 +61,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def __init__(self, device: Device) -> None:
         super().__init__(device._core)
         self._owner = device
+        self.witness: Witness | None = self._core.witness
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
         self.scratch: dict[Workspaces, WorkspaceSet] = {}
@@ -111,7 +117,23 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
 
         Both have to be on this device.
         """
-        return self.collect(copying, self, (src, dst), {})
+        return self._call(copying, self, (src, dst), {})
+
+    def _call(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """A call that is offered here and not by ``facade``, which may be of the device."""
+        if self.witness is not None:
+            return self.witness.collected(make, facade, args, kwargs, self)
+        return self.collect(make, facade, args, kwargs)
+
+    def when_placed(self, call: Callable[[], None]) -> None:
+        """Call back once all that was collected so far has its place in the program's order."""
+        call()
 
     @property
     def home(self) -> Collector:
@@ -210,4 +232,4 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         require_made_on(kernel, self._core)
         if not isinstance(kernel, Kernel):
             raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {kernel!r}")
-        self.collect(launching, kernel, (grid, block, *args), {"shared": shared})
+        self._call(launching, kernel, (grid, block, *args), {"shared": shared})

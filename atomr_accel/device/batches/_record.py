@@ -20,6 +20,7 @@ from ...libraries._arguments import (
     same_place,
 )
 from ...libraries._library import LaneSpec
+from ...libraries._witness import witnessed
 from ...libraries.nvrtc._facade import KERNELS
 from ...libraries.programs.wire._messages import (
     Describe,
@@ -158,6 +159,8 @@ class Recording(Collector):
             if not self._takes(ref):
                 raise ref_error(ref, self.memory, f"input {at} of record")
             self.take(ref)
+        if self.witness is not None:
+            self.witness.entered(self)
         return self
 
     async def __aexit__(
@@ -170,6 +173,8 @@ class Recording(Collector):
         self._done.clear()  # nothing was executed
         self._drop_libraries()
         self._written.update(map(self._root, tuple(self._written)))
+        if self.witness is not None:
+            self.witness.left(self, error)
         if error is None:
             await self._prepared()
         else:
@@ -356,7 +361,7 @@ class Recording(Collector):
     def _choose(self, kind: Kind, flag: GpuRef) -> Iterator[None]:
         self._check_open()
         check = require_readable if kind == "when" else require_writable
-        flag = self.take(flag)
+        given, flag = flag, self.take(flag)
         check(flag, self.memory, "flag")
         if flag.dtype.kind not in "biu":
             raise TypeError(f"a flag must be a bool or an integer, not {flag.dtype.name}")
@@ -364,14 +369,19 @@ class Recording(Collector):
             raise ValueError(f"a flag must have one element, not shape {flag.shape}")
         choice = _Choice(kind, flag)
         self._choices.append(choice)
+        if self.witness is not None:
+            self.witness.chosen(self, kind, given)
         try:
             yield
         finally:
             self._choices.pop()
+            if self.witness is not None:
+                self.witness.section_ended(self)
         if kind == "loop" and self._root(flag._block) not in map(self._root, choice.written):
             raise ValueError("nothing in this loop writes its flag, so it would never end")
         self._add(choice, choice.written)
 
+    @witnessed
     def call(
         self, program: Recording, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
     ) -> None:
@@ -437,6 +447,7 @@ class Recording(Collector):
 
     # --- replaying ------------------------------------------------------------------------
 
+    @witnessed
     async def replay(self, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None) -> None:
         """Execute the program and wait until it has finished.
 

@@ -12,6 +12,7 @@ from ..._errors import GpuRefStale, said_of
 from ...libraries._arguments import require_readable, require_writable
 from ...libraries._op import Awaited
 from ...libraries._request import perform
+from ...libraries._witness import witnessed
 from ...memory import GpuRef, MemoryScope, ref_error
 from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
@@ -52,6 +53,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- to the device and back -------------------------------------------------------------
 
+    @witnessed
     async def put(
         self, array: object, *, out: GpuRef | None = None, sealed: bool = False
     ) -> GpuRef:
@@ -113,6 +115,7 @@ class MemoryMethods(Arrays[Awaited]):
                 continue
             return ref
 
+    @witnessed
     async def get(
         self, ref: GpuRef, out: np.ndarray[Any, Any] | None = None
     ) -> np.ndarray[Any, Any]:
@@ -153,6 +156,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- on the device ----------------------------------------------------------------------
 
+    @witnessed
     async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
         """Copy a buffer, on the device or from another device to this one.
 
@@ -185,6 +189,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- managed memory ------------------------------------------------------------------------
 
+    @witnessed
     async def managed(self, shape: Shape, dtype: DTypeLike = np.float64) -> GpuRef:
         """A buffer of managed memory, which moves between the device and the host by itself.
 
@@ -207,6 +212,7 @@ class MemoryMethods(Arrays[Awaited]):
         """
         return await make_managed(self._core, shape, dtype)
 
+    @witnessed
     async def prefetch(self, ref: GpuRef, to: Place = "device") -> None:
         """Move managed memory to where it is needed next (``cuMemPrefetchAsync``).
 
@@ -224,6 +230,7 @@ class MemoryMethods(Arrays[Awaited]):
             self._core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device)
         )
 
+    @witnessed
     async def advise(self, ref: GpuRef, advice: Advice) -> None:
         """Tell how managed memory is going to be used (``cuMemAdvise``).
 
@@ -241,6 +248,7 @@ class MemoryMethods(Arrays[Awaited]):
         one_of(advice, Advice, "advice")
         await on_managed(self._core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
 
+    @witnessed
     async def attach(self, ref: GpuRef, to: Attachment) -> None:
         """Say who accesses managed memory (``cuStreamAttachMemAsync``).
 
@@ -259,6 +267,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- the program's own libraries ---------------------------------------------------------
 
+    @witnessed
     async def export(self, ref: GpuRef) -> Export:
         """A buffer as an array in this process, without a copy, for other libraries.
 
@@ -291,6 +300,7 @@ class MemoryMethods(Arrays[Awaited]):
         """
         return await self._core.exports.export(ref)
 
+    @witnessed
     async def adopt(self, array: object) -> GpuRef:
         """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy, or of a shared buffer.
 
@@ -317,6 +327,7 @@ class MemoryMethods(Arrays[Awaited]):
             return await open_shared(self._core, array)
         return await self._core.exports.adopt(array, self.put)
 
+    @witnessed
     async def share(self, ref: GpuRef) -> SharedBuffer:
         """A buffer for other processes, to be sent to them as a descriptor.
 
@@ -368,6 +379,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- lifetime ---------------------------------------------------------------------------
 
+    @witnessed
     async def free(self, ref: GpuRef) -> None:
         """Give a buffer back now; its memory is reused after its last op.
 
@@ -414,6 +426,7 @@ class MemoryMethods(Arrays[Awaited]):
             scope.close()
         await trio.lowlevel.checkpoint()
 
+    @witnessed
     async def seal(self, ref: GpuRef) -> GpuRef:
         """Make a buffer read-only for good, so that it survives rebuilds.
 
@@ -443,6 +456,7 @@ class MemoryMethods(Arrays[Awaited]):
                 await seal(core, ref)
         return ref
 
+    @witnessed
     async def unseal(self, ref: GpuRef) -> GpuRef:
         """A new buffer, which can be written, with the content of a sealed one.
 

@@ -36,6 +36,7 @@ class Describing:
     """A device, as it is to facades whose ops give requests."""
 
     driver: Final = Described
+    witness: Final = None  # these requests are parts of calls, not calls
 
     def __init__(self, home: Home) -> None:
         self._home = home

@@ -1,0 +1,113 @@
+"""Who is told of a program's calls, such as a journal that records them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from ._op import Facade
+    from ._request import Request
+
+F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T")
+
+
+class Witness(Protocol):
+    """Carries calls out and notes them: what stands between a call and the device meanwhile.
+
+    Every call of a facade looks for one, as ``device.witness``, which is None where nobody wants
+    to know. Arguments are those of the call, before anything was made of them.
+    """
+
+    def awaited(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Coroutine[Any, Any, T]:
+        """An op that is awaited."""
+
+    def collected(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        program: Any = None,
+    ) -> T:
+        """An op in a batch or a recording: by default that of the facade."""
+
+    def described(
+        self,
+        request: Request[T],
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Request[T]:
+        """A request, which tells when it is carried out."""
+
+    def method(
+        self,
+        method: Callable[..., Coroutine[Any, Any, T]],
+        owner: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Coroutine[Any, Any, T]:
+        """An async method that is no op, of a device or a recording."""
+
+    def submitted(self) -> None:
+        """An op has its place in the program's order: perhaps one of such a method."""
+
+    def step(
+        self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> T:
+        """A method that is no op, of a batch or a recording."""
+
+    def entered(self, program: Any) -> None:
+        """The block of a batch or a recording begins."""
+
+    def left(self, program: Any, error: BaseException | None) -> None:
+        """The block of a batch or a recording has ended, and with what error."""
+
+    def chosen(self, program: Any, kind: str, flag: Any) -> None:
+        """A section of a recording begins on which a flag decides."""
+
+    def section_ended(self, program: Any) -> None:
+        """The last section that has begun ends."""
+
+
+def witnessed(method: F) -> F:
+    """Have a witness told of the calls of a method that is no op.
+
+    It is that of the device, which the method's object has as ``_core``.
+    """
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def told_async(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            witness: Witness | None = self._core.witness
+            if witness is None:
+                return await method(self, *args, **kwargs)
+            return await witness.method(method, self, args, kwargs)
+
+        function: Any = told_async
+    else:
+
+        @functools.wraps(method)
+        def told(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            witness: Witness | None = self._core.witness
+            if witness is None:
+                return method(self, *args, **kwargs)
+            return witness.step(method, self, args, kwargs)
+
+        function = told
+    marked: F = trio.lowlevel.enable_ki_protection(function)
+    return marked

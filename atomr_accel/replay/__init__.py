@@ -1,0 +1,45 @@
+"""Journals of what a program asks of a device: to do it again, and to explain faults.
+
+async with open_journal(device, "run.journal", contents=True):   # notes every call
+    ...
+print(await replay("run.journal", device))                       # what differs, where, by how much
+buffers = await state_at("run.journal", 41, device)              # the state after call 41
+print(await explain("run.journal", out="fault.py"))              # the least that faults again
+"""
+
+from ._compare import TOLERANCES, Deviation
+from ._entries import SCHEMA
+from ._explain import Explanation, explain
+from ._journal import Journal, open_journal
+from ._player import Difference, Report, Skipped, content_hash, replay, state_at
+from ._reading import read_journal
+from ._redis import RedisStorage
+from ._restore import view_of
+from ._sqlite import SqliteStorage
+from ._storage import JournalDamaged, JournalError, JournalFull, Record, Storage, Stored
+
+__all__ = [
+    "SCHEMA",
+    "TOLERANCES",
+    "Deviation",
+    "Difference",
+    "Explanation",
+    "Journal",
+    "JournalDamaged",
+    "JournalError",
+    "JournalFull",
+    "Record",
+    "RedisStorage",
+    "Report",
+    "Skipped",
+    "SqliteStorage",
+    "Storage",
+    "Stored",
+    "content_hash",
+    "explain",
+    "open_journal",
+    "read_journal",
+    "replay",
+    "state_at",
+    "view_of",
+]

@@ -1,0 +1,306 @@
+"""From arguments and results to what a journal holds of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import sys
+import weakref
+from collections import deque
+from enum import Enum
+from types import BuiltinFunctionType, EllipsisType, FunctionType
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import numpy as np
+
+from .._dtypes import DTYPES, NAMES
+from ..expressions import Operand
+from ..libraries._op import Facade, Identity
+from ..libraries._table import NAMES as LIBRARIES
+from ..libraries.array._graph import Graph
+from ..memory import Block, GpuRef
+from ._entries import (
+    Array,
+    DType,
+    Fields,
+    Formula,
+    Function,
+    Handle,
+    Items,
+    Number,
+    Opaque,
+    Pairs,
+    Partial,
+    Ref,
+    Slice,
+    Step,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ._entries import Value
+
+_LONGEST: Final = 200
+_INT64: Final = range(-(2**63), 2**63)
+_SOURCES: Final[weakref.WeakKeyDictionary[Any, bytes]] = weakref.WeakKeyDictionary()
+_TYPES: Final = (bool, int, float, complex)
+
+
+def digest(data: Any) -> bytes:
+    """The hash of bytes that a journal goes by (BLAKE2b, 20 bytes)."""
+    return hashlib.blake2b(data, digest_size=20).digest()
+
+
+@final
+class Numbers:
+    """The numbers of buffers and of what has methods, for as long as they are there.
+
+    Attributes:
+        dead: numbers of buffers that are gone; whoever drops the last ref may be in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._blocks: dict[int, tuple[weakref.ref[Block], int]] = {}
+        self._handles: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        self.dead: Final[deque[int]] = deque()
+
+    def new(self) -> int:
+        """A number that nothing has had."""
+        self._last += 1
+        return self._last
+
+    def of_block(self, block: Block) -> int:
+        """The number of some memory, or 0 if it has none."""
+        known = self._blocks.get(id(block))
+        return 0 if known is None else known[1]
+
+    def add_block(self, block: Block) -> int:
+        """A number for some memory."""
+        number, key = self.new(), id(block)
+
+        def gone(_ref: object) -> None:
+            del self._blocks[key]  # before another one can have this identity
+            self.dead.append(number)
+
+        self._blocks[key] = weakref.ref(block, gone), number
+        return number
+
+    def of_handle(self, identity: object) -> int:
+        """The number of what has methods, or 0 if it has none."""
+        return self._handles.get(identity, 0)
+
+    def add_handle(self, identity: object) -> int:
+        """A number for what has methods."""
+        number = self._handles[identity] = self.new()
+        return number
+
+
+def identity_of(thing: Any) -> Identity | object:
+    """By what something with methods is known: all its copies have the same."""
+    return thing._identity if isinstance(thing, Facade) and not is_device(thing) else thing
+
+
+def is_device(thing: Any) -> bool:
+    """Whether it is a device, a batch or a recording, which are facades as well."""
+    return hasattr(thing, "_core")
+
+
+@final
+class Describer:
+    """Describes the arguments and the result of one call.
+
+    Args:
+        numbers: what is known.
+        brought: told of what no call has made: a buffer, or something with methods.
+        keep: takes the content of an array.
+    """
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        brought: Callable[[Any, int], None],
+        keep: Callable[[Array, np.ndarray[Any, Any]], None],
+    ) -> None:
+        self._numbers: Final = numbers
+        self._brought: Final = brought
+        self._keep: Final = keep
+
+    def argument(self, value: Any) -> Value:
+        """An argument; what is not known yet came from outside."""
+        return self._describe(value, self._brought)
+
+    def result(self, value: Any) -> Value:
+        """A result; what is not known yet was made by the call."""
+        return self._describe(value, None)
+
+    def _describe(self, value: Any, brought: Callable[[Any, int], None] | None) -> Value:
+        kind = type(value)
+        if value is None or kind in (bool, float, str):
+            plain: Value = value
+            return plain
+        if kind is int:
+            return value if value in _INT64 else Number("int", str(value).encode())
+        if kind is GpuRef:
+            return self._ref(value, brought)
+        describe = functools.partial(self._describe, brought=brought)
+        if kind in (list, tuple):
+            return Items(kind.__name__, tuple(map(describe, value)))
+        if kind is dict:
+            return Pairs(tuple((describe(key), describe(item)) for key, item in value.items()))
+        if kind is bytes:
+            return Number("bytes", value)
+        if kind is complex:
+            return Number("complex", str(value).encode())
+        if isinstance(value, np.generic) and value.dtype in NAMES:
+            return Number(NAMES[value.dtype], value.tobytes())
+        if isinstance(value, np.ndarray):
+            return self._array(value)
+        if isinstance(value, np.dtype):
+            return DType(value.name)
+        if kind is slice:
+            return Slice(describe(value.start), describe(value.stop), describe(value.step))
+        if kind is EllipsisType:
+            return Slice("...", "...", "...")
+        if isinstance(value, Operand):
+            return self._formula(value, brought)
+        if isinstance(value, functools.partial):
+            named = {name: describe(item) for name, item in value.keywords.items()}
+            return Partial(describe(value.func), tuple(map(describe, value.args)), named)
+        if isinstance(value, type) and (value in _TYPES or issubclass(value, np.generic)):
+            return DType(np.dtype(value).name)
+        if isinstance(value, FunctionType | BuiltinFunctionType | type | np.ufunc):
+            return function_of(value)
+        if isinstance(value, Facade) or hasattr(value, "_core"):
+            return self.handle(value, brought)
+        return self._fields(value, describe)
+
+    def handle(self, thing: Any, brought: Callable[[Any, int], None] | None) -> Handle:
+        """Something with methods."""
+        identity = identity_of(thing)
+        number = self._numbers.of_handle(identity)
+        if not number:
+            number = self._numbers.add_handle(identity)
+            if brought is not None:
+                brought(thing, number)
+        return Handle(number)
+
+    def target(self, facade: Any) -> str | Handle:
+        """What has the method that is called."""
+        if is_device(facade):
+            return "device"
+        return (
+            facade._library if facade._library in LIBRARIES else self.handle(facade, self._brought)
+        )
+
+    def _ref(self, ref: GpuRef, brought: Callable[[Any, int], None] | None) -> Ref:
+        block = ref._block
+        whole = block.base
+        number = self._numbers.of_block(whole)
+        if not number:
+            number = self._numbers.add_block(whole)
+            if brought is not None:
+                brought(ref, number)
+        return Ref(number, NAMES[ref.dtype], ref.shape, block.offset, ref._strides, whole.nbytes)
+
+    def _array(self, value: np.ndarray[Any, Any]) -> Value:
+        if value.dtype not in DTYPES.values():
+            return Opaque(f"an array of {value.dtype}")
+        array = Array(DTYPES[value.dtype.name].name, value.shape)
+        self._keep(array, value)
+        return array
+
+    def _formula(self, value: Operand, brought: Callable[[Any, int], None] | None) -> Value:
+        graph = Graph((value,))
+        steps = tuple(
+            Step(
+                each.kind,
+                each.name,
+                each.args,
+                each.shape,
+                NAMES[each.dtype],
+                each.axes,
+                each.keepdims,
+            )
+            for each in graph.values
+        )
+        constants = tuple(Number(each.dtype.name, each.tobytes()) for each in graph.constants)
+        operands = tuple(self._ref(ref, brought) for ref in graph.operands)
+        return Formula(steps, operands, constants, graph.results[0])
+
+    def _fields(self, value: Any, describe: Callable[[Any], Value]) -> Value:
+        """An instance of a type of this package that has fields."""
+        kind = type(value)
+        if kind.__module__.partition(".")[0] != __package__.partition(".")[0]:
+            return Opaque(_text(value))
+        if isinstance(value, Enum):
+            return Fields(function_of(kind), {"value": describe(value.value)})
+        fields = fields_of(value)
+        if fields is None:
+            return Opaque(_text(value))
+        return Fields(function_of(kind), {name: describe(item) for name, item in fields.items()})
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass, a named tuple or a struct; None for what is none of these."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: getattr(value, name) for name in value._fields}
+    if isinstance(value, msgspec.Struct) and not isinstance(value, Operand):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    return None
+
+
+def function_of(value: Any) -> Function:
+    """A function or class by its name, with the hash of its source."""
+    module, name = str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))
+    if isinstance(value, np.ufunc):
+        module, name = "numpy", value.__name__
+    file = ""
+    if module == "__main__":
+        file = str(getattr(sys.modules["__main__"], "__file__", "") or "")
+    return Function(module, name or _text(value), source_hash(value), file)
+
+
+def source_hash(value: Any) -> bytes:
+    """The hash of a function's source, or of its code where there is none; b"" without either."""
+    try:
+        known = _SOURCES.get(value)
+    except TypeError:
+        return b""
+    if known is None:
+        try:
+            known = digest(inspect.getsource(value).encode())
+        except (OSError, TypeError):
+            code = getattr(value, "__code__", None)
+            known = b"" if code is None else digest(code.co_code)
+        _SOURCES[value] = known
+    return known
+
+
+def _text(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - it is the program's, and no reason to fail a call
+        text = f"<{type(value).__qualname__}>"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def refs_in(value: Any, where: str) -> Iterator[tuple[str, GpuRef]]:
+    """The buffers in an argument or a result, with where in it they are."""
+    if type(value) is GpuRef:
+        yield where, value
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            yield from refs_in(item, f"{where}[{at}]")
+    elif type(value) is dict:
+        for key, item in value.items():
+            yield from refs_in(item, f"{where}[{key!r}]")
+    elif type(value).__module__.startswith(__package__.partition(".")[0]):
+        for name, item in (fields_of(value) or {}).items():
+            yield from refs_in(item, f"{where}.{name}")

@@ -1,0 +1,337 @@
+"""What a journal holds: plain values that msgspec writes, and no pickles.
+
+Buffers are told by the number of the memory block that they lie in, so that views of one are
+known as such. What cannot be written as a value is ``Opaque``, which says what it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias, final
+
+import msgspec
+
+SCHEMA: Final = 1
+"""The version of what is in this file; a journal of another one is refused."""
+
+
+class _Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an argument or a result is, unless it is None, a bool, a number or text."""
+
+
+@final
+class Ref(_Value, frozen=True, tag="ref"):
+    """A buffer, or a view of one.
+
+    Attributes:
+        id: the number of its memory.
+        dtype: its name.
+        shape: of the view.
+        offset: in bytes, from where the memory begins.
+        strides: in bytes; None where it is C-contiguous.
+        nbytes: of all of the memory.
+    """
+
+    id: int
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0
+    strides: tuple[int, ...] | None = None
+    nbytes: int = 0
+
+
+@final
+class Array(msgspec.Struct, tag="array"):
+    """An array of the program.
+
+    Attributes:
+        dtype: its name.
+        shape: as in NumPy.
+        hash: of its bytes in C order; empty as long as nobody has computed it.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    hash: bytes = b""
+
+
+@final
+class Handle(_Value, frozen=True, tag="handle"):
+    """Something with methods: a kernel, a generator, a fused function, a batch, a recording."""
+
+    id: int
+
+
+@final
+class Function(_Value, frozen=True, tag="function"):
+    """A function or class, by name.
+
+    Attributes:
+        module: where it is.
+        name: its qualified name there.
+        hash: of its source; empty where there is none to be had.
+        file: of a module that was run as a program.
+    """
+
+    module: str
+    name: str
+    hash: bytes = b""
+    file: str = ""
+
+
+@final
+class Partial(_Value, frozen=True, tag="partial"):
+    """A ``functools.partial``."""
+
+    function: Value
+    args: tuple[Value, ...] = ()
+    kwargs: dict[str, Value] = {}
+
+
+@final
+class Items(_Value, frozen=True, tag="items"):
+    """A list or a tuple, by ``kind``."""
+
+    kind: str
+    items: tuple[Value, ...]
+
+
+@final
+class Pairs(_Value, frozen=True, tag="pairs"):
+    """A dict."""
+
+    items: tuple[tuple[Value, Value], ...]
+
+
+@final
+class Number(_Value, frozen=True, tag="number"):
+    """What msgpack has no form for among text: bytes, complex, beyond 64 bits, or NumPy's.
+
+    Attributes:
+        dtype: NumPy's name; ``"complex"``, ``"int"`` and ``"bytes"`` are Python's.
+        data: the bytes; of a complex or an int its text.
+    """
+
+    dtype: str
+    data: bytes
+
+
+@final
+class DType(_Value, frozen=True, tag="dtype"):
+    """A dtype, or a type that stands for one."""
+
+    name: str
+
+
+@final
+class Slice(_Value, frozen=True, tag="slice"):
+    """A slice; ``...`` if all three are the text ``"..."``."""
+
+    start: Value = None
+    stop: Value = None
+    step: Value = None
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One value of an expression; as ``libraries.array._graph.Value``."""
+
+    kind: str
+    name: str
+    args: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[int, ...] = ()
+    keepdims: bool = False
+
+
+@final
+class Formula(_Value, frozen=True, tag="formula"):
+    """An expression: its values, each after those that it is made of."""
+
+    steps: tuple[Step, ...]
+    operands: tuple[Ref, ...]
+    constants: tuple[Number, ...]
+    result: int
+
+
+@final
+class Fields(_Value, frozen=True, tag="fields"):
+    """An instance of one of this package's dataclasses, named tuples, structs or enums."""
+
+    of: Function
+    fields: dict[str, Value]
+
+
+@final
+class Opaque(_Value, frozen=True, tag="opaque"):
+    """What cannot be made again from what the journal holds."""
+
+    text: str
+
+
+Structured: TypeAlias = (
+    Ref
+    | Array
+    | Handle
+    | Function
+    | Partial
+    | Items
+    | Pairs
+    | Number
+    | DType
+    | Slice
+    | Formula
+    | Fields
+    | Opaque
+)
+Value: TypeAlias = bool | int | float | str | Structured | None
+"""An argument or a result."""
+
+
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that happened."""
+
+
+@final
+class Header(_Entry, frozen=True, tag="header"):
+    """The first entry.
+
+    Attributes:
+        schema: see ``SCHEMA``.
+        package: this package's version.
+        backend: what recorded it.
+        device: the device's name.
+        contents: whether arrays are kept, or only their hashes.
+        results: whether every op's outputs are noted, or only what ``get`` gave.
+        when_full: ``"drop"`` or ``"refuse"``.
+        paths: where the program found its modules.
+    """
+
+    schema: int
+    package: str
+    backend: str
+    device: str
+    contents: bool
+    results: bool
+    when_full: str
+    paths: tuple[str, ...] = ()
+
+
+@final
+class Outside(_Entry, frozen=True, tag="outside"):
+    """A buffer that was there before the journal, or came from elsewhere, when first used."""
+
+    ref: Ref
+    sealed: bool = False
+
+
+@final
+class Content(_Entry, frozen=True, tag="content"):
+    """What a buffer of ``Outside`` held then."""
+
+    id: int
+    array: Array
+
+
+@final
+class Brought(_Entry, frozen=True, tag="brought"):
+    """Something with methods that no call of the journal has made.
+
+    Attributes:
+        id: its number.
+        kind: ``"generator"``, ``"fused"``, or the name of a type of which nothing more is known.
+        made_of: what makes another one: the state of a generator, the function that is fused.
+    """
+
+    id: int
+    kind: str
+    made_of: Value = None
+
+
+@final
+class Call(_Entry, frozen=True, tag="call"):
+    """A public call, in its place in the program's order.
+
+    Attributes:
+        number: from 1 on, without gaps.
+        target: ``"device"``, the name of a library, or what has the method.
+        method: its name.
+        args: positional arguments.
+        kwargs: arguments by name.
+        program: the batch or recording that it is in, or 0.
+        generation: the device's, when it was called.
+        state: where the generator was that draws.
+    """
+
+    number: int
+    target: str | Handle
+    method: str
+    args: tuple[Value, ...] = ()
+    kwargs: dict[str, Value] = {}
+    program: int = 0
+    generation: int = 1
+    state: Value = None
+
+
+@final
+class Done(_Entry, frozen=True, tag="done"):
+    """How a call has ended.
+
+    Attributes:
+        call: its number.
+        outcome: ``"ok"``, ``"error"``, ``"cancelled"``, or ``"sent"`` where only the end of its
+            batch tells.
+        result: what it gave.
+        error: the type's name and the message.
+        fault: whether the device went down with it.
+    """
+
+    call: int
+    outcome: str = "ok"
+    result: Value = None
+    error: tuple[str, str] = ("", "")
+    fault: bool = False
+
+
+@final
+class Output(_Entry, frozen=True, tag="output"):
+    """What one of a call's outputs held right after it.
+
+    Attributes:
+        call: its number.
+        where: ``"result"``, ``"result[1]"``, ``"args[0]"`` or ``"out"``.
+        array: what it held.
+    """
+
+    call: int
+    where: str
+    array: Array
+
+
+@final
+class Dropped(_Entry, frozen=True, tag="dropped"):
+    """Buffers that the program holds no more; before the call of the next number."""
+
+    ids: tuple[int, ...]
+
+
+@final
+class End(_Entry, frozen=True, tag="end"):
+    """The journal was closed; without, its program was killed."""
+
+    calls: int
+
+
+Entry: TypeAlias = Header | Outside | Content | Brought | Call | Done | Output | Dropped | End
+
+encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Entry)
+
+
+def decode(data: bytes) -> Entry:
+    """An entry of its bytes.
+
+    Raises:
+        msgspec.DecodeError: it is none.
+    """
+    found: Any = _decoder.decode(data)
+    return found  # type: ignore[no-any-return]

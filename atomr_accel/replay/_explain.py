@@ -1,0 +1,282 @@
+"""``explain``: which call took the device down, and the least that does it again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import trio
+
+from .._errors import Unsupported
+from ._entries import Array, Brought, Outside, Ref
+from ._minimal import minimal
+from ._program import ProgramWriter, Unwritable
+from ._reading import Recall, Recorded, reading
+from ._restore import handles_of, refs_given, refs_of
+from ._storage import JournalError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ._storage import Storage
+
+_LAST: Final = 10
+_SECONDS: Final = 120.0
+"""A trial that takes longer has failed otherwise: it hangs."""
+
+_FAULTS: Final = ("ContextPoisoned", "KernelHung", "DeviceLost")
+
+Faults = "Callable[[str], Awaitable[bool]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a journal tells of a fault.
+
+    Attributes:
+        fault: what the program was told: the error's type and message.
+        call: the call that the fault came with, as ``read_journal`` has it.
+        last: the calls before it, the latest last.
+        minimal: the calls of the program that faults again.
+        program: its text, a Python program of public calls that ends with the fault.
+        trials: how many programs were run to find it.
+    """
+
+    fault: str
+    call: str
+    last: tuple[str, ...]
+    minimal: tuple[str, ...]
+    program: str
+    trials: int
+
+    def __str__(self) -> str:
+        before = "\n".join(f"    {line}" for line in self.last)
+        least = "\n".join(f"    {line}" for line in self.minimal)
+        return (
+            f"{self.fault}\nwith call\n    {self.call}\nafter\n{before}\n"
+            f"which comes again with these calls alone ({self.trials} programs were run):\n{least}"
+        )
+
+
+async def explain(
+    path: str | os.PathLike[str] | Storage,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    backend: str | None = None,
+    last: int = _LAST,
+    faults: Callable[[str], Awaitable[bool]] | None = None,
+) -> Explanation:
+    """Explain the first fault of a journal, by a minimal program that faults again.
+
+    What the calls up to the fault came to is reduced by delta debugging. Each trial is a program of
+    its own, run in a process of its own. Buffers whose calls are left out are zeros.
+
+    Args:
+        path: the journal's file, or where else it is kept.
+        out: where to write the program; nowhere by default.
+        backend: what the programs open; by default what has recorded. Faults of the CPU backend are
+            those of kernels and functions that die, see ``atomr_accel.testing``.
+        last: how many calls before the fault to tell of.
+        faults: whether a program, given as text, faults again; by default it is run.
+
+    Returns:
+        The explanation; ``str(explanation)`` is for people.
+
+    Raises:
+        JournalError: it is no journal; it tells of no fault; or the fault does not come again, not
+            even with all calls.
+        Unsupported: the call that faults cannot be written as a program; the message says why.
+        FileNotFoundError: there is no journal.
+    """
+    async with reading(path) as recorded:
+        recalls = [*recorded.calls]
+        at = next((at for at, each in enumerate(recalls) if _is_fault(each)), None)
+        if at is None:
+            raise JournalError(f"{recorded!r} tells of no fault")
+        # Others that were in flight went down with it, and were perhaps called before.
+        down = [each for each in recalls[at:] if _is_fault(each)]
+        generation = recalls[at].call.generation
+        down = [each for each in down if each.call.generation == generation]
+        candidates = [
+            each
+            for each in recalls
+            if each.call.number <= down[-1].call.number
+            and (_is_fault(each) or (each.done is not None and each.done.outcome in ("ok", "sent")))
+            and each.call.method not in _NOT_WRITTEN
+        ]
+        return await _Search(recorded, candidates, down, backend, faults).run(
+            [str(each) for each in recalls[max(0, at - last) : at]], out
+        )
+
+
+_NOT_WRITTEN: Final = ("batch", "leave", "get", "free")
+
+
+def _is_fault(recall: Recall) -> bool:
+    return recall.done is not None and recall.done.error[0] in _FAULTS
+
+
+class _Search:
+    """Looks for the least program that faults."""
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        candidates: list[Recall],
+        down: list[Recall],
+        backend: str | None,
+        faults: Callable[[str], Awaitable[bool]] | None,
+    ) -> None:
+        self._recorded = recorded
+        self._candidates = candidates
+        self._down = down
+        self._backend = backend or recorded.backend
+        self._faults = faults or partial(_runs_into_a_fault, paths=recorded.header.paths)
+        self._brought: dict[int, Outside | Brought] = {}
+        self._made: dict[int, Ref] = {}
+        self._makers: dict[int, Recall] = {}
+        self.trials = 0
+        for recall in recorded.calls:
+            for entry in recall.brought:
+                number = entry.ref.id if isinstance(entry, Outside) else entry.id
+                self._brought[number] = entry
+                if isinstance(entry, Outside):
+                    self._made[number] = entry.ref
+            if recall.done is not None:
+                for _, ref in refs_of(recall.done.result):
+                    self._made.setdefault(ref.id, ref)
+                for handle in handles_of(recall.done.result):
+                    self._makers[handle] = recall
+
+    async def run(self, last: list[str], out: str | os.PathLike[str] | None) -> Explanation:
+        """Search, from what is most likely to what is certain."""
+        arrays = await self._arrays()
+        writer = ProgramWriter(arrays, self._recorded.contents)
+        reason = ""
+
+        async def fails(recalls: list[Recall]) -> bool:
+            nonlocal reason
+            try:
+                text = self._text(writer, recalls)
+            except Unwritable as error:
+                reason = str(error)
+                return False
+            self.trials += 1
+            return await self._faults(text)
+
+        found: list[Recall] | None = None
+        for culprit in self._down:  # the one, with nothing but what it needs to be called
+            if await fails([culprit]):
+                found = [culprit]
+                break
+        if found is None:
+            # What its buffers came from, and at last all there is.
+            for culprit in self._down:
+                needed = self._needed(culprit)
+                if len(needed) < len(self._candidates) and await fails(needed):
+                    found = await minimal(needed, fails)
+                    break
+        if found is None:
+            if not await fails(self._candidates):
+                if reason:
+                    raise Unsupported(f"the fault cannot be written as a program: {reason}")
+                raise JournalError("the fault does not come again, not even with all calls")
+            found = await minimal(self._candidates, fails)
+        text = self._text(writer, found)
+        if out is not None:
+            await trio.Path(out).write_text(text, encoding="utf-8")
+        culprit = next((each for each in found if each in self._down), self._down[0])
+        done = culprit.done
+        assert done is not None
+        return Explanation(
+            f"{done.error[0]}: {done.error[1]}",
+            str(culprit),
+            tuple(last),
+            tuple(map(str, self._with_makers(found))),
+            text,
+            self.trials,
+        )
+
+    def _text(self, writer: ProgramWriter, recalls: list[Recall]) -> str:
+        return writer.program(
+            self._with_makers(recalls),
+            brought=self._brought,
+            made=self._made,
+            backend=self._backend,
+            title="The least of a recorded program that ends with the same fault.",
+        )
+
+    def _with_makers(self, recalls: list[Recall]) -> list[Recall]:
+        """Calls, with those that make what they are called on, such as kernels."""
+        chosen = {each.call.number: each for each in recalls}
+        waiting = [*recalls]
+        while waiting:
+            call = waiting.pop().call
+            for handle in handles_of([call.target, call.args, [*call.kwargs.values()]]):
+                maker = self._makers.get(handle)
+                if maker is not None and maker.call.number not in chosen:
+                    chosen[maker.call.number] = maker
+                    waiting.append(maker)
+        return [chosen[number] for number in sorted(chosen)]
+
+    def _needed(self, culprit: Recall) -> list[Recall]:
+        """What the buffers of a call came from."""
+        wanted = {ref.id for ref in refs_given(culprit.call).values()}
+        needed = [culprit]
+        for recall in reversed(self._candidates):
+            if recall.call.number >= culprit.call.number:
+                continue
+            result = recall.done.result if recall.done is not None else None
+            given = {ref.id for ref in refs_given(recall.call).values()}
+            if wanted & ({ref.id for _, ref in refs_of(result)} | given):
+                wanted |= given
+                needed.append(recall)
+        return needed[::-1]
+
+    async def _arrays(self) -> dict[bytes, np.ndarray[Any, Any]]:
+        """The contents of all arrays that the calls are given."""
+        found: dict[bytes, np.ndarray[Any, Any]] = {}
+        wanted: list[Array] = [*self._recorded.contents.values()]
+        for recall in self._candidates:
+            wanted += arrays_of([recall.call.args, [*recall.call.kwargs.values()]])
+        for array in wanted:
+            content = await self._recorded.array(array)
+            if content is not None:
+                found[array.hash] = content
+        return found
+
+
+def arrays_of(value: Any) -> list[Array]:
+    """The arrays in what a journal has of arguments."""
+    if isinstance(value, Array):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [found for each in value for found in arrays_of(each)]
+    if hasattr(value, "__struct_fields__"):
+        return arrays_of([getattr(value, name) for name in value.__struct_fields__])
+    return []
+
+
+async def _runs_into_a_fault(program: str, *, paths: tuple[str, ...]) -> bool:
+    """Whether a program ends with a fault, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "program.py"
+        file.write_text(program, encoding="utf-8")
+        path = os.pathsep.join([each for each in (*sys.path, *paths) if each])
+        with trio.move_on_after(_SECONDS):
+            done = await trio.run_process(
+                [sys.executable, str(file)],
+                check=False,
+                capture_stdout=True,
+                capture_stderr=True,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+            told = done.stderr.decode(errors="replace")
+            return done.returncode != 0 and any(f".{name}: " in told for name in _FAULTS)
+    return False

@@ -1,0 +1,149 @@
+"""``open_journal``: notes what a program asks of a device, while it asks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, final
+
+from .. import __version__
+from ..actors._nursery import PlainNursery
+from ._entries import SCHEMA, Header
+from ._notes import Notes
+from ._reading import storage_of
+from ._storage import JournalError
+from ._writer import Waiting, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from ..device import Device
+    from ._storage import Storage
+    from ._writer import WhenFull
+
+
+@final
+class Journal:
+    """A journal that is being written. Made by ``open_journal``."""
+
+    def __init__(self, writer: Writer, notes: Notes) -> None:
+        self._writer: Final = writer
+        self._notes: Final = notes
+
+    def __repr__(self) -> str:
+        return f"<Journal at {self.position}>"
+
+    @property
+    def position(self) -> int:
+        """The number of the last call that was noted; 0 before the first."""
+        return self._notes.position
+
+    @property
+    def error(self) -> Exception | None:
+        """Why nothing is written any more, such as a full disk; None if all is well."""
+        return self._writer.error
+
+    async def flush(self) -> None:
+        """Wait until all that was noted so far is stored.
+
+        Raises:
+            JournalError: it cannot be.
+        """
+        await self._notes.settled()
+        await self._writer.drained()
+
+
+def open_journal(
+    device: Device,
+    path: str | os.PathLike[str] | Storage,
+    *,
+    contents: bool = False,
+    results: bool = False,
+    most_entries: int = 1_000_000,
+    most_bytes: int = 4 << 30,
+    when_full: WhenFull = "refuse",
+) -> AbstractAsyncContextManager[Journal]:
+    """Record what is asked of a device, for the length of a block.
+
+    ::
+
+        async with open_journal(device, "run.journal") as journal:
+            ...
+
+    Every public call is noted, by any task, also in batches and recordings and by requests: the
+    method, its arguments, where a generator was, and how it ended. What ``get`` gave is noted by
+    its hash. ``replay`` does the same again and compares.
+
+    A thread writes, a transaction at a time, and calls wait only where it is far behind. A program
+    that is killed leaves a journal that can be read, but for its last moments. Where the journal
+    cannot be written, as on a full disk, it ends there, and the program goes on.
+
+    Args:
+        device: whose calls. It has one journal at a time.
+        path: a new file, for SQLite; or where else to keep it.
+        contents: whether to keep the arrays that the program gives and gets, and not only their
+            hashes (BLAKE2b). Without, replaying needs them from elsewhere.
+        results: whether to note what every op's outputs hold right after it. They are copied on the
+            device and fetched in the background, which takes memory and time.
+        most_entries: how many entries it may have; a call takes two or three, and the last one
+            is noted whole.
+        most_bytes: how many bytes entries and arrays may take.
+        when_full: ``"refuse"`` further calls, which raise ``JournalFull`` before anything is
+            done, or ``"drop"`` the oldest entries. Then only what kept ones suffice for can be
+            replayed.
+
+    Returns:
+        A context manager. Leaving its block waits until all is written, for ten seconds at most.
+
+    Raises:
+        JournalError: the device has a journal already; as the block is left, where writing has
+            failed and the block raises nothing itself.
+        FileExistsError: there is a journal of this name.
+        Unsupported: a URL: nothing here writes to databases but ``RedisStorage``.
+    """
+    storage = storage_of(path)
+    writer = Writer(
+        storage,
+        contents=contents,
+        most_entries=most_entries,
+        most_bytes=most_bytes,
+        when_full=when_full,
+    )
+    header = Header(
+        SCHEMA,
+        __version__,
+        device.backend,
+        device.name,
+        contents,
+        results,
+        when_full,
+        tuple(sys.path),
+    )
+    return _opened(device, writer, header)
+
+
+@asynccontextmanager
+async def _opened(device: Device, writer: Writer, header: Header) -> AsyncIterator[Journal]:
+    core = device._core
+    if core.witness is not None:
+        raise JournalError(f"{device.name} has a journal already; it has one at a time")
+    async with PlainNursery() as nursery:
+        writer.add(Waiting(header))
+        await nursery.start(writer.run, name="journal")
+        async with PlainNursery() as fetching:
+            notes = Notes(core, writer, fetching, results=header.results)
+            core.witness = notes
+            try:
+                yield Journal(writer, notes)
+                await notes.settled()
+            finally:
+                core.witness = None
+                notes.open = False
+                fetching.cancel_scope.cancel()
+                writer.close(notes.position)
+    if writer.error is not None:
+        raise JournalError(
+            f"the journal has ended early, at {type(writer.error).__name__}: {writer.error}"
+        ) from writer.error

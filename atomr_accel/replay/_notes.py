@@ -1,0 +1,647 @@
+"""The witness of a device: carries its calls out and notes each in its place."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+
+import msgspec
+import numpy as np
+import trio
+
+from .._dtypes import as_dtype
+from .._errors import AccelError, ContextPoisoned, DeviceLost
+from ..device.batches._batch import Batch
+from ..device.data._arrays import copying
+from ..device.data._transfer import download
+from ..libraries._request import Pending, Request, perform, submit
+from ..libraries._staging import on_any_views
+from ..libraries.array._evaluate import Fused
+from ..libraries.rng._generator import Generator as Draws
+from ..memory import GpuRef
+from ._describe import Describer, Numbers, identity_of, is_device, refs_in
+from ._entries import Array, Brought, Call, Content, Done, Dropped, Handle, Output, Outside
+from ._writer import SMALL, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from ..device._core import DeviceCore
+    from ..device.batches._collector import Collector
+    from ..libraries._op import Facade
+    from ..libraries._request import Driver, Submission
+    from ..memory import Block
+    from ._entries import Value
+    from ._writer import Writer
+
+T = TypeVar("T")
+
+_NAMES: Final = {"launching": "launch", "copying": "copy"}
+"""What programs call that makes requests under other names."""
+
+_NOT_COMPARED: Final = {"empty", "managed", "empty_like"}
+"""Calls whose results have no content yet."""
+
+_PLACED_AT_END: Final = {"free", "close_lane"}
+"""Calls that have their effect once they are over, not when they submit an op."""
+
+_WITHOUT_OUTPUTS: Final = {
+    *("get", "free", "seal", "prefetch", "advise", "attach", "export", "share"),
+    *("close_lane", "leave", "when", "loop", "end", "launch_", "batch", "record"),
+}
+"""Methods that are no ops and write no buffers of the program."""
+
+_MOST_SNAPSHOTS: Final = 256
+"""Copies that may be on their way before calls wait."""
+
+
+@final
+class _Note:
+    """A call that is to be noted."""
+
+    __slots__ = (
+        *("args", "arrays", "given", "kwargs", "large", "method", "number", "owner", "program"),
+        *("seen", "state", "submission", "target"),
+    )
+
+    def __init__(self, method: str, owner: Any, program: int) -> None:
+        self.method = method
+        self.owner = owner
+        self.program = program
+        self.number = 0
+        self.target: str | Handle = "device"
+        self.args: tuple[Value, ...] = ()
+        self.kwargs: dict[str, Value] = {}
+        self.given: list[tuple[str, GpuRef]] = []  # the buffers among its arguments
+        self.arrays: list[tuple[Array, np.ndarray[Any, Any]]] = []
+        self.state: Value = None
+        self.submission: Submission[Any] | None = None
+        self.seen: set[str] = set()  # outputs that were copied
+        self.large: Waiting | None = None  # what looks at memory of the program
+
+
+class _Made(NamedTuple):
+    """A buffer of a recording, which has content once that was replayed."""
+
+    number: int
+    block: weakref.ref[Block]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
+
+
+@final
+class Notes:
+    """What ``DeviceCore.witness`` is while a journal is open.
+
+    Attributes:
+        open: whether calls are noted; refs of batches that outlive the journal still come here.
+        position: the number of the last call.
+    """
+
+    def __init__(
+        self, core: DeviceCore, writer: Writer, nursery: trio.Nursery, *, results: bool
+    ) -> None:
+        self.open: bool = True
+        self.position: int = 0
+        self._core: Final = core
+        self._writer: Final = writer
+        self._nursery: Final = nursery
+        self._results: Final = results
+        self._numbers: Final = Numbers()
+        # The methods that tasks are in, and the nurseries that they had open before.
+        self._inside: Final[dict[trio.lowlevel.Task, tuple[_Note, list[trio.Nursery]]]] = {}
+        self._programs: Final[dict[object, int]] = {}  # those whose block is open
+        self._fetched: Final[dict[object, list[tuple[_Note, np.ndarray[Any, Any]]]]] = {}
+        self._made: Final[weakref.WeakKeyDictionary[object, list[_Made]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._snapshots = 0
+        self._fewer: Final = trio.lowlevel.ParkingLot()
+
+    # --- what facades call ------------------------------------------------------------------
+
+    async def awaited(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """Carry out an op in full, and note it as soon as it has its place."""
+        core = self._core
+        if not self._notes_calls():
+            return await perform(core, on_any_views(make, facade, args, kwargs))
+        await self._room()
+        note = await self._begin(make.__name__, facade, args, kwargs)
+        try:
+            request = self._told(on_any_views(make, facade, args, kwargs), facade, note)
+            result = await perform(core, request, partial(self._place, note))
+        except BaseException as error:
+            self._failed(note, error)
+            raise
+        self._done(note, result)
+        if note.large is not None:
+            await self._writer.written(note.large)  # then the arrays are the caller's again
+        return result
+
+    def collected(
+        self,
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        program: Collector | None = None,
+    ) -> T:
+        """Take a call into a batch or a recording, and note it."""
+        collector: Any = facade._device if program is None else program
+        if not self._notes_calls() or not self._knows(collector):
+            result: T = collector.collect(make, facade, args, kwargs)
+            return result
+        self._writer.require_room()
+        note = self._described(make.__name__, facade, args, kwargs, collector)
+
+        def told(owner: Any, *given: Any, **named: Any) -> Request[T]:
+            return self._told(make(owner, *given, **named), facade, note)
+
+        # What was traced would go out without its request, so a batch takes it in full.
+        collect = super(Batch, collector).collect if type(collector) is Batch else collector.collect
+        try:
+            result = collect(told, facade, args, kwargs)
+        except BaseException as error:
+            self._failed(note, error)
+            raise
+        self._collected(note, result, collector)
+        return result
+
+    def described(
+        self,
+        request: Request[T],
+        make: Callable[..., Request[T]],
+        facade: Facade[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Request[T]:
+        """A request that is noted when it is carried out, and each time that it is."""
+        if not self._notes_calls():
+            return request
+        prepare = request.prepare
+        name = make.__name__
+
+        def told(driver: Driver) -> Submission[T]:
+            submission = prepare(driver)
+            if not self._notes_calls():
+                return submission
+            program = (
+                driver.home if is_device(driver.home) and driver.home is not self._core else None
+            )
+            note = self._described(name, facade, args, kwargs, program)
+            note.submission = submission
+            note.state = self._state(facade)
+            return self._noting(submission, note)
+
+        return Request(request.lane, request.name, told, request.key)
+
+    async def method(
+        self,
+        method: Callable[..., Coroutine[Any, Any, T]],
+        owner: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> T:
+        """Call an async method that is no op, and note it when it first submits an op."""
+        task = trio.lowlevel.current_task()
+        if task in self._inside or not self._notes_calls():
+            return await method(owner, *args, **kwargs)
+        await self._room()
+        name = method.__name__
+        args, kwargs = _as_read(name, args, kwargs)
+        note = await self._begin(name, owner, *_as_noted(name, args, kwargs))
+        self._inside[task] = note, [*task.child_nurseries]
+        try:
+            result = await method(owner, *args, **kwargs)
+        except BaseException as error:
+            self._failed(note, error)
+            raise
+        finally:
+            del self._inside[task]
+        self._done(note, result)
+        if note.large is not None:
+            await self._writer.written(note.large)  # then the arrays are the caller's again
+        return result
+
+    def submitted(self) -> None:
+        """Note the method that has submitted an op: in this task, or in one that this is for."""
+        if not self._inside:
+            return
+        try:
+            task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+        except RuntimeError:  # it is nobody's
+            return
+        nursery: trio.Nursery | None = None
+        while task is not None and task not in self._inside:
+            nursery = task.parent_nursery
+            task = None if nursery is None else nursery.parent_task
+        if task is not None:
+            note, others = self._inside[task]  # in whose nurseries are tasks of the program
+            if note.method not in _PLACED_AT_END and nursery not in others:
+                self._place(note)
+
+    def step(
+        self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> T:
+        """Call a method of a batch or a recording, and note it."""
+        inside = trio.lowlevel.current_task() in self._inside
+        if inside or not self._notes_calls() or not self._knows(program):
+            return method(program, *args, **kwargs)
+        self._writer.require_room()
+        args, kwargs = _as_read(method.__name__, args, kwargs)
+        note = self._described(method.__name__, program, args, kwargs, program)
+        try:
+            result = method(program, *args, **kwargs)
+        except BaseException as error:
+            self._failed(note, error)
+            raise
+        if isinstance(result, np.ndarray):  # it has its content when the block is left
+            self._fetched.setdefault(program, []).append((note, result))
+            self._collected(note, None, program)
+        else:
+            self._collected(note, result, program)
+        return result
+
+    def entered(self, program: Any) -> None:
+        """Note that the block of a batch or a recording begins."""
+        if self._notes_calls():
+            kind = "batch" if type(program) is Batch else "record"
+            inputs = () if kind == "batch" else program._inputs
+            note = self._described(kind, program._owner, inputs, {}, None)
+            self._programs[program] = self._numbers.add_handle(identity_of(program))
+            self._place(note)
+            self._done(note, program)
+
+    def left(self, program: Any, error: BaseException | None) -> None:
+        """Note that the block of a batch or a recording has ended."""
+        number = self._programs.get(program)
+        if number is None or not self._notes_calls():
+            return
+        note = _Note("leave", program, 0)
+        note.target = Handle(number)
+        self._place(note)
+        if error is None:
+            for got, array in self._fetched.pop(program, ()):
+                self._output(got, "result", array.copy())
+            self._done(note, None)
+        else:
+            self._failed(note, error)
+        self._programs.pop(program)
+        self._fetched.pop(program, None)
+
+    def chosen(self, program: Any, kind: str, flag: Any) -> None:
+        """Note that a section of a recording begins on which a flag decides."""
+        if self._notes_calls() and self._knows(program):
+            note = self._described(kind, program, (flag,), {}, program)
+            self._place(note)
+            self._done(note, None)
+
+    def section_ended(self, program: Any) -> None:
+        """Note that the last such section ends."""
+        if self._notes_calls() and self._knows(program):
+            note = self._described("end", program, (), {}, program)
+            self._place(note)
+            self._done(note, None)
+
+    async def settled(self) -> None:
+        """Wait until what is copied for the journal has come."""
+        while self._snapshots:
+            await self._fewer.park()
+
+    # --- beginning --------------------------------------------------------------------------
+
+    def _notes_calls(self) -> bool:
+        return self.open and self._writer.error is None
+
+    def _knows(self, program: object) -> bool:
+        """Whether calls in it can be noted: those of recordings that it has seen begin, only."""
+        return type(program) is Batch or program in self._programs
+
+    async def _room(self) -> None:
+        await self._writer.room()
+        while self._snapshots > _MOST_SNAPSHOTS:
+            await self._fewer.park()
+
+    async def _begin(
+        self, name: str, facade: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Note:
+        """A note of a call that is awaited, so that there is time to make room for copies."""
+        for _, ref in refs_in([args, kwargs], ""):
+            block = ref._block.base
+            if not self._numbers.of_block(block) and not ref.is_stale:
+                room = await self._core.empty(block.nbytes, np.uint8)
+                if not self._numbers.of_block(block) and not ref.is_stale:
+                    self._bring(ref, self._numbers.add_block(block), room)
+        return self._described(name, facade, args, kwargs, None)
+
+    def _described(
+        self, name: str, facade: Any, args: Any, kwargs: dict[str, Any], program: object
+    ) -> _Note:
+        inside = self._programs.get(program, 0) if program is not None else 0
+        note = _Note(_NAMES.get(name, name), facade, inside)
+
+        def keep(array: Array, data: np.ndarray[Any, Any]) -> None:
+            # Who awaits the call can wait until a large one was written.
+            copied = data.nbytes <= SMALL or program is not None
+            note.arrays.append((array, data.copy() if copied else data))
+
+        describer = Describer(self._numbers, self._bring, keep)
+        if (program is not None and facade is program and not note.program) or note.method in (
+            "replay",
+            "call",
+            "when",
+            "loop",
+            "end",
+        ):
+            note.target = describer.handle(facade, self._bring)
+        else:
+            note.target = describer.target(facade)
+        note.args = tuple(map(describer.argument, args))
+        note.kwargs = {key: describer.argument(value) for key, value in kwargs.items()}
+        if self._results and note.method not in _WITHOUT_OUTPUTS:
+            for at, value in enumerate(args):
+                note.given += refs_in(value, f"args[{at}]")
+            for key, value in kwargs.items():
+                note.given += refs_in(value, key)
+        return note
+
+    def _bring(self, thing: Any, number: int, room: GpuRef | None = None) -> None:
+        """Note what no call of the journal has made."""
+        if isinstance(thing, GpuRef):
+            self._bring_buffer(thing, number, room)
+        elif isinstance(thing, Draws):
+            self._add(Brought(number, "generator", self._state(thing)))
+        elif isinstance(thing, Fused):
+            describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
+            self._add(Brought(number, "fused", describer.argument(thing._function)))
+        else:
+            self._add(Brought(number, type(thing).__name__))
+
+    def _bring_buffer(self, ref: GpuRef, number: int, room: GpuRef | None) -> None:
+        block = ref._block.base
+        whole = ref.contiguous and not ref._block.offset and ref.nbytes == block.nbytes
+        if not whole:
+            uint8 = as_dtype(np.uint8)
+            ref = GpuRef(block, (block.nbytes,), uint8, block.nbytes)
+        describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
+        described: Any = describer.argument(ref)
+        self._add(Outside(described, ref.sealed))
+        if not ref.is_stale:
+            seen = room if room is None or not whole else _like(room, ref)
+            self._copy(
+                ref, lambda array, data: self._add(Content(number, array), array, data), seen
+            )
+
+    def _state(self, facade: Any) -> Value:
+        """Where a generator is."""
+        if not isinstance(facade, Draws):
+            return None
+        describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
+        return describer.argument(facade.state)
+
+    def _told(self, request: Request[T], facade: Any, note: _Note) -> Request[T]:
+        """A request that leaves what was submitted in a note."""
+        prepare = request.prepare
+
+        def told(driver: Driver) -> Submission[T]:
+            note.submission = submission = prepare(driver)
+            note.state = self._state(facade)  # which submitting it will change
+            return submission
+
+        return Request(request.lane, request.name, told, request.key)
+
+    def _noting(self, submission: Submission[T], note: _Note) -> Submission[T]:
+        """A submission that notes itself when it is submitted."""
+        sent, done, finish = submission.sent, submission.done, submission.finish
+
+        def placed() -> None:
+            if sent is not None:
+                sent()
+            self._place(note)
+            if finish is None:
+                self._done(note, submission.result, outcome="sent")
+
+        def finished(answer: Any) -> T:
+            assert finish is not None
+            result = finish(answer)
+            self._done(note, result)
+            return result
+
+        if submission.message is None:
+            placed()
+            return submission
+        return msgspec.structs.replace(
+            submission, sent=placed, done=done, finish=None if finish is None else finished
+        )
+
+    # --- in its place -----------------------------------------------------------------------
+
+    def _place(self, note: _Note) -> None:
+        """Note that a call has its place in the program's order."""
+        if note.number or not self.open:
+            return
+        dead = self._numbers.dead
+        if dead:
+            self._add(Dropped(tuple([dead.popleft() for _ in range(len(dead))])))
+        self.position += 1
+        note.number = self.position
+        entry = Call(
+            note.number,
+            note.target,
+            note.method,
+            note.args,
+            note.kwargs,
+            note.program,
+            self._core.memory.generation,
+            note.state,
+        )
+        self._noted(note, Waiting(entry, tuple(note.arrays)))
+        if self._results and note.submission is not None:
+            self._copy_outputs(note, note.submission.result)
+
+    def _copy_outputs(self, note: _Note, result: Any) -> None:
+        """Copy what a call has written, before anything else can write there."""
+        if note.method in _WITHOUT_OUTPUTS or note.method in _NOT_COMPARED or self._records(note):
+            return
+        submission = note.submission
+        # Of what has been submitted since, nobody knows whether it writes there as well.
+        late = self.position != note.number
+        if not (late and submission is None):
+            written = None if submission is None else {each.base for each in submission.writes}
+            for where, ref in note.given:
+                strided = submission is not None and not ref.contiguous
+                if not ref.sealed and (written is None or ref._block.base in written or strided):
+                    self._copy_output(note, where, ref)
+        given = {ref._block.base for _, ref in note.given}
+        for where, ref in refs_in(result, "result"):
+            if not (late and ref._block.base in given):
+                self._copy_output(note, where, ref)
+        if note.method == "replay" and not late:
+            for program in (note.owner, *note.owner._called):
+                for made in self._made.get(program, ()):
+                    block = made.block()
+                    if block is not None:
+                        ref = GpuRef(block, made.shape, made.dtype, made.nbytes)
+                        self._copy_output(note, f"#{made.number}", ref)
+
+    def _copy_output(self, note: _Note, where: str, ref: GpuRef) -> None:
+        if where in note.seen or ref.is_stale:
+            return
+        note.seen.add(where)
+        self._copy(ref, lambda array, data: self._output(note, where, data, array))
+
+    def _records(self, note: _Note) -> bool:
+        """Whether a call is in a recording, which executes nothing."""
+        program = next(
+            (at for at, number in self._programs.items() if number == note.program), None
+        )
+        return program is not None and type(program) is not Batch
+
+    def _collected(self, note: _Note, result: Any, program: Any) -> None:
+        """Note a call of a batch or a recording once it has its place there."""
+        # Calls that use the result may come before this one has its place.
+        describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
+        describer.result(result)
+
+        def placed() -> None:
+            self._done(note, result, outcome="sent")
+            if type(program) is not Batch:
+                for _, ref in refs_in(result, "result"):
+                    self._note_made(program, ref)
+
+        program.when_placed(placed)
+
+    def _note_made(self, program: object, ref: GpuRef) -> None:
+        """Remember a buffer that a recording makes, to be looked at when it was replayed."""
+        if ref.contiguous:
+            block = ref._block.base
+            number = self._numbers.of_block(block)
+            made = _Made(number, weakref.ref(block), ref.shape, ref.dtype, ref.nbytes)
+            self._made.setdefault(program, []).append(made)
+
+    def _done(self, note: _Note, result: Any, outcome: str = "ok") -> None:
+        """Note how a call has ended."""
+        self._place(note)
+        if not self.open:
+            return
+        if note.method == "get" and outcome == "ok":
+            self._add(Done(note.number))
+            self._output(note, "result", np.asarray(result))
+            return
+        entry, arrays = self._told_of_result(note, result, outcome)
+        if self._results:
+            self._copy_outputs(note, result)
+        self._writer.add(Waiting(entry, arrays))
+
+    def _told_of_result(
+        self, note: _Note, result: Any, outcome: str
+    ) -> tuple[Done, tuple[tuple[Array, np.ndarray[Any, Any]], ...]]:
+        """How a call has ended, and the arrays in that, which the program may change."""
+        arrays: list[tuple[Array, np.ndarray[Any, Any]]] = []
+        describer = Describer(
+            self._numbers, self._bring, lambda array, data: arrays.append((array, data.copy()))
+        )
+        return Done(note.number, outcome, describer.result(result)), tuple(arrays)
+
+    def _failed(self, note: _Note, error: BaseException) -> None:
+        if not self.open:
+            return
+        if isinstance(error, Exception):
+            self._place(note)
+            described = type(error).__name__, str(error)[:1000]
+            fault = isinstance(error, ContextPoisoned | DeviceLost)
+            self._add(Done(note.number, "error", None, described, fault))
+        elif note.number:  # otherwise nothing has happened
+            if self._results and note.submission is None:
+                self._copy_outputs(note, None)
+            self._add(Done(note.number, "cancelled"))
+
+    def _output(
+        self, note: _Note, where: str, data: np.ndarray[Any, Any], array: Array | None = None
+    ) -> None:
+        array = array or Array(as_dtype(data.dtype).name, data.shape)
+        held = data.copy() if data.nbytes <= SMALL else data
+        self._noted(note, Waiting(Output(note.number, where, array), ((array, held),)))
+
+    def _noted(self, note: _Note, waiting: Waiting) -> None:
+        """Have an entry of a call written, and know if it looks at memory of the program."""
+        if any(data.nbytes > SMALL for _, data in waiting.arrays):
+            note.large = waiting
+        self._writer.add(waiting)
+
+    def _add(
+        self, entry: Any, array: Array | None = None, data: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        arrays = () if array is None or data is None else ((array, data),)
+        self._writer.add(Waiting(entry, arrays))
+
+    # --- copies -----------------------------------------------------------------------------
+
+    def _copy(
+        self,
+        ref: GpuRef,
+        have: Callable[[Array, np.ndarray[Any, Any]], object],
+        room: GpuRef | None = None,
+    ) -> None:
+        """Copy a buffer as it is now, here and now, and fetch that in the background.
+
+        Where there is no room for a copy the journal goes without.
+        """
+        core = self._core
+        try:
+            submission, op = submit(core, copying(core, ref, room), core.first_try)
+        except (Pending, AccelError, RuntimeError, TypeError, ValueError):
+            return  # there is no room, or nothing to be read
+        copy = submission.result
+        assert copy is not None
+        self._snapshots += 1
+        self._nursery.start_soon(self._fetch, op, copy, have, name="journal (fetching)")
+
+    async def _fetch(
+        self, op: Any, copy: GpuRef, have: Callable[[Array, np.ndarray[Any, Any]], object]
+    ) -> None:
+        try:
+            await op.wait()
+            host = np.empty(copy.shape, copy.dtype)
+            await download(self._core, copy, host)
+        except Exception:  # noqa: BLE001, S110 - with the device its content is gone
+            pass
+        else:
+            have(Array(as_dtype(host.dtype).name, host.shape), host)
+        finally:
+            self._snapshots -= 1
+            self._fewer.unpark_all()
+
+
+def _like(room: GpuRef, ref: GpuRef) -> GpuRef:
+    """The same memory with the shape and dtype of a ref of as many bytes."""
+    return GpuRef(room._block, ref.shape, ref.dtype, ref.nbytes)
+
+
+def _as_read(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments, with the array that ``put`` reads made once, so that it is noted as it goes."""
+    if name != "put" or not args or isinstance(args[0], np.ndarray):
+        return args, kwargs
+    try:
+        return (np.asarray(args[0]), *args[1:]), kwargs
+    except Exception:  # noqa: BLE001 - the call itself says what is wrong
+        return args, kwargs
+
+
+def _as_noted(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as they are noted: without the array that ``get`` fills."""
+    if name != "get":
+        return args, kwargs
+    return args[:1], {key: value for key, value in kwargs.items() if key != "out"}

@@ -1,0 +1,553 @@
+"""``replay``: does again what a journal tells, and compares."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from .._errors import AccelError
+from ..memory import GpuRef
+from ._compare import TOLERANCES, Deviation, deviation
+from ._describe import digest
+from ._entries import Array, Brought, Handle, Outside, Ref
+from ._reading import Recall, Recorded, reading
+from ._restore import Missing, Restorer, refs_given, refs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..device import Device
+    from ._storage import Storage
+
+_PROGRAMS: Final = ("batch", "record")
+_NO_OPS: Final = ("put", "copy", "run", "replay", "call")
+_SECTIONS: Final = ("when", "loop")
+_REFUSED: Final = ("GpuRefStale", "GpuRefSealed")
+_READ_ONLY: Final = ("get", "share", "export", "seal", "unseal", "free")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a replay is not what was recorded.
+
+    Attributes:
+        call: the number of the call.
+        text: the call, as ``read_journal`` has it.
+        where: which of its outputs: ``"result"``, ``"args[1]"`` or ``"out"``; ``""`` where the
+            call itself ended otherwise.
+        deviation: by how much; None where only hashes are known, or where it ended otherwise.
+        message: all that in one line.
+    """
+
+    call: int
+    text: str
+    where: str
+    deviation: Deviation | None
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A call that was not made again.
+
+    Attributes:
+        call: its number.
+        text: the call, as ``read_journal`` has it.
+        reason: why.
+    """
+
+    call: int
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"call {self.text}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What a replay has found.
+
+    Attributes:
+        calls: how many calls were made again.
+        compared: how many outputs were compared.
+        differences: what is not as it was recorded, in the order of the calls. Where the journal
+            has the contents of outputs, each call starts from those that were recorded, so that
+            it answers for itself alone.
+        skipped: what could not be made again, with what depends on it.
+        complete: whether the journal was closed, and is here from its beginning.
+    """
+
+    calls: int = 0
+    compared: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    complete: bool = True
+
+    @property
+    def same(self) -> bool:
+        """Whether everything was made again, and is what it was."""
+        return not self.differences and not self.skipped
+
+    def __str__(self) -> str:
+        lines = [f"{self.calls} calls, {self.compared} outputs compared: "]
+        lines[0] += "all as recorded" if self.same else f"{len(self.differences)} differ"
+        if self.skipped:
+            lines[0] += f", {len(self.skipped)} skipped"
+        return "\n".join([*lines, *map(str, self.differences), *map(str, self.skipped)])
+
+
+async def replay(
+    path: str | os.PathLike[str] | Storage,
+    device: Device,
+    *,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    inputs: Mapping[bytes, np.ndarray[Any, Any]] | None = None,
+    tolerance: float | Mapping[str, float] | None = None,
+) -> Report:
+    """Make the calls of a journal again, one after the other, and compare what they give.
+
+    Calls of a batch are awaited one by one, which comes to the same; recordings are recorded and
+    replayed. A call that was cancelled is not made: what it may have written is taken from the
+    journal, or counts as unknown.
+
+    Args:
+        path: the journal's file, or where else it is kept.
+        device: an open device, of any backend. It should be a fresh one, without a journal.
+        functions: what to take for functions of the program, by qualified name, where they cannot
+            be imported or have changed.
+        inputs: arrays by their hashes, where the journal has no contents; see ``content_hash``.
+        tolerance: by how much elements may differ, as a part of the largest one of their array; a
+            dict has it by the dtype's name. By default 0 on the backend that recorded (equal
+            bit for bit), on others ``TOLERANCES``.
+
+    Returns:
+        What differs, and what could not be made again.
+
+    Raises:
+        JournalError: it is no journal, or one of another version; a ``JournalDamaged`` where it is
+            not what was written.
+        FileNotFoundError: there is none.
+    """
+    async with reading(path) as recorded:
+        player = Player(recorded, device, functions or {}, inputs or {}, tolerance)
+        await player.play(None)
+        return player.report
+
+
+async def state_at(
+    path: str | os.PathLike[str] | Storage,
+    number: int,
+    device: Device,
+    *,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    inputs: Mapping[bytes, np.ndarray[Any, Any]] | None = None,
+) -> dict[int, GpuRef]:
+    """The buffers that the program held right after a call: replays the journal up to there.
+
+    Args:
+        path: the journal's file, or where else it is kept.
+        number: of the call; 0 for the beginning.
+        device: as for ``replay``.
+        functions: as for ``replay``.
+        inputs: as for ``replay``.
+
+    Returns:
+        A ref of each buffer by the number that it has in the journal: as the journal first told
+        of it.
+
+    Raises:
+        JournalError: as ``replay``.
+        FileNotFoundError: there is none.
+        ValueError: there is no such call.
+    """
+    async with reading(path) as recorded:
+        last = recorded.calls[-1].call.number if recorded.calls else 0
+        if not 0 <= number <= last:
+            raise ValueError(f"the journal has calls up to number {last}, and none {number}")
+        player = Player(recorded, device, functions or {}, inputs or {}, None)
+        await player.play(number)
+        return {at: ref for at, ref in player.restorer.buffers.items() if not ref.is_stale}
+
+
+def content_hash(array: np.ndarray[Any, Any]) -> bytes:
+    """The hash by which journals know an array: of its bytes in C order."""
+    return digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+@final
+class Program:
+    """A batch or a recording that is being made again.
+
+    Attributes:
+        recording: the recording, or None for a batch.
+        sections: the open sections of a recording.
+        raised: what calls of a batch have raised, which the end of the batch tells.
+        made: the buffers that its calls have given.
+    """
+
+    def __init__(self, recording: Any) -> None:
+        self.recording: Final = recording
+        self.sections: Final[list[Any]] = []
+        self.raised: Final[dict[str, tuple[Recall, Exception]]] = {}
+        self.made: Final[list[int]] = []
+
+
+@final
+class Player:
+    """Makes the calls of one journal again.
+
+    Attributes:
+        report: what it has found so far.
+        restorer: what there is.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        device: Device,
+        functions: Mapping[str, Callable[..., Any]],
+        inputs: Mapping[bytes, np.ndarray[Any, Any]],
+        tolerance: float | Mapping[str, float] | None,
+    ) -> None:
+        self._recorded: Final = recorded
+        self._device: Final = device
+        self._inputs: Final = inputs
+        self._elsewhere: Final = device.backend != recorded.backend
+        if tolerance is None:
+            tolerance = TOLERANCES if self._elsewhere else {}
+        self._tolerance: Final = tolerance
+        self._programs: Final[dict[int, Program]] = {}
+        self._unknown: Final[dict[int, str]] = {}  # buffers whose content is not known, and why
+        self._spoilt: Final = {  # batches that did not end well, and how that was
+            recall.call.target.id: recall.done.outcome
+            for recall in recorded.calls
+            if recall.call.method == "leave" and isinstance(recall.call.target, Handle)
+            if recall.done is not None and recall.done.outcome != "ok"
+        }
+        self._generation = 1
+        complete = recorded.complete and recorded.first == 1
+        self.report: Final = Report(complete=complete)
+        self.restorer: Final = Restorer(self._content, functions)
+
+    async def _content(self, array: Array) -> np.ndarray[Any, Any] | None:
+        given = self._inputs.get(array.hash)
+        return given if given is not None else await self._recorded.array(array)
+
+    async def play(self, until: int | None) -> None:
+        """Make the calls again.
+
+        Args:
+            until: the number of the last one; None: all.
+        """
+        for recall in self._recorded.calls:
+            if until is not None and recall.call.number > until:
+                break
+            await self._before(recall)
+            try:
+                await self._call(recall)
+            except Missing as missing:
+                self._skip(recall, str(missing))
+        for number in [*self._programs]:
+            await self._leave(number)
+
+    # --- before a call ----------------------------------------------------------------------
+
+    async def _before(self, recall: Recall) -> None:
+        for number in recall.dropped:
+            self.restorer.buffers.pop(number, None)
+        if recall.call.generation != self._generation:
+            self._generation = recall.call.generation
+            for number, ref in [*self.restorer.buffers.items()]:
+                if not ref.sealed:
+                    del self.restorer.buffers[number]
+                    self.restorer.lost[number] = "a fault has taken it"
+        for entry in recall.brought:
+            try:
+                await self._bring(entry)
+            except Missing as missing:
+                if isinstance(entry, Outside):
+                    self.restorer.lost[entry.ref.id] = str(missing)
+
+    async def _bring(self, entry: Outside | Brought) -> None:
+        """Have what was there before the journal."""
+        restorer, device = self.restorer, self._device
+        if isinstance(entry, Outside):
+            array = self._recorded.contents.get(entry.ref.id)
+            if array is None:
+                raise Missing("it was there before the journal, which has not got its content")
+            content = await restorer.array(array)
+            restorer.buffers[entry.ref.id] = await device.put(content, sealed=entry.sealed)
+        elif entry.kind == "generator":
+            state: Any = await restorer.value(entry.made_of)
+            generator = device.rng.default_rng(
+                kind=state["kind"], ordering=state["ordering"], dimensions=state["dimensions"]
+            )
+            restorer.handles[entry.id] = generator
+        elif entry.kind == "fused":
+            restorer.handles[entry.id] = device.fuse(await restorer.value(entry.made_of))
+
+    # --- a call -----------------------------------------------------------------------------
+
+    async def _call(self, recall: Recall) -> None:
+        call, done = recall.call, recall.done
+        if call.method in _PROGRAMS and call.target == "device":
+            await self._enter(recall)
+            return
+        if call.method == "leave" and isinstance(call.target, Handle):
+            await self._left(recall)
+            return
+        spoilt = self._spoilt.get(call.program)
+        if done is not None and "cancelled" in (done.outcome, spoilt):
+            await self._skip_cancelled(recall)
+            return
+        if done is not None and done.error[0] in _REFUSED and recall.overlapped:
+            return  # nothing has happened, because of what others did meanwhile
+        stale = done is not None and done.error[0] in ("GpuRefStale", "ContextPoisoned")
+        try:
+            args = [await self.restorer.value(each) for each in call.args]
+            kwargs = {name: await self.restorer.value(each) for name, each in call.kwargs.items()}
+            method = await self._method(recall)
+        except Missing:
+            if not stale:
+                raise
+            return  # what is not there any more is refused, as it was
+        error: Exception | None = None
+        result: Any = None
+        try:
+            made = method(*args, **kwargs)
+            result = await made if hasattr(made, "__await__") else made
+        except Exception as raised:  # noqa: BLE001 - it is compared
+            error = raised
+        self.report.calls += 1
+        if self._ended_alike(recall, error) and error is None:
+            await self._compare(recall, result)
+
+    async def _method(self, recall: Recall) -> Callable[..., Any]:
+        """What is called again."""
+        call = recall.call
+        program = self._programs.get(call.program)
+        owner: Any = (
+            self._device if program is None or program.recording is None else program.recording
+        )
+        if isinstance(call.target, Handle):
+            known = self._programs.get(call.target.id)
+            if known is not None:
+                return self._of_program(known, call.method)
+            thing: Any = self.restorer.handle(call.target)
+            if owner is not self._device:
+                thing = owner.using(thing)
+        else:
+            thing = owner if call.target == "device" else getattr(owner, call.target)
+        if call.state is not None:
+            thing.state = await self.restorer.value(call.state)
+        found: Callable[..., Any] = getattr(thing, call.method)
+        return found
+
+    def _of_program(self, program: Program, method: str) -> Callable[..., Any]:
+        if method in _SECTIONS:
+
+            def begin(flag: GpuRef) -> None:
+                section = getattr(program.recording, method)(flag)
+                section.__enter__()
+                program.sections.append(section)
+
+            return begin
+        if method == "end":
+            return lambda: program.sections.pop().__exit__(None, None, None)
+        if program.recording is None:
+            raise Missing("it is of a batch that has no such method")
+        found: Callable[..., Any] = getattr(program.recording, method)
+        return found
+
+    async def _enter(self, recall: Recall) -> None:
+        call, done = recall.call, recall.done
+        assert done is not None
+        assert isinstance(done.result, Handle)
+        recording = None
+        if call.method == "record":
+            inputs = [await self.restorer.value(each) for each in call.args]
+            recording = await self._device.record(*inputs).__aenter__()
+            self.restorer.handles[done.result.id] = recording
+        self._programs[done.result.id] = Program(recording)
+
+    async def _left(self, recall: Recall) -> None:
+        """The block of a batch or a recording ends."""
+        assert isinstance(recall.call.target, Handle)
+        done = recall.done
+        number = recall.call.target.id
+        program = self._programs.get(number)
+        if program is None:
+            raise Missing("nothing tells how its block began")
+        if program.recording is not None:
+            await self._leave(number)
+            self._programs[number] = program  # it is replayed from now on
+            return
+        del self._programs[number]
+        if done is None or done.outcome == "ok":
+            wanted: str | None = ""
+        else:
+            wanted = done.error[0] or None
+            for made in program.made:
+                self.restorer.buffers.pop(made, None)
+                self.restorer.lost[made] = "its batch did not end well"
+        several = wanted in (None, "ExceptionGroup")
+        for name, (culprit, error) in program.raised.items():
+            if name != wanted and not several:
+                self._differs(culprit, f"raised {name}: {error}")
+        if wanted and not program.raised and done is not None and not done.fault:
+            self._differs(recall, f"ended well, and did not raise {wanted}")
+
+    async def _leave(self, number: int) -> None:
+        program = self._programs.pop(number)
+        if program.recording is not None and program.recording._open:
+            await program.recording.__aexit__(None, None, None)
+
+    # --- how it has ended -------------------------------------------------------------------
+
+    def _ended_alike(self, recall: Recall, error: Exception | None) -> bool:
+        """Whether a call has ended as it did; what differs is noted."""
+        done, program = recall.done, self._programs.get(recall.call.program)
+        if done is None:
+            return False
+        if done.outcome == "sent" and error is not None and program is not None:
+            program.raised[type(error).__name__] = recall, error
+            self._forget(recall, f"call {recall.call.number} has raised {type(error).__name__}")
+            return False
+        wanted = done.error[0] if done.outcome == "error" else ""
+        name = "" if error is None else type(error).__name__
+        if name == wanted or (done.fault and (error is None or isinstance(error, AccelError))):
+            return True
+        if error is None:
+            self._differs(recall, f"ended well, and did not raise {wanted}")
+        else:
+            self._differs(recall, f"raised {name}: {error}")
+            self._forget(recall, f"call {recall.call.number} has raised {name}")
+        return False
+
+    def _skip(self, recall: Recall, reason: str) -> None:
+        """Go on without a call, and without what it has made and written."""
+        self.report.skipped.append(Skipped(recall.call.number, str(recall), reason))
+        self._forget(recall, f"call {recall.call.number} was skipped")
+
+    async def _skip_cancelled(self, recall: Recall) -> None:
+        """Go on without a call that was cancelled: it happened, or not."""
+        call = recall.call
+        program = self._programs.get(call.target.id) if isinstance(call.target, Handle) else None
+        for number in [] if program is None else program.made:
+            self._unknown[number] = f"call {call.number} was cancelled"
+        given = {} if call.method in _READ_ONLY else refs_given(call)
+        for where, ref in given.items():
+            array = recall.outputs.get(where)
+            was = None if array is None else await self._content(array)
+            if was is not None and ref.id in self.restorer.buffers:
+                await self._set(ref, was)
+            elif array is not None or not self._recorded.header.results or call.method in _NO_OPS:
+                self._unknown[ref.id] = f"call {call.number} was cancelled"
+
+    def _forget(self, recall: Recall, reason: str) -> None:
+        """What a call has made is not there, and what it was given may hold anything."""
+        call, done = recall.call, recall.done
+        if done is not None:
+            for _, ref in refs_of(done.result):
+                if ref.id not in self.restorer.buffers:
+                    self.restorer.lost[ref.id] = reason
+        if call.method not in _READ_ONLY:
+            for ref in refs_given(call).values():
+                known = self.restorer.buffers.get(ref.id)
+                if known is not None and not known.sealed:
+                    self._unknown[ref.id] = reason
+
+    # --- what it has given ------------------------------------------------------------------
+
+    async def _compare(self, recall: Recall, result: Any) -> None:
+        """Know the results of a call by their numbers, and compare what its outputs hold."""
+        call, done = recall.call, recall.done
+        assert done is not None
+        try:
+            self.restorer.bind(done.result, None if call.method == "get" else result)
+        except TypeError as error:
+            self._differs(recall, f"gave something else: {error}")
+            return
+        given, made = refs_given(call), dict(refs_of(done.result, "result"))
+        program = self._programs.get(call.program)
+        if program is not None:
+            program.made.extend(ref.id for ref in made.values())
+        if call.method == "fill" or (call.method == "put" and "out" in call.kwargs):
+            for ref in given.values():
+                self._unknown.pop(ref.id, None)  # all of it is new
+        reasons = (self._unknown[ref.id] for ref in given.values() if ref.id in self._unknown)
+        doubtful = next(reasons, None)
+        if call.state is not None and self._elsewhere:
+            doubtful = "backends draw other random numbers"
+        if call.program in self._spoilt:
+            doubtful = doubtful or f"batch #{call.program} did not end well"
+        if doubtful is not None:
+            for ref in made.values():
+                self._unknown.setdefault(ref.id, doubtful)
+        places = {**given, **made}
+        for where, array in recall.outputs.items():
+            if call.method == "get":
+                await self._compare_one(recall, where, array, result, None, doubtful)
+                continue
+            whole = where.startswith("#")
+            place = _whole(array, int(where[1:])) if whole else places.get(where)
+            if place is not None and place.id in self.restorer.buffers:
+                now = await self._device.get(self.restorer.ref(place))
+                await self._compare_one(recall, where, array, now, place, doubtful)
+
+    async def _compare_one(
+        self,
+        recall: Recall,
+        where: str,
+        array: Array,
+        now: Any,
+        ref: Ref | None,
+        doubtful: str | None,
+    ) -> None:
+        """Compare one output; where it differs, put there what was recorded, if that is known."""
+        was = await self._content(array)
+        if doubtful is None:
+            self.report.compared += 1
+        if was is None:
+            if doubtful is None and content_hash(now) != array.hash:
+                self._differs(recall, "is another; the journal has its hash alone", where)
+            return
+        if now.shape != was.shape or now.dtype != was.dtype:
+            self._differs(recall, f"is {now.dtype} {now.shape}, not {was.dtype} {was.shape}", where)
+            return
+        tolerance = self._tolerance
+        if not isinstance(tolerance, int | float):
+            tolerance = tolerance.get(array.dtype, 0.0)
+        found = deviation(was, now, tolerance)
+        if found is not None and doubtful is None:
+            self._differs(recall, str(found), where, found)
+        if ref is not None and was.tobytes() != now.tobytes():
+            await self._set(ref, was)
+
+    async def _set(self, described: Ref, content: np.ndarray[Any, Any]) -> None:
+        """Have a buffer hold what was recorded."""
+        ref = self.restorer.ref(described)
+        if ref.sealed:
+            return
+        await self._device.put(content, out=ref)
+        if ref.nbytes == described.nbytes:
+            self._unknown.pop(described.id, None)
+
+    def _differs(
+        self, recall: Recall, what: str, where: str = "", found: Deviation | None = None
+    ) -> None:
+        text = str(recall)
+        message = f"call {text}: {f'{where}: ' if where else ''}{what}"
+        self.report.differences.append(Difference(recall.call.number, text, where, found, message))
+
+
+def _whole(array: Array, number: int) -> Ref:
+    """A buffer that a recording has made, which is compared whole."""
+    return Ref(number, array.dtype, array.shape)

@@ -1,0 +1,197 @@
+"""Reading journals: entries, checked and put together call by call."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import numpy as np
+
+from .._dtypes import DTYPES
+from .._errors import Unsupported
+from ._describe import digest
+from ._entries import (
+    SCHEMA,
+    Array,
+    Brought,
+    Call,
+    Content,
+    Done,
+    Dropped,
+    End,
+    Entry,
+    Header,
+    Output,
+    Outside,
+    decode,
+)
+from ._sqlite import SqliteStorage
+from ._storage import JournalDamaged, JournalError, check_chain
+from ._text import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ._storage import Record, Storage
+
+
+@final
+@dataclass(slots=True)
+class Recall:
+    """A call of a journal, with what belongs to it.
+
+    Attributes:
+        call: the call.
+        done: how it has ended; None where the program was killed before.
+        outputs: what its outputs held, by where they are.
+        brought: what it uses that no call has made.
+        dropped: buffers that were gone before it.
+        overlapped: whether others were under way at the same time.
+    """
+
+    call: Call
+    done: Done | None = None
+    outputs: dict[str, Array] = field(default_factory=dict)
+    brought: list[Outside | Brought] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    overlapped: bool = False
+
+    def __str__(self) -> str:
+        return text_of(self.call, self.done)
+
+
+@final
+class Recorded:
+    """A journal that was read. Made by ``read_journal``.
+
+    Attributes:
+        backend: what it was recorded on.
+        complete: whether it was closed; otherwise its program was killed, or could not write.
+        first: the number of the first call that is there; not 1 where older ones were dropped.
+        calls: its calls, in the program's order.
+    """
+
+    def __init__(self, storage: Storage, entries: list[Any]) -> None:
+        header = entries[0]
+        self._storage: Final = storage
+        self.header: Final[Header] = header
+        self.backend: Final = header.backend
+        self.complete: Final = isinstance(entries[-1], End)
+        self.contents: Final[dict[int, Array]] = {}
+        by_number: dict[int, Recall] = {}
+        last = 0
+        under_way: set[int] = set()
+        brought: list[Outside | Brought] = []
+        dropped: list[int] = []
+        for entry in entries:
+            if isinstance(entry, Call):
+                by_number[entry.number] = Recall(
+                    entry, brought=brought, dropped=dropped, overlapped=bool(under_way)
+                )
+                under_way.add(entry.number)
+                brought, dropped, last = [], [], entry.number
+            elif isinstance(entry, Outside | Brought):
+                brought.append(entry)
+            elif isinstance(entry, Dropped):
+                dropped += entry.ids
+            elif isinstance(entry, Content):
+                self.contents[entry.id] = entry.array
+            elif isinstance(entry, Done | Output) and entry.call in by_number:
+                if isinstance(entry, Done):
+                    by_number[entry.call].done = entry
+                    by_number[entry.call].overlapped |= entry.call != last
+                    under_way.discard(entry.call)
+                else:
+                    by_number[entry.call].outputs[entry.where] = entry.array
+        self.calls: Final = tuple(by_number.values())
+        self.first: Final = self.calls[0].call.number if self.calls else 1
+
+    def __repr__(self) -> str:
+        return f"<Recorded {len(self.calls)} calls on {self.backend}>"
+
+    async def array(self, array: Array) -> np.ndarray[Any, Any] | None:
+        """What an array held, or None where only its hash is known.
+
+        Raises:
+            JournalDamaged: what is kept has another hash.
+        """
+        data = await self._storage.content(array.hash)
+        if data is None:
+            return None
+        dtype = DTYPES[array.dtype]
+        size = int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize
+        if digest(data) != array.hash or len(data) != size:
+            raise JournalDamaged("the content of an array is not what was written", record=0)
+        return np.frombuffer(data, dtype).reshape(array.shape)
+
+
+@asynccontextmanager
+async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Recorded]:
+    """A journal, for the length of a block.
+
+    Args:
+        source: its file, or where else it is kept.
+
+    Raises:
+        JournalDamaged: it is not what was written.
+        JournalError: it is no journal, or one of another version.
+        FileNotFoundError: there is none.
+    """
+    storage = storage_of(source)
+    async with storage.open(create=False):
+        records = await storage.records()
+        dropping = _header(storage, records).when_full == "drop"
+        check_chain(records, dropping=dropping)
+        yield Recorded(storage, [_decoded(record) for record in records])
+
+
+def storage_of(source: str | os.PathLike[str] | Storage) -> Storage:
+    """Where a journal is kept.
+
+    Raises:
+        Unsupported: a URL.
+    """
+    if isinstance(source, str) and "://" in source:
+        raise Unsupported(
+            f"{source!r} is a URL, and journals are files of SQLite: give a path, or "
+            "RedisStorage(url, name). There is no storage for Postgres and others; whoever has the "
+            "methods of Storage is one"
+        )
+    return SqliteStorage(source) if isinstance(source, str | os.PathLike) else source
+
+
+def _header(storage: Storage, records: list[Record]) -> Header:
+    header = _decoded(records[0]) if records else None
+    if not isinstance(header, Header) or header.schema != SCHEMA:
+        raise JournalError(f"{storage!r} holds no journal of version {SCHEMA}")
+    return header
+
+
+def _decoded(record: Record) -> Entry:
+    try:
+        return decode(record.data)
+    except msgspec.MsgspecError as error:
+        raise JournalDamaged(
+            f"record {record.number} is not what was written", record=record.number
+        ) from error
+
+
+async def read_journal(source: str | os.PathLike[str] | Storage) -> list[str]:
+    """The calls of a journal as text, one line each.
+
+    Args:
+        source: its file, or where else it is kept.
+
+    Returns:
+        Lines such as ``"7 blas.gemm(#1, #2, alpha=2.0) -> #3"``, where ``#1`` is a buffer.
+
+    Raises:
+        JournalDamaged: it is not what was written.
+        JournalError: it is no journal, or one of another version.
+        FileNotFoundError: there is none.
+    """
+    async with reading(source) as recorded:
+        return [str(recall) for recall in recorded.calls]

@@ -1,0 +1,306 @@
+"""From what a journal holds back to arguments and results."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from .._dtypes import DTYPES, NAMES, as_dtype
+from ..expressions import Expression
+from ..memory import GpuRef, part_of, span
+from ._describe import fields_of, source_hash
+from ._entries import (
+    Array,
+    DType,
+    Fields,
+    Formula,
+    Function,
+    Handle,
+    Items,
+    Number,
+    Pairs,
+    Partial,
+    Ref,
+    Slice,
+)
+from ._text import number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+    from numpy.typing import DTypeLike
+
+    from ._entries import Call, Value
+
+
+def view_of(
+    ref: GpuRef,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    offset: int = 0,
+    strides: tuple[int, ...] | None = None,
+) -> GpuRef:
+    """A view of the memory of a buffer, by where it lies: how journals tell of views.
+
+    Args:
+        ref: the buffer, or any view of it.
+        shape: of the view.
+        dtype: its dtype.
+        offset: in bytes, from where the memory of the buffer begins.
+        strides: in bytes; by default it is C-contiguous.
+
+    Returns:
+        The view.
+
+    Raises:
+        ValueError: it does not lie in that memory.
+    """
+    kind, block = as_dtype(dtype), ref._block.base
+    nbytes = math.prod(shape) * kind.itemsize
+    low, high = (0, nbytes) if strides is None else span(shape, strides, kind.itemsize)
+    if not 0 <= offset + low <= offset + high <= max(block.nbytes, ref.nbytes):
+        raise ValueError(f"no view of shape {shape} at {offset} is in {block.nbytes} bytes")
+    place = part_of(block, offset) if offset else block
+    return GpuRef(place, shape, kind, nbytes, strides).on_block(place)
+
+
+class Missing(Exception):
+    """Something that a call needs cannot be made again; the message says what and why."""
+
+
+@final
+class Restorer:
+    """Makes arguments of what a journal holds, with the buffers and handles that there are now.
+
+    Args:
+        array: gives the content of an array, or None.
+        functions: what to take for functions, by qualified name.
+
+    Attributes:
+        buffers: a ref of each buffer, by its number.
+        handles: what has methods, by its number.
+        lost: why there is no buffer, by its number.
+    """
+
+    def __init__(
+        self,
+        array: Callable[[Array], Awaitable[np.ndarray[Any, Any] | None]],
+        functions: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        self._array: Final = array
+        self._functions: Final = functions
+        self.buffers: Final[dict[int, GpuRef]] = {}
+        self.handles: Final[dict[int, Any]] = {}
+        self.lost: Final[dict[int, str]] = {}
+
+    async def value(self, value: Value) -> Any:
+        """What an argument was.
+
+        Raises:
+            Missing: it cannot be made again.
+        """
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        made = _PLAIN.get(type(value))
+        if made is not None:
+            return made(value)
+        if isinstance(value, Ref):
+            return self.ref(value)
+        if isinstance(value, Handle):
+            return self.handle(value)
+        if isinstance(value, Array):
+            return await self.array(value)
+        if isinstance(value, Function):
+            return self.function(value)
+        if isinstance(value, Partial):
+            args = [await self.value(each) for each in value.args]
+            named = {name: await self.value(each) for name, each in value.kwargs.items()}
+            return functools.partial(await self.value(value.function), *args, **named)
+        if isinstance(value, Items):
+            items = [await self.value(each) for each in value.items]
+            return tuple(items) if value.kind == "tuple" else items
+        if isinstance(value, Pairs):
+            return {await self.value(key): await self.value(item) for key, item in value.items}
+        if isinstance(value, Slice):
+            if value.start == "...":
+                return ...
+            return slice(
+                *[await self.value(each) for each in (value.start, value.stop, value.step)]
+            )
+        if isinstance(value, Formula):
+            return self.formula(value)
+        if isinstance(value, Fields):
+            kind = self.function(value.of)
+            named = {name: await self.value(each) for name, each in value.fields.items()}
+            return kind(**named)
+        text = getattr(value, "text", value)
+        raise Missing(f"the journal holds no more of an argument than {text!r}")
+
+    def ref(self, described: Ref) -> GpuRef:
+        """A buffer, or a view of one."""
+        known = self.buffers.get(described.id)
+        if known is None:
+            raise Missing(f"buffer #{described.id}: {self.lost.get(described.id, 'it is gone')}")
+        return view_of(known, described.shape, described.dtype, described.offset, described.strides)
+
+    def handle(self, described: Handle) -> Any:
+        """What has methods."""
+        if described.id not in self.handles:
+            raise Missing(f"#{described.id}: nothing tells how it was made")
+        return self.handles[described.id]
+
+    async def array(self, described: Array) -> np.ndarray[Any, Any]:
+        """An array of the program."""
+        found = await self._array(described)
+        if found is None:
+            raise Missing(
+                f"the content of a {described.dtype} array of shape {described.shape}: the journal "
+                "holds its hash alone; record with contents=True, or give it by inputs="
+            )
+        return found
+
+    def function(self, described: Function) -> Any:
+        """A function or class, found by name, whose source is what it was."""
+        found = self._functions.get(described.name)
+        if found is not None:
+            return found
+        try:
+            found = _module_of(described)
+            for part in described.name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError, OSError) as error:
+            raise Missing(
+                f"function {described.module}.{described.name} cannot be imported ({error}); give "
+                f"it by functions={{{described.name!r}: ...}}"
+            ) from error
+        if described.hash and source_hash(found) != described.hash:
+            raise Missing(
+                f"function {described.module}.{described.name} is not what it was: its source has "
+                f"changed; give one to go on with by functions={{{described.name!r}: ...}}"
+            )
+        return found
+
+    def formula(self, described: Formula) -> Any:
+        """An expression."""
+        made: list[Any] = []
+        for step in described.steps:
+            if step.kind == "operand":
+                made.append(self.ref(described.operands[step.args[0]]))
+                continue
+            constant = step.kind == "constant"
+            args = () if constant else tuple(made[at] for at in step.args)
+            params: tuple[Any, ...] = step.axes if step.kind == "index" else ()
+            if constant:
+                params = (number_of(described.constants[step.args[0]]),)
+            elif step.kind in ("reduce", "arg"):
+                params = step.axes, step.keepdims
+            elif step.kind == "view":
+                params = (tuple(None if at < 0 else at for at in step.axes),)
+            kind: Any = step.kind
+            made.append(Expression(kind, step.name, args, params, step.shape, DTYPES[step.dtype]))
+        return made[described.result]
+
+    # --- results ----------------------------------------------------------------------------
+
+    def bind(self, described: Value, result: Any) -> None:
+        """Know what a call gave by the numbers that the journal has for it.
+
+        Raises:
+            TypeError: it gave something else.
+        """
+        if isinstance(described, Ref):
+            if type(result) is not GpuRef:
+                raise TypeError(f"a buffer was expected, not {type(result).__name__}")
+            if result.shape != described.shape or NAMES[result.dtype] != described.dtype:
+                raise TypeError(
+                    f"a buffer of {described.dtype} {described.shape} was expected, not of "
+                    f"{result.dtype} {result.shape}"
+                )
+            self.buffers.setdefault(described.id, result)
+        elif isinstance(described, Handle):
+            self.handles.setdefault(described.id, result)
+        elif isinstance(described, Items):
+            if not isinstance(result, list | tuple) or len(result) != len(described.items):
+                raise TypeError(f"{len(described.items)} results were expected")
+            for each, item in zip(described.items, result, strict=True):
+                self.bind(each, item)
+        elif isinstance(described, Fields):
+            fields = fields_of(result) or {}
+            for name, each in described.fields.items():
+                self.bind(each, fields.get(name))
+        elif isinstance(described, Pairs):
+            items = list(result.values()) if isinstance(result, dict) else []
+            for (_, each), item in zip(described.items, items, strict=True):
+                self.bind(each, item)
+
+
+def refs_of(value: Any, where: str = "") -> Iterator[tuple[str, Ref]]:
+    """The buffers in what a journal has of arguments and results; as ``refs_in`` of these."""
+    if isinstance(value, Ref):
+        yield where, value
+    elif isinstance(value, Formula):
+        yield from ((f"{where}.{at}", each) for at, each in enumerate(value.operands))
+    elif isinstance(value, Items | list | tuple):
+        items = value.items if isinstance(value, Items) else value
+        for at, item in enumerate(items):
+            yield from refs_of(item, f"{where}[{at}]")
+    elif isinstance(value, Pairs):
+        for key, item in value.items:
+            yield from refs_of(item, f"{where}[{key!r}]")
+    elif isinstance(value, Fields):
+        for name, item in value.fields.items():
+            yield from refs_of(item, f"{where}.{name}")
+    elif isinstance(value, Partial):
+        yield from refs_of((*value.args, *value.kwargs.values()), f"{where}.args")
+
+
+def handles_of(value: Any) -> list[int]:
+    """The numbers of what has methods, in what a journal has of arguments and results."""
+    if isinstance(value, Handle):
+        return [value.id]
+    if isinstance(value, list | tuple):
+        return [found for each in value for found in handles_of(each)]
+    if isinstance(value, Items | Pairs):
+        return handles_of(value.items)
+    if isinstance(value, Fields):
+        return handles_of([*value.fields.values()])
+    return []
+
+
+def refs_given(call: Call) -> dict[str, Ref]:
+    """The buffers that a call is given, by where they are."""
+    found = dict(refs_of(call.args, "args"))
+    for name, value in call.kwargs.items():
+        found.update(refs_of(value, name))
+    return found
+
+
+_PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
+    Number: number_of,
+    DType: lambda value: DTYPES.get(value.name) or np.dtype(value.name),
+}
+
+
+def _module_of(described: Function) -> Any:
+    """The module of a function; that of another program is imported from its file."""
+    if described.module != "__main__":
+        return importlib.import_module(described.module)
+    here = sys.modules["__main__"]
+    if not described.file or getattr(here, "__file__", None) == described.file:
+        return here
+    name = f"_replayed_{Path(described.file).stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, described.file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{described.file} is no module")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]

@@ -1,0 +1,167 @@
+"""Journals in files of SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import asynccontextmanager, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import trio
+
+from ._entries import SCHEMA
+from ._storage import JournalDamaged, JournalError, Record, Stored
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
+
+_MARK: Final = 0x61746A6C
+"""SQLite's ``application_id`` of a journal: "atjl"."""
+
+_TABLES: Final = f"""
+    PRAGMA application_id = {_MARK};
+    PRAGMA user_version = {SCHEMA};
+    PRAGMA journal_mode = WAL;
+    CREATE TABLE records (
+        number INTEGER PRIMARY KEY, before BLOB NOT NULL, digest BLOB NOT NULL, data BLOB NOT NULL
+    );
+    CREATE TABLE contents (hash BLOB PRIMARY KEY, data BLOB NOT NULL, last INTEGER NOT NULL);
+"""
+
+
+@final
+class SqliteStorage:
+    """A journal in a file, with a write-ahead log beside it while it is open.
+
+    Each append is a transaction (``synchronous=NORMAL``): what was appended is there after the
+    program was killed. After a power failure the last transactions may be gone, whole.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path: Final = Path(path)
+        self._connection: sqlite3.Connection | None = None
+        self._limiter: Final = trio.CapacityLimiter(1)
+
+    def __repr__(self) -> str:
+        return f"SqliteStorage({str(self.path)!r})"
+
+    @asynccontextmanager
+    async def open(self, *, create: bool) -> AsyncIterator[None]:
+        """Open the file, for the length of a block; see ``Storage.open``."""
+        try:
+            await self._in_thread(self._create if create else self._open)
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self._close)
+
+    async def append(
+        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
+    ) -> None:
+        """Add records and contents in one transaction; see ``Storage.append``."""
+        await self._in_thread(self._append, records, contents, first)
+
+    async def records(self) -> list[Record]:
+        """All records, in their order; see ``Storage.records``."""
+        return await self._in_thread(self._records)
+
+    async def content(self, key: bytes) -> bytes | None:
+        """The array of a hash, if it is there."""
+        return await self._in_thread(self._content, key)
+
+    # --- in a thread ------------------------------------------------------------------------
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await trio.to_thread.run_sync(partial(function, *args), limiter=self._limiter)
+
+    def _create(self) -> None:
+        with self.path.open("xb"):
+            pass
+        self._connection = _connected(self.path)
+        self._connection.executescript(_TABLES)
+
+    def _open(self) -> None:
+        if not self.path.exists():
+            raise FileNotFoundError(f"there is no journal {self.path}")
+        self._connection = _connected(self.path)
+        with _damage_told(self.path):
+            (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
+            (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
+            self._connection.execute("PRAGMA query_only = ON")
+        if mark != _MARK:
+            raise JournalError(f"{self.path} is no journal")
+        if schema != SCHEMA:
+            raise JournalError(
+                f"{self.path} is a journal of version {schema}, and this reads {SCHEMA}"
+            )
+
+    def _append(
+        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
+    ) -> None:
+        connection = self._opened()
+        with closing(connection.cursor()) as cursor:
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                cursor.executemany(
+                    "INSERT OR IGNORE INTO contents VALUES (?, ?, 0)", contents.items()
+                )
+                cursor.executemany(
+                    "INSERT INTO records VALUES (?, ?, ?, ?)", [each.record for each in records]
+                )
+                cursor.executemany(
+                    "UPDATE contents SET last = ? WHERE hash = ?",
+                    [(each.record.number, key) for each in records for key in each.contents],
+                )
+                if first > 1:
+                    cursor.execute("DELETE FROM records WHERE 0 < number AND number < ?", (first,))
+                    cursor.execute("DELETE FROM contents WHERE last < ?", (first,))
+                cursor.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
+
+    def _records(self) -> list[Record]:
+        with _damage_told(self.path):
+            rows = self._opened().execute(
+                "SELECT number, before, digest, data FROM records ORDER BY number"
+            )
+            return [Record(*row) for row in rows]
+
+    def _content(self, key: bytes) -> bytes | None:
+        with _damage_told(self.path):
+            found = self._opened().execute("SELECT data FROM contents WHERE hash = ?", (key,))
+            row = found.fetchone()
+        return None if row is None else bytes(row[0])
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise JournalError(f"{self!r} is used outside of the block of its open()")
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise JournalDamaged(f"{path} cannot be read: {error}", record=0) from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    # One call at a time, but each perhaps in another thread.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection

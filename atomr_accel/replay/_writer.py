@@ -1,0 +1,262 @@
+"""Writes a journal beside the program: in the order of its entries, and never in its way."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
+
+import numpy as np
+import trio
+
+from ._describe import digest
+from ._entries import Array, End, Entry, encoder
+from ._storage import START, JournalError, JournalFull, Record, Stored, digest_of
+
+if TYPE_CHECKING:
+    from ._storage import Storage
+
+WhenFull: TypeAlias = Literal["drop", "refuse"]
+"""What a journal does at its bounds: drop the oldest entries, or refuse further calls."""
+
+SMALL: Final = 1 << 19
+"""Arrays of up to so many bytes are copied at once; of others the writer is waited for."""
+
+_MOST_WAITING: Final = 64 << 20
+"""Bytes that may wait to be written before calls wait, too."""
+
+_MOST_ENTRIES_WAITING: Final = 4096
+_MOST_AT_ONCE: Final = 1024
+_ENTRY: Final = 200
+"""What an entry counts for beside its arrays while it waits."""
+
+_GATHERING: Final = 0.01
+"""Seconds in which entries are gathered before they are written: a thread for each would take
+longer than the calls. That much is lost of a program that is killed."""
+
+_GRACE: Final = 10.0
+"""Seconds that leaving waits for what is still to be written, cancelled or not."""
+
+
+@final
+class Waiting:
+    """An entry that is to be written.
+
+    Attributes:
+        entry: the entry.
+        arrays: arrays in it, with their bytes, or none where they were lost.
+        nbytes: what it counts for.
+        written: set once nothing of the program's own memory is looked at any more.
+    """
+
+    __slots__ = ("arrays", "entry", "nbytes", "written")
+
+    def __init__(
+        self, entry: Entry, arrays: tuple[tuple[Array, np.ndarray[Any, Any]], ...] = ()
+    ) -> None:
+        self.entry: Final[Entry] = entry
+        self.arrays: Final[tuple[tuple[Array, np.ndarray[Any, Any]], ...]] = arrays
+        self.nbytes: Final[int] = _ENTRY + sum(data.nbytes for _, data in arrays)
+        self.written: Final[trio.Event] = trio.Event()
+
+
+@final
+class Writer:
+    """Has entries written, and bounds what waits and what is kept.
+
+    Args:
+        storage: where.
+        contents: whether arrays are kept, or only their hashes.
+        most_entries: how many entries the journal may have.
+        most_bytes: how many bytes entries and arrays may take in all.
+        when_full: what is done beyond.
+
+    Attributes:
+        error: why nothing is written any more; None if all is well.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        contents: bool,
+        most_entries: int,
+        most_bytes: int,
+        when_full: WhenFull,
+    ) -> None:
+        self._storage: Final = storage
+        self._contents: Final = contents
+        self._most_entries: Final = most_entries
+        self._most_bytes: Final = most_bytes
+        self._when_full: Final = when_full
+        self._waiting: Final[deque[Waiting]] = deque()
+        self._bytes_waiting = 0
+        self._some = trio.Event()
+        self._hurry = trio.Event()
+        self._less: Final = trio.lowlevel.ParkingLot()
+        self._closing = False
+        self._scope: Final = trio.CancelScope(shield=True)
+        self._number = 0
+        self._before = START
+        self._sizes: Final[deque[int]] = deque()  # of the records that are kept, but for the first
+        self._first = 1
+        self._kept_bytes = 0
+        self._kept_contents: Final[dict[bytes, tuple[int, int]]] = {}  # size, last record
+        self.error: Exception | None = None
+
+    def add(self, waiting: Waiting) -> None:
+        """Have an entry written; its arrays are not to be changed before they are."""
+        if self.error is not None:
+            waiting.written.set()
+            return
+        self._waiting.append(waiting)
+        self._bytes_waiting += waiting.nbytes
+        self._some.set()
+
+    async def room(self) -> None:
+        """Wait until not too much waits to be written.
+
+        Raises:
+            JournalFull: the journal refuses what is beyond its bounds.
+        """
+        self.require_room()
+        while self.error is None and (
+            self._bytes_waiting > _MOST_WAITING or len(self._waiting) > _MOST_ENTRIES_WAITING
+        ):
+            self._hurry.set()
+            await self._less.park()
+
+    def require_room(self) -> None:
+        """Refuse what a full journal would have to refuse.
+
+        Raises:
+            JournalFull: the journal refuses what is beyond its bounds.
+        """
+        if self._when_full != "refuse" or self.error is not None:
+            return
+        entries = self._number + len(self._waiting)
+        taken = self._kept_bytes + self._bytes_waiting
+        if entries >= self._most_entries or taken >= self._most_bytes:
+            raise JournalFull(
+                f"the journal has {entries} entries of {self._most_entries} and {taken} bytes of "
+                f"{self._most_bytes}: nothing was called. Close it, or open one with more room or "
+                'with when_full="drop"'
+            )
+
+    async def drained(self) -> None:
+        """Wait until all that was added so far is written.
+
+        Raises:
+            JournalError: it cannot be written.
+        """
+        if self._waiting:
+            await self.written(self._waiting[-1])
+        else:
+            await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            raise JournalError(f"the journal has ended early: {self.error}") from self.error
+
+    async def written(self, waiting: Waiting) -> None:
+        """Wait until an entry is written, or never will be."""
+        self._hurry.set()
+        await waiting.written.wait()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write until ``close`` was called, cancelled or not.
+
+        Raises:
+            FileExistsError: there is a journal already, or what else the storage raises to begin.
+        """
+        async with self._storage.open(create=True):
+            with self._scope:
+                task_status.started()
+                while not self._closing or self._waiting:
+                    if not self._waiting:
+                        self._some = trio.Event()
+                        await self._some.wait()
+                    with trio.move_on_after(0 if self._closing else _GATHERING):
+                        await self._hurry.wait()
+                    self._hurry = trio.Event()
+                    if self._waiting:
+                        await self._write()
+            if self._scope.cancelled_caught:
+                self._fail(TimeoutError(f"the end was not written within {_GRACE} seconds"))
+
+    def close(self, calls: int) -> None:
+        """Have what is left written, and that this is the end; in some seconds at most.
+
+        Args:
+            calls: how many there were.
+        """
+        self.add(Waiting(End(calls)))
+        self._closing = True
+        self._hurry.set()
+        self._scope.deadline = trio.current_time() + _GRACE
+        self._some.set()
+
+    async def _write(self) -> None:
+        """Write some of what waits."""
+        some = [self._waiting[at] for at in range(min(len(self._waiting), _MOST_AT_ONCE))]
+        try:
+            records, contents = await trio.to_thread.run_sync(self._sealed, some)
+            await self._storage.append(records, contents, self._first)
+        except Exception as error:  # noqa: BLE001 - the journal ends, and the program goes on
+            self._fail(error)
+            return
+        for waiting in some:
+            self._waiting.popleft()
+            self._bytes_waiting -= waiting.nbytes
+            waiting.written.set()
+        self._less.unpark_all()
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        for waiting in self._waiting:
+            waiting.written.set()
+        self._waiting.clear()
+        self._bytes_waiting = 0
+        self._less.unpark_all()
+
+    def _sealed(self, some: list[Waiting]) -> tuple[list[Stored], dict[bytes, bytes]]:
+        """Entries as records, and the contents that are new; in a thread."""
+        records: list[Stored] = []
+        contents: dict[bytes, bytes] = {}
+        for waiting in some:
+            keys: list[bytes] = []
+            for array, data in waiting.arrays:
+                raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+                array.hash = digest(raw)
+                if self._contents:
+                    keys.append(array.hash)
+                    if array.hash not in self._kept_contents:
+                        contents[array.hash] = bytes(raw)
+                        self._kept_bytes += len(raw)
+                    self._kept_contents[array.hash] = len(raw), self._number
+            data_ = encoder.encode(waiting.entry)
+            sealed = digest_of(self._before, self._number, data_)
+            records.append(Stored(Record(self._number, self._before, sealed, data_), tuple(keys)))
+            if self._number:
+                self._sizes.append(len(data_))
+                self._kept_bytes += len(data_)
+            self._before, self._number = sealed, self._number + 1
+        if self._when_full == "drop":
+            self._drop()
+        return records, contents
+
+    def _drop(self) -> None:
+        """Forget the oldest records that are too many, and contents of theirs alone."""
+        before = self._first
+        while self._sizes and (
+            len(self._sizes) >= self._most_entries or self._kept_bytes > self._most_bytes
+        ):
+            self._kept_bytes -= self._sizes.popleft()
+            self._first += 1
+            if self._kept_bytes > self._most_bytes:
+                self._forget_contents()
+        if self._first != before:
+            self._forget_contents()
+
+    def _forget_contents(self) -> None:
+        for key, (size, last) in list(self._kept_contents.items()):
+            if last < self._first:
+                del self._kept_contents[key]
+                self._kept_bytes -= size

@@ -1,0 +1,166 @@
+"""Programs of one task over every library, to be recorded; those of many tasks are in ordering."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from atomr_accel import Device, GpuRef
+
+SIDE = 4
+SOURCE = """
+    extern "C" __global__ void scaled(const float* x, float factor, float* out) {
+        out[threadIdx.x] = x[threadIdx.x] * factor;
+    }
+"""
+
+
+def scaled(x: Any, factor: Any, out: Any) -> None:
+    out[...] = x * factor
+
+
+def shifted(x: Any) -> None:
+    x += 1
+
+
+def dies_of_seven(x: Any) -> None:
+    if (x == 7).any():
+        raise SystemExit  # which no host survives
+
+
+def gelu(x: Any) -> Any:
+    return x * 0.5 + np.tanh(x)
+
+
+class Random:
+    """Makes calls by chance, on a few matrices, as a program would."""
+
+    def __init__(self, device: Device, seed: int) -> None:
+        self.device = device
+        self.rng = random.Random(seed)
+        self.refs: list[GpuRef] = []
+        self.steps: list[Callable[[], Awaitable[object]]] = [
+            self._put,
+            self._put_into,
+            self._get,
+            self._gemm,
+            self._fft,
+            self._draw,
+            self._evaluate,
+            self._fused,
+            self._kernel,
+            self._view,
+            self._sorted,
+            self._run,
+            self._batch,
+            self._record,
+            self._seal,
+            self._free,
+            self._wrong,
+        ]
+
+    async def run(self, count: int) -> None:
+        device = self.device
+        self.kernel = await device.nvrtc.compile(SOURCE, "scaled", cpu=scaled)
+        self.generator = device.rng.default_rng(self.rng.randrange(100))
+        self.fused = device.fuse(gelu)
+        await self._put()
+        for _ in range(count):
+            await self.rng.choice(self.steps)()
+            del self.refs[:-6]
+        for ref in self.refs:
+            if not ref.is_stale:
+                await device.get(ref)
+
+    def some(self) -> GpuRef:
+        return self.rng.choice(self.refs)
+
+    def array(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        chosen = np.random.default_rng(self.rng.randrange(2**32))
+        return chosen.standard_normal((SIDE, SIDE)).astype(np.float32)
+
+    async def _put(self) -> None:
+        self.refs.append(await self.device.put(self.array(), sealed=self.rng.random() < 0.2))
+
+    async def _put_into(self) -> None:
+        ref = self.some()
+        if not ref.sealed:
+            await self.device.put(self.array(), out=ref)
+
+    async def _get(self) -> None:
+        ref = self.some()
+        await self.device.get(self.rng.choice([ref, ref.T, ref[1:3], ref[:, ::2]]))
+
+    async def _gemm(self) -> None:
+        a, b = self.some(), self.some()
+        alpha = self.rng.choice([1.0, 0.5])
+        self.refs.append(await self.device.blas.gemm(a, b, alpha=alpha))
+
+    async def _fft(self) -> None:
+        spectrum = await self.device.fft.rfft(self.some())
+        self.refs.append(await self.device.fft.irfft(spectrum, n=SIDE))
+
+    async def _draw(self) -> None:
+        self.refs.append(await self.generator.normal(size=(SIDE, SIDE), dtype="float32"))
+        if self.rng.random() < 0.3:
+            self.generator.advance(8)
+
+    async def _evaluate(self) -> None:
+        x, y = self.some(), self.some()
+        self.refs.append(await self.device.evaluate(np.maximum(x, 0.25) * 0.5 - y.T))
+
+    async def _fused(self) -> None:
+        self.refs.append(await self.fused(self.some()))
+
+    async def _kernel(self) -> None:
+        out = await self.device.zeros((SIDE, SIDE), np.float32)
+        await self.kernel.launch(1, SIDE * SIDE, self.some(), np.float32(0.5), out)
+        self.refs.append(out)
+
+    async def _view(self) -> None:
+        self.refs.append(await self.device.copy(self.some().T))
+
+    async def _sorted(self) -> None:
+        self.refs.append(await self.device.array.sort(self.some(), axis=0))
+        await self.device.array.getitem(self.some(), (slice(None, 2), ...))
+
+    async def _run(self) -> None:
+        ref = self.some()
+        if not ref.sealed:
+            await self.device.run(shifted, ref)
+
+    async def _batch(self) -> None:
+        async with self.device.batch() as batch:
+            made = batch.blas.gemm(self.some(), self.some())
+            batch.launch(self.kernel, 1, SIDE * SIDE, made, np.float32(2), made)
+            batch.get(made)
+            self.refs.append(batch.using(self.generator).normal(size=(SIDE, SIDE), dtype="float32"))
+        self.refs.append(made)
+
+    async def _record(self) -> None:
+        x = self.some()
+        async with self.device.record(x) as program:
+            y = program.blas.gemm(x, x)
+            program.launch(self.kernel, 1, SIDE * SIDE, y, np.float32(0.5), y)
+        await program.replay(self.some())
+        await self.device.get(y)
+
+    async def _seal(self) -> None:
+        await self.device.seal(self.some())
+
+    async def _free(self) -> None:
+        if len(self.refs) > 2:
+            await self.device.free(self.refs.pop(self.rng.randrange(len(self.refs))))
+            self.refs = [ref for ref in self.refs if not ref.is_stale]
+
+    async def _wrong(self) -> None:
+        try:
+            await self.device.blas.gemm(self.some(), await self.device.zeros((3, 3), np.float32))
+        except ValueError:
+            return
+        raise AssertionError("it should have been refused")

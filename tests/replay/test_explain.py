@@ -1,0 +1,161 @@
+"""A fault is reduced to what it takes, and becomes a program that faults again."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atomr_accel import ContextPoisoned, Unsupported
+from atomr_accel.replay import JournalError, explain, open_journal
+from atomr_accel.replay._minimal import minimal
+from atomr_accel.testing import poison
+
+from ..harness import ROOT, cpu_only, opened, program, sized
+from .programs import Random, gelu
+
+FAULTY = """
+import os
+
+def dies_of_seven(x):
+    if (x == 7).any():
+        os._exit(3)
+"""
+
+
+@given(st.integers(1, 30), st.data())
+def test_what_is_left_fails_and_none_of_it_can_be_left_out(count: int, data: st.DataObject) -> None:
+    wanted = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
+    asked: list[list[int]] = []
+
+    async def fails(chosen: list[int]) -> bool:
+        asked.append(chosen)
+        return wanted <= set(chosen)
+
+    async def search() -> list[int]:
+        return await minimal(range(count), fails)
+
+    steps = search()
+    with pytest.raises(StopIteration) as ended:
+        steps.send(None)
+    assert ended.value.value == sorted(wanted)
+    assert len({tuple(each) for each in asked}) == len(asked)
+    assert len(asked) <= 4 * count + count**2
+
+
+async def record_a_fault(folder: Path, name: str = "dies_of_seven") -> Path:
+    """Some calls, of which a few make the buffer that a function dies of."""
+    (folder / "faulty.py").write_text(FAULTY)
+    sys.path.insert(0, str(folder))  # where the host and the trials look as well
+    try:
+        return await _record_a_fault(folder / "journal", name)
+    finally:
+        sys.path.pop(0)
+        del sys.modules["faulty"]
+
+
+async def _record_a_fault(path: Path, name: str) -> Path:
+    faulty = importlib.import_module("faulty")
+    async with opened(isolation="process", standby=None) as device:
+        await device.put(np.ones(1))
+        async with open_journal(device, path, contents=True):
+            await Random(device, 3).run(5)
+            x = await device.put(np.arange(4.0))
+            w = await device.full((4,), 3.0)
+            y = await device.evaluate(x + w + 1)  # 4, 5, 6 and 7
+            await device.evaluate(x * 2, out=w)
+            with pytest.raises(ContextPoisoned):
+                await device.run(getattr(faulty, name), y)
+            await device.put(np.ones(1))
+    return path
+
+
+@cpu_only
+@program
+async def test_a_fault_is_reduced_to_the_calls_that_it_takes(tmp_path: Path) -> None:
+    """Each trial says here what a process would: a function that gets a 7 dies."""
+    path = await record_a_fault(tmp_path)
+    needed = (
+        "device.put(np.array([0.0, 1.0, 2.0, 3.0]",
+        "device.full((4,), 3.0)",
+        "np.add(np.add(",
+    )
+
+    async def faults(text: str) -> bool:
+        ast.parse(text)
+        return "dies_of_seven" in text and all(part in text for part in needed)
+
+    found = await explain(path, out=tmp_path / "least.py", faults=faults, last=3)
+    assert found.fault.startswith("ContextPoisoned: run dies_of_seven did not finish")
+    assert "device.run(faulty.dies_of_seven, #" in found.call
+    assert len(found.last) == 3
+    assert [each.split("(")[0].split(" ", 1)[1] for each in found.minimal] == [
+        "device.put",
+        "device.full",
+        "device.evaluate",
+        "device.run",
+    ]
+    assert (tmp_path / "least.py").read_text() == found.program
+    assert found.trials <= 30
+    assert all(part in str(found) for part in (*found.minimal, *found.last))
+
+    async def never(_text: str) -> bool:
+        return False
+
+    with pytest.raises(JournalError, match="does not come again"):
+        await explain(path, faults=never)
+
+
+@pytest.mark.slow
+@cpu_only
+@program
+async def test_the_program_that_is_left_faults(tmp_path: Path) -> None:
+    if sized(quick=True, full=False):
+        path = tmp_path / "journal"
+        async with opened(standby=None) as device, open_journal(device, path):
+            await device.put(np.ones(4))
+            await device.fuse(gelu)(await device.zeros(3))
+            await poison(device)
+    else:
+        path = await record_a_fault(tmp_path)
+    found = await explain(path, out=tmp_path / "least.py")
+    assert len(found.minimal) == sized(2, 4)
+    command = [sys.executable, str(tmp_path / "least.py")]
+    paths = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    if sized(quick=False, full=True):
+        done = await trio.run_process(command, capture_stderr=True, env=paths, check=False)
+        assert b"ContextPoisoned: run dies_of_seven did not finish" in done.stderr
+
+
+@cpu_only
+@program
+async def test_what_cannot_be_explained_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device, open_journal(device, path):
+        await device.put(np.ones(1))
+    with pytest.raises(JournalError, match="tells of no fault"):
+        await explain(path)
+
+
+@cpu_only
+@program
+async def test_a_function_that_has_no_name_cannot_be_in_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+
+    def dies() -> None:
+        import os
+
+        os._exit(1)
+
+    async with opened(standby=None) as device, open_journal(device, path):
+        with pytest.raises(ContextPoisoned):
+            await device.run(dies)
+    with pytest.raises(Unsupported, match="has no name to import it by"):
+        await explain(path)

@@ -1,0 +1,440 @@
+"""What a journal holds, and what becomes of it: bounds, full disks, kills, damage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atomr_accel import Unsupported
+from atomr_accel.replay import (
+    SCHEMA,
+    JournalDamaged,
+    JournalError,
+    JournalFull,
+    Record,
+    SqliteStorage,
+    Stored,
+    open_journal,
+    read_journal,
+    replay,
+    state_at,
+)
+from atomr_accel.replay._entries import Call, Dropped, Opaque, decode, encoder
+from atomr_accel.replay._storage import START, check_chain, digest_of
+
+from ..harness import ROOT, opened, program, settled
+from .programs import SOURCE, gelu, scaled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+
+def rows(path: Path) -> list[bytes]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [data for (data,) in connection.execute("SELECT data FROM records ORDER BY number")]
+
+
+# --- what is noted -------------------------------------------------------------------------
+
+
+@program
+async def test_public_calls_are_noted_with_public_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        weights = await device.put(np.eye(2, dtype=np.float32))
+        async with open_journal(device, path) as journal:
+            x = await device.put(np.ones((2, 2), np.float32))
+            y = await device.blas.gemm(x, weights, alpha=2.0)
+            kernel = await device.nvrtc.compile(SOURCE, "scaled", cpu=scaled)
+            await kernel.launch(1, 4, x, 0.5, y)
+            await device.rng.default_rng(1).normal(size=3)
+            await device.fuse(gelu)(y)
+            await device.get(y.T)
+            async with device.batch() as batch:
+                batch.launch(kernel, 1, 4, x, 0.5, batch.zeros((2, 2), np.float32))
+            async with device.record(x) as recorded:
+                recorded.copy(x)
+            await recorded.replay(y)
+            await device.blas.ref.ask(device.requests.blas.nrm2(x.reshape(-1)))
+            with pytest.raises(ValueError, match="inner dimensions"):
+                await device.blas.gemm(x, x[:1])
+            assert journal.position == 17
+            await journal.flush()
+            assert len(rows(path)) > 17
+    lines = await read_journal(path)
+    text = "\n".join(lines)
+    for wanted in (
+        "1 device.put(<float32 (2, 2)>) -> #1",
+        "2 blas.gemm(#1, #2, alpha=2.0) -> #3",
+        "4 #4.launch(1, 4, #1, 0.5, #3",
+        "normal(size=3) ->",
+        ".__call__(#3) ->",
+        "device.get(#3[2x2 at 0])",
+        "device.batch() ->",
+        "device.record(#1) ->",
+        "device.copy(#1, None) in #",
+        ".replay(#3)",
+        "blas.nrm2(#1",
+        "17 blas.gemm(#1, #1[1x2 at 0]) raised ValueError: the inner dimensions differ",
+    ):
+        assert wanted in text, f"{wanted} is not in\n{text}"
+
+
+@program
+async def test_nothing_is_noted_after_the_block_nor_of_another_device(tmp_path: Path) -> None:
+    async with opened(isolation="thread") as device, opened(isolation="thread") as other:
+        async with open_journal(device, tmp_path / "journal") as journal:
+            await other.put(np.ones(1))
+            assert journal.position == 0
+            await device.put(np.ones(1))  # so that there is memory
+            with pytest.raises(JournalError, match="has a journal already"):
+                async with open_journal(device, tmp_path / "second"):
+                    pass
+            batch = device.batch()
+            await batch.__aenter__()
+            batch.put(np.ones(1))
+        batch.put(np.ones(1))
+        await batch.__aexit__(None, None, None)
+        assert journal.position == 3
+        assert device._core.witness is None
+        with pytest.raises(FileExistsError):
+            async with open_journal(device, tmp_path / "journal"):
+                pass
+        with pytest.raises(Unsupported, match="Postgres"):
+            open_journal(device, "postgresql://localhost/journals")
+    assert not (tmp_path / "second").exists()
+
+
+@program
+async def test_what_the_program_drops_is_dropped_in_the_replay(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device, open_journal(device, path):
+        for _ in range(3):
+            await device.put(np.ones(2))
+            await settled(device)
+    dropped = [entry for entry in map(decode, rows(path)) if isinstance(entry, Dropped)]
+    assert [entry.ids for entry in dropped] == [(1,), (2,)]
+
+
+@program
+async def test_an_array_is_noted_as_it_was_when_it_was_given(tmp_path: Path) -> None:
+    """It is the program's again once the call is over."""
+    path = tmp_path / "journal"
+    large = np.zeros(1 << 18)  # 2 MiB
+    small = np.zeros(4)
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True):
+            x, y = await device.put(large), await device.put(small)
+            large[:], small[:] = 1, 1
+            got = await device.get(x)
+            got[:] = 2
+            async with device.batch() as batch:
+                z = batch.put(small)
+            small[:] = 3
+        assert (await replay(path, device)).same
+        refs = await state_at(path, 3, device)
+        assert [float((await device.get(ref)).max()) for ref in refs.values()] == [0.0, 0.0]
+    del x, y, z
+
+
+# --- bounds --------------------------------------------------------------------------------
+
+
+@program
+async def test_a_full_journal_refuses_calls_before_anything_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, most_entries=12) as journal:
+            x = await device.put(np.zeros(1))
+            with pytest.raises(JournalFull, match="nothing was called"):
+                for _ in range(100):
+                    await device.fill(x, 1)
+                    filled = journal.position
+            with pytest.raises(JournalFull):
+                await device.fill(x, 2)
+            assert journal.position == filled
+        assert (await device.get(x)).tolist() == [1]
+    assert 8 <= len(rows(path)) <= 16  # the last call is noted whole
+
+
+@pytest.mark.parametrize("bound", [{"most_entries": 40}, {"most_bytes": 20_000}])
+@program
+async def test_a_full_journal_drops_the_oldest_entries(
+    tmp_path: Path, bound: dict[str, Any]
+) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True, when_full="drop", **bound) as journal:
+            lost = await device.put(np.zeros(1))
+            for number in range(100):
+                x = await device.put(np.full(100, number, np.float64))
+                await device.fill(lost, 1)
+                if number % 10 == 0:
+                    await journal.flush()
+            await device.get(x)
+        report = await replay(path, device)
+    assert not report.complete
+    assert report.differences == []
+    assert all("fill" in each.text for each in report.skipped)
+    with closing(sqlite3.connect(path)) as connection:
+        contents = [data for (data,) in connection.execute("SELECT data FROM contents")]
+    assert len(rows(path)) <= bound.get("most_entries", 1000) + 1
+    assert sum(map(len, [*rows(path)[1:], *contents])) <= bound.get("most_bytes", 10**9) + 500
+
+
+class Slow:
+    """A storage that takes what it is given only when it may."""
+
+    def __init__(self) -> None:
+        self.may = trio.Event()
+        self.appended: list[Stored] = []
+
+    @asynccontextmanager
+    async def open(self, *, create: bool) -> AsyncIterator[None]:
+        yield
+
+    async def append(
+        self, records: Sequence[Stored], contents: Mapping[bytes, bytes], first: int
+    ) -> None:
+        await self.may.wait()
+        self.appended += records
+
+    async def records(self) -> list[Record]:
+        return [each.record for each in self.appended]
+
+    async def content(self, key: bytes) -> bytes | None:
+        return None
+
+
+@program
+async def test_calls_wait_where_writing_is_far_behind_and_other_tasks_do_not() -> None:
+    storage = Slow()
+    async with opened(isolation="thread") as device, open_journal(device, storage):
+        x = await device.zeros(1)
+        done = 0
+
+        async def task() -> None:
+            nonlocal done
+            for _ in range(30):
+                await device.fill(x, 1)
+                done += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(task)
+            while done < 2000:
+                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            assert done < 2200
+            storage.may.set()  # which wakes them all
+        assert done == 3000
+    assert len(storage.appended) > 6000
+    assert len(await read_journal(storage)) == 3001
+
+
+# --- what goes wrong -----------------------------------------------------------------------
+
+
+@program
+async def test_a_full_disk_ends_the_journal_and_not_the_program(tmp_path: Path) -> None:
+    """SQLite says of a database of its largest size what it says of a full disk."""
+    path = tmp_path / "journal"
+    storage = SqliteStorage(path)
+    async with opened(isolation="thread") as device:
+        with pytest.raises(JournalError, match=r"ended early, at OperationalError.*full"):
+            async with open_journal(device, storage, contents=True) as journal:
+                x = await device.put(np.zeros(1))
+                await journal.flush()
+                assert storage._connection is not None
+                storage._connection.execute("PRAGMA max_page_count = 20")
+                while journal.error is None:
+                    await device.put(np.random.default_rng().random(4096))
+                await device.fill(x, 1)
+                with pytest.raises(JournalError):
+                    await journal.flush()
+        assert (await device.get(x)).tolist() == [1]
+        assert (await read_journal(path))[0] == "1 device.put(<float64 (1,)>) -> #1"
+        assert not (await replay(path, device)).complete
+
+
+@program
+async def test_an_error_of_the_program_is_not_hidden_by_one_of_the_journal(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "journal")
+    async with opened(isolation="thread") as device:
+        with pytest.raises(LookupError, match="mine"):
+            async with open_journal(device, storage):
+                storage._connection = None
+                raise LookupError("mine")
+
+
+KILLED = """
+import os, sys, trio
+import numpy as np
+from atomr_accel import open_device
+from atomr_accel.replay import open_journal
+
+async def main():
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        async with open_journal(device, sys.argv[1], contents=True, results=True) as journal:
+            x = await device.put(np.arange(4.0))
+            for _ in range(20):
+                await device.evaluate(x + 1, out=x)
+            await journal.flush()
+            os.write(1, b"now")
+            while True:
+                await device.evaluate(x + 1, out=x)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.slow
+@program
+async def test_the_journal_of_a_program_that_is_killed_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    command = [sys.executable, "-c", KILLED, str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    async with process.stdout:
+        told = await process.stdout.receive_some()
+        process.kill()
+        assert await process.wait() == -signal.SIGKILL
+    assert told == b"now"
+    assert len(await read_journal(path)) >= 21
+    async with opened(isolation="thread") as device:
+        report = await replay(path, device)
+    assert report.same, report
+    assert not report.complete
+    assert report.compared >= 21
+
+
+async def recorded(path: Path) -> None:
+    async with (
+        opened(isolation="thread") as device,
+        open_journal(device, path, contents=True, results=True),
+    ):
+        x = await device.put(np.arange(64.0))
+        for _ in range(5):
+            await device.fill(x, 3)
+
+
+@program
+async def test_damage_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    await recorded(path)
+    good = path.read_bytes()
+    count = len(rows(path))
+
+    async def damaged(statement: str, *values: object) -> JournalDamaged:
+        path.write_bytes(good)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(statement, values)
+        with pytest.raises(JournalDamaged) as caught:
+            async with opened(isolation="thread") as device:
+                await replay(path, device)
+        return caught.value
+
+    other = encoder.encode(Call(7, "device", "trim"))
+    changed = await damaged("UPDATE records SET data = ? WHERE number = 4", other)
+    assert (changed.record, str(changed)) == (4, "record 4 is not what was written")
+    assert (await damaged("DELETE FROM records WHERE number = 3")).record == 3
+    assert (await damaged("UPDATE records SET data = x'81' WHERE number = 2")).record == 2
+    assert (
+        await damaged("INSERT INTO records VALUES (?, x'', x'', x'')", count + 5)
+    ).record == count
+    assert "array" in str(await damaged("UPDATE contents SET data = zeroblob(length(data))"))
+    path.write_bytes(good[:4096] + b"\xff" * (len(good) - 4096))
+    with pytest.raises(JournalDamaged, match="cannot be read"):
+        await read_journal(path)
+
+
+@program
+async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with pytest.raises(FileNotFoundError):
+        await read_journal(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE cats (name)")
+    with pytest.raises(JournalError, match="is no journal"):
+        await read_journal(path)
+    path.unlink()
+    await recorded(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(JournalError, match=f"of version {SCHEMA + 1}, and this reads {SCHEMA}"):
+        await read_journal(path)
+
+
+def chained(datas: list[bytes], first: int = 0, before: bytes = START) -> list[Record]:
+    records = []
+    for number, data in enumerate(datas, first):
+        digest = digest_of(before, number, data)
+        records.append(Record(number, before, digest, data))
+        before = digest
+    return records
+
+
+@given(st.lists(st.binary(max_size=8), min_size=2, max_size=8), st.data())
+def test_the_chain_tells_of_every_change(datas: list[bytes], data: st.DataObject) -> None:
+    records = chained(datas)
+    check_chain(records, dropping=False)
+    at = data.draw(st.integers(0, len(records) - 1))
+    other = data.draw(st.binary(max_size=8))
+    if other != records[at].data:
+        with pytest.raises(JournalDamaged):
+            check_chain(
+                [*records[:at], records[at]._replace(data=other), *records[at + 1 :]],
+                dropping=False,
+            )
+    if at < len(records) - 1:
+        with pytest.raises(JournalDamaged):
+            check_chain([*records[:at], *records[at + 1 :]], dropping=False)
+
+
+def test_dropping_may_take_the_oldest_and_nothing_else() -> None:
+    records = chained([b"header", b"a", b"b", b"c", b"d"])
+    check_chain([records[0], *records[3:]], dropping=True)
+    with pytest.raises(JournalDamaged):
+        check_chain([records[0], *records[3:]], dropping=False)
+    with pytest.raises(JournalDamaged):
+        check_chain([records[0], records[1], *records[3:]], dropping=True)
+
+
+def test_what_cannot_be_recorded_is_opaque() -> None:
+    entry = Call(1, "device", "run", (Opaque("<thing>"),))
+    assert decode(encoder.encode(entry)) == entry
+    with pytest.raises(msgspec.MsgspecError):
+        decode(b"\x81")
+
+
+@program
+async def test_a_call_with_an_opaque_argument_is_skipped_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+
+    class Thing:
+        """Of which a journal cannot make another one."""
+
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True):
+            x = await device.put(np.zeros(1))
+            await device.run(repr, Thing())
+            await device.get(x)
+        report = await replay(path, device)
+    assert [each.call for each in report.skipped] == [2]
+    assert "Thing" in report.skipped[0].reason
+    assert report.differences == []

@@ -1,0 +1,318 @@
+"""A program that was recorded does the same again; and where it does not, that is told."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from atomr_accel import GpuRefStale
+from atomr_accel.replay import (
+    Deviation,
+    Report,
+    content_hash,
+    open_journal,
+    read_journal,
+    replay,
+    state_at,
+    view_of,
+)
+from atomr_accel.replay._compare import deviation, ulps_between
+from atomr_accel.testing import kill_host
+
+from ..harness import cpu_only, opened, program, same_bits, sized
+from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
+from .programs import Random, shifted
+
+
+async def again(path: Path, **options: Any) -> Report:
+    """Replay a journal on a device of its own."""
+    async with opened(isolation="thread") as device:
+        return await replay(path, device, **options)
+
+
+# --- it is the same ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@program
+async def test_random_programs_are_replayed_bit_for_bit(tmp_path: Path) -> None:
+    async with opened(isolation="thread") as one, opened(isolation="thread") as other:
+        for seed in range(sized(10, 500)):
+            path = tmp_path / f"{seed}.journal"
+            async with open_journal(one, path, contents=True, results=True):
+                await Random(one, seed).run(25)
+            report = await replay(path, other)
+            assert report.same, f"{seed}: {report}"
+            assert report.complete
+            assert report.compared >= 10
+            path.unlink()
+
+
+@pytest.mark.slow
+@program
+async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
+    tmp_path: Path,
+) -> None:
+    """Also where calls are cancelled, and batches, and what they wrote is anybody's guess."""
+    async with opened(isolation="thread") as one, opened(isolation="thread") as other:
+        for seed in range(sized(10, 500)):
+            rng = random.Random(seed)
+            ops = [(rng.choice(KINDS), rng.randrange(2**16)) for _ in range(rng.randrange(1, 60))]
+            path = tmp_path / f"{seed}.journal"
+            async with open_journal(one, path, contents=True, results=True):
+                kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
+                await Run(one, kernel).run(ops)
+            report = await replay(path, other)
+            assert report.differences == [], (seed, report)
+            path.unlink()
+
+
+@pytest.mark.slow
+@cpu_only
+@program
+async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_restarts": 1000, "standby": None}
+    async with opened(**options) as one, opened(**options) as other:
+        for seed in range(sized(1, 20)):
+            rng = random.Random(seed)
+            ops = [(rng.choice(KINDS), rng.randrange(2**16)) for _ in range(rng.randrange(1, 30))]
+            ops.insert(rng.randrange(len(ops) + 1), (rng.choice(FAULTS), 0))
+            path = tmp_path / f"{seed}.journal"
+            async with open_journal(one, path, contents=True, results=True):
+                kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
+                await Run(one, kernel).run(ops)
+            report = await replay(path, other)
+            assert report.differences == [], (seed, report)
+
+
+@program
+async def test_the_state_after_each_call_can_be_had(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device, open_journal(device, path, contents=True):
+        x = await device.put(np.zeros(3, np.float32))  # 1
+        await device.fill(x, 1)  # 2
+        y = await device.evaluate(x + 1)  # 3
+        await device.put(np.full(3, 9, np.float32), out=x)  # 4
+        await device.free(x)  # 5
+        assert not y.is_stale
+    wanted: list[dict[int, list[float]]] = [
+        {},
+        {1: [0, 0, 0]},
+        {1: [1, 1, 1]},
+        {1: [1, 1, 1], 2: [2, 2, 2]},
+        {1: [9, 9, 9], 2: [2, 2, 2]},
+        {2: [2, 2, 2]},
+    ]
+    for number, values in enumerate(wanted):
+        async with opened(isolation="thread") as device:
+            refs = await state_at(path, number, device)
+            assert {at: (await device.get(ref)).tolist() for at, ref in refs.items()} == values
+    async with opened(isolation="thread") as device:
+        with pytest.raises(ValueError, match="up to number 5, and none 6"):
+            await state_at(path, 6, device)
+
+
+# --- it is not the same --------------------------------------------------------------------
+
+
+def doubled(x: Any) -> None:
+    x *= 2
+
+
+def doubled_wrongly(x: Any) -> None:
+    x *= 2
+    x[1] = np.nextafter(x[1], np.float32(np.inf))
+
+
+async def record_three(path: Path, **options: Any) -> None:
+    async with opened(isolation="thread") as device, open_journal(device, path, **options):
+        x = await device.put(np.arange(3, dtype=np.float32))
+        await device.run(shifted, x)
+        await device.run(doubled, x)
+        await device.get(await device.evaluate(x + 1))
+
+
+@program
+async def test_a_bug_in_one_op_is_named_with_the_element_and_by_how_much(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    await record_three(path, contents=True, results=True)
+    report = await again(path, functions={"doubled": doubled_wrongly})
+    (only,) = report.differences  # what follows starts from what was recorded
+    assert (only.call, only.where) == (3, "args[1]")
+    assert only.deviation == Deviation(
+        (1,), 4.0, float(np.nextafter(np.float32(4), np.float32(5))), 2.0**-21, 1, 1, 3
+    )
+    assert "device.run" in only.message
+    assert "[1]: 4.000000476837158 instead of 4.0, by 4.76837e-07 (1 ulps)" in only.message
+    assert not report.same
+
+
+@program
+async def test_without_results_the_first_thing_that_is_fetched_tells(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    await record_three(path, contents=True)
+    report = await again(path, functions={"doubled": doubled_wrongly})
+    assert [each.call for each in report.differences] == [5]
+    within = await again(path, functions={"doubled": doubled_wrongly}, tolerance=1e-6)
+    assert within.same
+    exact = {"float32": 0.0}
+    assert not (await again(path, functions={"doubled": doubled_wrongly}, tolerance=exact)).same
+
+
+@program
+async def test_without_contents_inputs_come_from_elsewhere_and_hashes_are_compared(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal"
+    await record_three(path, results=True)
+    report = await again(path)
+    assert [each.call for each in report.skipped] == [1, 2, 3, 4, 5]
+    assert "record with contents=True, or give it by inputs=" in str(report.skipped[0])
+    array = np.arange(3, dtype=np.float32)
+    inputs = {content_hash(array): array}
+    assert (await again(path, inputs=inputs)).same
+    wrong = await again(path, inputs=inputs, functions={"doubled": doubled_wrongly})
+    assert [each.call for each in wrong.differences] == [3, 4, 5]
+    assert wrong.differences[0].deviation is None
+
+
+@program
+async def test_what_raises_otherwise_differs(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+
+    def raises(_x: Any) -> None:
+        raise LookupError("not found")
+
+    await record_three(path, contents=True, results=True)
+    report = await again(path, functions={"doubled": raises, "shifted": lambda x: None})
+    assert [(each.call, each.where) for each in report.differences] == [(2, "args[1]"), (3, "")]
+    assert "raised LookupError: not found" in str(report)
+
+
+@program
+async def test_a_function_whose_source_has_changed_is_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    await record_three(path, contents=True)
+    monkeypatch.setitem(globals(), "doubled", doubled_wrongly)
+    report = await again(path)
+    assert [each.call for each in report.skipped] == [3]
+    assert "its source has changed" in report.skipped[0].reason
+
+
+@program
+async def test_a_function_without_a_name_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    step = 3
+
+    def local(x: Any) -> None:
+        x += step
+
+    async with opened(isolation="thread") as device, open_journal(device, path, contents=True):
+        x = await device.put(np.zeros(2))
+        await device.run(local, x)
+        await device.get(x)
+    report = await again(path)
+    (skipped,) = report.skipped
+    assert "give it by functions=" in skipped.reason
+    assert report.differences == []  # nobody knows what x holds
+    assert (await again(path, functions={local.__qualname__: local})).same
+
+
+@cpu_only
+@program
+async def test_what_a_fault_took_is_gone_in_the_replay_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened() as device, open_journal(device, path, contents=True):
+        kept = await device.put(np.ones(2), sealed=True)
+        gone = await device.put(np.ones(2))
+        await kill_host(device)
+        with pytest.raises(GpuRefStale):
+            await device.get(gone)
+        assert (await device.get(kept)).tolist() == [1, 1]
+    report = await again(path)
+    assert report.same, report
+    assert "raised GpuRefStale" in (await read_journal(path))[2]
+
+
+# --- by how much ---------------------------------------------------------------------------
+
+FLOATS = st.sampled_from([np.dtype(name) for name in ("float16", "float32", "float64")])
+
+
+@given(FLOATS.flatmap(lambda dtype: st_numpy.arrays(dtype, st.integers(1, 5))), st.data())
+def test_neighbours_are_one_ulp_apart(array: np.ndarray[Any, Any], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(array) - 1))
+    other = array.copy()
+    with np.errstate(over="ignore"):
+        other[at] = np.nextafter(array[at], np.asarray(np.inf, array.dtype))
+    found = deviation(array, other, 0)
+    if np.isnan(array[at]) or same_bits(array, other):
+        assert found is None
+        return
+    assert found is not None
+    assert (found.index, found.count, found.size) == ((at,), 1, len(array))
+    assert found.ulps == 1
+
+
+def test_what_counts_as_different() -> None:
+    nan, inf = float("nan"), float("inf")
+
+    def differ(one: Any, other: Any, tolerance: float = 0.0, dtype: Any = np.float64) -> int:
+        found = deviation(np.array(one, dtype), np.array(other, dtype), tolerance)
+        return 0 if found is None else found.count
+
+    assert differ([nan, 1], [nan, 1]) == 0
+    assert differ([nan, 1], [2, 1], 0.5) == 1
+    assert differ([inf, 1], [inf, 1.1], 0.2) == 0
+    assert differ([inf, 1], [1, 1], 0.2) == 1
+    assert differ([0.0], [-0.0]) == 1
+    assert differ([100, 1], [100, 1.5], 0.01) == 0  # as a part of the largest
+    assert differ([2**63 - 1], [2**63 - 2], 0.0, np.int64) == 1
+    assert differ([1 + 1j, 2], [1 + 1j, 2j], 0.0, np.complex128) == 1
+    assert differ([], []) == 0
+    assert ulps_between(np.float32(-0.0), np.float32(0)) == 0
+    assert ulps_between(np.float32(-1e-45), np.float32(1e-45)) == 2
+    assert ulps_between(np.int8(-128), np.int8(127)) == 255
+    assert ulps_between(np.complex64(1), np.complex64(2)) is None
+
+
+@program
+async def test_views_are_told_by_where_they_lie() -> None:
+    async with opened(isolation="thread") as device:
+        x = await device.put(np.arange(12, dtype=np.float32).reshape(3, 4))
+        for ref in (x, x[1:], x.T, x[::-1, ::2], x[2, 1], x.broadcast_to((2, 3, 4)), x[:0]):
+            view = view_of(x, ref.shape, ref.dtype, ref._block.offset, ref._strides)
+            assert same_bits(await device.get(view), await device.get(ref))
+        for offset, strides in ((8, None), (-4, None), (0, (16, 8)), (0, (-16, 4))):
+            with pytest.raises(ValueError, match="is in 48 bytes"):
+                view_of(x, (3, 4), np.float32, offset, strides)
+
+
+@program
+async def test_a_transfer_has_its_place_where_it_is_submitted(tmp_path: Path) -> None:
+    """Not where a task that its caller has started submits something else meanwhile."""
+    path = tmp_path / "journal"
+    large = np.zeros(1 << 19, np.float32)
+    async with opened(isolation="thread") as device:
+        async with open_journal(device, path, contents=True):
+            x, y = await device.put(large), await device.zeros(4)
+            for _ in range(5):
+                async with trio.open_nursery() as nursery:
+                    for value in range(4):
+                        nursery.start_soon(device.fill, y, value)
+                        nursery.start_soon(device.fill, x, value)
+                    await device.put(large, out=x)
+                    await device.get(y)
+                await device.get(x[:8])
+        report = await replay(path, device)
+    assert report.same, report
