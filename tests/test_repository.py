@@ -34,7 +34,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "atomr_accel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOR_USERS = ("atomr_accel", "atomr_accel.actors", "atomr_accel.patterns", "atomr_accel.telemetry", "atomr_accel.testing")
+FOR_USERS = (
+    "atomr_accel",
+    "atomr_accel.actors",
+    "atomr_accel.patterns",
+    "atomr_accel.telemetry",
+    "atomr_accel.testing",
+)
 """Where users import from; what the other packages export is for the layers after them."""
 
 

@@ -245,6 +245,7 @@ _TABLE: Final = (
 )
 
 METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in _TABLE}
+"""All metrics there are, by their names."""
 
 
 @final

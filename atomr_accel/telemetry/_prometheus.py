@@ -137,6 +137,8 @@ class _Page:
                     break
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.LocalProtocolError):
             pass  # whoever asked has left
+        except Exception:  # noqa: BLE001 (as below: it would end the server, and the program)
+            _log.exception("a connection failed")
         finally:
             self._connections -= 1
             await trio.aclose_forcefully(stream)
@@ -173,8 +175,8 @@ class _Page:
         if request.method not in (b"GET", b"HEAD"):
             return 405, [("Allow", "GET, HEAD")], b""
         accepted = b",".join(value for name, value in request.headers if name == b"accept")
-        encode, content_type = self._exposition.choose_encoder(accepted.decode("latin-1"))
         try:
+            encode, content_type = self._exposition.choose_encoder(accepted.decode("latin-1"))
             return 200, [("Content-Type", content_type)], encode(self._registry)
         except Exception:  # noqa: BLE001 (the program goes on)
             _log.exception("metrics cannot be told")

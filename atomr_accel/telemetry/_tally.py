@@ -37,7 +37,7 @@ class LibraryTally:
     """The ops of one library of one device.
 
     Attributes:
-        outcomes: how many ended so.
+        outcomes: how many ended so, but for those that were done: ``answered`` has them.
         answered: from submission to answer.
         queued: from submission to the socket.
         executed: on the device.
@@ -47,7 +47,6 @@ class LibraryTally:
 
     def __init__(self) -> None:
         self.outcomes: Final[dict[Outcome, int]] = {
-            "done": 0,
             "failed": 0,
             "withdrawn": 0,
             "lost": 0,
@@ -108,6 +107,7 @@ class DeviceTally:
     def take(self, snapshot: Snapshot, *labels: str) -> None:
         """Add all of it to a snapshot."""
         for library, tally in self.libraries.items():
+            snapshot.add("ops", sum(tally.answered.counts), *labels, library, "done")
             for outcome, count in tally.outcomes.items():
                 snapshot.add("ops", count, *labels, library, outcome)
             snapshot.add_histogram("op_seconds", tally.answered, *labels, library)
@@ -171,26 +171,23 @@ class SystemTally(DeviceInstrument):
         """Count it. Its one call tells all that was before, so no other is listened to."""
         tally = self._tallies.get(op.device) or self.of(op.device)
         library, moves = tally.names.get(op.name) or tally.meet(op)
-        library.outcomes[outcome] += 1
         if outcome != "done":
+            library.outcomes[outcome] += 1
             return
         times = op.times
         assert times is not None  # set as it was submitted
         submitted = times.submitted
-        histogram = library.answered
         took = times.answered - submitted
+        histogram = library.answered
         histogram.counts[bisect_left(NANOSECONDS, took)] += 1
         histogram.total += took
         if times.sent:  # or nobody was told just then
-            histogram = library.queued
             took = times.sent - submitted
+            histogram = library.queued
             histogram.counts[bisect_left(NANOSECONDS, took)] += 1
             histogram.total += took
         if times.ended:
-            histogram = library.executed
-            took = times.ended - times.started
-            histogram.counts[bisect_left(NANOSECONDS, took)] += 1
-            histogram.total += took
+            library.executed.add(times.ended - times.started)
         if moves:
             tally.moved[op.name] += op.nbytes
 

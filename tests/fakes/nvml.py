@@ -48,6 +48,7 @@ class FakeNvml:
     Attributes:
         threads: the threads that have called it.
         error: a number to fail with, at the next call that reads.
+        named: has an entry for each time that a name was asked for, as in each reading.
         missing: a number that ``nvmlInit`` fails with.
     """
 
@@ -108,6 +109,7 @@ class FakeNvml:
         self.threads: set[threading.Thread] = set()
         self.error: int | None = None
         self.missing: int | None = None
+        self.named: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def happen(self, gpu: FakeGpu, xid: int, gpu_instance: int = 0xFFFFFFFF) -> None:
@@ -161,6 +163,7 @@ class FakeNvml:
 
     def nvmlDeviceGetName(self, handle: FakeGpu) -> str:
         self._called(handle, "nvmlDeviceGetName")
+        self.named.put(None)
         return handle.name
 
     def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import random
@@ -18,7 +19,7 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
 
-from atomr_accel import ContextPoisoned, OutOfMemory, open_system, patterns
+from atomr_accel import ContextPoisoned, DeviceLost, OutOfMemory, open_system, patterns
 from atomr_accel.actors import Actor, Message, handler
 from atomr_accel.actors import open_system as open_actors
 from atomr_accel.patterns import CircuitBreaker, open_batcher
@@ -136,7 +137,9 @@ class Model:
         await self.device.blas.gemm(*2 * [await self.matrix()])
         self.ops["done"] += 1
 
-    def check(self, seen: Seen) -> None:
+    async def check(self, metrics: Metrics) -> None:
+        await self.data()  # what was put before is there, then, and counted
+        seen = Seen(metrics)
         for outcome, count in self.ops.items():
             assert seen("ops_total", library="blas", outcome=outcome) == count
         assert seen("ops_total", library="run", outcome="failed") == self.failed
@@ -150,7 +153,7 @@ class Model:
         assert seen("faults_total") == self.faults
         assert seen("recovery_seconds_count") == self.faults
         assert seen("generation") == self.faults + 1
-        assert seen("ops_in_flight") == 0
+        assert seen("ops_in_flight") == self.device.statistics().in_flight
 
 
 @cpu_only
@@ -162,12 +165,12 @@ async def test_counts_are_those_of_a_model() -> None:
     async with opened(max_restarts=100) as device:
         with metrics.observe(device):
             model = Model(device, rng)
-            for _ in range(sized(2, 20)):
-                for _ in range(sized(10, 30)):
+            for _ in range(sized(1, 4)):
+                for _ in range(sized(12, 20)):
                     await model.step()
-                model.check(Seen(metrics))
+                await model.check(metrics)
                 await model.fault()
-                model.check(Seen(metrics))
+                await model.check(metrics)
         assert exposition(metrics) == ""
 
 
@@ -230,6 +233,21 @@ async def test_the_device_times_of_ops_where_they_are_measured() -> None:
             seen = Seen(metrics)
     assert seen("op_device_seconds_count", library="blas") == 1
     assert 0 < seen("op_device_seconds_sum") <= seen("op_seconds_sum", library="blas")
+
+
+@cpu_only
+@program
+async def test_a_device_that_is_lost_is_seen_to_be() -> None:
+    metrics = Metrics()
+    with contextlib.suppress(DeviceLost):
+        async with opened(isolation="thread") as device:
+            with metrics.observe(device), trio.CancelScope(shield=True):
+                await poison(device)
+                await device.ref.wait_stopped()
+                seen = Seen(metrics)
+    assert seen("device_state", state="lost") == seen("device_state") == 1
+    assert seen("faults_total") == 1
+    assert not seen.has("recovery_seconds_count")
 
 
 @cpu_only

@@ -142,12 +142,11 @@ async def test_it_is_an_actor_that_calls_nvml_in_other_threads_and_closes_it() -
 
 @program
 async def test_it_reads_by_itself() -> None:
-    async with watching(FakeNvml(FakeGpu()), interval=1e-3) as nvml:
-        while not nvml.readings:
-            await trio.lowlevel.checkpoint()
-        first = nvml.readings
-        while nvml.readings is first:
-            await trio.lowlevel.checkpoint()
+    fake = FakeNvml(FakeGpu())
+    async with watching(fake, interval=1e-3) as nvml:
+        for _ in range(3):  # the third has begun, so the second is over
+            await trio.to_thread.run_sync(fake.named.get)
+        assert [reading.name for reading in nvml.readings] == ["Fake H200"]
 
 
 @program
@@ -167,12 +166,12 @@ async def test_nvml_that_fails_is_opened_anew_and_its_reader_gets_the_error() ->
         assert [one.restarts for one in child.children] == [1]
 
 
-def test_nvml_that_fails_for_hours_takes_nobody_down() -> None:
+def test_nvml_that_fails_for_long_takes_nobody_down() -> None:
     async def main() -> None:
         fake = FakeNvml(FakeGpu(lacks={"events"}))
         async with watching(fake) as nvml:
             begun = trio.current_time()
-            while trio.current_time() - begun < 3600:
+            while trio.current_time() - begun < 900:
                 fake.error = fake.NVML_ERROR_GPU_IS_LOST
                 with pytest.raises(fake.NVMLError):
                     await nvml.read()
@@ -276,12 +275,15 @@ async def test_nvml_that_fails_as_it_is_closed_harms_nobody(turns: int) -> None:
         with contextlib.suppress(fake.NVMLError, ActorStopped):
             await nvml.read()
 
-    async with open_system("demo") as system, trio.open_nursery() as nursery:
-        async with open_nvml(system, interval=NEVER, library=fake) as nvml:
-            fake.error = fake.NVML_ERROR_GPU_IS_LOST
-            nursery.start_soon(read, nvml)
-            for _ in range(turns):
-                await trio.lowlevel.checkpoint()
+    async with (
+        open_system("demo") as system,
+        trio.open_nursery() as nursery,
+        open_nvml(system, interval=NEVER, library=fake) as nvml,
+    ):
+        fake.error = fake.NVML_ERROR_GPU_IS_LOST
+        nursery.start_soon(read, nvml)
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
     assert (fake.opened, fake.sets) == (0, 0)
 
 

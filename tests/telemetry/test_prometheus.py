@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -26,6 +28,7 @@ from atomr_accel.patterns import CircuitBreaker
 from atomr_accel.telemetry import Metrics, _prometheus, serve_prometheus
 
 from ..harness import cpu_only, opened, program
+from ..seeds import draw
 from .scraping import samples
 
 if TYPE_CHECKING:
@@ -124,6 +127,26 @@ async def test_what_is_no_scrape_is_refused() -> None:
             await client.stream.send_all(nonsense)
             answer = await client.stream.receive_some()
             assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+        assert (await (await connect()).ask("GET", "/metrics"))[0] == 200
+
+
+@program
+async def test_no_bytes_whatever_end_it() -> None:
+    rng = random.Random(draw())
+    accept = b"Accept: application/openmetrics-text;version=x;escaping=y,*/*;q=z\r\n\r\n"
+    good = [GET, GET[:-2] + accept, b"HEAD /metrics HTTP/1.0\r\n\r\n", b"\r\n" * 3 + GET]
+    async with served() as connect:
+        for _ in range(60):
+            sent = bytearray(rng.choice(good) * rng.randrange(1, 3))
+            for _ in range(rng.randrange(4)):
+                at = rng.randrange(len(sent))
+                sent[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+            client = await connect()
+            with contextlib.suppress(trio.BrokenResourceError):
+                await client.stream.send_all(sent)
+                await client.stream.send_eof()
+                while await client.stream.receive_some():
+                    pass
         assert (await (await connect()).ask("GET", "/metrics"))[0] == 200
 
 
