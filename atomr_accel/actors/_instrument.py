@@ -92,7 +92,8 @@ class Instruments:
     __slots__ = ("_followers", "_instruments", "active", "each_op", "methods")
 
     def __init__(self, instruments: Iterable[Instrument] = ()) -> None:
-        self.active = self.each_op = False
+        self.active: bool = False
+        self.each_op: bool = False
         self._instruments: list[Instrument] = []
         self.methods: dict[str, tuple[tuple[Instrument, Callable[..., None]], ...]] = {}
         self._followers: list[Callable[[], None]] = []
