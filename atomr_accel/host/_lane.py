@@ -40,6 +40,7 @@ from ..wire import (
 )
 from ..wire._failures import pack_exception
 from ..wire._messages import Withdrawn
+from ._protocol import Later
 from ._templates import Templates
 
 if TYPE_CHECKING:
@@ -64,6 +65,14 @@ class Malformed(Message, frozen=True):
 
 def _refuse(message: Malformed) -> None:
     raise TypeError(message.why)
+
+
+def _read(seq: int, later: Later) -> Any:
+    """What the device says of an op, now that it is done with it."""
+    try:
+        return later.read()
+    except BaseException as error:  # noqa: BLE001 - it is the answer
+        return pack_exception(seq, error)
 
 
 def _nothing(_message: object) -> None:
@@ -648,6 +657,8 @@ class Lane:
     def _complete(self, group: list[tuple[int, Any]]) -> None:
         for seq, value in group:
             del self._slot_of[seq]
+            if type(value) is Later:
+                value = _read(seq, value)
             if value is None:
                 self._done.append(seq)
             elif type(value) is Failure:
