@@ -655,10 +655,9 @@ class Lane:
         steps.clear()
 
     def _complete(self, group: list[tuple[int, Any]]) -> None:
-        for seq, value in group:
+        for seq, result in group:
             del self._slot_of[seq]
-            if type(value) is Later:
-                value = _read(seq, value)
+            value = _read(seq, result) if type(result) is Later else result
             if value is None:
                 self._done.append(seq)
             elif type(value) is Failure:

@@ -19,10 +19,10 @@ class Linalg(Functions[D]):
 
     **Matrices that fail.** A matrix may be singular, or an iteration may not converge, which only
     the device finds out. The call that is awaited raises ``LinAlgError`` then, with the matrix's
-    index. Meanwhile others of the lane go on, and nothing waits: what is wrong is read when the call
-    is done. In its results that matrix is NaN, and the other matrices of the stack are as they
-    should be. A batch raises as its block is left; a recording's replay raises nothing, so look for
-    NaN.
+    index. Meanwhile others of the lane go on, and nothing waits: what is wrong is read when the
+    call is done. In its results that matrix is NaN, and the other matrices of the stack are as
+    they should be. A batch raises as its block is left; a recording's replay raises nothing, so
+    look for NaN.
 
     All methods raise:
         LinAlgError: a matrix failed. For wrong shapes, ``numpy.linalg.LinAlgError``, at once, of

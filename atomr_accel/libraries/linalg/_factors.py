@@ -81,20 +81,21 @@ class Factors(LinalgPart[D]):
 
         return self._calls("lu_factor", build)
 
-    def _lu(
-        self, steps: LinalgSteps, stack: Stack, *, transposed: bool
-    ) -> tuple[GpuRef, GpuRef]:
+    def _lu(self, steps: LinalgSteps, stack: Stack, *, transposed: bool) -> tuple[GpuRef, GpuRef]:
         """The factors as the solver leaves them, and its pivots, which count from one."""
         m, n = (stack.n, stack.m) if transposed else (stack.m, stack.n)
         factors = steps.fresh(stack.ref if transposed else stack.ref.mT)
-        batched = m == n and Problem("getrf", stack.dtype.name, stack.batch, (m, n)).batched
+        batched = Problem("getrf", stack.dtype.name, stack.batch, (m, n)).batched
         pivots = steps.output((*stack.lead, min(m, n)), INT32 if batched else INT64)
         steps.solve("getrf", stack, (m, n), (factors, pivots))
         return factors, pivots
 
     @op
     def ldl(
-        self, A: Operand, lower: bool = True, hermitian: bool = True  # noqa: N803 - SciPy's name
+        self,
+        A: Operand,  # noqa: N803 - NumPy's name
+        lower: bool = True,
+        hermitian: bool = True,
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """LDL factorizations of symmetric matrices; as ``scipy.linalg.ldl``.
 
@@ -163,6 +164,9 @@ class Factors(LinalgPart[D]):
             if mode == "r":
                 return r
             # The reflectors are in the first columns, which are rows here; others are not read.
+            if not k:
+                whole = steps.eye(stack, m)
+                return QR(whole if rows else steps.output((*stack.lead, m, 0), stack.dtype), r)
             q = steps.output((*stack.lead, rows, m), stack.dtype)
             steps.assign((factors[..., :k, :], q[..., :k, :]))
             steps.solve("orgqr", stack, (m, rows, k), (q, tau))

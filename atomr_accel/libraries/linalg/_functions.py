@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
 
-from ..._errors import Unsupported
 from ...expressions import Operand, cast, constant, index
 from ...expressions._expression import axes_of, ufunc, where
 from .._op import D, op
 from ..array._choosing import read_number
 from ._factors import Factors
 from ._spectra import Spectra
-from ._steps import INT64, LinalgSteps, Stack, real_of
+from ._steps import INT64, LinalgSteps, Stack
 from ._systems import Systems
 
 if TYPE_CHECKING:
@@ -36,9 +35,6 @@ _PADE: Final = (
 
 _THETA: Final = 5.371920351148152
 """Up to which 1-norm that approximant is as exact as float64 (Higham, 2005)."""
-
-_MOST_SQUARINGS: Final = 1024
-"""Beyond this a float64 overflows anyway."""
 
 
 class Functions(Systems[D], Factors[D], Spectra[D]):
@@ -147,8 +143,8 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         if axes[0] == axes[1]:
             raise ValueError("Duplicate axes given.")
         if order in _SPECTRAL:
-            matrices = steps.ref(x).moveaxis(axes[0], -1).moveaxis(
-                axes[1] - (axes[1] > axes[0]), -1
+            matrices = (
+                steps.ref(x).moveaxis(axes[0], -1).moveaxis(axes[1] - (axes[1] > axes[0]), -1)
             )
             s = self._values(steps, steps.stack(matrices))
             made: Any = s.sum(-1) if order == "nuc" else s.max(-1) if order == 2 else s.min(-1)
@@ -188,17 +184,15 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
                 s = self._values(steps, stack)
                 first, last = s[..., 0], s[..., -1]
                 ratio: Any = last / first if p == -2 else first / last
-                bad = (first != first) if p != -2 else constant(False)  # noqa: PLR0124
+                bad = ufunc("isnan", last)
             else:
                 inverse = self._inverse(steps, stack, raises=False)
                 axes = (-2, -1)
                 ratio = self._norm(steps, stack.ref, p, axes) * self._norm(steps, inverse, p, axes)
-                given = stack.ref != stack.ref  # noqa: PLR0124
-                bad = given.any((-2, -1))
+                bad = ufunc("isnan", stack.ref).any((-2, -1))
             # What is no number is infinite, unless it came of one that was given.
-            return steps.evaluate(
-                where((ratio != ratio) & ~bad, constant(math.inf, ratio.dtype), ratio)
-            )
+            unknown = ufunc("isnan", ratio) & ~bad
+            return steps.evaluate(where(unknown, constant(math.inf, ratio.dtype), ratio))
 
         return self._calls("cond", build)
 
@@ -259,16 +253,12 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
             stack = steps.stack(self._operand(A, "A"), square=True)
             if not stack.ref.size:
                 return steps.fresh(stack.ref)
-            real = real_of(stack.dtype)
-            norms = self._norm(steps, stack.ref, 1, (-2, -1), keepdims=True)
-            wanted = ufunc("ceil", ufunc("log2", norms / _THETA))
-            capped = ufunc("minimum", ufunc("maximum", wanted, 0), _MOST_SQUARINGS)
-            finite = where(norms < math.inf, capped, constant(0, real))
+            wanted = _squarings(cast(self._operand(A, "A"), stack.dtype))
             most = given
-            if most is None:
-                asked = read_number(self._cub, cast(finite.max(), INT64), "expm")
+            if most is None:  # asked of what was given, as no step is executed yet
+                asked = read_number(self._cub, cast(wanted.max(), INT64), "expm")
                 most = steps.driver.perform(asked) or 0
-            times = steps.evaluate(ufunc("minimum", finite, most))
+            times = steps.evaluate(ufunc("minimum", wanted, most))
             scaled = steps.evaluate(stack.ref * cast(ufunc("exp2", -times), stack.dtype))
             made = self._approximant(steps, stack, scaled)
             for squared in range(most):
@@ -298,3 +288,12 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         pivots = steps.output((*stack.lead, n), self._pivots("gesv", stack))
         info = steps.solve("gesv", stack, (n, n), (factors, pivots, right), 1)
         return steps.result_of(info, right.mT)
+
+
+def _squarings(a: Operand) -> Any:
+    """How often the exponential of a matrix is squared, by its 1-norm; shape (..., 1, 1)."""
+    size: Any = abs(a)
+    norms = size.sum(-2, keepdims=True).max(-1, keepdims=True)
+    wanted = ufunc("maximum", ufunc("ceil", ufunc("log2", norms / _THETA)), 0)
+    # What is not finite stays so however often it is squared.
+    return where(norms < math.inf, wanted, constant(0, norms.dtype))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from ...expressions import Operand, cast, constant
-from ...expressions._expression import where
+from ...expressions._expression import ufunc, where
 from .._op import D, op
 from ._steps import COMPLEX_OF, INT64, LinalgPart, LinalgSteps, Stack, real_of
 from ._systems import precision_of
@@ -158,6 +158,8 @@ class Spectra(LinalgPart[D]):
         """The solver gets what is tall: the matrices, or their transposes."""
         least = min(stack.m, stack.n)
         name = _driver_of(stack, driver, k)
+        if not least:
+            return self._nothing(steps, stack, full=full)
         tall, most = stack.m > stack.n, max(stack.m, stack.n)
         matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
         sizes, options = (most, least), (1, int(full))
@@ -187,9 +189,17 @@ class Spectra(LinalgPart[D]):
         values = steps.result_of(info, s[..., :kept])
         return SVD(steps.result_of(info, left), values, steps.result_of(info, right))
 
-    def _values(
-        self, steps: LinalgSteps, stack: Stack, driver: str | None = None
-    ) -> GpuRef:
+    @staticmethod
+    def _nothing(steps: LinalgSteps, stack: Stack, *, full: bool) -> SVD:
+        """That of matrices without rows, or without columns."""
+        if full:
+            u, vh = steps.eye(stack, stack.m), steps.eye(stack, stack.n)
+        else:
+            u = steps.output((*stack.lead, stack.m, 0), stack.dtype)
+            vh = steps.output((*stack.lead, 0, stack.n), stack.dtype)
+        return SVD(u, steps.output((*stack.lead, 0), real_of(stack.dtype)), vh)
+
+    def _values(self, steps: LinalgSteps, stack: Stack, driver: str | None = None) -> GpuRef:
         tall = stack.m > stack.n
         sizes = max(stack.m, stack.n), min(stack.m, stack.n)
         matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
@@ -221,7 +231,8 @@ class Spectra(LinalgPart[D]):
             a: shape (..., n, n), of which one triangle is read.
             b: positive definite, of the same shape: solve ``a @ v = w * b @ v``.
             UPLO: which triangle.
-            type: with ``b`` what is solved: 1 that, 2 ``a @ b @ v = w * v``, 3 ``b @ a @ v = w * v``.
+            type: what is solved with ``b``: 1 that, 2 ``a @ b @ v = w * v``, or
+                3 ``b @ a @ v = w * v``.
             subset_by_index: the first and the last eigenvalue that are wanted, counted from 0.
             driver: how to compute. By default "evj" for stacks of matrices up to 32 by 32, "evx"
                 for a subset, else "evd".
@@ -237,7 +248,9 @@ class Spectra(LinalgPart[D]):
         """
 
         def build(steps: LinalgSteps) -> Eigen:
-            return Eigen(*self._eigh(steps, a, b, UPLO, type, subset_by_index, driver, vectors=True))
+            return Eigen(
+                *self._eigh(steps, a, b, UPLO, type, subset_by_index, driver, vectors=True)
+            )
 
         return self._calls("eigh", build)
 
@@ -394,7 +407,7 @@ class Spectra(LinalgPart[D]):
         *,
         refine: Refine | None = None,
     ) -> Request[LstSq]:
-        """The x that minimizes the norm of ``b - a @ x``; as ``numpy.linalg.lstsq``, over stacks too.
+        """The x that minimizes the norm of ``b - a @ x``; as ``numpy.linalg.lstsq``, of stacks too.
 
         By ``svd``; with ``refine`` by ``cusolverDn<t1><t2>gels``, for matrices of full rank with
         m >= n. That finds out neither rank nor singular values, which are n and NaN then.
@@ -469,7 +482,10 @@ class Spectra(LinalgPart[D]):
 
     @op
     def matrix_rank(
-        self, A: Operand, tol: float | None = None, hermitian: bool = False  # noqa: N803
+        self,
+        A: Operand,  # noqa: N803 - NumPy's name
+        tol: float | None = None,
+        hermitian: bool = False,
     ) -> Request[GpuRef]:
         """How many singular values are not zero; as ``numpy.linalg.matrix_rank``.
 
@@ -563,7 +579,9 @@ def _eigh_driver(
     if name not in _EIGH:
         raise ValueError(f"driver must be one of {', '.join(_EIGH)}, not {driver!r}")
     if subset is None:
-        return (_EIGH[name], (n,), slice(None)) if name != "evx" else ("syevdx", (n, 1, n), slice(n))
+        return (
+            (_EIGH[name], (n,), slice(None)) if name != "evx" else ("syevdx", (n, 1, n), slice(n))
+        )
     first, last = subset
     if name != "evx":
         raise ValueError("a subset is for the driver evx")
@@ -580,13 +598,13 @@ def rcond_of(stack: Stack, rcond: float | None) -> float:
 
 
 def _inverted(s: GpuRef, small: float) -> Operand:
-    """The inverses of singular values, or of eigenvalues, and zeros for those that count as zero."""
+    """The inverses of singular values or eigenvalues, and zeros for those that count as zero."""
     if not s.size:
         return s
     size = abs(s)
     large = size > size.max(-1, keepdims=True) * small
-    # A failed matrix has NaNs, which compare as small, and must stay.
-    return where(large | (s != s), 1 / where(large | (s != s), s, 1), constant(0, s.dtype))  # noqa: PLR0124
+    used = large | ufunc("isnan", s)  # those of a matrix that failed stay what they are
+    return where(used, 1 / where(used, s, constant(1, s.dtype)), constant(0, s.dtype))
 
 
 def _rows(s: Operand, stack: Stack) -> Operand:

@@ -22,8 +22,8 @@ from .._op import D
 from .._request import Request, Submission
 from .._workspaces import Workspaces
 from ..array._copy import copying
-from ..array._steps import ArrayPart, Describing, Steps
 from ..array._steps import LANE as ARRAY
+from ..array._steps import ArrayPart, Describing, Steps
 from .wire._messages import Compute, Plan, Problem
 
 if TYPE_CHECKING:
@@ -268,4 +268,3 @@ def triangle(x: Operand, *, lower: bool) -> Operand:
     """Matrices with zeros outside of a triangle."""
     row, column = index(x.shape[-2:], 0), index(x.shape[-2:], 1)
     return where(row >= column if lower else row <= column, x, constant(0, x.dtype))
-

@@ -123,9 +123,7 @@ class Systems(LinalgPart[D]):
         factors, right = steps.fresh(stack.ref), steps.eye(stack, n)
         pivots = steps.output((*stack.lead, n), self._pivots("gesv", stack))
         failure = SINGULAR if raises else ""
-        info = steps.solve(
-            "gesv", stack, (n, n), (factors, pivots, right), 0, failure=failure
-        )
+        info = steps.solve("gesv", stack, (n, n), (factors, pivots, right), 0, failure=failure)
         return steps.result_of(info, right)
 
     @op
@@ -137,7 +135,7 @@ class Systems(LinalgPart[D]):
         lower: bool = False,
         unit_diagonal: bool = False,
     ) -> Request[GpuRef]:
-        """The x of ``op(a) @ x = b`` with triangular matrices; as ``scipy.linalg.solve_triangular``.
+        """The x of ``op(a) @ x = b``, a triangular; as ``scipy.linalg.solve_triangular``.
 
         Vendor functions: ``cublas<t>trsm_64``, for stacks of small matrices
         ``cublas<t>trsmBatched``. A singular matrix is not looked for: a zero on the diagonal gives
@@ -179,8 +177,8 @@ class Systems(LinalgPart[D]):
     ) -> None:
         """Solve in place.
 
-        The solver sees ``x.T @ op(a).T = b.T``, and of ``a`` the transpose: so ``trans`` stays as it
-        is, and the triangle is the other one.
+        The solver sees ``x.T @ op(a).T = b.T``, and of ``a`` the transpose: so ``trans`` stays as
+        it is, and the triangle is the other one.
         """
         matrices = steps.contiguous(stack.ref)
         sizes = (stack.n, x.shape[-1])
@@ -266,7 +264,9 @@ class Systems(LinalgPart[D]):
         given = steps.ref(right, "b")
         vector = len(given.shape) == 1
         if not given.shape or given.shape[-1 if vector else -2] != stack.n:
-            raise ValueError(f"b has shape {given.shape}, but a has {stack.ref.shape}: no such system")
+            raise ValueError(
+                f"b has shape {given.shape}, but a has {stack.ref.shape}: no such system"
+            )
         sides = given[:, None] if vector else given
         lead = np.broadcast_shapes(stack.lead, sides.shape[:-2])
         whole = stack.ref.broadcast_to((*lead, stack.n, stack.n))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....host._protocol import Later
+from ..wire._forms import forms, square_u
 from ..wire._messages import Compute, Plan, Problem
 from ._failures import require_success
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from ....backends.cpu.host._context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
-
-_REAL: Final = {"complex64": "float32", "complex128": "float64"}
 
 
 @final
@@ -42,34 +41,18 @@ class CpuSolver:
         problem = message.problem
         info: Any = self._context.array(message.info, (problem.batch,), DTYPES["int32"])
         info[...] = 0
-        routine = _ROUTINES[problem.routine]
         stacks = [
             self._stack(address, problem.batch, *form)
-            for address, form in zip(message.buffers, routine.forms(problem), strict=True)
+            for address, form in zip(message.buffers, forms(problem), strict=True)
         ]
         for at in range(problem.batch if all(problem.sizes[:2]) else 0):
-            info[at] = routine.run(problem, *[stack[at] for stack in stacks])
+            info[at] = ROUTINES[problem.routine](problem, *[stack[at] for stack in stacks])
         return Later(partial(require_success, message, info.copy())) if message.failure else None
 
     def _stack(self, address: int, batch: int, rows: int, columns: int, dtype: str) -> Array:
         """Column-major matrices."""
         stack = self._context.array(address, (batch, columns, rows), DTYPES[dtype])
         return stack.transpose(0, 2, 1)
-
-
-Form = tuple[int, int, str]
-"""Rows, columns and dtype of a stack."""
-
-
-@final
-class _Routine:
-    """A routine: the forms of its stacks, and what it does to one matrix, giving LAPACK's info."""
-
-    def __init__(
-        self, forms: Callable[[Problem], Sequence[Form]], run: Callable[..., int]
-    ) -> None:
-        self.forms = forms
-        self.run = run
 
 
 @cache
@@ -88,14 +71,6 @@ def _blas(name: str, dtype: str) -> Any:
 
 def _complex(problem: Problem) -> bool:
     return problem.dtype.startswith("complex")
-
-
-def _real(problem: Problem) -> str:
-    return _REAL.get(problem.dtype, problem.dtype)
-
-
-def _pivots(problem: Problem) -> str:
-    return "int32" if problem.batched else "int64"
 
 
 # --- linear systems -----------------------------------------------------------------------
@@ -169,7 +144,7 @@ def _orgqr(problem: Problem, a: Array, tau: Array) -> int:
 def _gesvd(problem: Problem, a: Array, s: Array, *vectors: Array) -> int:
     """Singular values; the solver's other routines give V in the place of its adjoint."""
     u, values, vh, info = _lapack("gesdd", problem.dtype)(
-        a, compute_uv=bool(vectors), full_matrices=_square_u(problem)
+        a, compute_uv=bool(vectors), full_matrices=square_u(problem)
     )
     s[:, 0] = values[: len(s)]
     right = vh if problem.routine == "gesvd" else vh.conj().T
@@ -213,9 +188,7 @@ def _sygvd(problem: Problem, a: Array, b: Array, w: Array) -> int:
 
 def _geev(problem: Problem, a: Array, w: Array, *vectors: Array) -> int:
     wanted = bool(problem.options[0])
-    w[:, 0], _, right, info = _lapack("geev", problem.dtype)(
-        a, compute_vl=False, compute_vr=wanted
-    )
+    w[:, 0], _, right, info = _lapack("geev", problem.dtype)(a, compute_vl=False, compute_vr=wanted)
     for to in vectors:
         to[...] = right
     return int(info)
@@ -233,90 +206,25 @@ def _ldl(problem: Problem, a: Array, d: Array, permutation: Array) -> int:
 
 # --- all of them ----------------------------------------------------------------------------
 
-
-def _square(*others: Callable[[Problem], Form]) -> Callable[[Problem], Sequence[Form]]:
-    """The forms of a square matrix and of others."""
-
-    def forms(problem: Problem) -> Sequence[Form]:
-        n = problem.sizes[0]
-        return [(n, n, problem.dtype), *(other(problem) for other in others)]
-
-    return forms
-
-
-def _column(problem: Problem) -> Form:
-    return problem.sizes[0], 1, _pivots(problem)
-
-
-def _sides(problem: Problem) -> Form:
-    return problem.sizes[0], problem.sizes[1], problem.dtype
-
-
-def _values(problem: Problem) -> Form:
-    return problem.sizes[0], 1, _real(problem)
-
-
-def _whole(problem: Problem) -> Form:
-    return problem.sizes[0], problem.sizes[0], problem.dtype
-
-
-def _lu_forms(problem: Problem) -> Sequence[Form]:
-    m, n = problem.sizes
-    return [(m, n, problem.dtype), (min(m, n), 1, _pivots(problem))]
-
-
-def _qr_forms(problem: Problem) -> Sequence[Form]:
-    m, n, *k = problem.sizes
-    return [(m, n, problem.dtype), (k[0] if k else min(m, n), 1, problem.dtype)]
-
-
-def _square_u(problem: Problem) -> bool:
-    """Whether all of U is wanted; one call for a whole stack gives nothing less."""
-    if problem.routine == "gesvdj" and problem.batched:
-        return True
-    return problem.routine in ("gesvd", "gesvdj") and bool(problem.options[1])
-
-
-def _svd_forms(problem: Problem) -> Sequence[Form]:
-    m, n, *rest = problem.sizes
-    k = rest[0] if problem.routine == "gesvda" else n
-    columns = m if _square_u(problem) else k
-    forms = [(m, n, problem.dtype), (k, 1, _real(problem))]
-    if not problem.options[0]:
-        return forms
-    return [*forms, (m, columns, problem.dtype), (n, k, problem.dtype)]
-
-
-def _refined_forms(problem: Problem) -> Sequence[Form]:
-    *m, n, nrhs = problem.sizes
-    rows = m[0] if m else n
-    dtype = problem.dtype
-    return [(rows, n, dtype), (rows, nrhs, dtype), (n, nrhs, dtype)]
-
-
-def _geev_forms(problem: Problem) -> Sequence[Form]:
-    n, dtype = problem.sizes[0], problem.dtype
-    return [(n, n, dtype), (n, 1, dtype), (n, n, dtype)][: 3 if problem.options[0] else 2]
-
-
-_ROUTINES: Final = {
-    "potrf": _Routine(_square(), _potrf),
-    "getrf": _Routine(_lu_forms, _getrf),
-    "getrs": _Routine(_square(_column, _sides), _getrs),
-    "gesv": _Routine(_square(_column, _sides), _gesv),
-    "irs_gesv": _Routine(_refined_forms, _refined),
-    "irs_gels": _Routine(_refined_forms, _gels),
-    "trsm": _Routine(_square(lambda problem: (*problem.sizes[::-1], problem.dtype)), _trsm),
-    "geqrf": _Routine(_qr_forms, _geqrf),
-    "orgqr": _Routine(_qr_forms, _orgqr),
-    "gesvd": _Routine(_svd_forms, _gesvd),
-    "gesvdj": _Routine(_svd_forms, _gesvd),
-    "gesvdr": _Routine(_svd_forms, _gesvd),
-    "gesvda": _Routine(_svd_forms, _gesvd),
-    "syevd": _Routine(_square(_values), _syevd),
-    "syevj": _Routine(_square(_values), _syevd),
-    "syevdx": _Routine(_square(_values), _syevdx),
-    "sygvd": _Routine(_square(_whole, _values), _sygvd),
-    "geev": _Routine(_geev_forms, _geev),
-    "ldl": _Routine(_square(_whole, lambda problem: (problem.sizes[0], 1, "int64")), _ldl),
+ROUTINES: Final[dict[str, Callable[..., int]]] = {
+    "potrf": _potrf,
+    "getrf": _getrf,
+    "getrs": _getrs,
+    "gesv": _gesv,
+    "irs_gesv": _refined,
+    "irs_gels": _gels,
+    "trsm": _trsm,
+    "geqrf": _geqrf,
+    "orgqr": _orgqr,
+    "gesvd": _gesvd,
+    "gesvdj": _gesvd,
+    "gesvdr": _gesvd,
+    "gesvda": _gesvd,
+    "syevd": _syevd,
+    "syevj": _syevd,
+    "syevdx": _syevdx,
+    "sygvd": _sygvd,
+    "geev": _geev,
+    "ldl": _ldl,
 }
+"""What executes a routine on one matrix; gives LAPACK's info."""

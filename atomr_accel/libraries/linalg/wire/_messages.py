@@ -26,6 +26,9 @@ BATCHED: Final = {
 """Up to which size a stack goes to a function that takes all of it at once. Those of the Jacobi
 method take no larger ones; for the others one matrix after the other keeps a device busy then."""
 
+_RECTANGULAR: Final = frozenset(("geqrf", "gesvdj", "getrf"))
+"""Of those the ones that have two sizes; of the others the second one is of right-hand sides."""
+
 
 class Problem(msgspec.Struct, frozen=True, array_like=True):
     """A routine with everything but addresses; equal ones need as much workspace.
@@ -47,7 +50,10 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
     @property
     def batched(self) -> bool:
         """Whether one call takes the whole stack, which LU's pivots are int32 for, else int64."""
-        return 1 < self.batch and max(self.sizes[:2]) <= BATCHED.get(self.routine, 0)
+        m, n = self.sizes[0], self.sizes[1] if self.routine in _RECTANGULAR else self.sizes[0]
+        if self.batch < 2 or (self.routine == "getrf" and m != n):
+            return False
+        return max(m, n) <= BATCHED.get(self.routine, 0)
 
 
 class Plan(Message, frozen=True):
