@@ -6,6 +6,9 @@ from typing import final
 
 from .._op import D
 from ._functions import Functions
+from ._steps import LANE
+
+__all__ = ["LANE", "Linalg"]
 
 
 @final
