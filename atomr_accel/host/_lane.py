@@ -40,7 +40,6 @@ from ..wire import (
 )
 from ..wire._failures import pack_exception
 from ..wire._messages import Withdrawn
-from ._protocol import Later
 from ._templates import Templates
 
 if TYPE_CHECKING:
@@ -77,6 +76,21 @@ def _read(seq: int, later: Later) -> Any:
 
 def _nothing(_message: object) -> None:
     """What a withdrawn op does."""
+
+
+@final
+class Later:
+    """What a handler returns whose answer only the device knows, once it is done with the op.
+
+    Attributes:
+        read: gives the answer then, or raises what the op failed with. It is called in the lane's
+            thread, and waits for nothing: what it reads the handler has had copied here.
+    """
+
+    __slots__ = ("read",)
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self.read = read
 
 
 @final

@@ -6,7 +6,7 @@ All of it runs inside the host, on lanes' threads. Nothing here knows a vendor.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -134,29 +134,16 @@ class Fusion:
     most: int
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Later:
-    """What a handler returns whose answer only the device knows, once it is done with the op.
-
-    Attributes:
-        read: gives the answer then, or raises what the op failed with; called in the lane's thread,
-            so it waits for nothing. What the handler queued has brought here what it reads.
-    """
-
-    read: Callable[[], Any]
-
-
 class Executor(Protocol):
     """Turns a lane's messages into device work: a library's handle, or memory's copies.
 
     A handler queues its work on the lane's stream and returns None or a plain value
-    that is sent once the work is done, or a ``Later`` that is asked for one then. It is called
-    with its message only. For messages that come as templates ``preparers`` may have functions by
-    type: given a ``Template``, they return what executes it given its addresses, or None to have
-    it filled in. An executor that can do several messages at once has ``fusions``, by message
-    type. One that messages leave things in has ``on(stream)``: the executor of a further stream of
-    its lane, which has them, too; else one is made for each like the first.
+    that is sent once the work is done, or a ``_lane.Later`` that is asked for one then. It is
+    called with its message only. For messages that come as templates ``preparers`` may have
+    functions by type: given a ``Template``, they return what executes it given its addresses, or
+    None to have it filled in. An executor that can do several messages at once has ``fusions``, by
+    message type. One that messages leave things in has ``on(stream)``: the executor of a further
+    stream of its lane, which has them, too; else one is made for each like the first.
     """
 
     handlers: Mapping[type, Callable[[Any], Any]]

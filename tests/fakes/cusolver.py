@@ -191,8 +191,8 @@ def xsyevdx(
 
 
 def xgeev(
-    left: int, right: int, n: int, kind: int, a: int, lda: int, _kw: int, w: int, _kl: int, _vl: int,
-    _ldvl: int, _kr: int, vr: int, ldvr: int, _compute: int,
+    left: int, right: int, n: int, kind: int, a: int, lda: int, _kw: int, w: int, _kl: int,
+    _vl: int, _ldvl: int, _kr: int, vr: int, ldvr: int, _compute: int,
 ) -> int:  # fmt: skip
     assert left == 0
     dtype = DTYPE_OF[kind]
@@ -202,8 +202,8 @@ def xgeev(
 
 
 def xgesvd(
-    job_u: int, job_v: int, m: int, n: int, kind: int, a: int, lda: int, real: int, s: int, _ku: int,
-    u: int, ldu: int, _kv: int, v: int, ldv: int, _compute: int,
+    job_u: int, job_v: int, m: int, n: int, kind: int, a: int, lda: int, real: int, s: int,
+    _ku: int, u: int, ldu: int, _kv: int, v: int, ldv: int, _compute: int,
 ) -> int:  # fmt: skip
     assert m >= n
     assert job_u == job_v
@@ -304,8 +304,8 @@ def gesvdj_batched(dtype: str, vectors: int, m: int, n: int, *args: Any) -> None
 
 def gesvda(
     dtype: str, vectors: int, k: int, m: int, n: int, a: int, lda: int, step_a: int, s: int,
-    step_s: int, u: int, ldu: int, step_u: int, v: int, ldv: int, step_v: int, work: int, lwork: int,
-    info: int, residuals: Any, batch: int,
+    step_s: int, u: int, ldu: int, step_u: int, v: int, ldv: int, step_v: int, work: int,
+    lwork: int, info: int, residuals: Any, batch: int,
 ) -> None:  # fmt: skip
     used(dtype, work, lwork)
     assert vectors == 1

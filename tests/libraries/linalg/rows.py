@@ -333,7 +333,7 @@ def sign_and_log(a: Array, **_: Any) -> Any:
 
 
 def exponential(a: Array) -> Array:
-    """By scaling, Taylor's series and squaring, in the type of the argument: SciPy's is less exact."""
+    """By Taylor's series and squaring, in the type of the argument: SciPy's is less exact."""
     halvings = 2 + int(np.ceil(np.log2(np.abs(a).sum(-2).max(initial=1.0))))
     step = a / 2**halvings
     term = made = np.broadcast_to(np.eye(a.shape[-1], dtype=a.dtype), a.shape)
@@ -498,8 +498,8 @@ OPERATIONS: Final = [
     row("pinv", SHAPES, rectangle, calling("pinv"), conditioned(np.linalg.pinv)),
     row(
         "lstsq",
-        with_each(SHAPES, refine=[None])
-        + [
+        [
+            *with_each(SHAPES, refine=[None]),
             {"lead": (), "m": 9, "n": 4, "refine": "float16"},
             {"lead": (2,), "m": 5, "n": 2, "refine": "bfloat16"},
         ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ....host._protocol import Later
+from ....host._lane import Later
 from ..wire._forms import forms, square_u
 from ..wire._messages import Compute, Plan, Problem
 from ._failures import require_success
