@@ -337,6 +337,7 @@ def _refined(dtype: str, name: str, args: tuple[Any, ...]) -> None:
     assert nbytes == DEVICE_BYTES
     memory(work, nbytes)[:] = 0xEE
     kind = DTYPES[dtype]
+    sizes: tuple[int, ...]
     if name == "gesv":
         n, nrhs, a, lda, pivots, b, ldb, x, ldx = head
         m, sizes = n, (n, nrhs)

@@ -7,14 +7,15 @@ import operator
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 
 from ...expressions import Operand, cast, constant, index
-from ...expressions._expression import axes_of, ufunc, where
+from ...expressions._expression import ufunc, where
 from .._op import D, op
 from ..array._choosing import read_number
 from ._factors import Factors
 from ._spectra import Spectra
-from ._steps import INT64, LinalgSteps, Stack
+from ._steps import FLOAT64, INT64, LinalgSteps, Stack
 from ._systems import Systems
 
 if TYPE_CHECKING:
@@ -135,9 +136,15 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
         *,
         keepdims: bool = False,
     ) -> GpuRef:
-        axes = axes_of(axis, len(x.shape))
+        x = cast(x, FLOAT64) if x.dtype.kind in "biu" else x
+        given = range(len(x.shape)) if axis is None else axis
+        axes = normalize_axis_tuple(given, len(x.shape), allow_duplicate=True)
+        if isinstance(order, str) and len(axes) == 1:
+            raise ValueError(f"Invalid norm order {order!r} for vectors")
+        if axis is not None and len(axes) > 2:
+            raise ValueError("Improper number of dimensions to norm.")
         if order is None or len(axes) == 1:
-            return steps.evaluate(np.linalg.norm(x, order, axis, keepdims))  # type: ignore[call-overload]
+            return steps.evaluate(np.linalg.norm(x, order, axis, keepdims))
         if len(axes) != 2:
             raise ValueError("Improper number of dimensions to norm.")
         if axes[0] == axes[1]:

@@ -162,7 +162,8 @@ class Spectra(LinalgPart[D]):
             return self._nothing(steps, stack, full=full)
         tall, most = stack.m > stack.n, max(stack.m, stack.n)
         matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
-        sizes, options = (most, least), (1, int(full))
+        sizes: tuple[int, ...] = (most, least)
+        options: tuple[int, ...] = (1, int(full))
         columns = most if full else least
         kept = least if k is None else k
         if name == "gesvdj" and stack.batch > 1 and most <= BATCHED[name]:
@@ -373,7 +374,7 @@ class Spectra(LinalgPart[D]):
         Args:
             a: shape (..., m, n).
             rcond: singular values up to that, times the largest one, count as zero; by default
-                ``max(m, n)`` times the dtype's eps.
+                ``max(m, n)`` times the dtype's eps, and half of that eps if it is negative.
             hermitian: the matrices are.
 
         Returns:
@@ -592,9 +593,10 @@ def _eigh_driver(
 
 def rcond_of(stack: Stack, rcond: float | None) -> float:
     """The ratio to the largest singular value up to which one counts as zero."""
-    if rcond is not None:
+    if rcond is not None and rcond >= 0:
         return float(rcond)
-    return max(stack.m, stack.n) * float(np.finfo(real_of(stack.dtype)).eps)
+    eps = float(np.finfo(real_of(stack.dtype)).eps)
+    return eps / 2 if rcond is not None else max(stack.m, stack.n) * eps
 
 
 def _inverted(s: GpuRef, small: float) -> Operand:
@@ -618,7 +620,7 @@ def _columns(s: Operand, stack: Stack) -> Operand:
 
 
 def _seen(s: Operand, axis: int) -> Operand:
-    made: Any = np.expand_dims(s, axis)  # type: ignore[call-overload]
+    made: Any = np.expand_dims(s, axis)
     return made  # type: ignore[no-any-return]
 
 

@@ -21,8 +21,8 @@ from .._library import LaneSpec
 from .._op import D
 from .._request import Request, Submission
 from .._workspaces import Workspaces
+from ..array._copy import LANE as ARRAY
 from ..array._copy import copying
-from ..array._steps import LANE as ARRAY
 from ..array._steps import ArrayPart, Describing, Steps
 from .wire._messages import Compute, Plan, Problem
 

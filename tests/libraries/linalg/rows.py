@@ -53,7 +53,7 @@ def adjoint(array: Array) -> Array:
 def hermitian(sample: Sample, lead: tuple[int, ...], n: int) -> Array:
     """Positive definite matrices."""
     a = double(sample.array(*lead, n, n))
-    return (a @ adjoint(a) + np.eye(n)).astype(sample.dtype)
+    return np.asarray(a @ adjoint(a) + np.eye(n)).astype(sample.dtype)
 
 
 # --- inputs ---------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def hermitian_values(a: Array, n: int, subset: Any = None, **_: Any) -> Any:
     return near(values), near(zeros, magnitude=scale), orthonormal(a, values.shape[-1])
 
 
-def general_values(a: Array, b: Array, type: int, **_: Any) -> Any:  # noqa: A002
+def general_values(a: Array, b: Array, type: Any, **_: Any) -> Any:  # noqa: A002
     values = one_by_one(lambda x, y: scipy.linalg.eigvalsh(x, y, type=type), double(a), double(b))
     scale = np.abs(values).max(initial=1.0) * np.abs(b).max(initial=1.0) * 10
     return near(values, magnitude=scale), near(np.zeros(a.shape, double(a).dtype), magnitude=scale)

@@ -121,10 +121,10 @@ class Solver:
             self._made.callback(self.blas.close)
             self.handle: Final = self._create("cusolverDnCreate", "cusolverDnDestroy")
             self.params: Final = self._create("cusolverDnCreateParams", "cusolverDnDestroyParams")
-            self.syevj: Final = self._create(
+            self.syevj: Final[int | None] = self._create(
                 "cusolverDnCreateSyevjInfo", "cusolverDnDestroySyevjInfo"
             )
-            self.gesvdj: Final = self._create(
+            self.gesvdj: Final[int | None] = self._create(
                 "cusolverDnCreateGesvdjInfo", "cusolverDnDestroyGesvdjInfo"
             )
             self._library.call("cusolverDnSetStream", self.handle, stream.pointer)
@@ -209,11 +209,11 @@ class _Cell(NamedTuple):
 
     Attributes:
         pointer: where.
-        count: how many numbers it has room for.
+        room: for how many numbers.
     """
 
     pointer: int
-    count: int
+    room: int
 
 
 @final
@@ -228,7 +228,7 @@ class _Infos:
     def fetch(self, info: int, message: Compute) -> Later:
         """Have it copied behind all that is queued, to be read when that is done."""
         count = message.problem.batch
-        cell = next((each for each in self._free if each.count >= count), None)
+        cell = next((each for each in self._free if each.room >= count), None)
         if cell is None:
             room = max(64, 1 << count.bit_length())
             cell = _Cell(int(check("cuMemAllocHost", driver.cuMemAllocHost(4 * room))), room)
@@ -241,7 +241,7 @@ class _Infos:
         return Later(partial(self._read, cell, message))
 
     def _read(self, cell: _Cell, message: Compute) -> None:
-        found = np.ctypeslib.as_array((c_int32 * cell.count).from_address(cell.pointer))
+        found = np.ctypeslib.as_array((c_int32 * cell.room).from_address(cell.pointer))
         info = found[: message.problem.batch].copy()
         self._free.append(cell)
         require_success(message, info)

@@ -199,9 +199,9 @@ class _Lu:
             solver.call("cusolverDnXgetrf", solver.params, *arguments, *work, info)
         if self._solves:
             nrhs, trans = problem.sizes[1], problem.options[0]
-            arguments = (trans, n, nrhs, kind, a, n, pivots, kind, b[0], n)
+            sides = (trans, n, nrhs, kind, a, n, pivots, kind, b[0], n)
             # What it says would be in the place of what getrf has said.
-            solver.call("cusolverDnXgetrs", solver.params, *arguments, work.more)
+            solver.call("cusolverDnXgetrs", solver.params, *sides, work.more)
 
     def _extents(self, problem: Problem) -> tuple[int, int]:
         n = problem.sizes[0]
