@@ -27,8 +27,8 @@ FLOPS = {"solve": 2 / 3, "cholesky": 1 / 3, "qr": 4 / 3 * 2, "svd": 22.0, "eigh"
 """Of a matrix of n rows, in units of n cubed; those of iterations are what is usual."""
 
 GOALS = {"cupy": 1.0, "torch": 1.0}
-LEAST, MOST, ROUND = 2, 30, 0.4
-"""Calls of each side, the first of which does not count; and how many seconds they may take."""
+LEAST, MOST, ROUND = 4, 30, 0.4
+"""Calls of each side, the first two of which do not count; and how many seconds they may take."""
 
 SECONDS = 55.0
 """What is not begun by then is left out, and said to be."""
@@ -85,7 +85,7 @@ async def measure(device: Device, op: str, shape: tuple[int, ...]) -> Row:
         count = len(samples[""])
         if count >= MOST or (count >= LEAST and time.perf_counter() - begun > ROUND):
             break
-    alone = {name: statistics.median(seconds[1:]) for name, seconds in samples.items()}
+    alone = {name: statistics.median(seconds[2:]) for name, seconds in samples.items()}
     paces = {name: Pace(seconds, seconds) for name, seconds in alone.items()}
     work = FLOPS[op] + (2 if op == "solve" else 0)
     flops = work * n**3 * (shape[0] if len(shape) > 2 else 1)

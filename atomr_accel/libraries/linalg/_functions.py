@@ -191,7 +191,7 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
                 s = self._values(steps, stack)
                 first, last = s[..., 0], s[..., -1]
                 ratio: Any = last / first if p == -2 else first / last
-                bad = ufunc("isnan", last)
+                bad: Any = ufunc("isnan", last)
             else:
                 inverse = self._inverse(steps, stack, raises=False)
                 axes = (-2, -1)

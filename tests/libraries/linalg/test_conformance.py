@@ -7,5 +7,5 @@ from .rows import OPERATIONS
 
 pytestmark = MARKS
 
-test_conforms = conform(OPERATIONS, take=4)
-test_conforms_on_views = conform(OPERATIONS, take=12, of="linalg on views", put=put_strided)
+test_conforms = conform(OPERATIONS, take=8)
+test_conforms_on_views = conform(OPERATIONS, take=32, of="linalg on views", put=put_strided)
