@@ -247,10 +247,11 @@ class Systems(LinalgPart[D]):
                     f"{lu.shape}: not its pivots"
                 )
             kind = self._pivots("getrs", stack)
+            trans = turned if stack.dtype.kind == "c" else min(turned, 1)
             counted = cast(piv.broadcast_to((*stack.lead, stack.n)) + 1, kind)
             factors, right = steps.fresh(stack.ref.mT), self._columns(steps, sides.b)
             sizes, buffers = (stack.n, sides.nrhs), (factors, steps.evaluate(counted), right)
-            steps.solve("getrs", stack, sizes, buffers, turned, reads=2)
+            steps.solve("getrs", stack, sizes, buffers, trans, reads=2)
             return sides.shaped(steps.fresh(right.mT))
 
         return self._calls("lu_solve", build)

@@ -12,7 +12,7 @@ from atomr_accel import LibraryError, LinAlgError, Unsupported
 from atomr_accel.libraries.linalg._facade import LANE
 
 from ... import seeds
-from ...fakes.cublas import FakeLibrary
+from ...fakes.cublas import FakeContext, FakeLibrary
 from ...fakes.cusolver import FakeCudaSolver, FakeSolverLibrary
 from ..conformance import conform, on_cuda
 from .rows import OPERATIONS
@@ -134,6 +134,26 @@ async def test_in_a_graph_what_waits_is_refused_and_failures_are_nan(
     for call in (device.linalg.svdvals, device.linalg.eigvals, device.linalg.eigvalsh):
         with pytest.raises(Unsupported, match="recording"):
             await call(bad)
+
+
+@pytest.mark.parametrize(("deterministic", "mode"), [(True, 1), (False, 2)])
+async def test_the_mode_is_the_devices(
+    device: Device,
+    library: FakeSolverLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    deterministic: bool,
+    mode: int,
+) -> None:
+    monkeypatch.setattr(FakeContext, "deterministic", deterministic)
+    modes: list[int] = []
+
+    def set_mode(_handle: int, chosen: int) -> int:
+        modes.append(chosen)
+        return 0
+
+    library.functions["cusolverDnSetDeterministicMode"] = set_mode
+    await device.linalg.det(await device.put(np.eye(2)))
+    assert modes == [mode]
 
 
 async def test_handles_and_memory_are_given_back(

@@ -82,7 +82,8 @@ class CudaSolver:
         info = pointer(message.info)
         self._solver.blas.clear(info, 4 * problem.batch)
         if problem.batch and all(problem.sizes[:2]):
-            brought = pointer(message.workspace) if message.work >= plan.device else 0
+            known = message.work and message.work >= plan.device
+            brought = pointer(message.workspace) if known else 0
             buffers = tuple(map(pointer, message.buffers))
             work = plan.work(brought)
             if plan.routine.whole:

@@ -27,8 +27,11 @@ _RIGHT: Final = 1
 _ALL, _SOME, _NONE = b"ASN"
 
 WAITING: Final = frozenset(
-    ["geev", "gesvd", "gesvda", "gesvdj", "gesvdr", "irs_gels", "irs_gesv"]
-).union(["syevd", "syevdx", "syevj", "sygvd"])
+    {
+        *("geev", "gesvd", "gesvda", "gesvdj", "gesvdr", "irs_gels", "irs_gesv"),
+        *("syevd", "syevdx", "syevj", "sygvd"),
+    }
+)
 """What looks at the device's results before it returns."""
 
 
