@@ -73,6 +73,18 @@ PYPROJECT = load_toml(ROOT / "pyproject.toml")
 ARRAY_API_SUITE = "https://github.com/data-apis/array-api-tests"
 ARRAY_API_COMMIT = "55fcc60179efa2680ddd6cd926ddf17b83530e2b"
 
+LINALG_SUITES = {
+    "numpy.linalg.tests.test_linalg": "",
+    "scipy.linalg.tests.test_basic": "TestSolveTriangular or TestInv or TestDet",
+    "scipy.linalg.tests.test_decomp": "TestSVD or TestSVDVals or TestEigh",
+    "scipy.linalg.tests.test_decomp_cholesky": "TestCholesky or TestChoSolve",
+    "scipy.linalg.tests.test_decomp_ldl": "",
+    "scipy.linalg.tests.test_decomp_lu": "TestLUFactor or TestLUSolve",
+    "scipy.linalg.tests.test_decomp_polar": "",
+    "scipy.linalg.tests.test_matfuncs": "TestExpM and not ConditionNumber",
+}
+"""Other people's tests of what ``device.linalg`` has, and which of them."""
+
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests", "lint", "types", "docs"]
@@ -174,6 +186,22 @@ def array_api(session: nox.Session) -> None:
     names = {"ARRAY_API_TESTS_MODULE": "tests.array_api", "PYTHONPATH": str(ROOT)}
     with session.chdir(suite):
         _python(session, "-m", "pytest", "array_api_tests", "-q", *options, env=names)
+
+
+@nox.session
+def linalg_suites(session: nox.Session) -> None:
+    """Run NumPy's and SciPy's own tests of what ``device.linalg`` has; words go to pytest.
+
+    What is left out, and why, is told in ``tests/linalg_suites/skips.txt``.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
+    options = ("-p", "tests.linalg_suites.plugin", "--noconftest", "--import-mode=importlib")
+    quiet = ("-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "-q")
+    env = {"ATOMR_TEST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)}
+    for module, words in LINALG_SUITES.items():
+        chosen = ("-k", words) if words else ()
+        pytest = ("-m", "pytest", *options, *quiet, *chosen, "--pyargs", module)
+        _python(session, *pytest, *session.posargs, env=env)
 
 
 @nox.session

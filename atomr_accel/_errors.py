@@ -12,6 +12,7 @@
     ├── OutOfMemory              no device memory left for a request
     ├── LibraryError             a vendor library refused a call
     │   └── CompileError         a kernel's source does not compile
+    ├── LinAlgError              a matrix has no such factorization (also NumPy's LinAlgError)
     ├── RemoteError              an exception in the host that has no type here
     └── Unsupported              not available on this platform, device or dtype
 
@@ -25,6 +26,8 @@ from __future__ import annotations
 import inspect
 from types import CoroutineType
 from typing import Any, ClassVar
+
+import numpy as np
 
 
 class AccelError(Exception):
@@ -182,6 +185,25 @@ class CompileError(LibraryError):
             message, library=library, call=call, status=status, status_name=status_name
         )
         self.log = log
+
+
+class LinAlgError(AccelError, np.linalg.LinAlgError):
+    """A matrix has no such factorization, or what was to find it did not converge.
+
+    The lane goes on, and the other matrices of the stack have their results.
+
+    Attributes:
+        index: which matrix, counted over the leading dimensions in row-major order.
+        info: what LAPACK says of it: the leading minor that is not positive definite, the pivot
+            that is zero, or how much did not converge.
+    """
+
+    _fields = ("index", "info")
+
+    def __init__(self, message: str, *, index: int, info: int) -> None:
+        super().__init__(message)
+        self.index = index
+        self.info = info
 
 
 class RemoteError(AccelError):

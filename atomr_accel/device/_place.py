@@ -21,6 +21,7 @@ _LANES: Final = {
     "array": ("array", "array-builds", "array-waits"),
     "cub": ("cub", "cub-builds", "cub-waits"),
     "dnn": ("dnn", "dnn-plans"),
+    "linalg": ("solver",),
     "nvrtc": ("nvrtc", "kernels"),
 }
 """The lanes of each library."""

@@ -68,8 +68,31 @@ def _refuse(message: Malformed) -> None:
     raise TypeError(message.why)
 
 
+def _read(seq: int, later: Later) -> Any:
+    """What the device says of an op, now that it is done with it."""
+    try:
+        return later.read()
+    except BaseException as error:  # noqa: BLE001 - it is the answer
+        return pack_exception(seq, error)
+
+
 def _nothing(_message: object) -> None:
     """What a withdrawn op does."""
+
+
+@final
+class Later:
+    """What a handler returns whose answer only the device knows, once it is done with the op.
+
+    Attributes:
+        read: gives the answer then, or raises what the op failed with. It is called in the lane's
+            thread, and waits for nothing: what it reads the handler has had copied here.
+    """
+
+    __slots__ = ("read",)
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self.read = read
 
 
 @final
@@ -680,8 +703,9 @@ class Lane:
             times = self._times.take(seq for seq, _ in group)
             if times is not None:
                 append_frame(self._out, times)
-        for seq, value in group:
+        for seq, result in group:
             del self._slot_of[seq]
+            value = _read(seq, result) if type(result) is Later else result
             if value is None:
                 self._done.append(seq)
             elif type(value) is Failure:

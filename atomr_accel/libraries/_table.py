@@ -14,6 +14,7 @@ from .dnn.attention._paged import PagedKVCache
 from .dnn.graph._user_graph import Plan as DnnPlan
 from .dnn.rnn._facade import Rnn
 from .fft._facade import Fft
+from .linalg._facade import Linalg
 from .nvrtc._facade import Kernel, Nvrtc
 from .rng._facade import Rng
 from .rng._generator import Generator
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 
 CALLED: Final = (
-    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Nvrtc, Rng),
+    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng),
     *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
-    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng"),
+    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng", "solver"),
 )
 """The names of their lanes."""
-NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng")
+NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng")
 """The names of the facades."""
 
 
@@ -45,6 +46,7 @@ class Libraries(Generic[D]):
     cub: Cub[D]
     dnn: Dnn[D]
     fft: Fft[D]
+    linalg: Linalg[D]
     nvrtc: Nvrtc[D]
     rng: Rng[D]
 
@@ -55,6 +57,7 @@ class Libraries(Generic[D]):
         self.array = ArrayFunctions(device, self.cub)
         self.dnn = Dnn(device)
         self.fft = Fft(device)
+        self.linalg = Linalg(device, self.cub, self.blas)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device)
         for name in NAMES:

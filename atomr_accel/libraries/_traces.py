@@ -508,11 +508,12 @@ class _Tracer:
             return _nothing
         if isinstance(result, GpuRef):
             return self._one(result)
-        if type(result) not in (tuple, list):
+        kind: Any = type(result)
+        if kind not in (tuple, list) and not hasattr(kind, "_make"):
             raise Untraceable
         parts = [self._one(ref) for ref in result]
-        kind: Callable[[Iterable[GpuRef]], Any] = type(result)
-        return lambda refs: kind([part(refs) for part in parts])
+        make: Callable[[Iterable[GpuRef]], Any] = getattr(kind, "_make", kind)
+        return lambda refs: make([part(refs) for part in parts])
 
     def _one(self, result: GpuRef) -> Callable[[Sequence[GpuRef]], GpuRef]:
         for at, ref in enumerate(self._refs):

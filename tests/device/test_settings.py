@@ -24,6 +24,7 @@ from atomr_accel.libraries.blaslt import _facade as blaslt
 from atomr_accel.libraries.cub import _call as cub
 from atomr_accel.libraries.dnn.graph import _run as dnn
 from atomr_accel.libraries.fft import _cache as fft
+from atomr_accel.libraries.linalg import _facade as linalg
 from atomr_accel.libraries.nvrtc import _facade as nvrtc
 from atomr_accel.libraries.rng import _draws as rng
 
@@ -136,6 +137,7 @@ def test_every_lane_can_have_a_priority() -> None:
         dnn.LANE,
         dnn.PLANNER,
         fft.LANE,
+        linalg.LANE,
         nvrtc.COMPILER,
         nvrtc.KERNELS,
         rng.LANE,

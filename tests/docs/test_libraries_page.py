@@ -11,6 +11,7 @@ from atomr_accel.libraries.blas._facade import Blas
 from atomr_accel.libraries.blaslt._facade import BlasLt
 from atomr_accel.libraries.cub._facade import Cub
 from atomr_accel.libraries.fft._facade import Fft
+from atomr_accel.libraries.linalg._facade import Linalg
 from atomr_accel.libraries.nvrtc._facade import Nvrtc
 from atomr_accel.libraries.rng._facade import Rng
 from atomr_accel.libraries.rng._generator import Generator
@@ -20,7 +21,7 @@ from ..harness import ROOT
 PAGE = ROOT / "docs" / "reference" / "libraries.md"
 
 
-@pytest.mark.parametrize("facade", [Blas, BlasLt, Cub, Fft, Rng, Generator, Nvrtc])
+@pytest.mark.parametrize("facade", [Blas, BlasLt, Cub, Fft, Linalg, Rng, Generator, Nvrtc])
 def test_it_names_every_method(facade: type) -> None:
     named = set(re.findall(r"`[\w.]*?(\w+)[`(]|\.(\w+)\(", PAGE.read_text(encoding="utf-8")))
     known = {name for pair in named for name in pair}

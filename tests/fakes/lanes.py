@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
-from atomr_accel.host._lane import Lane, StreamSlot
+from atomr_accel.host._lane import Lane, Later, StreamSlot
 from atomr_accel.host._launcher import Launcher
 from atomr_accel.host._protocol import Fusion
 from atomr_accel.wire import Failure, Fault, Frames, Message, MultiFrame, Reply, StickyFault, Value
@@ -67,6 +67,13 @@ class Odd(Message, frozen=True):
     """A call that returns what cannot be sent."""
 
     op: int
+
+
+class Ask(Message, frozen=True):
+    """Work that the device has an answer to, or an error, once it is done."""
+
+    op: int
+    value: Any = None
 
 
 _numbers = itertools.count()
@@ -242,6 +249,7 @@ class FakeExecutor:
         self._launched = launched
         self._close_fails = close_fails
         self.handlers = {Work: self._work, Fail: self._fail, Break: self._break, Odd: self._odd}
+        self.handlers[Ask] = self._ask
         self.handlers[Drop] = lambda message: stream.dropped.append(message.op)
         self.fusions = {
             Work: Fusion(lambda work: work.key if work.key >= 0 else None, self._together, most)
@@ -269,6 +277,16 @@ class FakeExecutor:
     def _break(self, message: Break) -> None:
         self._stream.device.fail()
         raise RuntimeError("something is wrong")
+
+    def _ask(self, message: Ask) -> Later:
+        self._stream.launch(message.op)
+
+        def read() -> Any:
+            if message.value is None:
+                raise ValueError(f"op {message.op} has no answer")
+            return message.value
+
+        return Later(read)
 
     def _odd(self, message: Odd) -> object:
         return object()

@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.linalg import get_lapack_funcs
+from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,10 +105,34 @@ def gels(
         matrix[...], sides[i][...], found[i] = routine("gels", dtype)(matrix, sides[i])
 
 
+def trsm(
+    dtype: Any,
+    side: int,
+    uplo: int,
+    trans: int,
+    diag: int,
+    m: int,
+    n: int,
+    alpha: Any,
+    a: int,
+    lda: int,
+    b: int,
+    ldb: int,
+    batch: int,
+) -> None:
+    assert np.frombuffer(bytes(alpha._obj), dtype)[0] == 1
+    sides, order = stack(b, batch, m, n, ldb, dtype), n if side else m
+    for i, matrix in enumerate(stack(a, batch, order, order, lda, dtype)):
+        sides[i][...] = get_blas_funcs("trsm", dtype=dtype)(
+            1.0, matrix, sides[i], side=side, lower=1 - uplo, trans_a=trans, diag=diag
+        )
+
+
 BATCHED: dict[str, Callable[..., None]] = {
     "getrf": getrf,
     "getrs": getrs,
     "getri": getri,
     "geqrf": geqrf,
     "gels": gels,
+    "trsm": trsm,
 }

@@ -27,7 +27,7 @@ from atomr_accel.wire import (
 )
 from atomr_accel.wire._messages import Withdrawn
 
-from ..fakes.lanes import SECONDS, Break, Drop, Fail, FakeDevice, Lanes, Odd, Work
+from ..fakes.lanes import SECONDS, Ask, Break, Drop, Fail, FakeDevice, Lanes, Odd, Work
 
 COMPLETIONS: Final = ("polled", "hybrid", "blocking", "callback")
 
@@ -346,6 +346,20 @@ def test_what_cannot_be_sent_or_read_fails_alone() -> None:
     assert (answers[1].kind, answers[2].kind) == ("TypeError", "TypeError")
     assert "NoSuchMessage" in answers[2].message
     assert (answers[4], answers[5]) == ("good too", "good")
+
+
+@pytest.mark.parametrize("completion", COMPLETIONS)
+def test_what_only_the_device_knows_is_read_when_it_is_done(completion: str) -> None:
+    device = FakeDevice()
+    with Lanes(device, 1, completion=completion) as lanes:
+        lanes.send(0, (1, [], Ask(1, "found")), (2, [], Ask(2)), (3, [(0, 2)], Work(3, "goes on")))
+        device.wait_for(lambda: device.launched() == [1, 2, 3])  # nothing waits for an answer
+        for seq in (1, 2, 3):
+            device.finish(seq)
+        answers = take(lanes, 0, 3)
+    assert (answers[1], answers[3]) == ("found", "goes on")
+    assert isinstance(answers[2], Failure)
+    assert (answers[2].kind, answers[2].message) == ("ValueError", "op 2 has no answer")
 
 
 def open_files() -> set[str]:

@@ -195,7 +195,7 @@ class Tally:
 TALLIES: Final[dict[str, Tally]] = {}
 
 
-_TRACED = frozenset({"blas", "blaslt", "dnn"})
+_TRACED = frozenset({"blas", "blaslt", "dnn", "linalg"})
 """Libraries whose calls are traced."""
 
 

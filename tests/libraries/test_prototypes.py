@@ -24,6 +24,7 @@ from .host_kernels import COMPILER, needs_compiler
 from .vendor_tables import TABLES, Table
 
 ACCEPTED: Final = {
+    "char": {"char"},
     "int": {"int"},
     "enum": {"int"},
     "unsigned": {"uint"},
@@ -49,6 +50,7 @@ DESCRIBE: Final = r"""
 
 template <class T> constexpr const char* plain() {
   if constexpr (std::is_enum_v<T>) return sizeof(T) == 4 ? "enum" : "?";
+  else if constexpr (std::is_same_v<T, signed char>) return "char";
   else if constexpr (std::is_same_v<T, int>) return "int";
   else if constexpr (std::is_same_v<T, unsigned>) return "unsigned";
   else if constexpr (std::is_same_v<T, float>) return "float";
@@ -109,7 +111,7 @@ def header_folders(table: Table) -> list[Path]:
     """Where the headers are: the library's own, and the runtime's that they include."""
     finder = pytest.importorskip("cuda.pathfinder")
     folders = []
-    for name in (table.library, "cudart"):
+    for name in (table.library, *table.beside, "cudart"):
         folder = finder.find_nvidia_header_directory(name.replace("cublasLt", "cublas"))
         if folder is None:
             pytest.skip(f"the headers of {name} are not installed")

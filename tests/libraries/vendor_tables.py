@@ -20,6 +20,7 @@ class Table:
         library: the library, as cuda-pathfinder knows it.
         module: where its ``PROTOTYPES`` and ``ENUMS`` are, in ``atomr_accel.libraries``.
         headers: what declares them.
+        beside: libraries whose headers these include.
         numbers: C expressions and their values, as ``sizeof`` and ``offsetof``.
     """
 
@@ -27,6 +28,7 @@ class Table:
     module: str
     headers: tuple[str, ...]
     numbers: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
     @property
     def tables(self) -> Any:
@@ -53,6 +55,7 @@ TABLES: Final = {
         ),
         Table("cudnn", "dnn.host._prototypes", ("cudnn.h",)),
         Table("cufft", "fft.host._prototypes", ("cufft.h", "cufftXt.h")),
+        Table("cusolver", "linalg.host._prototypes", ("cusolverDn.h",), beside=("cublas",)),
         Table("curand", "rng.host._prototypes", ("curand.h",)),
     )
 }

@@ -100,6 +100,8 @@ FIELDS: dict[str, Any] = {
     "call": "cublasGemmEx_64",
     "log": "kernel.cu(1): error",
     "type_name": "Peculiar",
+    "index": 3,
+    "info": -2,
 }
 
 

@@ -45,7 +45,6 @@ class Describing:
         return getattr(self._home, name)
 
 
-@final
 class Steps:
     """The steps of a call, while it is prepared.
 
@@ -75,7 +74,7 @@ class Steps:
             bare = msgspec.structs.replace(
                 submission, before=(), after=(), sent=None, done=None, result=None
             )
-            self._steps.append((request, bare))
+            self._add(request, bare)
         for each in submission.after:
             self.do(each)
         result: Any = submission.result
@@ -134,7 +133,11 @@ class Steps:
     def submit(self, name: str, message: Any, reads: Iterable[Any], writes: Iterable[Any]) -> None:
         """A step of the array lane."""
         made: Submission[None] = Submission(message, tuple(reads), tuple(writes))
-        self._steps.append((Request(LANE, name, lambda _driver: made), made))
+        self._add(Request(LANE, name, lambda _driver: made), made)
+
+    def _add(self, request: Request[Any], submission: Submission[Any]) -> None:
+        """What is submitted next."""
+        self._steps.append((request, submission))
 
     def upload(self, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> GpuRef:
         """A small array of the program's as a buffer.

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from ctypes import (
     POINTER,
+    c_byte,
     c_char_p,
     c_double,
     c_float,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 
 TYPES: Final[dict[str, Any]] = {
+    "char": c_byte,
     "int": c_int,
     "uint": c_uint,
     "i64": c_int64,
@@ -53,6 +55,7 @@ TYPES: Final[dict[str, Any]] = {
 
 _LARGEST_FLOAT: Final = 3.4028234663852886e38
 _LIMITS: Final[dict[str, tuple[float, float]]] = {
+    "char": (-128, 127),
     "int": (-(2**31), 2**31 - 1),
     "uint": (0, 2**32 - 1),
     "i64": (-(2**63), 2**63 - 1),

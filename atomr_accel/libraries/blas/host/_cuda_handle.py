@@ -140,6 +140,10 @@ class Handle:
                 "cuMemsetD8Async", driver.cuMemsetD8Async(pointer, 0, nbytes, self._stream.handle)
             )
 
+    def fill(self, pointer: int, value: int) -> None:
+        """Write one int32."""
+        check("cuMemsetD32Async", driver.cuMemsetD32Async(pointer, value, 1, self._stream.handle))
+
     def clear_elements(self, pointer: int, n: int, inc: int, itemsize: int) -> None:
         """Set the elements of a vector to zero."""
         if abs(inc) == 1:

@@ -101,8 +101,9 @@ BATCHED: Final = {
     "getri": "ptr int ptr int ptr ptr int ptr int",
     "geqrf": "ptr int int ptr int ptr ptr int",
     "gels": "ptr int int int int ptr int ptr int ptr ptr int",
+    "trsm": "ptr int int int int int int ptr ptr int ptr int int",
 }
-"""Batched factorizations, which have 32-bit sizes only."""
+"""What takes stacks of matrices by pointer, and has 32-bit sizes only."""
 
 
 def symbol(kind: str, name: str, dtype: str) -> str:

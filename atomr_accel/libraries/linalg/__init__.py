@@ -1,0 +1,1 @@
+"""cuSOLVER: factorizations of matrices, and what is solved with them."""

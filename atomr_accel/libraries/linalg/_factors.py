@@ -1,0 +1,175 @@
+"""Factorizations: Cholesky's, LU, LDL and QR."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ...expressions import Operand, cast
+from .._op import D, op
+from ._overloads import QR, Mode, qr_op
+from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, triangle
+from .wire._messages import Problem
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from .._request import Request
+
+_MODES: Final = ("reduced", "complete", "r", "raw")
+
+
+class Factors(LinalgPart[D]):
+    """Factorizations that take a fixed number of steps."""
+
+    @op
+    def cholesky(self, a: Operand, *, upper: bool = False) -> Request[GpuRef]:
+        """The triangular factor of positive definite matrices; as ``numpy.linalg.cholesky``.
+
+        Vendor functions: ``cusolverDnXpotrf``, for stacks of small matrices
+        ``cusolverDn<t>potrfBatched``.
+
+        Args:
+            a: shape (..., n, n), Hermitian; one triangle is read.
+            upper: give the upper factor, of ``a = u^H @ u``, and read that triangle; by default
+                the lower one, of ``a = l @ l^H``.
+
+        Returns:
+            Of the same shape, with zeros in the other triangle. NaN for matrices that are not
+            positive definite.
+
+        Raises:
+            LinAlgError: a matrix is not positive definite, once that is known; or not square.
+            TypeError: a dtype that is not solved in.
+        """
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            stack = steps.stack(self._operand(a, "a"), square=True)
+            factor = steps.fresh(stack.ref)
+            # The solver sees the transpose, whose other factor is the transpose of this one.
+            info = steps.solve(
+                *("potrf", stack, (stack.n,), (factor,), int(upper)),
+                failure="Matrix is not positive definite",
+            )
+            return steps.result_of(info, triangle(factor, lower=not upper))
+
+        return self._calls("cholesky", build)
+
+    @op
+    def lu_factor(self, a: Operand) -> Request[tuple[GpuRef, GpuRef]]:
+        """LU factorizations with partial pivoting; as ``scipy.linalg.lu_factor``.
+
+        Vendor functions: ``cusolverDnXgetrf``, for stacks of small square matrices
+        ``cublas<t>getrfBatched``.
+
+        Args:
+            a: shape (..., m, n).
+
+        Returns:
+            ``(lu, piv)``: both factors in one matrix, without the ones of ``l``; and for each row
+            the one it was exchanged with, int32 from 0 on. A matrix that is singular has a zero on
+            the diagonal, and is no error.
+
+        Raises:
+            LinAlgError: fewer than two dimensions.
+            TypeError: a dtype that is not solved in.
+        """
+
+        def build(steps: LinalgSteps) -> tuple[GpuRef, GpuRef]:
+            stack = steps.stack(self._operand(a, "a"))
+            factors, pivots = self._lu(steps, stack, transposed=False)
+            lu = steps.fresh(factors.mT)
+            return lu, steps.evaluate(cast(pivots - 1, INT32))
+
+        return self._calls("lu_factor", build)
+
+    def _lu(self, steps: LinalgSteps, stack: Stack, *, transposed: bool) -> tuple[GpuRef, GpuRef]:
+        """The factors as the solver leaves them, and its pivots, which count from one."""
+        m, n = (stack.n, stack.m) if transposed else (stack.m, stack.n)
+        factors = steps.fresh(stack.ref if transposed else stack.ref.mT)
+        batched = Problem("getrf", stack.dtype.name, stack.batch, (m, n)).batched
+        pivots = steps.output((*stack.lead, min(m, n)), INT32 if batched else INT64)
+        steps.solve("getrf", stack, (m, n), (factors, pivots))
+        return factors, pivots
+
+    @op
+    def ldl(
+        self,
+        A: Operand,  # noqa: N803 - NumPy's name
+        lower: bool = True,
+        hermitian: bool = True,
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+        """LDL factorizations of symmetric matrices; as ``scipy.linalg.ldl``.
+
+        On the CPU only: what the vendor's ``sytrf`` gives is not in the form of these results.
+
+        Args:
+            A: shape (..., n, n), of which one triangle is read.
+            lower: which triangle, and which factor is given.
+            hermitian: whether complex matrices are Hermitian, or symmetric.
+
+        Returns:
+            ``(lu, d, perm)``: the outer factor, whose rows ``perm`` makes triangular; the blocks
+            of one or two rows on the diagonal; and the order of rows, int64.
+
+        Raises:
+            LinAlgError: matrices that are not square.
+            TypeError: a dtype that is not solved in.
+            Unsupported: on CUDA.
+        """
+
+        def build(steps: LinalgSteps) -> tuple[GpuRef, GpuRef, GpuRef]:
+            stack = steps.stack(self._operand(A, "A"), square=True)
+            factor = steps.fresh(stack.ref.mT)
+            d = steps.output(factor.shape, stack.dtype)
+            order = steps.output(factor.shape[:-1], INT64)
+            options = (int(lower), int(hermitian))
+            steps.solve("ldl", stack, (stack.n,), (factor, d, order), *options)
+            return steps.fresh(factor.mT), steps.fresh(d.mT), order
+
+        return self._calls("ldl", build)
+
+    @qr_op
+    def qr(self, a: Operand, mode: Mode = "reduced") -> Request[GpuRef | QR]:
+        """QR factorizations; as ``numpy.linalg.qr``.
+
+        Vendor functions: ``cusolverDnXgeqrf``, for stacks of small matrices
+        ``cublas<t>geqrfBatched``; ``cusolverDn<t>orgqr`` and ``ungqr``, one matrix after the other.
+
+        Args:
+            a: shape (..., m, n); k is the smaller of m and n.
+            mode: "reduced": Q of shape (..., m, k) and R of (..., k, n). "complete": (..., m, m)
+                and (..., m, n). "r": R alone, of (..., k, n). "raw": the reflectors, transposed,
+                of (..., n, m), and their scalars of (..., k).
+
+        Returns:
+            Q and R; R alone with mode "r".
+
+        Raises:
+            LinAlgError: fewer than two dimensions.
+            ValueError: another mode.
+            TypeError: a dtype that is not solved in.
+        """
+        if mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
+
+        def build(steps: LinalgSteps) -> GpuRef | QR:
+            stack = steps.stack(self._operand(a, "a"))
+            m, n, k = stack.m, stack.n, min(stack.m, stack.n)
+            factors = steps.fresh(stack.ref.mT)
+            tau = steps.output((*stack.lead, k), stack.dtype)
+            steps.solve("geqrf", stack, (m, n), (factors, tau))
+            if mode == "raw":
+                return QR(factors, tau)
+            rows = m if mode == "complete" else k
+            r = steps.evaluate(triangle(factors.mT[..., :rows, :], lower=False))
+            if mode == "r":
+                return r
+            # The reflectors are in the first columns, which are rows here; others are not read.
+            if not k:
+                whole = steps.eye(stack, m)
+                return QR(whole if rows else steps.output((*stack.lead, m, 0), stack.dtype), r)
+            q = steps.output((*stack.lead, rows, m), stack.dtype)
+            steps.assign((factors[..., :k, :], q[..., :k, :]))
+            steps.solve("orgqr", stack, (m, rows, k), (q, tau))
+            return QR(steps.fresh(q.mT), r)
+
+        return self._calls("qr", build)

@@ -1,0 +1,632 @@
+"""Singular values and eigenvalues, and what is made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from ...expressions import Operand, cast, constant
+from ...expressions._expression import ufunc, where
+from .._op import D, op
+from ._steps import COMPLEX_OF, INT64, LinalgPart, LinalgSteps, Stack, real_of
+from ._systems import precision_of
+from .wire._messages import BATCHED
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from .._request import Request
+    from ._systems import Refine
+
+SvdDriver = Literal["gesvd", "gesvdj", "gesvdr", "gesvda"]
+EighDriver = Literal["evd", "evj", "evx"]
+
+_SVD: Final = ("gesvd", "gesvdj", "gesvdr", "gesvda")
+_EIGH: Final = {"evd": "syevd", "evj": "syevj", "evx": "syevdx"}
+_NO_SVD: Final = "SVD did not converge"
+_NO_EIGENVALUES: Final = "Eigenvalues did not converge"
+
+_OVERSAMPLING: Final = 8
+_POWER_ITERATIONS: Final = 2
+
+
+class SVD(NamedTuple):
+    """What ``svd`` gives: ``a = U @ diag(S) @ Vh``.
+
+    Attributes:
+        U: orthonormal columns.
+        S: singular values, largest first.
+        Vh: orthonormal rows.
+    """
+
+    U: GpuRef
+    S: GpuRef
+    Vh: GpuRef
+
+
+class Eigen(NamedTuple):
+    """What ``eig`` and ``eigh`` give.
+
+    Attributes:
+        eigenvalues: of ``eigh`` in ascending order.
+        eigenvectors: as columns.
+    """
+
+    eigenvalues: GpuRef
+    eigenvectors: GpuRef
+
+
+class LstSq(NamedTuple):
+    """What ``lstsq`` gives.
+
+    Attributes:
+        x: the solutions.
+        residuals: sums of squared residuals.
+        rank: the rank of each matrix, int64.
+        s: its singular values.
+    """
+
+    x: GpuRef
+    residuals: GpuRef
+    rank: GpuRef
+    s: GpuRef
+
+
+class Polar(NamedTuple):
+    """What ``polar`` gives.
+
+    Attributes:
+        u: orthonormal.
+        p: positive semidefinite.
+    """
+
+    u: GpuRef
+    p: GpuRef
+
+
+class Spectra(LinalgPart[D]):
+    """Factorizations that iterate."""
+
+    @op
+    def svd(
+        self,
+        a: Operand,
+        full_matrices: bool = True,
+        *,
+        driver: SvdDriver | None = None,
+        k: int | None = None,
+    ) -> Request[SVD]:
+        """Singular value decompositions; as ``numpy.linalg.svd``.
+
+        Vendor functions: ``cusolverDnXgesvd`` (QR iterations), ``cusolverDn<t>gesvdj`` and
+        ``gesvdjBatched`` (Jacobi's method), ``cusolverDnXgesvdr`` (randomised),
+        ``cusolverDn<t>gesvdaStridedBatched`` (approximate, for tall matrices). LAPACK's ``gesdd``
+        stands for all of them on the CPU.
+
+        Args:
+            a: shape (..., m, n).
+            full_matrices: give square U and Vh; else of the smaller size, as with ``k``.
+            driver: how to compute. By default "gesvdj" for stacks of matrices up to 32 by 32,
+                else "gesvd".
+            k: how many of the largest singular values, for "gesvdr" and "gesvda", which need it.
+
+        Returns:
+            ``U``, ``S``, ``Vh``. NaN where it did not converge.
+
+        Raises:
+            LinAlgError: it did not converge, once that is known; or fewer than two dimensions.
+            ValueError: an unknown driver; ``k`` without one that takes it, or out of range.
+            TypeError: a dtype that is not solved in.
+        """
+
+        def build(steps: LinalgSteps) -> SVD:
+            stack = steps.stack(self._operand(a, "a"))
+            return self._svd(steps, stack, full=full_matrices, driver=driver, k=k)
+
+        return self._calls("svd", build)
+
+    @op
+    def svdvals(self, x: Operand, /, *, driver: SvdDriver | None = None) -> Request[GpuRef]:
+        """Singular values, largest first; as ``numpy.linalg.svdvals``.
+
+        Vendor functions, errors and ``driver``: those of ``svd``, but "gesvd" and "gesvdj" only.
+
+        Args:
+            x: shape (..., m, n).
+            driver: how to compute.
+
+        Returns:
+            Shape (..., min(m, n)), real.
+        """
+        if driver not in (None, *_SVD[:2]):
+            raise ValueError(f"driver must be one of {', '.join(_SVD[:2])}, not {driver!r}")
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            return self._values(steps, steps.stack(self._operand(x)), driver)
+
+        return self._calls("svdvals", build)
+
+    def _svd(
+        self,
+        steps: LinalgSteps,
+        stack: Stack,
+        *,
+        full: bool,
+        driver: str | None = None,
+        k: int | None = None,
+    ) -> SVD:
+        """The solver gets what is tall: the matrices, or their transposes."""
+        least = min(stack.m, stack.n)
+        name = _driver_of(stack, driver, k)
+        if not least:
+            return self._nothing(steps, stack, full=full)
+        tall, most = stack.m > stack.n, max(stack.m, stack.n)
+        matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
+        sizes: tuple[int, ...] = (most, least)
+        options: tuple[int, ...] = (1, int(full))
+        columns = most if full else least
+        kept = least if k is None else k
+        if name == "gesvdj" and stack.batch > 1 and most <= BATCHED[name]:
+            columns = most  # one call for all of them gives square ones only
+        if name == "gesvda":
+            sizes, options, columns = (most, least, kept), (1,), kept
+        elif name == "gesvdr":
+            more = min(_OVERSAMPLING, least - kept)
+            sizes, options = (most, least, kept, more), (1, _POWER_ITERATIONS)
+            columns = least
+        s = steps.output((*stack.lead, kept if name == "gesvda" else least), real_of(stack.dtype))
+        u = steps.output((*stack.lead, columns, most), stack.dtype)
+        rows = kept if name == "gesvda" else least
+        v = steps.output((*stack.lead, rows, least), stack.dtype)
+        info = steps.solve(name, stack, sizes, (matrices, s, u, v), *options, failure=_NO_SVD)
+        # Buffers are what the solver gives, transposed; gesvd gives Vh, the others V.
+        wanted = most if full else kept
+        left: Operand = u[..., :wanted, :]
+        right: Operand = v if name == "gesvd" else steps.adjoint(v[..., :kept, :])
+        if tall:
+            left, right = _turned(left), _turned(right)
+        else:
+            left, right = right, left
+        values = steps.result_of(info, s[..., :kept])
+        return SVD(steps.result_of(info, left), values, steps.result_of(info, right))
+
+    @staticmethod
+    def _nothing(steps: LinalgSteps, stack: Stack, *, full: bool) -> SVD:
+        """That of matrices without rows, or without columns."""
+        if full:
+            u, vh = steps.eye(stack, stack.m), steps.eye(stack, stack.n)
+        else:
+            u = steps.output((*stack.lead, stack.m, 0), stack.dtype)
+            vh = steps.output((*stack.lead, 0, stack.n), stack.dtype)
+        return SVD(u, steps.output((*stack.lead, 0), real_of(stack.dtype)), vh)
+
+    def _values(self, steps: LinalgSteps, stack: Stack, driver: str | None = None) -> GpuRef:
+        tall = stack.m > stack.n
+        sizes = max(stack.m, stack.n), min(stack.m, stack.n)
+        matrices = steps.fresh(stack.ref.mT if tall else stack.ref)
+        s = steps.output((*stack.lead, sizes[1]), real_of(stack.dtype))
+        name = _driver_of(stack, driver, None)
+        info = steps.solve(name, stack, sizes, (matrices, s), 0, 0, failure=_NO_SVD)
+        return steps.result_of(info, s)
+
+    # --- eigenvalues ------------------------------------------------------------------------
+
+    @op
+    def eigh(
+        self,
+        a: Operand,
+        b: Operand | None = None,
+        *,
+        UPLO: Literal["L", "U"] = "L",  # noqa: N803 - NumPy's name
+        type: Literal[1, 2, 3] = 1,  # noqa: A002 - SciPy's name
+        subset_by_index: tuple[int, int] | None = None,
+        driver: EighDriver | None = None,
+    ) -> Request[Eigen]:
+        """Eigenvalues and eigenvectors of Hermitian matrices.
+
+        As ``numpy.linalg.eigh``, and with ``b`` as ``scipy.linalg.eigh``. Vendor functions:
+        ``cusolverDnXsyevd`` (divide and conquer), ``cusolverDn<t>syevj`` and ``syevjBatched``
+        (Jacobi's method), ``cusolverDnXsyevdx`` (some of them), ``cusolverDn<t>sygvd``.
+
+        Args:
+            a: shape (..., n, n), of which one triangle is read.
+            b: positive definite, of the same shape: solve ``a @ v = w * b @ v``.
+            UPLO: which triangle.
+            type: what is solved with ``b``: 1 that, 2 ``a @ b @ v = w * v``, or
+                3 ``b @ a @ v = w * v``.
+            subset_by_index: the first and the last eigenvalue that are wanted, counted from 0.
+            driver: how to compute. By default "evj" for stacks of matrices up to 32 by 32, "evx"
+                for a subset, else "evd".
+
+        Returns:
+            ``(eigenvalues, eigenvectors)``, ascending. NaN where it did not converge.
+
+        Raises:
+            LinAlgError: it did not converge, or ``b`` is not positive definite, once that is known;
+                or matrices that are not square.
+            ValueError: options or shapes that do not fit.
+            TypeError: a dtype that is not solved in.
+        """
+
+        def build(steps: LinalgSteps) -> Eigen:
+            return Eigen(
+                *self._eigh(steps, a, b, UPLO, type, subset_by_index, driver, vectors=True)
+            )
+
+        return self._calls("eigh", build)
+
+    @op
+    def eigvalsh(
+        self,
+        a: Operand,
+        b: Operand | None = None,
+        *,
+        UPLO: Literal["L", "U"] = "L",  # noqa: N803
+        type: Literal[1, 2, 3] = 1,  # noqa: A002
+        subset_by_index: tuple[int, int] | None = None,
+        driver: EighDriver | None = None,
+    ) -> Request[GpuRef]:
+        """Eigenvalues of Hermitian matrices, ascending; as ``numpy.linalg.eigvalsh``.
+
+        Vendor functions, arguments and errors: those of ``eigh``.
+        """
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            made = self._eigh(steps, a, b, UPLO, type, subset_by_index, driver, vectors=False)
+            return made[0]
+
+        return self._calls("eigvalsh", build)
+
+    def _eigh(
+        self,
+        steps: LinalgSteps,
+        a: Operand,
+        b: Operand | None,
+        uplo: str,
+        kind: int,
+        subset: tuple[int, int] | None,
+        driver: str | None,
+        *,
+        vectors: bool,
+    ) -> tuple[GpuRef, ...]:
+        """The solver sees the transposes, which are conjugates: so are the vectors."""
+        if uplo not in ("L", "U"):
+            raise ValueError(f"UPLO argument must be 'L' or 'U', not {uplo!r}")
+        given = self._operand(a, "a")
+        other: Operand | None = None
+        if b is not None:
+            given, other = steps.joint(given, self._operand(b, "b"))
+        stack = steps.stack(given, square=True)
+        n = stack.n
+        options: tuple[int, ...] = (int(vectors), int(uplo == "U"))
+        matrices = steps.fresh(stack.ref)
+        buffers = [matrices]
+        w = steps.output((*stack.lead, n), real_of(stack.dtype))
+        name, sizes, kept = _eigh_driver(stack, driver, subset)
+        if other is not None:
+            if driver is not None or subset is not None or kind not in (1, 2, 3):
+                raise ValueError("with b neither a driver nor a subset; type is 1, 2 or 3")
+            if other.shape != stack.ref.shape:
+                raise ValueError(f"b has shape {other.shape}, but a has {stack.ref.shape}")
+            name, sizes, kept, options = "sygvd", (n,), slice(None), (kind, *options)
+            buffers.append(steps.fresh(steps.ref(other, "b")))
+        buffers.append(w)
+        info = steps.solve(name, stack, sizes, tuple(buffers), *options, failure=_NO_EIGENVALUES)
+        count = len(range(n)[kept]) if subset is not None else n
+        values = steps.result_of(info, w[..., :count])
+        if not vectors:
+            return (values,)
+        columns: Operand = matrices.mT[..., :count]
+        if stack.dtype.kind == "c":
+            columns = columns.conj()
+        return values, steps.result_of(info, columns)
+
+    @op
+    def eig(self, a: Operand) -> Request[Eigen]:
+        """Eigenvalues and right eigenvectors of any square matrices; as ``numpy.linalg.eig``.
+
+        Vendor function: ``cusolverDnXgeev``, which releases before CUDA 12.8 do not have.
+
+        Args:
+            a: shape (..., n, n).
+
+        Returns:
+            ``(eigenvalues, eigenvectors)``, always complex: whether all are real only the device
+            knows. NaN where it did not converge.
+
+        Raises:
+            LinAlgError: it did not converge, once that is known; or matrices that are not square.
+            TypeError: a dtype that is not solved in.
+            Unsupported: the vendor's library has no such function.
+        """
+        return self._calls("eig", lambda steps: Eigen(*self._eig(steps, a, vectors=True)))
+
+    @op
+    def eigvals(self, a: Operand) -> Request[GpuRef]:
+        """Eigenvalues of any square matrices, complex; as ``numpy.linalg.eigvals``.
+
+        Vendor function, arguments and errors: those of ``eig``.
+        """
+        return self._calls("eigvals", lambda steps: self._eig(steps, a, vectors=False)[0])
+
+    def _eig(self, steps: LinalgSteps, a: Operand, *, vectors: bool) -> tuple[GpuRef, ...]:
+        stack = steps.stack(self._operand(a, "a"), square=True)
+        dtype = COMPLEX_OF.get(stack.dtype.name, stack.dtype)
+        ref = steps.cast(stack.ref, dtype)
+        stack = stack._replace(ref=ref)
+        matrices, n = steps.fresh(ref.mT), stack.n
+        buffers = [matrices, steps.output((*stack.lead, n), dtype)]
+        buffers += [steps.output((*stack.lead, n, n), dtype)] if vectors else []
+        info = steps.solve(
+            "geev", stack, (n,), tuple(buffers), int(vectors), failure=_NO_EIGENVALUES
+        )
+        values = steps.result_of(info, buffers[1])
+        return (values, steps.result_of(info, buffers[2].mT)) if vectors else (values,)
+
+    # --- what is made of them ---------------------------------------------------------------
+
+    @op
+    def pinv(
+        self, a: Operand, rcond: float | None = None, hermitian: bool = False
+    ) -> Request[GpuRef]:
+        """Pseudo-inverses; as ``numpy.linalg.pinv``, by ``svd``, or by ``eigh``.
+
+        Args:
+            a: shape (..., m, n).
+            rcond: singular values up to that, times the largest one, count as zero; by default
+                ``max(m, n)`` times the dtype's eps, and half of that eps if it is negative.
+            hermitian: the matrices are.
+
+        Returns:
+            Shape (..., n, m).
+
+        Raises:
+            LinAlgError: it did not converge, once that is known.
+            TypeError: a dtype that is not solved in.
+        """
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            stack = steps.stack(self._operand(a, "a"), square=hermitian)
+            if hermitian:
+                s, v = self._eigh(steps, stack.ref, None, "L", 1, None, None, vectors=True)
+                left, right = v, steps.evaluate(steps.adjoint(v))
+            else:
+                made = self._svd(steps, stack, full=False)
+                left, s, right = made
+            scaled = _inverted(s, rcond_of(stack, rcond))
+            u = steps.evaluate(_rows(scaled, stack) * _conjugate(left.mT))
+            return steps.matmul(right, u, trans_a=2)
+
+        return self._calls("pinv", build)
+
+    @op
+    def lstsq(
+        self,
+        a: Operand,
+        b: Operand,
+        rcond: float | None = None,
+        *,
+        refine: Refine | None = None,
+    ) -> Request[LstSq]:
+        """The x that minimizes the norm of ``b - a @ x``; as ``numpy.linalg.lstsq``, of stacks too.
+
+        By ``svd``; with ``refine`` by ``cusolverDn<t1><t2>gels``, for matrices of full rank with
+        m >= n. That finds out neither rank nor singular values, which are n and NaN then.
+
+        Args:
+            a: shape (..., m, n).
+            b: shape (m,), or (..., m, nrhs), with a's leading dimensions.
+            rcond: as of ``pinv``.
+            refine: as of ``solve``.
+
+        Returns:
+            ``x``, ``residuals``, ``rank``, ``s``. Residuals are of shape (..., nrhs), (...,) for
+            one vector, whatever the rank turns out to be, which only the device knows; zeros
+            where m <= n.
+
+        Raises:
+            LinAlgError: it did not converge, once that is known.
+            ValueError: shapes that do not fit; ``refine`` with m < n.
+            TypeError: a dtype that is not solved in.
+        """
+
+        def build(steps: LinalgSteps) -> LstSq:
+            matrices, right = steps.joint(self._operand(a, "a"), self._operand(b, "b"))
+            stack = steps.stack(matrices)
+            given = steps.ref(right, "b")
+            vector = len(given.shape) == 1
+            sides = given[:, None] if vector else given
+            if sides.shape[:-1] != (*stack.lead, stack.m):
+                raise np.linalg.LinAlgError(
+                    f"Incompatible dimensions: a has shape {stack.ref.shape}, b has {given.shape}"
+                )
+            if refine is None:
+                x, rank, s = self._least_squares(steps, stack, sides, rcond)
+            else:
+                x, rank, s = self._refined_squares(steps, stack, sides, refine)
+            product = steps.matmul(stack.ref, x)
+            far = abs(sides - product) ** 2
+            residuals = steps.evaluate(far.sum(-2) if stack.m > stack.n else far.sum(-2) * 0)
+            if vector:
+                return LstSq(x.reshape(x.shape[:-1]), residuals.reshape(stack.lead), rank, s)
+            return LstSq(x, residuals, rank, s)
+
+        return self._calls("lstsq", build)
+
+    def _least_squares(
+        self, steps: LinalgSteps, stack: Stack, sides: GpuRef, rcond: float | None
+    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+        u, s, vh = self._svd(steps, stack, full=False)
+        small = rcond_of(stack, rcond)
+        projected = steps.matmul(u, sides, trans_a=2)
+        scaled = steps.evaluate(_rows(_inverted(s, small), stack) * projected)
+        return steps.matmul(vh, scaled, trans_a=2), self._rank(steps, s, s, small), s
+
+    def _refined_squares(
+        self, steps: LinalgSteps, stack: Stack, sides: GpuRef, refine: str
+    ) -> tuple[GpuRef, GpuRef, GpuRef]:
+        m, n = stack.m, stack.n
+        if m < n:
+            raise ValueError(f"refine takes matrices with m >= n, not shape {stack.ref.shape}")
+        precision = precision_of(refine, stack)
+        nrhs = sides.shape[-1]
+        x = steps.output((*stack.lead, nrhs, n), stack.dtype)
+        buffers = (steps.fresh(stack.ref.mT), steps.fresh(sides.mT), x)
+        info = steps.solve(
+            *("irs_gels", stack, (m, n, nrhs), buffers, precision),
+            failure="Matrix is not of full rank",
+        )
+        nothing = constant(np.nan, real_of(stack.dtype))
+        rank = steps.evaluate(cast(where(info == 0, n, 0), INT64))
+        unknown = steps.evaluate(nothing).broadcast_to((*stack.lead, n))
+        return steps.result_of(info, x.mT), rank, steps.fresh(unknown)
+
+    @op
+    def matrix_rank(
+        self,
+        A: Operand,  # noqa: N803 - NumPy's name
+        tol: float | None = None,
+        hermitian: bool = False,
+    ) -> Request[GpuRef]:
+        """How many singular values are not zero; as ``numpy.linalg.matrix_rank``.
+
+        Args:
+            A: shape (..., m, n).
+            tol: those up to this count as zero; by default the largest one times ``max(m, n)``
+                times the dtype's eps.
+            hermitian: the matrices are, so that ``eigvalsh`` will do for ``svdvals``.
+
+        Returns:
+            Shape (...), int64.
+
+        Raises:
+            LinAlgError: it did not converge, once that is known.
+            TypeError: a dtype that is not solved in.
+        """
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            stack = steps.stack(self._operand(A, "A"), square=hermitian)
+            if hermitian:
+                s: Operand = abs(self._eigh(steps, A, None, "L", 1, None, None, vectors=False)[0])
+            else:
+                s = self._values(steps, stack)
+            if tol is not None:
+                return steps.evaluate(cast(s > tol, INT64).sum(-1))
+            return self._rank(steps, s, s, rcond_of(stack, None))
+
+        return self._calls("matrix_rank", build)
+
+    @staticmethod
+    def _rank(steps: LinalgSteps, s: Operand, of: Operand, small: float) -> GpuRef:
+        if not s.shape[-1]:
+            return steps.evaluate(cast(s, INT64).sum(-1))
+        far = s > of.max(-1, keepdims=True) * small
+        return steps.evaluate(cast(far, INT64).sum(-1))
+
+    @op
+    def polar(self, a: Operand, side: Literal["right", "left"] = "right") -> Request[Polar]:
+        """Polar decompositions, ``a = u @ p``, or ``p @ u``; as ``scipy.linalg.polar``, by ``svd``.
+
+        Args:
+            a: shape (..., m, n).
+            side: where ``p`` is.
+
+        Returns:
+            ``u`` of a's shape, and ``p`` of shape (..., n, n), or (..., m, m).
+
+        Raises:
+            LinAlgError: it did not converge, once that is known.
+            ValueError: another side.
+            TypeError: a dtype that is not solved in.
+        """
+        if side not in ("right", "left"):
+            raise ValueError(f"side must be 'right' or 'left', not {side!r}")
+
+        def build(steps: LinalgSteps) -> Polar:
+            stack = steps.stack(self._operand(a, "a"))
+            u, s, vh = self._svd(steps, stack, full=False)
+            if side == "right":
+                scaled = steps.evaluate(_rows(s, stack) * vh)
+                p = steps.matmul(vh, scaled, trans_a=2)
+            else:
+                scaled = steps.evaluate(u * _columns(s, stack))
+                p = steps.matmul(scaled, u, trans_b=2)
+            return Polar(steps.matmul(u, vh), p)
+
+        return self._calls("polar", build)
+
+
+def _driver_of(stack: Stack, driver: str | None, k: int | None) -> str:
+    """How to compute singular values."""
+    largest = max(stack.m, stack.n)
+    small = stack.batch > 1 and largest <= BATCHED["gesvdj"]
+    name = driver or ("gesvdj" if small else "gesvd")
+    if name not in _SVD:
+        raise ValueError(f"driver must be one of {', '.join(_SVD)}, not {driver!r}")
+    if (k is not None) != (name in _SVD[2:]):
+        raise ValueError("k is for the drivers gesvdr and gesvda, which need it")
+    if k is not None and not 1 <= k <= min(stack.m, stack.n):
+        raise ValueError(f"k must be from 1 to {min(stack.m, stack.n)}, not {k}")
+    return name
+
+
+def _eigh_driver(
+    stack: Stack, driver: str | None, subset: tuple[int, int] | None
+) -> tuple[str, tuple[int, ...], slice]:
+    """The routine, its sizes, and which eigenvalues come of it."""
+    n = stack.n
+    small = stack.batch > 1 and n <= BATCHED["syevj"]
+    name = driver or ("evx" if subset else "evj" if small else "evd")
+    if name not in _EIGH:
+        raise ValueError(f"driver must be one of {', '.join(_EIGH)}, not {driver!r}")
+    if subset is None:
+        return (
+            (_EIGH[name], (n,), slice(None)) if name != "evx" else ("syevdx", (n, 1, n), slice(n))
+        )
+    first, last = subset
+    if name != "evx":
+        raise ValueError("a subset is for the driver evx")
+    if not 0 <= first <= last < n:
+        raise ValueError(f"subset_by_index must be within 0 and {n - 1}, not {subset}")
+    return "syevdx", (n, first + 1, last + 1), slice(first, last + 1)
+
+
+def rcond_of(stack: Stack, rcond: float | None) -> float:
+    """The ratio to the largest singular value up to which one counts as zero."""
+    if rcond is not None and rcond >= 0:
+        return float(rcond)
+    eps = float(np.finfo(real_of(stack.dtype)).eps)
+    return eps / 2 if rcond is not None else max(stack.m, stack.n) * eps
+
+
+def _inverted(s: GpuRef, small: float) -> Operand:
+    """The inverses of singular values or eigenvalues, and zeros for those that count as zero."""
+    if not s.size:
+        return s
+    size = abs(s)
+    large = size > size.max(-1, keepdims=True) * small
+    used = large | ufunc("isnan", s)  # those of a matrix that failed stay what they are
+    return where(used, 1 / where(used, s, constant(1, s.dtype)), constant(0, s.dtype))
+
+
+def _rows(s: Operand, stack: Stack) -> Operand:
+    """A factor for each row."""
+    return cast(_seen(s, -1), stack.dtype)
+
+
+def _columns(s: Operand, stack: Stack) -> Operand:
+    """A factor for each column."""
+    return cast(_seen(s, -2), stack.dtype)
+
+
+def _seen(s: Operand, axis: int) -> Operand:
+    made: Any = np.expand_dims(s, axis)
+    return made  # type: ignore[no-any-return]
+
+
+def _turned(x: Operand) -> Operand:
+    return x.swapaxes(-1, -2)  # type: ignore[attr-defined, no-any-return]
+
+
+def _conjugate(x: Operand) -> Operand:
+    return x.conj() if x.dtype.kind == "c" else x

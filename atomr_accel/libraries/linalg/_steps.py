@@ -1,0 +1,270 @@
+"""The steps of a call: problems for the solver, products, and what expressions compute around them.
+
+Vendors are column-major, and their routines overwrite what they get. So a problem is put on a copy,
+for which there are two ways: of the matrix, which the routine sees transposed, or of its transpose,
+which the routine sees as the matrix. Most problems have an answer in terms of the transpose, so
+that nothing more moves; the other way costs no more than the copy does anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..._dtypes import DTYPES, NAMES
+from ...expressions import Operand, cast, constant, index
+from ...expressions._expression import where
+from .._arguments import require_int32
+from .._library import LaneSpec
+from .._op import D
+from .._request import Request, Submission
+from .._workspaces import Workspaces
+from ..array._copy import LANE as ARRAY
+from ..array._copy import copying
+from ..array._steps import ArrayPart, Describing, Steps
+from .wire._messages import Compute, Plan, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...memory import Epoch, GpuRef
+    from .._library import Home
+    from .._op import Described
+    from .._request import Driver
+    from ..blas._facade import Blas
+    from ..cub._facade import Cub
+
+T = TypeVar("T")
+
+LANE: Final = LaneSpec(
+    "solver",
+    {
+        "cpu": "atomr_accel.libraries.linalg.host._cpu:CpuSolver",
+        "cuda": "atomr_accel.libraries.linalg.host._cuda:CudaSolver",
+    },
+    max_streams=4,
+    blocks=True,
+)
+"""Some of its routines look at what is on the device before they return, so it has a thread."""
+
+INT32: Final = DTYPES["int32"]
+INT64: Final = DTYPES["int64"]
+FLOAT64: Final = DTYPES["float64"]
+DTYPES_OF: Final = ("float32", "float64", "complex64", "complex128")
+REAL_OF: Final = {"complex64": DTYPES["float32"], "complex128": FLOAT64}
+COMPLEX_OF: Final = {"float32": DTYPES["complex64"], "float64": DTYPES["complex128"]}
+
+_SMALL: Final = 16 << 20
+"""Bytes of workspace up to which calls may run side by side."""
+
+
+class Stack(NamedTuple):
+    """Matrices over leading dimensions.
+
+    Attributes:
+        ref: their buffer, of one of the dtypes that the solver takes.
+        lead: the leading dimensions.
+        batch: how many there are.
+        m: rows of each.
+        n: columns.
+    """
+
+    ref: GpuRef
+    lead: tuple[int, ...]
+    batch: int
+    m: int
+    n: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the matrices."""
+        return self.ref.dtype
+
+
+class Known(NamedTuple):
+    """What the facade keeps for its calls, shared by all its copies.
+
+    Attributes:
+        blas: makes requests for products.
+        work: bytes of workspace by problem, with the generation whose host has told them.
+        workspaces: the workspaces.
+    """
+
+    blas: Blas[Described]
+    work: dict[Problem, tuple[Epoch, int]]
+    workspaces: Workspaces
+
+
+class LinalgSteps(Steps):
+    """The steps of a call of ``device.linalg``, while it is prepared."""
+
+    def __init__(self, driver: Driver, cub: Cub[Described], known: Known) -> None:
+        super().__init__(driver, cub)
+        self._known: Final = known
+
+    # --- arguments ------------------------------------------------------------------------
+
+    def stack(self, x: Operand, name: str = "a", *, square: bool = False) -> Stack:
+        """Matrices that the caller gave; whole numbers are float64.
+
+        Raises:
+            LinAlgError: fewer than two dimensions, or not square; NumPy's own, a ``ValueError``.
+            TypeError: a dtype that the solver does not take.
+        """
+        ref = self.cast(self.ref(x, name), solved_in(x.dtype))
+        if len(ref.shape) < 2:
+            raise np.linalg.LinAlgError(
+                f"{name} has shape {ref.shape}, but must be at least two-dimensional"
+            )
+        *lead, m, n = ref.shape
+        if square and m != n:
+            raise np.linalg.LinAlgError(f"{name} must hold square matrices, not shape {ref.shape}")
+        return Stack(ref, tuple(lead), math.prod(lead), m, n)
+
+    def joint(self, x: Operand, y: Operand) -> tuple[Operand, Operand]:
+        """Two arguments in the dtype that NumPy computes both in."""
+        dtype = DTYPES[np.result_type(solved_in(x.dtype), solved_in(y.dtype)).name]
+        return self.cast(self.ref(x, "a"), dtype), self.cast(self.ref(y, "b"), dtype)
+
+    # --- copies ---------------------------------------------------------------------------
+
+    def fresh(self, ref: GpuRef) -> GpuRef:
+        """A copy, C-contiguous, which the solver may overwrite."""
+        return self.do(copying(ref, None))
+
+    def adjoint(self, ref: GpuRef) -> Operand:
+        """The conjugate transpose."""
+        return ref.mT.conj() if ref.dtype.kind == "c" else ref.mT
+
+    def eye(self, stack: Stack, n: int) -> GpuRef:
+        """Identities, as many as there are matrices."""
+        made = self.evaluate(cast(index((n, n), 0) == index((n, n), 1), stack.dtype))
+        return self.fresh(made.broadcast_to((*stack.lead, n, n)))
+
+    # --- problems -------------------------------------------------------------------------
+
+    def solve(
+        self,
+        routine: str,
+        stack: Stack,
+        sizes: tuple[int, ...],
+        buffers: tuple[GpuRef, ...],
+        *options: int,
+        reads: int = 0,
+        failure: str = "",
+    ) -> GpuRef:
+        """Have the solver execute a routine.
+
+        Args:
+            routine: which.
+            stack: the matrices that it is about.
+            sizes: m, n, k as the routine has them.
+            buffers: column-major stacks and vectors, C-contiguous.
+            options: of the routine.
+            reads: how many of the buffers, from the first one on, are only read.
+            failure: what is wrong where LAPACK's info is not 0; empty: nothing.
+
+        Returns:
+            LAPACK's info: int32, of the shape of the leading dimensions.
+        """
+        home = self.driver.home
+        require_int32(home, f"linalg: {routine}", (stack.batch,))
+        problem = Problem(routine, NAMES[stack.dtype], stack.batch, sizes, options)
+        work = self._work(problem)
+        info = self.output(stack.lead, INT32)
+        written = [ref._block for ref in (*buffers[reads:], info)]
+        workspace = 0
+        if work:
+            block = self._known.workspaces.obtain(self.driver, work)
+            workspace = block.address
+            written.append(block)
+        message = Compute(
+            problem,
+            tuple([ref._block.address for ref in buffers]),
+            info._block.address,
+            workspace,
+            work,
+            failure,
+        )
+        made: Submission[None] = Submission(
+            message, tuple([ref._block for ref in buffers[:reads]]), tuple(written)
+        )
+        self._add(Request(LANE, f"linalg.{routine}", lambda _driver: made), made)
+        return info
+
+    def _work(self, problem: Problem) -> int:
+        """Bytes of workspace that a problem takes; 0 where that is not known yet, as in a batch."""
+        epoch = self.driver.memory.epoch
+        known = self._known.work.get(problem)
+        if known is not None and known[0] is epoch:
+            return known[1]
+        made: Submission[int] = Submission(Plan(problem), (), ())
+        request: Request[int] = Request(LANE, "linalg.plan", lambda _driver: made, problem)
+        answer = self.driver.perform(request)
+        if answer is None:
+            return 0
+        if epoch is not None:
+            self._known.work[problem] = epoch, answer
+        return answer
+
+    def whole(self, info: GpuRef, x: Operand) -> Operand:
+        """What a routine gave, with NaN in the place of what it gave for matrices that failed."""
+        extra = len(x.shape) - len(info.shape)
+        failed = info.reshape(*info.shape, *([1] * extra)) != 0
+        return where(failed, constant(np.nan, x.dtype), x)
+
+    def result_of(self, info: GpuRef, x: Operand) -> GpuRef:
+        """``whole`` of that, as a new buffer."""
+        return self.evaluate(self.whole(info, x))
+
+    # --- products -------------------------------------------------------------------------
+
+    def matmul(self, a: GpuRef, b: GpuRef, *, trans_a: int = 0, trans_b: int = 0) -> GpuRef:
+        """The product of two stacks of matrices; 2 takes the conjugate transpose of one."""
+        blas = self._known.blas
+        return self.do(blas.gemm(a, b, trans_a=trans_a, trans_b=trans_b))
+
+
+class LinalgPart(ArrayPart[D]):
+    """What the parts of ``device.linalg`` have in common."""
+
+    def __init__(self, device: Home, cub: Cub[Any], blas: Blas[Any]) -> None:
+        super().__init__(device, cub)
+        described: Blas[Described] = blas._on(Describing(device))
+        self._known = Known(described, {}, Workspaces(LANE.max_streams, _SMALL))
+
+    def _calls(self, name: str, build: Callable[[LinalgSteps], T]) -> Request[T]:
+        """A request of several steps."""
+        cub, known = self._cub, self._known
+
+        def prepare(driver: Driver) -> Submission[T]:
+            steps = LinalgSteps(driver, cub, known)
+            return steps.result(build(steps))
+
+        return Request(ARRAY, f"linalg.{name}", prepare)
+
+
+def solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which numbers are solved: float64 for whole ones.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if NAMES[dtype] in DTYPES_OF:
+        return dtype
+    if dtype.kind in "biu":
+        return FLOAT64
+    raise TypeError(f"array type {NAMES[dtype]} is unsupported in linalg: convert it to float32")
+
+
+def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The real dtype of the same precision."""
+    return REAL_OF.get(dtype.name, dtype)
+
+
+def triangle(x: Operand, *, lower: bool) -> Operand:
+    """Matrices with zeros outside of a triangle."""
+    row, column = index(x.shape[-2:], 0), index(x.shape[-2:], 1)
+    return where(row >= column if lower else row <= column, x, constant(0, x.dtype))

@@ -1,0 +1,316 @@
+"""Systems of equations, and inverses."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from ...expressions import Operand, cast
+from .._op import D, op
+from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, solved_in
+from .wire._messages import Problem
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+    from .._request import Request
+
+Trans = Literal[0, 1, 2, "N", "T", "C"]
+Refine = Literal["float32", "tfloat32", "bfloat16", "float16"]
+
+_TRANS: Final[dict[object, int]] = {0: 0, 1: 1, 2: 2, "N": 0, "T": 1, "C": 2}
+_PRECISIONS: Final = ("float32", "tfloat32", "bfloat16", "float16")
+SINGULAR: Final = "Singular matrix"
+
+
+class Sides(NamedTuple):
+    """Matrices and right-hand sides of one dtype, broadcast to each other.
+
+    Attributes:
+        a: the matrices.
+        b: the right-hand sides, of shape (..., m, nrhs).
+        vector: whether they have one axis only.
+    """
+
+    a: Stack
+    b: GpuRef
+    vector: bool
+
+    @property
+    def nrhs(self) -> int:
+        """Right-hand sides of each matrix."""
+        return self.b.shape[-1]
+
+    def shaped(self, x: GpuRef) -> GpuRef:
+        """A contiguous result of shape (..., n, nrhs) in the caller's terms."""
+        return x.reshape(x.shape[:-1]) if self.vector else x
+
+
+class Systems(LinalgPart[D]):
+    """Solving."""
+
+    @op
+    def solve(self, a: Operand, b: Operand, *, refine: Refine | None = None) -> Request[GpuRef]:
+        """The x of ``a @ x = b``; as ``numpy.linalg.solve``.
+
+        Vendor functions: ``cusolverDnXgetrf`` and ``cusolverDnXgetrs``, for stacks of small
+        matrices ``cublas<t>getrfBatched`` and ``cublas<t>getrsBatched``; with ``refine``
+        ``cusolverDn<t1><t2>gesv``.
+
+        Args:
+            a: shape (..., n, n).
+            b: shape (n,), or (..., n, nrhs); leading dimensions are broadcast.
+            refine: factorize in a lower precision, and refine what comes of it to the full
+                one: "float32" for double precision only, "tfloat32", "bfloat16" or "float16" for
+                any. The CPU computes in full precision.
+
+        Returns:
+            Of b's shape, broadcast. NaN for matrices that are singular.
+
+        Raises:
+            LinAlgError: a matrix is singular, once that is known; wrong shapes are NumPy's own
+                error, at once.
+            TypeError: a dtype that is not solved in.
+            ValueError: shapes that do not fit; a precision that is not lower.
+        """
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            sides = self._sides(steps, a, b)
+            if refine is not None:
+                return self._refined(steps, sides, refine)
+            stack, n = sides.a, sides.a.n
+            factors, right = steps.fresh(stack.ref), self._columns(steps, sides.b)
+            pivots = steps.output((*stack.lead, n), self._pivots("gesv", stack))
+            buffers = (factors, pivots, right)
+            # The solver sees the transposes of the matrices, and takes these transposed.
+            info = steps.solve("gesv", stack, (n, sides.nrhs), buffers, 1, failure=SINGULAR)
+            return sides.shaped(steps.result_of(info, right.mT))
+
+        return self._calls("solve", build)
+
+    def _refined(self, steps: LinalgSteps, sides: Sides, refine: str) -> GpuRef:
+        stack, n = sides.a, sides.a.n
+        precision = precision_of(refine, stack)
+        matrices, right = steps.fresh(stack.ref.mT), self._columns(steps, sides.b)
+        x = steps.output(right.shape, stack.dtype)
+        sizes, buffers = (n, sides.nrhs), (matrices, right, x)
+        info = steps.solve("irs_gesv", stack, sizes, buffers, precision, failure=SINGULAR)
+        return sides.shaped(steps.result_of(info, x.mT))
+
+    @op
+    def inv(self, a: Operand) -> Request[GpuRef]:
+        """Inverses; as ``numpy.linalg.inv``.
+
+        Vendor functions: those of ``solve``, which is faster and more accurate than to multiply
+        with an inverse.
+
+        Args:
+            a: shape (..., n, n).
+
+        Returns:
+            Of the same shape. NaN for matrices that are singular.
+
+        Raises:
+            LinAlgError: a matrix is singular, once that is known; or not square.
+            TypeError: a dtype that is not solved in.
+        """
+        return self._calls("inv", lambda steps: self._inverse(steps, steps.stack(a, square=True)))
+
+    def _inverse(self, steps: LinalgSteps, stack: Stack, *, raises: bool = True) -> GpuRef:
+        """The inverse: that of the transpose, which the solver sees, is its transpose."""
+        n = stack.n
+        factors, right = steps.fresh(stack.ref), steps.eye(stack, n)
+        pivots = steps.output((*stack.lead, n), self._pivots("gesv", stack))
+        failure = SINGULAR if raises else ""
+        info = steps.solve("gesv", stack, (n, n), (factors, pivots, right), 0, failure=failure)
+        return steps.result_of(info, right)
+
+    @op
+    def solve_triangular(
+        self,
+        a: Operand,
+        b: Operand,
+        trans: Trans = 0,
+        lower: bool = False,
+        unit_diagonal: bool = False,
+    ) -> Request[GpuRef]:
+        """The x of ``op(a) @ x = b``, a triangular; as ``scipy.linalg.solve_triangular``.
+
+        Vendor functions: ``cublas<t>trsm_64``, for stacks of small matrices
+        ``cublas<t>trsmBatched``. A singular matrix is not looked for: a zero on the diagonal gives
+        infinities and NaNs.
+
+        Args:
+            a: shape (..., n, n), of which one triangle is read.
+            b: shape (n,), or (..., n, nrhs); leading dimensions are broadcast.
+            trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
+            lower: which triangle.
+            unit_diagonal: take the diagonal for ones.
+
+        Returns:
+            Of b's shape, broadcast.
+
+        Raises:
+            ValueError: shapes that do not fit, another ``trans``.
+            TypeError: a dtype that is not solved in.
+        """
+        turned = turned_by(trans)
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            sides = self._sides(steps, a, b)
+            x = steps.fresh(sides.b)
+            self._triangular(steps, sides.a, x, turned, lower=lower, unit=unit_diagonal)
+            return sides.shaped(x)
+
+        return self._calls("solve_triangular", build)
+
+    def _triangular(
+        self,
+        steps: LinalgSteps,
+        stack: Stack,
+        x: GpuRef,
+        trans: int,
+        *,
+        lower: bool,
+        unit: bool = False,
+    ) -> None:
+        """Solve in place.
+
+        The solver sees ``x.T @ op(a).T = b.T``, and of ``a`` the transpose: so ``trans`` stays as
+        it is, and the triangle is the other one.
+        """
+        matrices = steps.contiguous(stack.ref)
+        sizes = (stack.n, x.shape[-1])
+        options = (int(not lower), trans, int(unit))
+        steps.solve("trsm", stack, sizes, (matrices, x), *options, reads=1)
+
+    @op
+    def cho_solve(self, c_and_lower: tuple[Operand, bool], b: Operand) -> Request[GpuRef]:
+        """The x of ``a @ x = b``, with what ``cholesky`` gave for a; as ``scipy.linalg.cho_solve``.
+
+        Vendor functions: those of ``solve_triangular``.
+
+        Args:
+            c_and_lower: the factor, of shape (..., n, n), and whether it is the lower one.
+            b: shape (n,), or (..., n, nrhs); leading dimensions are broadcast.
+
+        Returns:
+            Of b's shape, broadcast.
+
+        Raises:
+            ValueError: shapes that do not fit.
+            TypeError: a dtype that is not solved in.
+        """
+        factor, lower = c_and_lower
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            sides = self._sides(steps, factor, b)
+            x = steps.fresh(sides.b)
+            for trans in (0, 2) if lower else (2, 0):
+                self._triangular(steps, sides.a, x, trans, lower=bool(lower))
+            return sides.shaped(x)
+
+        return self._calls("cho_solve", build)
+
+    @op
+    def lu_solve(
+        self, lu_and_piv: tuple[Operand, GpuRef], b: Operand, trans: Trans = 0
+    ) -> Request[GpuRef]:
+        """The x of ``op(a) @ x = b``, with what ``lu_factor`` gave for a.
+
+        As ``scipy.linalg.lu_solve``. Vendor functions: ``cusolverDnXgetrs``, for stacks of small
+        matrices ``cublas<t>getrsBatched``.
+
+        Args:
+            lu_and_piv: the factors, of shape (..., n, n), and the exchanged rows, from 0 to n - 1.
+                On CUDA nobody checks these, and others are read wherever they point to.
+            b: shape (n,), or (..., n, nrhs); leading dimensions are broadcast.
+            trans: 1 (``"T"``) for the transpose of a, 2 (``"C"``) for its conjugate.
+
+        Returns:
+            Of b's shape, broadcast.
+
+        Raises:
+            ValueError: shapes that do not fit, another ``trans``.
+            TypeError: a dtype that is not solved in, pivots that are no integers.
+        """
+        lu, piv = lu_and_piv
+        turned = turned_by(trans)
+
+        def build(steps: LinalgSteps) -> GpuRef:
+            sides = self._sides(steps, lu, b)
+            stack = sides.a
+            if piv.dtype.kind not in "iu" or piv.shape != self._operand(lu, "lu").shape[:-1]:
+                raise ValueError(
+                    f"piv has shape {piv.shape} and dtype {piv.dtype.name}, but lu has "
+                    f"{lu.shape}: not its pivots"
+                )
+            kind = self._pivots("getrs", stack)
+            trans = turned if stack.dtype.kind == "c" else min(turned, 1)
+            counted = cast(piv.broadcast_to((*stack.lead, stack.n)) + 1, kind)
+            factors, right = steps.fresh(stack.ref.mT), self._columns(steps, sides.b)
+            sizes, buffers = (stack.n, sides.nrhs), (factors, steps.evaluate(counted), right)
+            steps.solve("getrs", stack, sizes, buffers, trans, reads=2)
+            return sides.shaped(steps.fresh(right.mT))
+
+        return self._calls("lu_solve", build)
+
+    # --- what these have in common ----------------------------------------------------------
+
+    def _sides(self, steps: LinalgSteps, a: Operand, b: Operand) -> Sides:
+        """Matrices and right-hand sides, as ``numpy.linalg.solve`` takes them."""
+        matrices, right = steps.joint(self._operand(a, "a"), self._operand(b, "b"))
+        stack = steps.stack(matrices, square=True)
+        given = steps.ref(right, "b")
+        vector = len(given.shape) == 1
+        if not given.shape or given.shape[-1 if vector else -2] != stack.n:
+            raise ValueError(
+                f"b has shape {given.shape}, but a has {stack.ref.shape}: no such system"
+            )
+        sides = given[:, None] if vector else given
+        lead = np.broadcast_shapes(stack.lead, sides.shape[:-2])
+        whole = stack.ref.broadcast_to((*lead, stack.n, stack.n))
+        return Sides(
+            Stack(whole, lead, math.prod(lead), stack.n, stack.n),
+            sides.broadcast_to((*lead, *sides.shape[-2:])),
+            vector,
+        )
+
+    @staticmethod
+    def _columns(steps: LinalgSteps, b: GpuRef) -> GpuRef:
+        """Right-hand sides, column-major."""
+        return steps.fresh(b.mT)
+
+    @staticmethod
+    def _pivots(routine: str, stack: Stack) -> np.dtype[np.int32] | np.dtype[np.int64]:
+        """What the solver counts exchanged rows in."""
+        problem = Problem(routine, stack.dtype.name, stack.batch, (stack.m, stack.n))
+        return INT32 if problem.batched else INT64
+
+
+def turned_by(trans: Trans) -> int:
+    """0, 1 or 2.
+
+    Raises:
+        ValueError: it is nothing of the kind.
+    """
+    try:
+        return _TRANS[trans]
+    except (KeyError, TypeError):
+        raise ValueError(f"trans must be 0 ('N'), 1 ('T') or 2 ('C'), not {trans!r}") from None
+
+
+def precision_of(refine: str, stack: Stack) -> int:
+    """The number of a precision that is lower than that of the matrices.
+
+    Raises:
+        ValueError: it is not.
+    """
+    single = solved_in(stack.dtype).name in ("float32", "complex64")
+    if refine not in _PRECISIONS[single:]:
+        raise ValueError(
+            f"refine must be one of {', '.join(_PRECISIONS[single:])} for {stack.dtype.name}, "
+            f"not {refine!r}"
+        )
+    return _PRECISIONS.index(refine)

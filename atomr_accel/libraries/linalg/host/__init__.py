@@ -1,0 +1,1 @@
+"""cuSOLVER: executors, inside a host."""

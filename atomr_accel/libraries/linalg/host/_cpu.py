@@ -1,0 +1,230 @@
+"""The solver lane on the CPU: LAPACK for one matrix after the other, by SciPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ....host._lane import Later
+from ..wire._forms import forms, square_u
+from ..wire._messages import Compute, Plan, Problem
+from ._failures import require_success
+
+if TYPE_CHECKING:
+    from ....backends.cpu.host._context import CpuContext, CpuStream
+
+Array = np.ndarray[Any, Any]
+
+
+@final
+class CpuSolver:
+    """Executes the solver lane's messages."""
+
+    def __init__(self, context: CpuContext, stream: CpuStream) -> None:
+        del stream
+        self._context: Final = context
+        self.handlers: Final = {Plan: self._plan, Compute: self._compute}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _plan(self, message: Plan) -> int:
+        del message
+        return 0  # LAPACK's work arrays are SciPy's business
+
+    def _compute(self, message: Compute) -> Later | None:
+        self._context.check()
+        problem = message.problem
+        info: Any = self._context.array(message.info, (problem.batch,), DTYPES["int32"])
+        info[...] = 0
+        stacks = [
+            self._stack(address, problem.batch, *form)
+            for address, form in zip(message.buffers, forms(problem), strict=True)
+        ]
+        for at in range(problem.batch if all(problem.sizes[:2]) else 0):
+            info[at] = ROUTINES[problem.routine](problem, *[stack[at] for stack in stacks])
+        return Later(partial(require_success, message, info.copy())) if message.failure else None
+
+    def _stack(self, address: int, batch: int, rows: int, columns: int, dtype: str) -> Array:
+        """Column-major matrices."""
+        stack = self._context.array(address, (batch, columns, rows), DTYPES[dtype])
+        return stack.transpose(0, 2, 1)
+
+
+@cache
+def _lapack(name: str, dtype: str) -> Any:
+    from scipy.linalg import get_lapack_funcs  # which few programs need
+
+    return get_lapack_funcs(name, dtype=DTYPES[dtype])
+
+
+@cache
+def _blas(name: str, dtype: str) -> Any:
+    from scipy.linalg import get_blas_funcs
+
+    return get_blas_funcs(name, dtype=DTYPES[dtype])
+
+
+def _complex(problem: Problem) -> bool:
+    return problem.dtype.startswith("complex")
+
+
+# --- linear systems -----------------------------------------------------------------------
+
+
+def _potrf(problem: Problem, a: Array) -> int:
+    (lower,) = problem.options
+    a[...], info = _lapack("potrf", problem.dtype)(a, lower=lower, clean=False)
+    return int(info)
+
+
+def _getrf(problem: Problem, a: Array, pivots: Array) -> int:
+    a[...], swaps, info = _lapack("getrf", problem.dtype)(a)
+    pivots[:, 0] = swaps + 1
+    return int(info)
+
+
+def _getrs(problem: Problem, a: Array, pivots: Array, b: Array) -> int:
+    (trans,) = problem.options
+    if b.size:
+        swaps = pivots[:, 0] - 1
+        b[...] = _lapack("getrs", problem.dtype)(a, swaps.astype(np.int32), b, trans=trans)[0]
+    return 0
+
+
+def _gesv(problem: Problem, a: Array, pivots: Array, b: Array) -> int:
+    return _getrf(problem, a, pivots) or _getrs(problem, a, pivots, b)
+
+
+def _refined(problem: Problem, a: Array, b: Array, x: Array) -> int:
+    """Solve in full precision: that a lower one was asked for is about speed."""
+    _, _, x[...], info = _lapack("gesv", problem.dtype)(a, b) if b.size else (0, 0, b, 0)
+    return int(info)
+
+
+def _gels(problem: Problem, a: Array, b: Array, x: Array) -> int:
+    if not b.size:
+        return 0
+    _, solved, info = _lapack("gels", problem.dtype)(a, b)
+    x[...] = solved[: len(x)]
+    return int(info)
+
+
+def _trsm(problem: Problem, a: Array, b: Array) -> int:
+    lower, trans, unit = problem.options
+    if b.size:
+        one = DTYPES[problem.dtype].type(1)
+        b[...] = _blas("trsm", problem.dtype)(
+            one, a, b, side=1, lower=lower, trans_a=trans, diag=unit
+        )
+    return 0
+
+
+# --- orthogonal factors -------------------------------------------------------------------
+
+
+def _geqrf(problem: Problem, a: Array, tau: Array) -> int:
+    a[...], tau[:, 0], _, info = _lapack("geqrf", problem.dtype)(a)
+    return int(info)
+
+
+def _orgqr(problem: Problem, a: Array, tau: Array) -> int:
+    name = "ungqr" if _complex(problem) else "orgqr"
+    a[...], _, info = _lapack(name, problem.dtype)(a, tau[:, 0])
+    return int(info)
+
+
+# --- singular values and eigenvalues --------------------------------------------------------
+
+
+def _gesvd(problem: Problem, a: Array, s: Array, *vectors: Array) -> int:
+    """Singular values; the solver's other routines give V in the place of its adjoint."""
+    u, values, vh, info = _lapack("gesdd", problem.dtype)(
+        a, compute_uv=bool(vectors), full_matrices=square_u(problem)
+    )
+    s[:, 0] = values[: len(s)]
+    right = vh if problem.routine == "gesvd" else vh.conj().T
+    for to, made in zip(vectors, (u, right), strict=False):
+        to[...] = made[tuple(map(slice, to.shape))]
+    return int(info)
+
+
+def _syevd(problem: Problem, a: Array, w: Array) -> int:
+    wanted, lower = problem.options
+    name = "heevd" if _complex(problem) else "syevd"
+    w[:, 0], made, info = _lapack(name, problem.dtype)(a, compute_v=wanted, lower=lower)
+    if wanted:
+        a[...] = made
+    return int(info)
+
+
+def _syevdx(problem: Problem, a: Array, w: Array) -> int:
+    wanted, lower = problem.options
+    _, first, last = problem.sizes
+    name = "heevr" if _complex(problem) else "syevr"
+    values, made, count, _, info = _lapack(name, problem.dtype)(
+        a, compute_v=wanted, lower=lower, range="I", il=first, iu=last
+    )
+    w[:count, 0] = values[:count]
+    if wanted:
+        a[:, :count] = made[:, :count]
+    return int(info)
+
+
+def _sygvd(problem: Problem, a: Array, b: Array, w: Array) -> int:
+    kind, wanted, lower = problem.options
+    name = "hegvd" if _complex(problem) else "sygvd"
+    w[:, 0], made, info = _lapack(name, problem.dtype)(
+        a, b, itype=kind, jobz="V" if wanted else "N", uplo="L" if lower else "U"
+    )
+    if wanted:
+        a[...] = made
+    return int(info)
+
+
+def _geev(problem: Problem, a: Array, w: Array, *vectors: Array) -> int:
+    wanted = bool(problem.options[0])
+    w[:, 0], _, right, info = _lapack("geev", problem.dtype)(a, compute_vl=False, compute_vr=wanted)
+    for to in vectors:
+        to[...] = right
+    return int(info)
+
+
+def _ldl(problem: Problem, a: Array, d: Array, permutation: Array) -> int:
+    from scipy.linalg import ldl
+
+    lower, hermitian = problem.options
+    if hermitian:
+        np.fill_diagonal(a, a.diagonal().real.copy())  # SciPy warns of what it ignores
+    a[...], d[...], permutation[:, 0] = ldl(a, lower=bool(lower), hermitian=bool(hermitian))
+    return 0
+
+
+# --- all of them ----------------------------------------------------------------------------
+
+ROUTINES: Final[dict[str, Callable[..., int]]] = {
+    "potrf": _potrf,
+    "getrf": _getrf,
+    "getrs": _getrs,
+    "gesv": _gesv,
+    "irs_gesv": _refined,
+    "irs_gels": _gels,
+    "trsm": _trsm,
+    "geqrf": _geqrf,
+    "orgqr": _orgqr,
+    "gesvd": _gesvd,
+    "gesvdj": _gesvd,
+    "gesvdr": _gesvd,
+    "gesvda": _gesvd,
+    "syevd": _syevd,
+    "syevj": _syevd,
+    "syevdx": _syevdx,
+    "sygvd": _sygvd,
+    "geev": _geev,
+    "ldl": _ldl,
+}
+"""What executes a routine on one matrix; gives LAPACK's info."""

@@ -1,0 +1,1 @@
+"""cuSOLVER: what both sides of the wall know."""

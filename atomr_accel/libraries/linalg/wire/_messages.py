@@ -1,0 +1,84 @@
+"""What the solver lane executes: LAPACK's routines, over stacks of matrices.
+
+Matrices are column-major without gaps, as the vendor and LAPACK have them, and follow one another.
+The program makes such stacks: a row-major matrix is the transpose of a column-major one, which is
+what most problems are put in terms of; where it takes a copy, kernels of the array lane make it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from ....wire import Message
+
+BATCHED: Final = {
+    "geqrf": 64,
+    "gesv": 128,
+    "gesvdj": 32,
+    "getrf": 128,
+    "getrs": 128,
+    "potrf": 128,
+    "syevj": 32,
+    "trsm": 128,
+}
+"""Up to which size a stack goes to a function that takes all of it at once. Those of the Jacobi
+method take no larger ones; for the others one matrix after the other keeps a device busy then."""
+
+_RECTANGULAR: Final = frozenset(("geqrf", "gesvdj", "getrf"))
+"""Of those the ones that have two sizes; of the others the second one is of right-hand sides."""
+
+
+class Problem(msgspec.Struct, frozen=True, array_like=True):
+    """A routine with everything but addresses; equal ones need as much workspace.
+
+    Attributes:
+        routine: LAPACK's name, without the type's letter. ``orgqr`` is ``ungqr`` as well.
+        dtype: of the matrices, by name.
+        batch: how many.
+        sizes: as the routine's arguments come: m, n, k.
+        options: likewise, numbers: ``uplo`` is 1 for the lower triangle; ``trans`` is 0, 1 or 2.
+    """
+
+    routine: str
+    dtype: str
+    batch: int
+    sizes: tuple[int, ...]
+    options: tuple[int, ...] = ()
+
+    @property
+    def batched(self) -> bool:
+        """Whether one call takes the whole stack, which LU's pivots are int32 for, else int64."""
+        m, n = self.sizes[0], self.sizes[1] if self.routine in _RECTANGULAR else self.sizes[0]
+        if self.batch < 2 or (self.routine == "getrf" and m != n):
+            return False
+        return max(m, n) <= BATCHED.get(self.routine, 0)
+
+
+class Plan(Message, frozen=True):
+    """Ask how many bytes of workspace on the device a problem takes."""
+
+    returns: ClassVar[Any] = int
+
+    problem: Problem
+
+
+class Compute(Message, frozen=True):
+    """Execute a problem.
+
+    Attributes:
+        problem: what.
+        buffers: addresses of its stacks, in the order of the routine's arguments.
+        info: address of an int32 for each matrix: 0, or what LAPACK says.
+        workspace: address of scratch memory.
+        work: bytes of it; 0 where the program does not know how much it takes.
+        failure: what ``LinAlgError`` says where ``info`` is not 0; empty: nothing is wrong then.
+    """
+
+    problem: Problem
+    buffers: tuple[int, ...]
+    info: int
+    workspace: int
+    work: int
+    failure: str

@@ -1,0 +1,115 @@
+"""Factorizations against CuPy and PyTorch: one large matrix, and many small ones.
+
+Measured in turns, each op alone: the largest take seconds, so that there is no queue of many.
+Without a GPU sizes are small, and only our own numbers are printed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+from side_by_side import Pace, Rival, Row, there
+
+from atomr_accel import CpuFallbackWarning, open_device
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+OPS = ("solve", "cholesky", "qr", "svd", "eigh")
+FLOPS = {"solve": 2 / 3, "cholesky": 1 / 3, "qr": 4 / 3 * 2, "svd": 22.0, "eigh": 9.0}
+"""Of a matrix of n rows, in units of n cubed; those of iterations are what is usual."""
+
+GOALS = {"cupy": 1.0, "torch": 1.0}
+LEAST, MOST, ROUND = 4, 30, 0.4
+"""Calls of each side, the first two of which do not count; and how many seconds they may take."""
+
+SECONDS = 55.0
+"""What is not begun by then is left out, and said to be."""
+
+
+def shapes(*, gpu: bool) -> list[tuple[int, ...]]:
+    """Many small matrices, then single ones that grow."""
+    many = (4096, 32, 32) if gpu else (64, 32, 32)
+    return [many, *((n, n) for n in ((512, 1024, 2048, 4096, 8192) if gpu else (128, 256)))]
+
+
+def rivals_of(op: str, host: np.ndarray[Any, Any]) -> dict[str, Rival]:
+    """The same by others."""
+    found = {}
+
+    def sides(a: Any) -> tuple[Any, ...]:
+        return (a, a) if op == "solve" else (a,)
+
+    if there("cupy"):
+        import cupy
+
+        options = {"full_matrices": False} if op == "svd" else {}
+        call = partial(getattr(cupy.linalg, op), *sides(cupy.asarray(host)), **options)
+        found["cupy"] = Rival(call, cupy.cuda.get_current_stream().synchronize)
+    if there("torch"):
+        import torch
+
+        options = {"full_matrices": False} if op == "svd" else {}
+        call = partial(getattr(torch.linalg, op), *sides(torch.from_numpy(host).cuda()), **options)
+        found["torch"] = Rival(call, torch.cuda.synchronize)
+    return found
+
+
+async def measure(device: Device, op: str, shape: tuple[int, ...]) -> Row:
+    """One op on one shape."""
+    n = shape[-1]
+    x = np.random.default_rng().standard_normal(shape, dtype=np.float32)
+    host = x @ x.swapaxes(-1, -2) / n + np.eye(n, dtype=np.float32)
+    a = await device.put(host)
+    args = (a, a) if op == "solve" else (a,)
+    options = {"full_matrices": False} if op == "svd" else {}
+    rivals = rivals_of(op, host) if device.backend == "cuda" else {}
+    samples: dict[str, list[float]] = {"": [], **{name: [] for name in rivals}}
+    begun = time.perf_counter()
+    while True:
+        for name, seconds in samples.items():
+            start = time.perf_counter()
+            if name:
+                rivals[name].call()
+                rivals[name].wait()
+            else:
+                await getattr(device.linalg, op)(*args, **options)
+            seconds.append(time.perf_counter() - start)
+        count = len(samples[""])
+        if count >= MOST or (count >= LEAST and time.perf_counter() - begun > ROUND):
+            break
+    alone = {name: statistics.median(seconds[2:]) for name, seconds in samples.items()}
+    paces = {name: Pace(seconds, seconds) for name, seconds in alone.items()}
+    work = FLOPS[op] + (2 if op == "solve" else 0)
+    flops = work * n**3 * (shape[0] if len(shape) > 2 else 1)
+    return Row(f"{op} {' x '.join(map(str, shape))}", flops, "TFLOP/s", paces.pop(""), paces, GOALS)
+
+
+async def run() -> None:
+    """Measure and print."""
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    async with open_device(0) as device:
+        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+        end = time.monotonic() + SECONDS
+        for shape in shapes(gpu=device.backend == "cuda"):
+            for op in OPS:
+                if time.monotonic() > end:
+                    print(f"{op} {shape}: left out, as {SECONDS:.0f} s are over")
+                    continue
+                print(*(await measure(device, op, shape)).lines(), sep="\n", flush=True)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    trio.run(run)
+
+
+if __name__ == "__main__":
+    main()

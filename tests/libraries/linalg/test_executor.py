@@ -1,0 +1,166 @@
+"""The CUDA executor on a cuSOLVER of LAPACK: the same rows, the vendor's conventions."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import LibraryError, LinAlgError, Unsupported
+from atomr_accel.libraries.linalg._facade import LANE
+
+from ... import seeds
+from ...fakes.cublas import FakeContext, FakeLibrary
+from ...fakes.cusolver import FakeCudaSolver, FakeSolverLibrary
+from ..conformance import conform, on_cuda
+from .rows import OPERATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device
+
+    from ...fakes.driver import FakeDriver
+
+pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSolverLibrary:
+    from atomr_accel.libraries.blas.host import _cuda_handle
+    from atomr_accel.libraries.linalg.host import _cuda
+
+    blas, solver = FakeLibrary(), FakeSolverLibrary()
+    monkeypatch.setattr(_cuda_handle, "load_cublas", lambda: blas)
+    monkeypatch.setattr(_cuda, "load_cusolver", lambda: solver)
+    assert isinstance(LANE.executors, dict)
+    monkeypatch.setitem(LANE.executors, "cpu", f"{FakeCudaSolver.__module__}:FakeCudaSolver")
+    return solver
+
+
+test_conforms = conform(
+    [row for row in OPERATIONS if row.name != "linalg.ldl"], take=24, of="the executor of linalg"
+)
+
+
+async def test_what_only_scipy_has_is_refused(device: Device) -> None:
+    a = await device.put(np.eye(3))
+    with pytest.raises(Unsupported, match="no ldl"):
+        await device.linalg.ldl(a)
+
+
+SMALL, LARGE = (4, 16, 16), (3, 130, 130)
+FUNCTIONS = [
+    ("solve", SMALL, set()),
+    ("solve", LARGE, {"Xgetrf", "Xgetrs"}),
+    ("cholesky", SMALL, {"DpotrfBatched"}),
+    ("cholesky", LARGE, {"Xpotrf"}),
+    ("svdvals", SMALL, {"DgesvdjBatched"}),
+    ("svdvals", SMALL[1:], {"Xgesvd"}),
+    ("eigvalsh", SMALL, {"DsyevjBatched"}),
+    ("eigvalsh", LARGE, {"Xsyevd"}),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "functions"), FUNCTIONS)
+async def test_stacks_of_small_matrices_go_at_once(
+    device: Device,
+    library: FakeSolverLibrary,
+    name: str,
+    shape: tuple[int, ...],
+    functions: set[str],
+) -> None:
+    a = await device.put(np.broadcast_to(np.eye(shape[-1]), shape).copy())
+    library.called.clear()
+    call: Callable[..., Any] = getattr(device.linalg, name)
+    await call(a, *([a] if name == "solve" else []))
+    used = {each for each in library.called if each[0] in "XD" and "_bufferSize" not in each}
+    assert used - {"DestroyParams"} == functions
+
+
+async def test_workspace_is_asked_for_once(device: Device, library: FakeSolverLibrary) -> None:
+    a = await device.put(np.eye(5))
+    for _ in range(3):
+        await device.linalg.cholesky(a)
+    assert library.called.count("Xpotrf_bufferSize") == 1
+    async with device.batch() as batch:  # which has no answers, and a workspace that is the host's
+        made = batch.linalg.cholesky(await device.put(4 * np.eye(6)))
+    np.testing.assert_array_equal(await device.get(made), 2 * np.eye(6))
+
+
+async def test_a_failure_is_told_by_what_the_device_says(device: Device) -> None:
+    stack = np.broadcast_to(np.eye(3), (5, 3, 3)).copy()
+    stack[2, 1, 1] = stack[4, 0, 0] = -1
+    a = await device.put(stack)
+    for _ in range(3):
+        with pytest.raises(LinAlgError, match=r"matrix 2 of 5 .*and 1 more") as caught:
+            await device.linalg.cholesky(a)
+        assert (caught.value.index, caught.value.info) == (2, 2)
+
+
+async def test_statuses_become_errors(device: Device, library: FakeSolverLibrary) -> None:
+    a = await device.put(np.eye(4))
+    library.functions["cusolverDnXpotrf"] = lambda *_: 7
+    with pytest.raises(LibraryError, match="INTERNAL_ERROR") as caught:
+        await device.linalg.cholesky(a)
+    assert (caught.value.library, caught.value.call) == ("cusolver", "cusolverDnXpotrf")
+    library.functions["cusolverDnXgesvd"] = lambda *_: 9
+    with pytest.raises(Unsupported, match="cusolverDnXgesvd"):
+        await device.linalg.svdvals(a)
+    assert await device.get(await device.linalg.det(a)) == 1, "the lane goes on"
+
+
+async def test_a_singular_system_that_is_refined_is_told_by_the_status(
+    device: Device, library: FakeSolverLibrary
+) -> None:
+    a = await device.put(np.eye(4))
+    library.functions["cusolverDnDHgesv"] = lambda *_: 30
+    with pytest.raises(LinAlgError, match="Singular"):
+        await device.linalg.solve(a, a, refine="float16")
+
+
+async def test_in_a_graph_what_waits_is_refused_and_failures_are_nan(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    stream = SimpleNamespace(
+        handle=0, pointer=0, captures=True, keep=lambda *each: kept.append(each)
+    )
+    monkeypatch.setattr(FakeCudaSolver, "stream", stream)
+    bad = await device.put(-np.eye(4))
+    assert np.isnan(await device.get(await device.linalg.cholesky(bad))).any()
+    for call in (device.linalg.svdvals, device.linalg.eigvals, device.linalg.eigvalsh):
+        with pytest.raises(Unsupported, match="recording"):
+            await call(bad)
+
+
+@pytest.mark.parametrize(("deterministic", "mode"), [(True, 1), (False, 2)])
+async def test_the_mode_is_the_devices(
+    device: Device,
+    library: FakeSolverLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    deterministic: bool,
+    mode: int,
+) -> None:
+    monkeypatch.setattr(FakeContext, "deterministic", deterministic)
+    modes: list[int] = []
+
+    def set_mode(_handle: int, chosen: int) -> int:
+        modes.append(chosen)
+        return 0
+
+    library.functions["cusolverDnSetDeterministicMode"] = set_mode
+    await device.linalg.det(await device.put(np.eye(2)))
+    assert modes == [mode]
+
+
+async def test_handles_and_memory_are_given_back(
+    device: Device, library: FakeSolverLibrary, driver: FakeDriver
+) -> None:
+    before = len(driver.held)
+    a = await device.put(seeds.rng().standard_normal((3, 40, 40)))
+    await device.linalg.inv(a)
+    assert library.made == 4
+    assert len(driver.held) > before

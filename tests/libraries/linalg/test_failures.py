@@ -1,0 +1,138 @@
+"""Matrices that have no such factorization, and calls that are none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from atomr_accel import AccelError, LinAlgError, Unsupported
+
+from ..conformance import MARKS, on_cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "inv": lambda linalg, a: linalg.inv(a),
+    "solve": lambda linalg, a: linalg.solve(a, a),
+    "solve, refined": lambda linalg, a: linalg.solve(a, a, refine="float16"),
+    "cholesky": lambda linalg, a: linalg.cholesky(a),
+    "matrix_power": lambda linalg, a: linalg.matrix_power(a, -2),
+}
+
+
+def stack_with_a_zero(at: int) -> np.ndarray[Any, Any]:
+    stack = np.broadcast_to(2 * np.eye(3), (4, 3, 3)).copy()
+    stack[at, 1, 1] = 0
+    return stack
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_the_index_is_told_and_the_lane_goes_on(device: Device, name: str) -> None:
+    bad = await device.put(stack_with_a_zero(2))
+    for _ in range(3):  # the last one goes by a template
+        with pytest.raises(LinAlgError) as caught:
+            await CALLS[name](device.linalg, bad)
+        assert (caught.value.index, caught.value.info > 0) == (2, True)
+        assert isinstance(caught.value, (AccelError, np.linalg.LinAlgError, ValueError))
+        assert await device.get(await device.linalg.det(bad[0])) == 8
+    async with device.batch() as batch:
+        made = CALLS[name](batch.linalg, bad[:2])
+    assert np.isfinite(await device.get(made)).all()
+
+
+async def test_a_batch_raises_as_its_block_is_left(device: Device) -> None:
+    bad = await device.put(stack_with_a_zero(1))
+    with pytest.raises(LinAlgError, match="Singular") as caught:
+        async with device.batch() as batch:
+            batch.linalg.inv(bad)
+    assert caught.value.index == 1
+
+
+async def test_a_recording_gives_nan_for_what_failed_and_all_else(device: Device) -> None:
+    good = stack_with_a_zero(3)
+    good[3, 1, 1] = 2
+    a = await device.put(good)
+    async with device.record(a) as program:
+        made = program.linalg.inv(a)
+    for at in (0, 3, 1):
+        await program.replay(await device.put(stack_with_a_zero(at)))
+        failed = np.isnan(await device.get(made)).all((-2, -1))
+        np.testing.assert_array_equal(failed, np.arange(4) == at)
+
+
+async def test_a_failure_among_others_in_flight_is_its_own(device: Device) -> None:
+    import trio
+
+    bad, good = await device.put(np.zeros((5, 5))), await device.put(2 * np.eye(5))
+    outcomes: list[object] = []
+
+    async def invert(ref: Any) -> None:
+        try:
+            outcomes.append((await device.get(await device.linalg.inv(ref)))[0, 0])
+        except LinAlgError as error:
+            outcomes.append(error.info)
+
+    async with trio.open_nursery() as nursery:
+        for at in range(12):
+            nursery.start_soon(invert, bad if at % 3 == 0 else good)
+    assert sorted(map(float, outcomes)) == [0.5] * 8 + [1.0] * 4  # type: ignore[arg-type]
+
+
+WRONG: dict[str, tuple[type[Exception], Callable[[Any, Any], Any]]] = {
+    "not square": (np.linalg.LinAlgError, lambda linalg, a: linalg.inv(a[:, :2])),
+    "one dimension": (np.linalg.LinAlgError, lambda linalg, a: linalg.svd(a[0])),
+    "sides that do not fit": (ValueError, lambda linalg, a: linalg.solve(a, a[:2])),
+    "a mode": (ValueError, lambda linalg, a: linalg.qr(a, "full")),
+    "a driver": (ValueError, lambda linalg, a: linalg.svd(a, driver="gesdd")),
+    "no k": (ValueError, lambda linalg, a: linalg.svd(a, driver="gesvdr")),
+    "k out of range": (ValueError, lambda linalg, a: linalg.svd(a, driver="gesvda", k=4)),
+    "no lower precision": (ValueError, lambda linalg, a: linalg.solve(a, a, refine="float64")),
+    "trans": (ValueError, lambda linalg, a: linalg.solve_triangular(a, a, trans=3)),
+    "UPLO": (ValueError, lambda linalg, a: linalg.eigh(a, UPLO="l")),
+    "a subset": (ValueError, lambda linalg, a: linalg.eigh(a, subset_by_index=(1, 3))),
+    "pivots": (ValueError, lambda linalg, a: linalg.lu_solve((a, a[0]), a)),
+    "an order": (ValueError, lambda linalg, a: linalg.norm(a, 3)),
+    "no array": (TypeError, lambda linalg, a: linalg.det([[1.0]])),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_wrong_calls_raise_at_once(device: Device, name: str) -> None:
+    error, call = WRONG[name]
+    a = await device.put(np.eye(3))
+    with pytest.raises(error):
+        await call(device.linalg, a)
+
+
+async def test_half_precision_is_refused(device: Device) -> None:
+    with pytest.raises(TypeError, match="float16 is unsupported in linalg"):
+        await device.linalg.inv(await device.put(np.eye(2, dtype=np.float16)))
+
+
+async def test_whole_numbers_are_double_and_arguments_may_be_expressions(device: Device) -> None:
+    a = await device.put(np.array([[2, 1], [1, 3]]))
+    assert abs(await device.get(await device.linalg.det(a + a)) - 20) < 1e-12
+    assert (await device.linalg.inv(a)).dtype == np.float64
+
+
+async def test_what_needs_an_answer_first_is_not_for_batches(device: Device) -> None:
+    a = await device.put(np.eye(2))
+    with pytest.raises(Unsupported, match="expm"):
+        async with device.batch() as batch:
+            batch.linalg.expm(a)
+    async with device.batch() as batch:
+        made = batch.linalg.expm(a, squarings=2)
+    np.testing.assert_allclose(await device.get(made), np.e * np.eye(2), atol=1e-12)
+
+
+@pytest.mark.skipif(on_cuda(), reason="what the vendor makes of that is the vendor's business")
+async def test_what_is_not_a_number_does_not_converge(device: Device) -> None:
+    with pytest.raises(LinAlgError, match="SVD did not converge"):
+        await device.linalg.svdvals(await device.put(np.full((3, 3), np.nan)))
