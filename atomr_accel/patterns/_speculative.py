@@ -54,7 +54,7 @@ class SpeculativeStatistics:
     """Tokens that were decided."""
     drafted: int
     """Drafts, all nodes of trees."""
-    accepted: int
+    kept: int
     """Drafts that were kept."""
     retries: int
     """Steps that were done again after a fault."""
@@ -69,7 +69,7 @@ class SpeculativeStatistics:
     @property
     def acceptance_length(self) -> float:
         """Drafts that a step keeps; zero before the first."""
-        return self.accepted / self.steps if self.steps else 0.0
+        return self.kept / self.steps if self.steps else 0.0
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Counts:
     steps: int = 0
     tokens: int = 0
     drafted: int = 0
-    accepted: int = 0
+    kept: int = 0
     retries: int = 0
     prefills: int = 0
 
@@ -195,7 +195,7 @@ class _Text:
         counts = self.plan.counts
         counts.steps += 1
         counts.drafted += len(tree)
-        counts.accepted += len(path)
+        counts.kept += len(path)
 
     async def _propose(self) -> DraftTree:
         depth = self.length.now
@@ -429,7 +429,7 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
             steps=counts.steps,
             tokens=counts.tokens,
             drafted=counts.drafted,
-            accepted=counts.accepted,
+            kept=counts.kept,
             retries=counts.retries,
             prefills=counts.prefills,
         )

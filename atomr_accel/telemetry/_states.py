@@ -214,21 +214,29 @@ _EVENTS: Final = (
     "calls",
     "compared",
     "copies",
+    "drafted",
+    "dropped_choices",
     "ejections",
     "errors",
     "faults",
     "granted",
     "hedged",
     "hedges_won",
+    "kept",
     "lives",
+    "load",
     "mismatches",
     "opened",
     "out_of_time",
     "over_budget",
+    "prefills",
     "promoted",
+    "retries",
     "rolled_back",
+    "steps",
     "stragglers",
     "submitted",
+    "tokens",
 )
 _PATTERN_FIELDS: Final = {
     **dict.fromkeys(_OUTCOMES, "pattern_requests"),
@@ -239,10 +247,10 @@ _PATTERN_FIELDS: Final = {
 """The metric that has the field of a pattern's statistics; the field's name is its last label."""
 
 _UNMEASURED: Final = frozenset(
-    {"capacity", "concurrency", "cost", "failures", "largest", "outcomes", "retry_in", "share"}
-    | {"weight", "work"}
+    {"balance_loss", "capacity", "concurrency", "cost", "failures", "largest", "outcomes"}
+    | {"retry_in", "share", "weight", "work", "z_loss"}
 )
-"""Settings, and what is counted in units of the program's own."""
+"""Settings, means, and what is counted in units of the program's own."""
 
 
 def take_pattern(snapshot: Snapshot, statistics: Any, pattern: str, name: str) -> None:

@@ -102,9 +102,9 @@ async def test_greedy_texts_are_the_targets_own(kind: str, branching: tuple[int,
     assert seen.tokens == 40
     assert (seen.submitted, seen.answered, seen.running) == (1, 1, 0)
     assert seen.steps == target.forwards
-    assert seen.accepted <= seen.drafted
+    assert seen.kept <= seen.drafted
     assert seen.tokens_per_step == 40 / seen.steps
-    assert seen.acceptance_length == seen.accepted / seen.steps
+    assert seen.acceptance_length == seen.kept / seen.steps
     assert (seen.steps == 40) == (
         kind == "none"
     )  # else the text, which goes in circles, is drafted
@@ -118,7 +118,7 @@ async def test_the_target_itself_drafts_as_many_as_it_is_asked_for() -> None:
     ) as decoder:
         tokens = [token async for token in decoder.generate([0], max_tokens=10)]
     seen = decoder.statistics()
-    assert (len(tokens), seen.steps, seen.accepted, seen.drafted) == (10, 2, 8, 8)
+    assert (len(tokens), seen.steps, seen.kept, seen.drafted) == (10, 2, 8, 8)
     assert seen.tokens_per_step == 5
 
 
