@@ -71,6 +71,7 @@ class Words:
     """
 
     driver = Collected
+    witness = None
 
     def __init__(self, backend: str, taken: Callable[[Any], Iterable[range]]) -> None:
         self.backend = backend
