@@ -22,6 +22,7 @@ _LANES: Final = {
     "cub": ("cub", "cub-builds", "cub-waits"),
     "dnn": ("dnn", "dnn-plans"),
     "nvrtc": ("nvrtc", "kernels"),
+    "sparse": ("sparse", "sparse-waits"),
 }
 """The lanes of each library."""
 
