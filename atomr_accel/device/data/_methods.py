@@ -487,7 +487,7 @@ class MemoryMethods(Arrays[Awaited]):
 
 
 def moving_on(core: DeviceCore) -> MemoryMethods:
-    """What moves data for libraries that do more than calls; it is not the device, whose they are."""
+    """What moves data for a library that does more than make requests."""
     methods = MemoryMethods()
     methods._core = methods._device = core
     return methods

@@ -6,13 +6,11 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
-import numpy as np
 
 from ..._errors import GpuRefStale
-from ...expressions import cast, constant
 from ...expressions._expression import broadcast_constant
 from ...memory import GpuRef
-from .._arguments import require_dtype, require_no_alias, require_readable, require_shape
+from .._arguments import require_dtype, require_no_alias, require_shape
 from .._op import D, op
 from .._request import Request, Submission
 from ..blas._checks import operation, scalar
@@ -275,7 +273,7 @@ class Solves(SparsePart[D]):
     def _banded(
         self, steps: Steps, reach: int, bands: GpuRef, right: GpuRef, *, one: bool
     ) -> GpuRef:
-        """Solve on copies, which the vendor overwrites; right sides and solutions are (count, n)."""
+        """Solve on copies, which the vendor overwrites; solutions are (count, n), as ``right``."""
         (count, n), dtype = right.shape, right.dtype
         systems = bands.shape[0]
         size = max(n, _LEAST)

@@ -323,7 +323,11 @@ class Structure(SparsePart[D]):
 
     @op
     def fromdense(
-        self, x: GpuRef, format: To = "csr", *, index_dtype: Literal["int32", "int64"] = "int32"
+        self,
+        x: GpuRef,
+        format: To = "csr",  # noqa: A002 - SciPy's name
+        *,
+        index_dtype: Literal["int32", "int64"] = "int32",
     ) -> Request[SparseRef]:
         """The elements of a dense matrix that are not zero.
 
