@@ -92,8 +92,8 @@ class Solves(SparsePart[D]):
             matrix, blocks, way = self._triangle(driver, a, flags, taken)
             number = next(_numbers)
             kept = driver.keeper.keep(LANE.name, "sparse.forget", Forget(number))
-            shape = (a.shape[0],) if columns is None else (a.shape[0], columns)
-            lying = Dense(shape, ld=columns or 1)
+            n = a.shape[0]
+            lying = Dense((n,)) if columns is None else Dense((n, columns), ld=max(columns, 1))
             spec = Spec("solve", a.dtype.name, (matrix,), (lying, lying), way[0], (), way[1:])
             message = Analyse(number, encode(spec), tuple(block.address for block in blocks))
             made = TriangularAnalysis(a, *flags, taken, number, kept)
