@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         open_device,
         open_system,
     )
+    from .libraries.sparse._array import SparseRef
     from .memory import GpuRef
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "RemoteError",
     "Requests",
     "SharedBuffer",
+    "SparseRef",
     "StandbyStatistics",
     "StandbyWarning",
     "System",
@@ -87,6 +89,7 @@ _HOME = {
     "open_device": "device",
     "open_system": "device",
     "GpuRef": "memory",
+    "SparseRef": "libraries.sparse._array",
 }
 
 

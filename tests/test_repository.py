@@ -34,7 +34,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "atomr_accel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOR_USERS = ("atomr_accel", "atomr_accel.actors", "atomr_accel.patterns", "atomr_accel.testing")
+FOR_USERS = (
+    *("atomr_accel", "atomr_accel.actors", "atomr_accel.patterns", "atomr_accel.solvers"),
+    "atomr_accel.testing",
+)
 """Where users import from; what the other packages export is for the layers after them."""
 
 
@@ -228,7 +231,7 @@ async def test_a_host_loads_its_own_half_only() -> None:
     assert "atomr_accel.libraries.blas.host._cpu" in ours
     assert len(ours) <= 28
     assert "trio" not in loaded
-    programs = {"actors", "device", "lanes", "memory", "patterns", "testing"}
+    programs = {"actors", "device", "lanes", "memory", "patterns", "solvers", "testing"}
     assert {name for name in ours if part_of(name) in programs or "_facade" in name} == set()
 
 

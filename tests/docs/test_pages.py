@@ -161,6 +161,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel",
         "atomr_accel.actors",
         "atomr_accel.patterns",
+        "atomr_accel.solvers",
         "atomr_accel.testing",
         "atomr_accel.backends",
     ],
