@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported, said_of
 from ...memory import GpuRef, NotContiguous
@@ -61,6 +62,7 @@ class SparsePart(Facade[D]):
         self._cub: Cub[Described] = cub._on(describing)
         self._workspaces = Workspaces(LANE.max_streams, _SMALL)
         self._measured: Recent[bytes, Measured] = Recent(_MOST_MEASURED)
+        self._told: WeakKeyDictionary[Home, set[bytes]] = WeakKeyDictionary()
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -109,8 +111,16 @@ class SparsePart(Facade[D]):
         measure: Request[int] = Request(
             LANE, "sparse.measure", lambda _driver: Submission(message, (), ()), encoded
         )
-        answer = driver.perform(measure)
-        if answer is None:
+        home = driver.home
+        if home is self._device:
+            answer = driver.perform(measure)
+            assert answer is not None
+        else:
+            # It has no answer before it ends, so the executor has memory of its own for it.
+            told = self._told.setdefault(home, set())
+            if encoded not in told:
+                told.add(encoded)
+                driver.perform(measure)
             return 0
         self._measured.keep(encoded, Measured(epoch, answer))
         return answer

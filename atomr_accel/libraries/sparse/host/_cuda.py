@@ -122,7 +122,10 @@ class CudaSparse:
     # --- calls --------------------------------------------------------------------------------
 
     def _measure(self, message: Measure) -> int:
-        return self._need(message.spec, decode(message.spec))
+        need = self._need(message.spec, decode(message.spec))
+        if self._stream.captures:
+            self._handle.scratch(need)  # before anything is captured
+        return need
 
     def _need(self, encoded: bytes, spec: Spec) -> int:
         """Bytes of scratch memory."""
