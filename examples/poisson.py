@@ -23,10 +23,7 @@ SIDE = 48
 
 def laplacian(side: int) -> scipy.sparse.csr_array:
     """Minus the Laplacian on a grid, times the square of the distance of its points."""
-    line = scipy.sparse.diags_array(
-        [np.full(side - 1, -1.0), np.full(side, 2.0), np.full(side - 1, -1.0)],
-        offsets=[-1, 0, 1],
-    )
+    line = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(side, side))
     eye = scipy.sparse.eye_array(side)
     return scipy.sparse.csr_array(scipy.sparse.kron(line, eye) + scipy.sparse.kron(eye, line))
 

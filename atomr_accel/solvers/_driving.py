@@ -11,7 +11,8 @@ import trio
 from ..memory import GpuRef
 
 if TYPE_CHECKING:
-    from ..device import Device, Recording
+    from ..device import Device
+    from ..device.batches._record import Recording
     from ..expressions import Expression
 
 Callback = Callable[[int, float], object]

@@ -12,7 +12,8 @@ from ._krylov import started
 from ._operators import Operator, System, system
 
 if TYPE_CHECKING:
-    from ..device import Device, Recording
+    from ..device import Device
+    from ..device.batches._record import Recording
     from ..memory import GpuRef
 
 _RESTART = 20

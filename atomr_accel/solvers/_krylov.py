@@ -13,7 +13,8 @@ from ._operators import Operator, System, least, system
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..device import Device, Recording
+    from ..device import Device
+    from ..device.batches._record import Recording
     from ..memory import GpuRef
     from ._driving import Progress
 

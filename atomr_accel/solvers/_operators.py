@@ -14,7 +14,8 @@ from ..libraries.sparse._array import SparseRef
 from ..memory import GpuRef
 
 if TYPE_CHECKING:
-    from ..device import Device, Recording
+    from ..device import Device
+    from ..device.batches._record import Recording
 
 Operator = SparseRef | GpuRef | Callable[["Recording", GpuRef], GpuRef]
 """A sparse matrix, a dense one, or a function that multiplies a vector with one.
@@ -77,7 +78,8 @@ def system(device: Device, a: Operator, b: GpuRef, m: Operator | None) -> System
         TypeError: no operators, or dtypes that solvers have not.
         ValueError: shapes that do not fit.
     """
-    if not isinstance(b, GpuRef) or b.dtype.name not in _FLOATS:
+    given: object = b
+    if not isinstance(given, GpuRef) or b.dtype.name not in _FLOATS:
         raise TypeError(f"b must be a ref of {', '.join(_FLOATS)}, not {said_of(b)}")
     if b.ndim != 1:
         raise ValueError(f"b must have one dimension, not shape {b.shape}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import scipy.sparse
-import scipy.sparse.linalg
+import scipy.sparse.linalg as direct
 
 from atomr_accel import Device
 from atomr_accel.solvers import bicgstab, cg, gmres, minres
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atomr_accel import GpuRef
 
 N = 40
+sparse: Any = scipy.sparse
 SOLVERS: dict[str, Callable[..., Any]] = {
     "cg": cg,
     "bicgstab": bicgstab,
@@ -30,18 +31,18 @@ EPS = {"float32": 1e-4, "float64": 1e-9, "complex64": 1e-4, "complex128": 1e-9}
 
 def matrix(name: str, dtype: str) -> Any:
     """Positive definite for ``cg``, indefinite for ``minres``, of any kind for the others."""
-    line = scipy.sparse.diags_array(
+    line = sparse.diags_array(
         [np.full(N - 1, -1.0), np.full(N, 3.0), np.full(N - 1, -1.0)], offsets=[-1, 0, 1]
     )
-    skew = scipy.sparse.diags_array([np.full(N - 1, -0.5), np.full(N - 1, 0.5)], offsets=[-1, 1])
+    skew = sparse.diags_array([np.full(N - 1, -0.5), np.full(N - 1, 0.5)], offsets=[-1, 1])
     made = line
     if name == "minres":
-        made = line - scipy.sparse.diags_array(np.where(np.arange(N) < 3, 9.0, 0.0))
+        made = line - sparse.diags_array(np.where(np.arange(N) < 3, 9.0, 0.0))
     if dtype.startswith("complex"):
         made = made.astype(complex) + 1j * skew  # still Hermitian
     elif name in ("bicgstab", "gmres"):
         made = made + skew
-    return scipy.sparse.csr_array(made.astype(dtype))
+    return sparse.csr_array(made.astype(dtype))
 
 
 async def solve(device: Device, name: str, dtype: str, **options: Any) -> tuple[float, int, GpuRef]:
@@ -65,7 +66,7 @@ async def test_it_finds_the_solution(device: Device, name: str, dtype: str) -> N
 
 @pytest.mark.parametrize("name", SOLVERS)
 async def test_a_preconditioner_is_a_matrix_or_a_function(device: Device, name: str) -> None:
-    diagonal = scipy.sparse.csr_array(scipy.sparse.eye_array(N) / 3)
+    diagonal = sparse.csr_array(sparse.eye_array(N) / 3)
     given = await device.sparse.put(diagonal)
 
     def scaled(program: Any, r: GpuRef) -> GpuRef:
@@ -107,7 +108,7 @@ async def test_it_gives_up_after_so_many_iterations(device: Device, name: str) -
 async def test_it_begins_where_it_is_told(device: Device, name: str) -> None:
     a = matrix(name, "float64")
     right = np.sin(np.arange(N))
-    exact = scipy.sparse.linalg.spsolve(a.tocsc(), right)
+    exact = direct.spsolve(a.tocsc(), right)
     given, b = await device.sparse.put(a), await device.put(right)
     start = await device.put(exact)
     x, info = await SOLVERS[name](device, given, b, start)

@@ -15,9 +15,11 @@ from ._vectors import Vectors
 
 if TYPE_CHECKING:
     import numpy as np
-    import scipy.sparse
+    from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
 
     from ...memory import GpuRef
+
+    ScipyArray = bsr_array | coo_array | csc_array | csr_array
 
 
 class Moving(Protocol):
@@ -78,7 +80,7 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
         refs = [await moving.put(each, sealed=sealed) for each in (given.data, major, indices)]
         return SparseRef(given.format, tuple(given.shape), *refs)
 
-    async def get(self, a: SparseRef) -> scipy.sparse.sparray:
+    async def get(self, a: SparseRef) -> ScipyArray:
         """Copy a sparse matrix from the device.
 
         Args:
@@ -103,7 +105,7 @@ class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
         if a.format == "coo":
             return scipy.sparse.coo_array((data, (major, indices)), shape=a.shape)
         make: Any = getattr(scipy.sparse, f"{a.format}_array")
-        made: scipy.sparse.sparray = make((data, indices, major), shape=a.shape)
+        made: ScipyArray = make((data, indices, major), shape=a.shape)
         return made
 
     async def seal(self, a: SparseRef) -> SparseRef:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..._errors import Unsupported, said_of
-from ...memory import GpuRef, NotContiguous
+from ...memory import GpuRef, NotContiguous, ref_error
 from .._arguments import require_dtype, require_readable, require_writable
 from .._library import LaneSpec
 from .._op import D, Described, Facade
@@ -56,7 +56,7 @@ class SparsePart(Facade[D]):
     """What the parts of ``device.sparse`` have in common."""
 
     def __init__(self, device: Home, array: ArrayFunctions[Any], cub: Cub[Any]) -> None:
-        self._device = device
+        self._device = self._home = device
         describing = Describing(device)
         self._array: ArrayFunctions[Described] = array._on(describing)
         self._cub: Cub[Described] = cub._on(describing)
@@ -112,7 +112,7 @@ class SparsePart(Facade[D]):
             LANE, "sparse.measure", lambda _driver: Submission(message, (), ()), encoded
         )
         home = driver.home
-        if home is self._device:
+        if home is self._home:
             answer = driver.perform(measure)
             assert answer is not None
         else:
@@ -163,6 +163,15 @@ class SparsePart(Facade[D]):
         block = require_readable(x, driver.memory, name)
         require_dtype(x, a.dtype, name, "the matrix")
         return block
+
+    def _require_ref(self, ref: object, name: str) -> None:
+        """It is a dense ref.
+
+        Raises:
+            TypeError: it is not.
+        """
+        if not isinstance(ref, GpuRef):
+            raise ref_error(ref, self._device.memory, name)
 
     def _refuse_unsteady(self, what: str, instead: str) -> None:
         """Refuse what adds up in an order that depends on time, where nothing may.

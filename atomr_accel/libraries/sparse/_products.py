@@ -258,7 +258,7 @@ class Products(SparsePart[D]):
         def prepare(driver: Driver) -> Submission[ProductPlan]:
             plan = self._structure_of(driver, a, b)
             filled = self._filled(driver, plan, a, b, 1.0, plan.product, structure=True)
-            return msgspec.structs.replace(filled, result=plan)
+            return Submission(filled.message, filled.reads, filled.writes, plan)
 
         return Request(WAITING, "sparse.spgemm_plan", prepare)
 

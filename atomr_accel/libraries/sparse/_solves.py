@@ -191,7 +191,7 @@ class Solves(SparsePart[D]):
         kept: Block = known._kept
         if kept.epoch is not driver.memory.epoch:
             raise GpuRefStale("the device was rebuilt since the analysis was made; make another")
-        if driver.home is not self._device:
+        if driver.home is not self._home:
             message = Analyse(known._number, encode(spec), tuple(each.address for each in parts))
             made: Submission[None] = Submission(message, tuple(parts), ())
             driver.perform(Request(LANE, "sparse.analyse_triangular", lambda _driver: made))
@@ -241,7 +241,8 @@ class Solves(SparsePart[D]):
             raise ValueError(f"l_and_u must be (1, 1) or (2, 2), not {l_and_u!r}")
         reach = l_and_u[0]
         for ref, name in ((ab, "ab"), (b, "b")):
-            if not isinstance(ref, GpuRef) or ref.dtype.name not in SINGLE_OR_DOUBLE:
+            self._require_ref(ref, name)
+            if ref.dtype.name not in SINGLE_OR_DOUBLE:
                 raise TypeError(f"{name} must be a ref of one of {', '.join(SINGLE_OR_DOUBLE)}")
         require_dtype(b, ab.dtype, "b", "ab")
         if ab.ndim < 2 or ab.shape[-2] != 2 * reach + 1:

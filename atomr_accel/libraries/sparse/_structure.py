@@ -343,10 +343,12 @@ class Structure(SparsePart[D]):
             ValueError: other dimensions, or another format.
             Unsupported: in a batch or a recording.
         """
-        if not isinstance(x, GpuRef) or x.dtype.name not in FLOATS:
-            raise TypeError(f"x must be a ref of one of {', '.join(FLOATS)}")
+        self._require_ref(x, "x")
+        if x.dtype.name not in FLOATS:
+            raise TypeError(f"x is {x.dtype.name}; it must be one of {', '.join(FLOATS)}")
         if x.ndim != 2:
             raise ValueError(f"x must have two dimensions, not shape {x.shape}")
+        rows, columns = x.shape
         if format not in ("csr", "csc", "coo"):
             raise ValueError(f"format must be 'csr', 'csc' or 'coo', not {format!r}")
         if index_dtype not in _INDICES:
@@ -359,7 +361,7 @@ class Structure(SparsePart[D]):
             data = steps.do(self._array.getitem(seen, tuple(found)))
             one, other = (steps.evaluate(cast(each, DTYPES[index_dtype])) for each in found)
             row, col = (other, one) if format == "csc" else (one, other)
-            return self._pointed(steps, Coordinates(row, col, data), x.shape, format)
+            return self._pointed(steps, Coordinates(row, col, data), (rows, columns), format)
 
         return self._steps("fromdense", build)
 
@@ -507,25 +509,23 @@ class Structure(SparsePart[D]):
         return found, places, (last or 0) + 1
 
 
-def _begins(ordered: GpuRef) -> Operand:
+def _begins(ordered: GpuRef) -> Any:
     """Whether each is another than the one before it, but for the first."""
-    return ordered[1:] != ordered[:-1]  # type: ignore[return-value]
+    return ordered[1:] != ordered[:-1]
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operand:
     return broadcast_constant(shape, dtype)
 
 
-def _wrong(driver: Driver, a: SparseRef) -> Operand:
+def _wrong(driver: Driver, a: SparseRef) -> Any:
     """How many indices are not as they must be."""
     major, indices, _ = (driver.stand_in(part) for part in a.parts)
     rows, columns = a.shape
-    r, c = a.blocksize
-    bound = rows if a.format == "csc" else columns // c
+    bound = rows if a.format == "csc" else columns // a.blocksize[1]
     wrong = _outside(indices, bound)
     if a.format == "coo":
         return wrong + _outside(major, rows)
-    del r
     ends = cast(major[:1] != 0, _INT64).sum() + cast(major[-1:] != a.data.shape[0], _INT64).sum()
     return wrong + ends + cast(major[1:] < major[:-1], _INT64).sum()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import scipy.sparse
+import scipy.sparse as scipy_sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 pytestmark = MARKS
 
-MATRIX = scipy.sparse.csr_array(np.array([[0.0, 2, 0], [0, 0, 0], [1, 0, 3]]))
+sparse: Any = scipy_sparse
+MATRIX = sparse.csr_array(np.array([[0.0, 2, 0], [0, 0, 0], [1, 0, 3]]))
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr"])
@@ -32,7 +33,7 @@ async def test_what_is_put_comes_back(device: Device, form: str, index: Any) -> 
         if hasattr(matrix, name):
             setattr(matrix, name, getattr(matrix, name).astype(index))
     a = await device.sparse.put(matrix, check=True)
-    back = await device.sparse.get(a)
+    back: Any = await device.sparse.get(a)
     assert (a.format, a.shape, back.format, back.shape) == (form, (3, 3), form, (3, 3))
     np.testing.assert_array_equal(back.toarray(), MATRIX.toarray())
     if form != "coo":
@@ -156,6 +157,16 @@ async def test_views_that_have_gaps_are_copied(device: Device) -> None:
     np.testing.assert_array_equal(found, MATRIX @ np.array([0.0, 4, 8]))
 
 
+async def test_what_beta_0_stands_before_is_not_read(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    x, nan = await device.put(np.ones(3)), np.full(3, np.nan)
+    out = await device.sparse.matmul(a, x, out=await device.put(nan))
+    np.testing.assert_array_equal(await device.get(out), MATRIX @ np.ones(3))
+    place = await device.put(np.array([1], np.int32))
+    y = await device.sparse.axpby(x[:1], place, await device.put(nan), b=0.0)
+    np.testing.assert_array_equal(await device.get(y), [0, 1, 0])
+
+
 async def test_batches_take_what_needs_no_answer(device: Device) -> None:
     a = await device.sparse.put(MATRIX)
     x = await device.put(np.arange(3.0))
@@ -179,7 +190,7 @@ async def test_batches_take_what_needs_no_answer(device: Device) -> None:
 
 async def test_recordings_take_other_buffers(device: Device) -> None:
     a = await device.sparse.put(MATRIX)
-    lower = await device.sparse.put(scipy.sparse.csr_array(np.tril(MATRIX.toarray()) + np.eye(3)))
+    lower = await device.sparse.put(sparse.csr_array(np.tril(MATRIX.toarray()) + np.eye(3)))
     analysis = await device.sparse.analyse_triangular(lower)
     x = await device.put(np.arange(3.0))
     async with device.record(x, a.data) as recording:
@@ -221,7 +232,7 @@ def test_conversions_and_products_are_scipys(data: st.DataObject) -> None:
     )
     values = [float(each) for each in range(1, len(places) + 1)]
     row, column = [np.array([each[axis] for each in places], np.int32) for axis in (0, 1)]
-    matrix = scipy.sparse.coo_array((values, (row, column)), shape=(rows, columns))
+    matrix = sparse.coo_array((values, (row, column)), shape=(rows, columns))
     steps = data.draw(st.lists(st.sampled_from(["tocsr", "tocsc", "tocoo"]), max_size=3))
     trans = data.draw(st.sampled_from([0, 1]))
 
@@ -237,7 +248,7 @@ def test_conversions_and_products_are_scipys(data: st.DataObject) -> None:
             np.testing.assert_allclose(await device.get(y), taken_as(matrix, trans) @ x)
             summed = await device.sparse.sum_duplicates(a)
             assert summed.nnz == len({*places})
-            back = await device.sparse.get(summed)
+            back: Any = await device.sparse.get(summed)
             np.testing.assert_allclose(back.toarray(), matrix.toarray())
 
     run()

@@ -74,6 +74,18 @@ async def test_an_analysis_is_made_once_and_forgotten(
     assert len(driver.held) == held - 1
 
 
+async def test_a_batch_asks_once_and_brings_nothing(
+    device: Device, library: FakeSparseLibrary
+) -> None:
+    a = await device.sparse.put(EYE)
+    x = await device.put(np.ones(6))
+    async with device.batch() as batch:
+        ys = [batch.sparse.matmul(a, x) for _ in range(5)]
+    assert library.called.count("cusparseSpMV") == 5
+    assert library.called.count("cusparseSpMV_bufferSize") == 1
+    assert all([(await device.get(y) == 1).all() for y in ys])
+
+
 async def test_products_of_int64_indices_are_refused(device: Device) -> None:
     one = scipy.sparse.csr_array(
         (np.ones(1), np.zeros(1, np.int64), np.array([0, 1], np.int64)), shape=(1, 1)

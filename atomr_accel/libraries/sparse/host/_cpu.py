@@ -200,7 +200,7 @@ class CpuSparse:
 
     def _axpby(self, spec: Spec, at: tuple[int, ...], alpha: Any, beta: Any) -> None:
         indices, x, y = self._vector(spec, at)
-        y *= beta
+        y[...] = beta * y if beta else 0
         np.add.at(y, indices, alpha * x)
 
     def _gather(self, spec: Spec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:

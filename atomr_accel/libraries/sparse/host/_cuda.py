@@ -458,7 +458,8 @@ def _row(count: int) -> Dense:
 
 def _is_empty(spec: Spec) -> bool:
     """Whether an extent is zero, so that there is nothing to compute."""
-    return any(0 in each.shape for each in (*spec.matrices, *spec.dense)) or 0 in spec.sizes
+    shapes = (*(each.shape for each in spec.matrices), *(each.shape for each in spec.dense))
+    return any(0 in shape for shape in (*shapes, spec.sizes))
 
 
 def _empty(spec: Spec, shape: tuple[int, int]) -> Matrix:
