@@ -14,7 +14,8 @@ from atomr_accel import CpuFallbackWarning, open_device
 async def main() -> None:
     """Multiply a random matrix in every format, and compare with SciPy."""
     rng = np.random.default_rng(3)
-    matrix = scipy.sparse.random_array((2000, 3000), density=0.01, format="csr", rng=rng)
+    sample = scipy.sparse.random_array((2000, 3000), density=0.01, rng=rng)
+    matrix = scipy.sparse.csr_array(sample)
     x = rng.standard_normal((3000, 8))
     async with open_device(0) as device:
         a = await device.sparse.put(matrix, check=True, sealed=True)

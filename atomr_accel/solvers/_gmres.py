@@ -94,7 +94,6 @@ def _orthogonalize(
     program: Recording, given: System, basis: GpuRef, sums: GpuRef, r: GpuRef, size: int
 ) -> None:
     """Record Arnoldi's iteration: ``size`` more vectors, from the residual on."""
-    conjugates = basis.dtype.kind == "c"
     program.evaluate(r * _inverse(r), out=basis[0])
     for j in range(size):
         known = basis[: j + 1]
@@ -102,16 +101,21 @@ def _orthogonalize(
         total: Any = None
         for _ in range(2):
             # What is left of the vectors that are there: twice is enough.
-            if conjugates:
-                shares = np.conj(program.blas.gemv(known, program.evaluate(np.conj(w))))
-                shares = program.evaluate(shares)
-            else:
-                shares = program.blas.gemv(known, w)
+            shares = program.blas.gemv(known, _conjugate(program, w))
+            shares = _conjugate(program, shares)
             w = program.evaluate(w - program.blas.gemv(known, shares, trans=1))
             total = shares if total is None else total + shares
         program.evaluate(total, out=sums[j, : j + 1])
         program.evaluate(norm(w).astype(w.dtype), out=sums[j, j + 1 : j + 2])
         program.evaluate(w * _inverse(w), out=basis[j + 1])
+
+
+def _conjugate(program: Recording, x: GpuRef) -> GpuRef:
+    """Conjugated; real numbers as they are."""
+    if x.dtype.kind != "c":
+        return x
+    made: GpuRef = program.evaluate(np.conj(x))
+    return made
 
 
 def _inverse(x: GpuRef) -> Any:

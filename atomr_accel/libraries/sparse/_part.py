@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+from ..._dtypes import NAMES
 from ..._errors import Unsupported, said_of
 from ...memory import GpuRef, NotContiguous, ref_error
 from .._arguments import require_dtype, require_readable, require_writable
@@ -148,14 +149,15 @@ class SparsePart(Facade[D]):
                 f"{name} is {a.format}, which this call does not take, only {_any_of(formats)}; "
                 f"convert it: await device.sparse.to{one}(...)"
             )
-        if a.dtype.name not in dtypes:
-            raise TypeError(f"{name} is {a.dtype.name}; this call takes {_any_of(dtypes)}")
+        dtype = NAMES[a.data.dtype]
+        if dtype not in dtypes:
+            raise TypeError(f"{name} is {dtype}; this call takes {_any_of(dtypes)}")
         blocks = [
             require_readable(driver.stand_in(part), driver.memory, f"{name}.{what}")
             for part, what in zip(a.parts, ("major", "indices", "data"), strict=True)
         ]
         nnz = a.data.shape[0]
-        matrix = Matrix(a.format, a.shape, nnz, a.index_dtype.name, a.dtype.name, a.blocksize)
+        matrix = Matrix(a.format, a.shape, nnz, NAMES[a.indices.dtype], dtype, a.blocksize)
         return matrix, blocks
 
     def _vector(self, driver: Driver, x: GpuRef, a: SparseRef, name: str) -> Block:

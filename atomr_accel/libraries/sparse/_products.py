@@ -127,7 +127,7 @@ class Products(SparsePart[D]):
             require_no_alias("matmul", [("out", made)], [("x", x), *_named(a, "a")])
             spec = Spec(
                 "matvec" if x.ndim == 1 else "matmat",
-                a.dtype.name,
+                matrix.dtype,
                 (matrix,),
                 (given, laid(made, "out")),
                 taken,

@@ -104,7 +104,7 @@ async def test_parts_must_fit(device: Device) -> None:
     with pytest.raises(TypeError, match="both must be int32"):
         make((a.data, await device.array.astype(a.indices, np.int16), a.indptr), (3, 3))
     with pytest.raises(TypeError, match="GpuRef"):
-        make((MATRIX.data, a.indices, a.indptr), (3, 3))  # type: ignore[arg-type]
+        make((MATRIX.data, a.indices, a.indptr), (3, 3))
     with pytest.raises(ValueError, match="no multiple"):
         device.sparse.bsr_array((await device.put(np.ones((3, 2, 2))), *parts[1:]), (3, 3))
 
