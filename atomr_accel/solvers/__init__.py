@@ -1,4 +1,4 @@
-"""Iterative solvers of linear systems, under the names of ``scipy.sparse.linalg``.
+"""Iterative solvers of linear systems and eigenvalues, under the names of ``scipy.sparse.linalg``.
 
 A step is recorded once, on buffers that stay on the device, and replayed: on CUDA as one graph.
 The program looks at how far it is every few steps, while further ones are on their way. What is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ._gmres import gmres
 from ._krylov import bicgstab, cg, minres
+from ._lobpcg import lobpcg
 from ._operators import Operator
 
-__all__ = ["Operator", "bicgstab", "cg", "gmres", "minres"]
+__all__ = ["Operator", "bicgstab", "cg", "gmres", "lobpcg", "minres"]

@@ -24,7 +24,7 @@ A function gets a recording and a vector, and makes the product with calls of th
 called when a step is recorded, not when it is executed.
 """
 
-_FLOATS = ("float32", "float64", "complex64", "complex128")
+FLOATS = ("float32", "float64", "complex64", "complex128")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +79,40 @@ def system(device: Device, a: Operator, b: GpuRef, m: Operator | None) -> System
         ValueError: shapes that do not fit.
     """
     given: object = b
-    if not isinstance(given, GpuRef) or b.dtype.name not in _FLOATS:
-        raise TypeError(f"b must be a ref of {', '.join(_FLOATS)}, not {said_of(b)}")
+    if not isinstance(given, GpuRef) or b.dtype.name not in FLOATS:
+        raise TypeError(f"b must be a ref of {', '.join(FLOATS)}, not {said_of(b)}")
     if b.ndim != 1:
         raise ValueError(f"b must have one dimension, not shape {b.shape}")
     for each, name in ((a, "A"), (m, "M")):
-        if isinstance(each, (SparseRef, GpuRef)):
-            if each.shape != (b.shape[0], b.shape[0]):
-                raise ValueError(f"{name} has shape {each.shape}, but b has {b.shape[0]} elements")
-            if each.dtype is not b.dtype:
-                raise TypeError(f"{name} is {each.dtype.name}, but b is {b.dtype.name}")
-        elif each is not None and not callable(each):
-            raise TypeError(
-                f"{name} must be a SparseRef, a GpuRef or a function of a recording and a vector, "
-                f"not {said_of(each)}"
-            )
+        require_operator(each, b.shape[0], b.dtype, name)
     return System(device, a, b, m)
 
 
+def require_operator(each: Operator | None, n: int, dtype: np.dtype[Any], name: str) -> None:
+    """What a caller gave multiplies vectors of ``n`` elements.
+
+    Raises:
+        TypeError: it is no operator, or of another dtype.
+        ValueError: another shape.
+    """
+    if isinstance(each, (SparseRef, GpuRef)):
+        if each.shape != (n, n):
+            raise ValueError(f"{name} has shape {each.shape}, but vectors have {n} elements")
+        if each.dtype is not dtype:
+            raise TypeError(f"{name} is {each.dtype.name}, but vectors are {dtype.name}")
+    elif each is not None and not callable(each):
+        raise TypeError(
+            f"{name} must be a SparseRef, a GpuRef or a function of a recording and a vector, "
+            f"not {said_of(each)}"
+        )
+
+
 def applied(program: Recording, operator: Operator, x: GpuRef) -> GpuRef:
-    """A product of an operator and a vector, as part of a recording."""
+    """A product of an operator and a vector, or several, as part of a recording."""
     if isinstance(operator, SparseRef):
         return program.sparse.matmul(operator, x)
     if isinstance(operator, GpuRef):
-        return program.blas.gemv(operator, x)
+        return program.blas.gemv(operator, x) if x.ndim == 1 else program.blas.gemm(operator, x)
     return operator(program, x)
 
 

@@ -11,7 +11,7 @@ import scipy.sparse
 import scipy.sparse.linalg as direct
 
 from atomr_accel import Device
-from atomr_accel.solvers import bicgstab, cg, gmres, minres
+from atomr_accel.solvers import bicgstab, cg, gmres, lobpcg, minres
 
 from .. import seeds
 
@@ -133,7 +133,7 @@ async def test_what_does_not_fit_is_refused(device: Device) -> None:
     b = await device.put(np.ones(N))
     with pytest.raises(ValueError, match="A has shape"):
         await cg(device, a, await device.put(np.ones(3)))
-    with pytest.raises(TypeError, match="A is float64, but b is float32"):
+    with pytest.raises(TypeError, match="A is float64, but vectors are float32"):
         await cg(device, a, await device.put(np.ones(N, np.float32)))
     with pytest.raises(TypeError, match="M must be"):
         await cg(device, a, b, M=3)  # type: ignore[arg-type]
@@ -143,3 +143,45 @@ async def test_what_does_not_fit_is_refused(device: Device) -> None:
         await cg(device, a, b, await device.put(np.ones(3)))
     with pytest.raises(ValueError, match="one dimension"):
         await cg(device, a, await device.put(np.ones((N, 1))))
+
+
+@pytest.mark.parametrize("dtype", EPS)
+@pytest.mark.parametrize("largest", [True, False])
+async def test_eigenpairs_are_those_of_the_dense_matrix(
+    device: Device, dtype: str, largest: bool
+) -> None:
+    a = matrix("cg", dtype)
+    start = seeds.rng().standard_normal((N, 3)).astype(dtype)
+    x, given = await device.put(start), await device.sparse.put(a)
+    tol = 1e-3 if dtype in ("float32", "complex64") else 1e-7
+    seen: list[tuple[int, float]] = []
+    values, vectors = await lobpcg(
+        device,
+        given,
+        x,
+        tol=tol,
+        maxiter=100,
+        largest=largest,
+        callback=lambda *each: seen.append(each),
+    )
+    full = np.linalg.eigvalsh(a.toarray().astype(np.complex128))
+    expected = full[::-1][:3] if largest else full[:3]
+    np.testing.assert_allclose(values, expected, atol=tol)
+    found = await device.get(vectors)
+    assert np.linalg.norm(a @ found - found * values.astype(dtype), axis=0).max() < 3 * tol
+    np.testing.assert_allclose(found.conj().T @ found, np.eye(3), atol=1e-4)
+    assert seen[-1][1] <= tol
+    assert (await device.get(x)).tobytes() == start.tobytes()
+
+
+async def test_eigenvalues_take_a_preconditioner_and_say_what_is_wrong(device: Device) -> None:
+    a = await device.sparse.put(matrix("cg", "float64"))
+    inverse = await device.put(np.linalg.inv(matrix("cg", "float64").toarray()))
+    x = await device.put(seeds.rng().standard_normal((N, 2)))
+    values, _ = await lobpcg(device, a, x, M=inverse, tol=1e-8, largest=False, maxiter=60)
+    expected = np.linalg.eigvalsh(matrix("cg", "float64").toarray())[:2]
+    np.testing.assert_allclose(values, expected, atol=1e-8)
+    with pytest.raises(ValueError, match="5 k < n"):
+        await lobpcg(device, a, await device.put(np.ones((N, 8))))
+    with pytest.raises(ValueError, match="dependent columns"):
+        await lobpcg(device, a, await device.put(np.zeros((N, 2))))
