@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         open_system,
     )
     from .lanes import DeviceInstrument, OpTimes, WatchedDevice, WatchedOp, WatchedTransfer
+    from .libraries.sparse._array import SparseRef
     from .memory import GpuRef
     from .wire._trace import traceparent
 
@@ -68,6 +69,7 @@ __all__ = [
     "RemoteError",
     "Requests",
     "SharedBuffer",
+    "SparseRef",
     "StandbyStatistics",
     "StandbyWarning",
     "System",
@@ -102,6 +104,7 @@ _HOME = {
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
     "GpuRef": "memory",
+    "SparseRef": "libraries.sparse._array",
     "traceparent": "wire._trace",
 }
 

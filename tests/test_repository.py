@@ -41,6 +41,7 @@ FOR_USERS = (
     "atomr_accel.telemetry",
     "atomr_accel.dashboard",
     "atomr_accel.replay",
+    "atomr_accel.solvers",
     "atomr_accel.testing",
 )
 """Where users import from; what the other packages export is for the layers after them."""
@@ -237,7 +238,7 @@ async def test_a_host_loads_its_own_half_only() -> None:
     assert "atomr_accel.libraries.blas.host._cpu" in ours
     assert len(ours) <= 28
     assert "trio" not in loaded
-    programs = {"actors", "device", "lanes", "memory", "patterns", "replay", "testing"}
+    programs = {"actors", "device", "lanes", "memory", "patterns", "solvers", "replay", "testing"}
     assert {name for name in ours if part_of(name) in programs or "_facade" in name} == set()
 
 

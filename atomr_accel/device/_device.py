@@ -17,7 +17,7 @@ from ._requests import Requests
 from ._retry import T, Ts, retry
 from .batches._batch import Batch
 from .batches._record import Recording
-from .data._methods import MemoryMethods
+from .data._methods import MemoryMethods, moving_on
 from .data._transfer import TransferStatistics
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         linalg: factorizations, systems and eigenvalues (cuSOLVER).
         nvrtc: kernels compiled at run time (NVRTC).
         rng: random numbers (cuRAND).
+        sparse: sparse matrices (cuSPARSE).
         requests: the same libraries, whose methods make requests: messages to their actors.
     """
 
@@ -102,6 +103,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         self._ref = ref
         self._host_calls = core.host_calls
         self._add_libraries(core)
+        self.sparse._moving = moving_on(core)
         self.requests: Final = Requests(core, self)
 
     def __repr__(self) -> str:

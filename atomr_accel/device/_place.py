@@ -23,6 +23,7 @@ _LANES: Final = {
     "dnn": ("dnn", "dnn-plans"),
     "linalg": ("solver",),
     "nvrtc": ("nvrtc", "kernels"),
+    "sparse": ("sparse", "sparse-waits"),
 }
 """The lanes of each library."""
 

@@ -18,22 +18,23 @@ from .linalg._facade import Linalg
 from .nvrtc._facade import Kernel, Nvrtc
 from .rng._facade import Rng
 from .rng._generator import Generator
+from .sparse._facade import Sparse
 
 if TYPE_CHECKING:
     from ._library import Home
 
 
 CALLED: Final = (
-    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng),
+    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse),
     *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
-    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng", "solver"),
+    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng", "solver", "sparse", "sparse-waits"),
 )
 """The names of their lanes."""
-NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng")
+NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng", "sparse")
 """The names of the facades."""
 
 
@@ -49,6 +50,7 @@ class Libraries(Generic[D]):
     linalg: Linalg[D]
     nvrtc: Nvrtc[D]
     rng: Rng[D]
+    sparse: Sparse[D]
 
     def _add_libraries(self, device: Home) -> None:
         self.blas = Blas(device)
@@ -60,6 +62,7 @@ class Libraries(Generic[D]):
         self.linalg = Linalg(device, self.cub, self.blas)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device)
+        self.sparse = Sparse(device, self.array, self.cub)
         for name in NAMES:
             getattr(self, name)._library = name
 

@@ -164,6 +164,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel.telemetry",
         "atomr_accel.dashboard",
         "atomr_accel.replay",
+        "atomr_accel.solvers",
         "atomr_accel.testing",
         "atomr_accel.backends",
     ],

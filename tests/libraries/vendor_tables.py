@@ -56,6 +56,7 @@ TABLES: Final = {
         Table("cudnn", "dnn.host._prototypes", ("cudnn.h",)),
         Table("cufft", "fft.host._prototypes", ("cufft.h", "cufftXt.h")),
         Table("cusolver", "linalg.host._prototypes", ("cusolverDn.h",), beside=("cublas",)),
+        Table("cusparse", "sparse.host._prototypes", ("cusparse.h",)),
         Table("curand", "rng.host._prototypes", ("curand.h",)),
     )
 }

@@ -500,6 +500,13 @@ class MemoryMethods(Arrays[Awaited]):
             raise ref_error(ref, self._core.memory, "ref") from None
 
 
+def moving_on(core: DeviceCore) -> MemoryMethods:
+    """What moves data for a library that does more than make requests."""
+    methods = MemoryMethods()
+    methods._core = methods._device = core
+    return methods
+
+
 def _check_out(out: object, ref: GpuRef) -> None:
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {said_of(out)}")

@@ -1,0 +1,1 @@
+"""cuSPARSE: sparse matrices, products with them and systems of them."""

@@ -1,0 +1,187 @@
+"""``device.sparse``: sparse matrices, under SciPy's names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from ..._errors import Unsupported, said_of
+from .._op import D
+from ._array import FORMATS, SparseRef
+from ._part import FLOATS, require_sparse
+from ._products import Products
+from ._solves import Solves
+from ._structure import Structure
+from ._vectors import Vectors
+
+if TYPE_CHECKING:
+    import numpy as np
+    from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
+
+    from ...memory import GpuRef
+
+    ScipyArray = bsr_array | coo_array | csc_array | csr_array
+
+
+class Moving(Protocol):
+    """What moves arrays between the program and the device, and looks after memory."""
+
+    async def put(self, array: object, *, sealed: bool = False) -> GpuRef:
+        """Copy an array to the device."""
+
+    async def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
+        """Copy a buffer from the device."""
+
+    async def free(self, ref: GpuRef) -> None:
+        """Give memory back."""
+
+    async def seal(self, ref: GpuRef) -> GpuRef:
+        """Make a buffer read-only for good."""
+
+
+@final
+class Sparse(Structure[D], Products[D], Solves[D], Vectors[D]):
+    """Sparse matrices: cuSPARSE on CUDA, ``scipy.sparse`` on the CPU.
+
+    A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or
+    ``bsr``, with int32 or int64 indices. What a matrix's refs hold is not looked at by calls: an
+    index out of bounds is an illegal address, which is a fault on either backend. ``check``, and
+    ``put(..., check=True)``, look at them. Products take elements in any order and as often as
+    they are there; ``coo`` ones should be sorted by rows.
+
+    Conversions and checks are made of steps of ``device.array``, and need CUB on CUDA.
+    """
+
+    _moving: Moving | None = None
+
+    async def put(self, array: object, *, sealed: bool = False, check: bool = False) -> SparseRef:
+        """Copy a sparse array of SciPy's to the device.
+
+        Args:
+            array: ``csr``, ``csc``, ``coo`` or ``bsr``, an array or a matrix, of a dtype that
+                sparse matrices here have.
+            sealed: make the buffers read-only for good; they then survive rebuilds.
+            check: look at its indices first.
+
+        Returns:
+            The matrix on the device, in the same format, with the same indices.
+
+        Raises:
+            TypeError: another format or dtype.
+            ValueError: with ``check``, an index out of bounds or an indptr that is none.
+            Unsupported: in a batch or a recording.
+        """
+        given = _scipys(array)
+        if check:
+            _look_at(given)
+        moving = self._mover("put")
+        major, indices = given.coords if given.format == "coo" else (given.indptr, given.indices)
+        if major.dtype != indices.dtype:
+            major = major.astype(indices.dtype)
+        refs = [await moving.put(each, sealed=sealed) for each in (given.data, major, indices)]
+        return SparseRef(given.format, tuple(given.shape), *refs)
+
+    async def get(self, a: SparseRef) -> ScipyArray:
+        """Copy a sparse matrix from the device.
+
+        Args:
+            a: the matrix.
+
+        Returns:
+            A sparse array of SciPy's of the same format; 16-bit floats, which it has not, come
+            as float32.
+
+        Raises:
+            TypeError: no sparse matrix.
+            GpuRefStale: a part's content is gone.
+            Unsupported: in a batch or a recording.
+        """
+        import scipy.sparse
+
+        require_sparse(a, "a")
+        moving = self._mover("get")
+        major, indices, data = [await moving.get(part) for part in a.parts]
+        if data.dtype.itemsize == 2:
+            data = data.astype("float32")
+        if a.format == "coo":
+            return scipy.sparse.coo_array((data, (major, indices)), shape=a.shape)
+        make: Any = getattr(scipy.sparse, f"{a.format}_array")
+        made: ScipyArray = make((data, indices, major), shape=a.shape)
+        return made
+
+    async def seal(self, a: SparseRef) -> SparseRef:
+        """Make the parts of a matrix read-only for good; they then survive rebuilds.
+
+        Args:
+            a: the matrix.
+
+        Returns:
+            The same.
+
+        Raises:
+            Unsupported: where memory cannot be sealed; in a batch or a recording.
+        """
+        require_sparse(a, "a")
+        moving = self._mover("seal")
+        for part in a.parts:
+            if not part.sealed:
+                await moving.seal(part)
+        return a
+
+    async def free(self, a: SparseRef) -> None:
+        """Give the memory of all parts back; matrices that share parts are stale, too.
+
+        Args:
+            a: the matrix.
+
+        Raises:
+            Unsupported: in a batch or a recording.
+        """
+        require_sparse(a, "a")
+        moving = self._mover("free")
+        for part in a.parts:
+            await moving.free(part)
+
+    def _mover(self, name: str) -> Moving:
+        if self._moving is None:
+            raise Unsupported(f"sparse.{name} is awaited on the device itself")
+        return self._moving
+
+    def _on(self, device: Any) -> Any:
+        """The same, driven by what collects or describes calls, which moves no arrays."""
+        facade = super()._on(device)
+        facade._moving = None
+        return facade
+
+
+def _scipys(array: object) -> Any:
+    """A sparse array of SciPy's, of a format and dtype that devices have.
+
+    Raises:
+        TypeError: it is not.
+    """
+    form = getattr(array, "format", None)
+    if form not in FORMATS or not hasattr(array, "nnz"):
+        raise TypeError(
+            f"sparse.put takes sparse arrays of SciPy's in {', '.join(FORMATS)}, not "
+            f"{said_of(array)}; device.put takes dense ones"
+        )
+    given: Any = array
+    if given.dtype.name not in FLOATS:
+        raise TypeError(
+            f"the array is {given.dtype.name}; sparse matrices are of {', '.join(FLOATS)}"
+        )
+    return given
+
+
+def _look_at(given: Any) -> None:
+    """Its indices are in bounds.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if given.format != "coo":
+        given.check_format(full_check=True)
+        return
+    for each, bound in zip(given.coords, given.shape, strict=True):
+        if each.size and (each.min() < 0 or each.max() >= bound):
+            raise ValueError("a row or column is out of bounds")

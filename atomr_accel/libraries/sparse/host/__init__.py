@@ -1,0 +1,1 @@
+"""cuSPARSE: executors, inside a host."""

@@ -1,0 +1,467 @@
+"""Sparse calls on CUDA: one cuSPARSE handle on one lane.
+
+Descriptors of operands are made for each call, which costs less than looking for those of an
+earlier one. What cuSPARSE finds out of a matrix is kept for whoever asks for it by a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from ctypes import byref, c_int64, c_size_t
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from ...._dtypes import DTYPES
+from ...._errors import Unsupported
+from ...host._numbers import CUDA_TYPES
+from ...host._vendor import undone_on_error
+from ...wire._recent import Recent
+from ..wire._messages import (
+    Analyse,
+    Call,
+    Dense,
+    Forget,
+    Matrix,
+    Measure,
+    Multiply,
+    Product,
+    Solve,
+    decode,
+)
+from ._cuda_handle import Handle, load_cusparse
+from ._prototypes import ENUMS, LETTERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ....backends.cuda.host._context import CudaContext, CudaStream
+    from ..wire._messages import Spec
+
+_MOST_KNOWN: Final = 1024
+_SOMEWHERE: Final = 1 << 12
+"""An address for what is only asked about."""
+_ZERO: Final = (0.0, (0.0, 0.0))
+_N: Final = ENUMS["CUSPARSE_OPERATION_NON_TRANSPOSE"]
+_PENTADIAGONAL_BY_QR: Final = 0
+
+
+class _Prepared(NamedTuple):
+    """A function of cuSPARSE and its arguments, but for the handle and the scratch memory.
+
+    ``<function>_bufferSize`` takes the same ones.
+    """
+
+    function: str
+    args: tuple[Any, ...]
+    measure: str = "_bufferSize"
+    to_device: bool = False
+
+
+class _Analysis(NamedTuple):
+    """What was found of a triangular matrix."""
+
+    matrix: int
+    state: int
+    made: ExitStack
+
+
+class _Structure(NamedTuple):
+    """What was found of a product of sparse matrices."""
+
+    factors: tuple[int, int]
+    product: int
+    state: int
+    made: ExitStack
+
+
+@final
+class CudaSparse:
+    """Executes sparse messages."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._handle: Final = Handle(context, stream)
+        self._stream: Final = stream
+        self._needs: Recent[bytes, int] = Recent(_MOST_KNOWN)
+        self._analyses: dict[int, dict[bytes, _Analysis]] = {}
+        self._products: dict[int, _Structure] = {}
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            Analyse: self._analyse,
+            Call: self._call,
+            Forget: self._forget,
+            Measure: self._measure,
+            Multiply: self._multiply,
+            Product: self._product,
+            Solve: self._solve,
+        }
+        self._made_of: Final[dict[str, Callable[..., _Prepared]]] = {
+            "matvec": self._matvec,
+            "matmat": self._matmat,
+            "sddmm": self._sddmm,
+            "dot": self._dot,
+            "tridiagonal": self._tridiagonal,
+            "tridiagonal_batch": self._tridiagonal_batch,
+            "pentadiagonal": self._pentadiagonal,
+        }
+        self._plain: Final[dict[str, Callable[..., None]]] = {
+            "axpby": self._axpby,
+            "gather": self._gather,
+            "scatter": self._scatter,
+        }
+
+    @staticmethod
+    def preload() -> None:
+        """Load the library."""
+        load_cusparse()
+
+    def close(self) -> None:
+        """Destroy the handle and what was kept."""
+        for number in (*self._analyses, *self._products):
+            self._forget(Forget(number))
+        self._handle.close()
+
+    # --- calls --------------------------------------------------------------------------------
+
+    def _measure(self, message: Measure) -> int:
+        need = self._need(message.spec, decode(message.spec))
+        if self._stream.captures:
+            self._handle.scratch(need)  # before anything is captured
+        return need
+
+    def _need(self, encoded: bytes, spec: Spec) -> int:
+        """Bytes of scratch memory."""
+        known = self._needs.get(encoded)
+        if known is None:
+            known = 0
+            if spec.op in self._made_of and not _is_empty(spec):
+                places = [_SOMEWHERE] * (3 * len(spec.matrices) + 8)
+                number = (1.0, 0.0) if DTYPES[spec.dtype].kind == "c" else 1.0
+                with ExitStack() as made:
+                    prepared = self._made_of[spec.op](made, spec, places, number, number)
+                    asked = prepared.function + prepared.measure
+                    known = self._handle.size(asked, *prepared.args)
+            self._needs.keep(encoded, known)
+        return known
+
+    def _call(self, message: Call) -> None:
+        spec, handle = decode(message.spec), self._handle
+        at = [handle.pointer(each) for each in message.operands]
+        if not self._begun(spec, at, message.beta):
+            return
+        with ExitStack() as made:
+            if spec.op in self._plain:
+                self._plain[spec.op](made, spec, at, message.alpha, message.beta)
+                return
+            prepared = self._made_of[spec.op](made, spec, at, message.alpha, message.beta)
+            need = self._need(message.spec, spec)
+            if message.work >= need:
+                scratch = handle.pointer(message.workspace) if message.workspace else 0
+            else:
+                scratch = handle.scratch(need)
+            call = handle.to_device if prepared.to_device else handle.call
+            call(prepared.function, *prepared.args, scratch)
+
+    def _begun(self, spec: Spec, at: Sequence[int], beta: Any) -> bool:
+        """Write what the library would read, or would not write; whether it has to be called."""
+        handle = self._handle
+        if spec.op in ("matvec", "matmat"):
+            out = spec.dense[1]
+            if 0 in out.shape:
+                return False
+            if beta in _ZERO:
+                # The library may multiply what is there, and NaN times zero is NaN.
+                handle.clear(out, spec.dtype, at[4])
+                return spec.matrices[0].nnz > 0 and 0 not in spec.matrices[0].shape
+        elif spec.op == "sddmm":
+            nbytes = spec.matrices[0].nnz * DTYPES[spec.dtype].itemsize
+            if beta in _ZERO:
+                handle.clear(_row(spec.matrices[0].nnz), spec.dtype, at[5])
+            else:
+                handle.copy(at[5], at[2], nbytes)
+            return bool(nbytes)
+        elif spec.op == "dot" and not spec.matrices[0].nnz:
+            handle.clear(_row(1), spec.dtype, at[3])
+            return False
+        elif spec.op in ("gather", "scatter"):
+            return spec.matrices[0].nnz > 0
+        return True
+
+    # --- products -----------------------------------------------------------------------------
+
+    def _matvec(
+        self, made: ExitStack, spec: Spec, at: Sequence[int], alpha: Any, beta: Any
+    ) -> _Prepared:
+        matrix = spec.matrices[0]
+        if matrix.format == "bsr":  # which the library multiplies with matrices only
+            return self._matmat(made, spec, at, alpha, beta, column=True)
+        handle, compute = self._handle, computed(spec.dtype)
+        name = "CUSPARSE_SPMV_ALG_DEFAULT"
+        if spec.deterministic:
+            name = f"CUSPARSE_SPMV_{'COO' if matrix.format == 'coo' else 'CSR'}_ALG2"
+        a = handle.matrix(made, matrix, at[:3])
+        x, y = (
+            handle.dense(made, each, spec.dtype, place)
+            for each, place in zip(spec.dense, at[3:5], strict=True)
+        )
+        numbers = handle.scalar(compute, alpha), handle.scalar(compute, beta)
+        args = (spec.trans, numbers[0], a, x, numbers[1], y, CUDA_TYPES[compute], ENUMS[name])
+        return _Prepared("cusparseSpMV", args)
+
+    def _matmat(
+        self,
+        made: ExitStack,
+        spec: Spec,
+        at: Sequence[int],
+        alpha: Any,
+        beta: Any,
+        *,
+        column: bool = False,
+    ) -> _Prepared:
+        handle, compute, matrix = self._handle, computed(spec.dtype), spec.matrices[0]
+        a = handle.matrix(made, matrix, at[:3])
+        b, c = (
+            handle.dense(made, each, spec.dtype, place, column=column)
+            for each, place in zip(spec.dense, at[3:5], strict=True)
+        )
+        numbers = handle.scalar(compute, alpha), handle.scalar(compute, beta)
+        algorithm = ENUMS[_spmm_algorithm(spec)]
+        kinds = CUDA_TYPES[compute], algorithm
+        return _Prepared("cusparseSpMM", (spec.trans, _N, numbers[0], a, b, numbers[1], c, *kinds))
+
+    def _sddmm(
+        self, made: ExitStack, spec: Spec, at: Sequence[int], alpha: Any, beta: Any
+    ) -> _Prepared:
+        handle = self._handle
+        c = handle.matrix(made, spec.matrices[0], (*at[:2], at[5]))
+        a, b = (
+            handle.dense(made, each, spec.dtype, place)
+            for each, place in zip(spec.dense, at[3:5], strict=True)
+        )
+        numbers = handle.scalar(spec.dtype, alpha), handle.scalar(spec.dtype, beta)
+        kinds = CUDA_TYPES[spec.dtype], ENUMS["CUSPARSE_SDDMM_ALG_DEFAULT"]
+        return _Prepared("cusparseSDDMM", (_N, _N, numbers[0], a, b, numbers[1], c, *kinds))
+
+    # --- sparse with sparse -------------------------------------------------------------------
+
+    def _multiply(self, message: Multiply) -> int:
+        spec, handle = decode(message.spec), self._handle
+        if "int64" in {each.index for each in spec.matrices}:
+            raise Unsupported("cuSPARSE multiplies sparse matrices with int32 indices only")
+        at = [handle.pointer(each) for each in message.operands]
+        left, right = spec.matrices
+        with undone_on_error() as made, ExitStack() as soon:
+            a = handle.matrix(made, left, at[:3])
+            b = handle.matrix(made, right, at[3:6])
+            shape = left.shape[0], right.shape[1]
+            c = handle.matrix(made, _empty(spec, shape), (0, 0, 0))
+            state = handle.state(made, "SpGEMM")
+            args = _N, _N, a, b, c, ENUMS["CUSPARSE_SPGEMM_DEFAULT"], state
+            # Each function is called twice: it tells how much memory it needs, and then works.
+            self._twice("cusparseSpGEMMreuse_workEstimation", args, (soon,))
+            self._twice("cusparseSpGEMMreuse_nnz", args, (soon, made, made))
+            rows, columns, nnz = c_int64(), c_int64(), c_int64()
+            sizes = byref(rows), byref(columns), byref(nnz)
+            handle.bare("cusparseSpMatGetSize", c, *sizes)
+        self._products[message.number] = _Structure((a, b), c, state, made)
+        return nnz.value
+
+    def _twice(self, function: str, args: tuple[Any, ...], owners: tuple[ExitStack, ...]) -> None:
+        """Call a function without scratch memory, and with what it wants then."""
+        sizes = [c_size_t() for _ in owners]
+        self._handle.call(function, *args, *(x for size in sizes for x in (byref(size), 0)))
+        memory = [
+            self._handle.allocate(owner, size.value)
+            for owner, size in zip(owners, sizes, strict=True)
+        ]
+        pairs = zip(sizes, memory, strict=True)
+        self._handle.call(function, *args, *(x for size, at in pairs for x in (byref(size), at)))
+
+    def _product(self, message: Product) -> None:
+        spec, handle = decode(message.spec), self._handle
+        found = self._products[message.number]
+        at = [handle.pointer(each) for each in message.operands]
+        descriptors = (*found.factors, found.product)
+        for start, descriptor in zip((0, 3, 6), descriptors, strict=True):
+            handle.bare("cusparseCsrSetPointers", descriptor, *at[start : start + 3])
+        algorithm = ENUMS["CUSPARSE_SPGEMM_DEFAULT"]
+        if message.structure:
+            args = _N, _N, *descriptors, algorithm, found.state
+            self._twice("cusparseSpGEMMreuse_copy", args, (found.made,))
+        zero = (0.0, 0.0) if DTYPES[spec.dtype].kind == "c" else 0.0
+        alpha, beta = handle.scalar(spec.dtype, message.alpha), handle.scalar(spec.dtype, zero)
+        kinds = CUDA_TYPES[spec.dtype], algorithm, found.state
+        a, b, c = descriptors
+        handle.call("cusparseSpGEMMreuse_compute", _N, _N, alpha, a, b, beta, c, *kinds)
+
+    # --- systems ------------------------------------------------------------------------------
+
+    def _analyse(self, message: Analyse) -> None:
+        at = [self._handle.pointer(each) for each in message.matrix]
+        # Nothing is read of right sides; any memory of the device stands for them.
+        self._analysed(message.number, message.spec, at, (at[2], at[2]))
+
+    def _solve(self, message: Solve) -> None:
+        spec, handle = decode(message.spec), self._handle
+        if 0 in spec.dense[0].shape:
+            return
+        at = [handle.pointer(each) for each in message.operands]
+        if not message.number and self._stream.captures:
+            raise Unsupported(
+                "a triangular solve in a recording needs its analysis made before: "
+                "await device.sparse.analyse_triangular(a), and give that in the place of a"
+            )
+        found = self._analysed(message.number, message.spec, at[:3], at[3:5])
+        try:
+            with ExitStack() as made:
+                what, args = self._system(
+                    made, spec, found.matrix, at[3:5], message.alpha, found.state
+                )
+                handle.call(f"cusparse{what}_solve", *args)
+        finally:
+            if not message.number:
+                found.made.close()
+
+    def _analysed(
+        self, number: int, encoded: bytes, matrix: Sequence[int], vectors: Sequence[int]
+    ) -> _Analysis:
+        """What is known of a matrix for right sides of a shape, found out if need be."""
+        known = self._analyses.get(number, {}).get(encoded)
+        if known is not None:
+            return known
+        spec, handle = decode(encoded), self._handle
+        one = (1.0, 0.0) if DTYPES[spec.dtype].kind == "c" else 1.0
+        with undone_on_error() as made, ExitStack() as soon:
+            a = handle.matrix(made, spec.matrices[0], matrix)
+            lower, unit = spec.flags
+            handle.mark(a, "FILL_MODE", f"FILL_MODE_{'LOWER' if lower else 'UPPER'}")
+            handle.mark(a, "DIAG_TYPE", f"DIAG_TYPE_{'UNIT' if unit else 'NON_UNIT'}")
+            state = handle.state(made, _solver(spec))
+            what, args = self._system(soon, spec, a, vectors, one, state)
+            need = handle.size(f"cusparse{what}_bufferSize", *args)
+            # What is kept has memory of its own, which solves read.
+            scratch = handle.allocate(made, need) if number else handle.scratch(need)
+            handle.call(f"cusparse{what}_analysis", *args, scratch)
+        found = _Analysis(a, state, made)
+        if number:
+            self._analyses.setdefault(number, {})[encoded] = found
+        return found
+
+    def _system(
+        self,
+        made: ExitStack,
+        spec: Spec,
+        a: int,
+        vectors: Sequence[int],
+        alpha: Any,
+        state: int,
+    ) -> tuple[str, tuple[Any, ...]]:
+        """What solves a system, and the arguments that all of its functions have."""
+        handle, what = self._handle, _solver(spec)
+        b, x = (
+            handle.dense(made, each, spec.dtype, place)
+            for each, place in zip(spec.dense, vectors, strict=True)
+        )
+        ops = (spec.trans,) if what == "SpSV" else (spec.trans, _N)
+        kinds = CUDA_TYPES[spec.dtype], ENUMS[f"CUSPARSE_{what.upper()}_ALG_DEFAULT"]
+        return what, (*ops, handle.scalar(spec.dtype, alpha), a, b, x, *kinds, state)
+
+    def _forget(self, message: Forget) -> None:
+        for analysis in self._analyses.pop(message.number, {}).values():
+            analysis.made.close()
+        product = self._products.pop(message.number, None)
+        if product is not None:
+            product.made.close()
+
+    def _tridiagonal(
+        self, _made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> _Prepared:
+        n, count = spec.sizes
+        name = f"cusparse{LETTERS[spec.dtype]}gtsv2"
+        return _Prepared(name, (n, count, *at[:4], n), "_bufferSizeExt")
+
+    def _tridiagonal_batch(
+        self, _made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> _Prepared:
+        n, count = spec.sizes
+        name = f"cusparse{LETTERS[spec.dtype]}gtsv2StridedBatch"
+        return _Prepared(name, (n, *at[:4], count, n), "_bufferSizeExt")
+
+    def _pentadiagonal(
+        self, _made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> _Prepared:
+        n, count = spec.sizes
+        name = f"cusparse{LETTERS[spec.dtype]}gpsvInterleavedBatch"
+        return _Prepared(name, (_PENTADIAGONAL_BY_QR, n, *at[:6], count), "_bufferSizeExt")
+
+    # --- vectors ------------------------------------------------------------------------------
+
+    def _dot(
+        self, made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> _Prepared:
+        x, y = self._vectors(made, spec, at)
+        conjugated = spec.flags[0] and DTYPES[spec.dtype].kind == "c"
+        trans = ENUMS["CUSPARSE_OPERATION_CONJUGATE_TRANSPOSE"] if conjugated else _N
+        args = trans, x, y, at[3], CUDA_TYPES[spec.dtype]
+        return _Prepared("cusparseSpVV", args, to_device=True)
+
+    def _axpby(self, made: ExitStack, spec: Spec, at: Sequence[int], alpha: Any, beta: Any) -> None:
+        handle = self._handle
+        if beta in _ZERO:
+            handle.clear(spec.dense[0], spec.dtype, at[2])
+        x, y = self._vectors(made, spec, at)
+        a, b = handle.scalar(spec.dtype, alpha), handle.scalar(spec.dtype, beta)
+        handle.call("cusparseAxpby", a, x, b, y)
+
+    def _gather(
+        self, made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> None:
+        x, y = self._vectors(made, spec, at)
+        self._handle.call("cusparseGather", y, x)
+
+    def _scatter(
+        self, made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> None:
+        x, y = self._vectors(made, spec, at)
+        self._handle.call("cusparseScatter", x, y)
+
+    def _vectors(self, made: ExitStack, spec: Spec, at: Sequence[int]) -> tuple[int, int]:
+        """A sparse vector and a dense one."""
+        return (
+            self._handle.vector(made, spec.matrices[0], at[:2]),
+            self._handle.dense(made, spec.dense[0], spec.dtype, at[2]),
+        )
+
+
+def computed(dtype: str) -> str:
+    """The dtype in which sums are made."""
+    return "float32" if DTYPES[dtype].itemsize == 2 else dtype
+
+
+def _solver(spec: Spec) -> str:
+    return "SpSV" if len(spec.dense[0].shape) == 1 else "SpSM"
+
+
+def _spmm_algorithm(spec: Spec) -> str:
+    form = spec.matrices[0].format
+    if form == "csr" and spec.deterministic:
+        return "CUSPARSE_SPMM_CSR_ALG3"
+    if form == "coo" and spec.deterministic:
+        return "CUSPARSE_SPMM_COO_ALG2"
+    by_rows = all(each.by_rows and len(each.shape) == 2 for each in spec.dense)
+    if form == "csr" and by_rows and not spec.trans:
+        return "CUSPARSE_SPMM_CSR_ALG2"
+    return "CUSPARSE_SPMM_ALG_DEFAULT"
+
+
+def _row(count: int) -> Dense:
+    return Dense((count,))
+
+
+def _is_empty(spec: Spec) -> bool:
+    """Whether an extent is zero, so that there is nothing to compute."""
+    shapes = (*(each.shape for each in spec.matrices), *(each.shape for each in spec.dense))
+    return any(0 in shape for shape in (*shapes, spec.sizes))
+
+
+def _empty(spec: Spec, shape: tuple[int, int]) -> Matrix:
+    """A matrix of which nothing is known yet."""
+    return Matrix("csr", shape, 0, spec.matrices[0].index, spec.dtype)

@@ -1,0 +1,1 @@
+"""cuSPARSE: what both sides of the wall know."""

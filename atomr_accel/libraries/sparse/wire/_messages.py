@@ -1,0 +1,189 @@
+"""What the sparse lanes execute.
+
+A call's ``Spec`` is all of it but addresses and numbers; it is sent as bytes, because what a lane
+keeps, such as how much scratch memory a call needs, it keeps by them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from ....wire import Message
+from ....wire import encode as encode_part
+
+Scalar = float | tuple[float, float]
+"""A number; complex ones as their two parts."""
+Format = Literal["csr", "csc", "coo", "bsr"]
+
+
+class Matrix(msgspec.Struct, frozen=True, array_like=True):
+    """A sparse matrix without its content. It has three parts: two of indices, and the data.
+
+    Attributes:
+        format: SciPy's name.
+        shape: rows and columns.
+        nnz: stored elements; blocks of ``bsr``.
+        index: dtype of its indices.
+        dtype: element type.
+        block: rows and columns of a block.
+    """
+
+    format: Format
+    shape: tuple[int, int]
+    nnz: int
+    index: str
+    dtype: str
+    block: tuple[int, int] = (1, 1)
+
+
+class Dense(msgspec.Struct, frozen=True, array_like=True):
+    """A dense vector, or a matrix that lies by rows or by columns.
+
+    Attributes:
+        shape: one or two extents.
+        by_rows: whether the elements of a row follow each other.
+        ld: elements from one row, or column, to the next.
+    """
+
+    shape: tuple[int, ...]
+    by_rows: bool = True
+    ld: int = 0
+
+
+class Spec(msgspec.Struct, frozen=True, array_like=True):
+    """A call with everything but addresses and numbers.
+
+    Attributes:
+        op: which; see the executors.
+        dtype: element type.
+        matrices: the sparse operands.
+        dense: the dense ones, behind them.
+        trans: how to take the first matrix: 0, 1 (transposed) or 2 (conjugate transposed).
+        sizes: further ones.
+        flags: further options, as the op has them.
+        deterministic: whether results must be the same each time.
+    """
+
+    op: str
+    dtype: str
+    matrices: tuple[Matrix, ...] = ()
+    dense: tuple[Dense, ...] = ()
+    trans: int = 0
+    sizes: tuple[int, ...] = ()
+    flags: tuple[bool, ...] = ()
+    deterministic: bool = False
+
+
+def encode(spec: Spec) -> bytes:
+    """A spec as messages carry it; equal ones give the same bytes."""
+    return encode_part(spec, f"sparse.{spec.op}")
+
+
+@lru_cache(512)
+def decode(encoded: bytes) -> Spec:
+    """The spec that ``encode`` was given."""
+    return msgspec.msgpack.decode(encoded, type=Spec)
+
+
+class Measure(Message, frozen=True):
+    """Tell how many bytes of scratch memory a call needs."""
+
+    returns: ClassVar[Any] = int
+    prepares: ClassVar[bool] = True
+    lasting: ClassVar[bool] = True
+
+    spec: bytes
+
+
+class Call(Message, frozen=True):
+    """Carry out a call.
+
+    Attributes:
+        spec: what it is, encoded.
+        operands: addresses: three of each matrix, then one of each dense operand.
+        alpha, beta: numbers; with beta 0, what it stands before is not read.
+        workspace: address of scratch memory.
+        work: bytes of it; a call that needs more has some of the executor's own.
+    """
+
+    spec: bytes
+    operands: tuple[int, ...]
+    alpha: Scalar = 1.0
+    beta: Scalar = 0.0
+    workspace: int = 0
+    work: int = 0
+
+
+class Analyse(Message, frozen=True):
+    """Look at a triangular matrix, and keep what was found under a number.
+
+    Attributes:
+        number: its name from now on.
+        spec: of the solves to come.
+        matrix: the addresses of the matrix's three parts.
+    """
+
+    prepares: ClassVar[bool] = True
+
+    number: int
+    spec: bytes
+    matrix: tuple[int, ...]
+
+
+class Solve(Message, frozen=True):
+    """Solve a triangular system by what ``Analyse`` has kept, which is made if it is not there.
+
+    Attributes:
+        number: what it is kept under; 0 keeps nothing.
+        spec: as there.
+        operands: addresses of the matrix's parts, the right side and the solution.
+        alpha: what the right side is multiplied with.
+    """
+
+    number: int
+    spec: bytes
+    operands: tuple[int, ...]
+    alpha: Scalar
+
+
+class Multiply(Message, frozen=True):
+    """Find the structure of a product of sparse matrices, and keep it under a number.
+
+    Returns:
+        How many elements it has.
+    """
+
+    returns: ClassVar[Any] = int
+
+    number: int
+    spec: bytes
+    operands: tuple[int, ...]
+
+
+class Product(Message, frozen=True):
+    """Write a product whose structure is kept.
+
+    Attributes:
+        number: what it is kept under.
+        spec: as for ``Multiply``.
+        operands: addresses of the parts of both matrices and of the product.
+        structure: whether to write the product's indices, too.
+        alpha: what the product is multiplied with.
+    """
+
+    number: int
+    spec: bytes
+    operands: tuple[int, ...]
+    structure: bool
+    alpha: Scalar
+
+
+class Forget(Message, frozen=True):
+    """Drop what is kept under a number."""
+
+    everywhere: ClassVar[bool] = True
+
+    number: int

@@ -1,0 +1,105 @@
+"""Replays steps until they are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import trio
+
+from ..memory import GpuRef
+
+if TYPE_CHECKING:
+    from ..device import Device
+    from ..device.batches._record import Recording
+    from ..expressions import Expression
+
+Callback = Callable[[int, float], object]
+"""Called with the number of iterations so far, and the residual's norm."""
+
+
+class Progress:
+    """How far a solver is, as numbers on the device.
+
+    Attributes:
+        status: the residual's norm, and how many iterations there were; float64.
+        active: whether there is more to do.
+    """
+
+    def __init__(self, status: GpuRef, active: GpuRef, tolerance: float, most: int) -> None:
+        self.status: Final = status
+        self.active: Final = active
+        self.tolerance: Final = tolerance
+        self.most: Final = most
+
+    @property
+    def norm(self) -> GpuRef:
+        """The residual's norm."""
+        return self.status[:1]
+
+    def begin(self, program: Recording) -> None:
+        """Begin a step: decide whether it does anything."""
+        more = (self.norm > self.tolerance) & (self.status[1:] < float(self.most))
+        program.evaluate(more, out=self.active)
+
+    def end(self, program: Recording, norm: Any) -> None:
+        """End a step, which has made the residual so large."""
+        program.evaluate(np.where(self.active, norm, self.norm), out=self.norm)
+        program.evaluate(self.status[1:] + self.active, out=self.status[1:])
+
+    def keep(self, program: Recording, target: GpuRef, value: Any) -> None:
+        """Give a buffer another value, unless there is nothing more to do."""
+        program.evaluate(np.where(self.active, value, target), out=target)
+
+
+async def progress(device: Device, norm: float, tolerance: float, most: int) -> Progress:
+    """Where a solver begins."""
+    status = await device.put(np.array([norm, 0.0]))
+    return Progress(status, await device.put(np.array([True])), tolerance, most)
+
+
+async def drive(
+    device: Device, program: Recording, state: Progress, callback: Callback | None
+) -> tuple[int, float]:
+    """Replay steps until there is nothing more to do.
+
+    The next ones are on their way while the program looks at how far the last ones got.
+
+    Returns:
+        How many iterations there were, and the residual's norm.
+    """
+    seen = -1
+    while True:
+        found: list[Any] = []
+
+        async def look(found: list[Any] = found) -> None:
+            found.append(await device.get(state.status))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            nursery.start_soon(program.replay)
+        norm, count = float(found[0][0]), int(found[0][1])
+        if callback is not None and count != seen:
+            callback(count, norm)
+        seen = count
+        if not norm > state.tolerance or count >= state.most:
+            return count, norm
+
+
+def dot(x: GpuRef, y: GpuRef) -> Expression:
+    """``conj(x) @ y``, of shape (1,)."""
+    conjugated: Any = np.conj(x) if x.dtype.kind == "c" else x
+    made: Expression = (conjugated * y).sum(keepdims=True)
+    return made
+
+
+def norm(x: Any) -> Any:
+    """The Euclidean norm, of shape (1,), float64."""
+    squares = np.square(np.abs(x)).astype(np.float64)
+    return np.sqrt(squares.sum(keepdims=True))
+
+
+def ratio(one: Any, other: Any) -> Any:
+    """``one / other``; 0 where that has no value."""
+    return np.where(other == 0, 0, one / np.where(other == 0, 1, other))

@@ -1,0 +1,123 @@
+"""GMRES: a basis of a Krylov space at a time, made on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..libraries.wire._options import whole
+from ._driving import Callback, norm, ratio
+from ._krylov import started
+from ._operators import Operator, System, system
+
+if TYPE_CHECKING:
+    from ..device import Device
+    from ..device.batches._record import Recording
+    from ..memory import GpuRef
+
+_RESTART = 20
+
+
+async def gmres(
+    device: Device,
+    A: Operator,  # noqa: N803 - SciPy's name
+    b: GpuRef,
+    x0: GpuRef | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    restart: int | None = None,
+    maxiter: int | None = None,
+    M: Operator | None = None,  # noqa: N803 - SciPy's name
+    callback: Callback | None = None,
+) -> tuple[GpuRef, int]:
+    """Solve ``A @ x = b`` by generalized minimal residuals; as ``scipy.sparse.linalg.gmres``.
+
+    Saad and Schultz, "GMRES: a generalized minimal residual algorithm for solving nonsymmetric
+    linear systems" (1986), restarted and preconditioned from the right. A basis is made on the
+    device, orthogonal by Gram-Schmidt twice; its small least squares problem the program solves.
+
+    Args:
+        device: where ``A`` and ``b`` are.
+        A: any square matrix.
+        b: shape (n,), float32, float64, complex64 or complex128.
+        x0: where to begin; zeros by default. It is not changed.
+        rtol: relative to the norm of ``b``: how small the residual's has to be.
+        atol: the same, absolute.
+        restart: how many vectors a basis has; 20 by default, or n.
+        maxiter: how many bases at most; 10 n by default.
+        M: approximates the inverse of ``A``.
+        callback: called after each basis, with their number and the residual's norm.
+
+    Returns:
+        The solution, and 0; or where it is after ``maxiter`` bases, and their number.
+
+    Raises:
+        TypeError: other dtypes, or what is no operator.
+        ValueError: shapes or numbers that do not fit.
+    """
+    given = system(device, A, b, M)
+    most = 10 * given.n if maxiter is None else whole(maxiter, "maxiter", least=0)
+    size = _RESTART if restart is None else whole(restart, "restart", least=1)
+    size = max(1, min(size, given.n))
+    x, r, tolerance, beta = await started(given, x0, rtol, atol)
+    dtype = b.dtype
+    basis = await device.full((size + 1, given.n), 0, dtype)
+    sums = await device.full((size, size + 1), 0, dtype)  # a row for each vector
+    weights = await device.full((size,), 0, dtype)
+    length = await device.full((1,), beta, np.float64)
+    async with device.record() as cycle:
+        _orthogonalize(cycle, given, basis, sums, r, size)
+    async with device.record() as update:
+        made = update.blas.gemv(basis[:size], weights, trans=1)
+        update.evaluate(x + given.precondition(update, made), out=x)
+        update.evaluate(b - given.multiply(update, x), out=r)
+        update.evaluate(norm(r), out=length)
+    for count in range(most):
+        if beta <= tolerance:
+            return x, 0
+        await cycle.replay()
+        h = (await device.get(sums)).T
+        first = np.zeros(size + 1, dtype)
+        first[0] = beta
+        y = np.linalg.lstsq(h, first, rcond=None)[0].astype(dtype)
+        await device.put(y, out=weights)
+        await update.replay()
+        beta = float((await device.get(length))[0])
+        if callback is not None:
+            callback(count + 1, beta)
+    return x, 0 if beta <= tolerance else most
+
+
+def _orthogonalize(
+    program: Recording, given: System, basis: GpuRef, sums: GpuRef, r: GpuRef, size: int
+) -> None:
+    """Record Arnoldi's iteration: ``size`` more vectors, from the residual on."""
+    program.evaluate(r * _inverse(r), out=basis[0])
+    for j in range(size):
+        known = basis[: j + 1]
+        w: Any = given.multiply(program, given.precondition(program, basis[j]))
+        total: Any = None
+        for _ in range(2):
+            # What is left of the vectors that are there: twice is enough.
+            shares = program.blas.gemv(known, _conjugate(program, w))
+            shares = _conjugate(program, shares)
+            w = program.evaluate(w - program.blas.gemv(known, shares, trans=1))
+            total = shares if total is None else total + shares
+        program.evaluate(total, out=sums[j, : j + 1])
+        program.evaluate(norm(w).astype(w.dtype), out=sums[j, j + 1 : j + 2])
+        program.evaluate(w * _inverse(w), out=basis[j + 1])
+
+
+def _conjugate(program: Recording, x: GpuRef) -> GpuRef:
+    """Conjugated; real numbers as they are."""
+    if x.dtype.kind != "c":
+        return x
+    made: GpuRef = program.evaluate(np.conj(x))
+    return made
+
+
+def _inverse(x: GpuRef) -> Any:
+    """One by the norm; 0 of nothing."""
+    return ratio(1.0, norm(x)).astype(x.dtype)

@@ -1,0 +1,278 @@
+"""Solvers with short recurrences: conjugate gradients, BiCGSTAB and MINRES."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..libraries.wire._options import whole
+from ._driving import Callback, dot, drive, norm, progress, ratio
+from ._operators import Operator, System, least, system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..device import Device
+    from ..device.batches._record import Recording
+    from ..memory import GpuRef
+    from ._driving import Progress
+
+    Step = Callable[[Recording, Progress], None]
+
+_EVERY = 10
+
+
+async def cg(
+    device: Device,
+    A: Operator,  # noqa: N803 - SciPy's name
+    b: GpuRef,
+    x0: GpuRef | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Operator | None = None,  # noqa: N803 - SciPy's name
+    callback: Callback | None = None,
+    every: int = _EVERY,
+) -> tuple[GpuRef, int]:
+    """Solve ``A @ x = b`` by conjugate gradients; as ``scipy.sparse.linalg.cg``.
+
+    Hestenes and Stiefel, "Methods of conjugate gradients for solving linear systems" (1952).
+
+    Args:
+        device: where ``A`` and ``b`` are.
+        A: symmetric or Hermitian, positive definite.
+        b: shape (n,), float32, float64, complex64 or complex128.
+        x0: where to begin, shape (n,); zeros by default. It is not changed.
+        rtol: relative to the norm of ``b``: how small the residual's has to be.
+        atol: the same, absolute.
+        maxiter: how many iterations at most; 10 n by default.
+        M: approximates the inverse of ``A``; positive definite.
+        callback: called every time that the program looks, with the iterations so far and the
+            residual's norm.
+        every: after how many iterations the program looks.
+
+    Returns:
+        The solution, and 0; or where it is after ``maxiter`` iterations, and their number.
+
+    Raises:
+        TypeError: other dtypes, or what is no operator.
+        ValueError: shapes or numbers that do not fit.
+    """
+    given = system(device, A, b, M)
+
+    async def begin(x: GpuRef, r: GpuRef) -> Step:
+        rho, p = await _scalar(given, 0.0), await _zeros(given)
+
+        def step(program: Recording, state: Progress) -> None:
+            z = given.precondition(program, r)
+            new = program.evaluate(dot(r, z))
+            state.keep(program, p, z + ratio(new, rho) * p)
+            state.keep(program, rho, new)
+            q = given.multiply(program, p)
+            alpha = program.evaluate(ratio(new, program.evaluate(dot(p, q))))
+            state.keep(program, x, x + alpha * p)
+            state.keep(program, r, r - alpha * q)
+            state.end(program, norm(r))
+
+        return step
+
+    return await _solve(given, x0, rtol, atol, maxiter, callback, every, begin)
+
+
+async def bicgstab(
+    device: Device,
+    A: Operator,  # noqa: N803 - SciPy's name
+    b: GpuRef,
+    x0: GpuRef | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Operator | None = None,  # noqa: N803 - SciPy's name
+    callback: Callback | None = None,
+    every: int = _EVERY,
+) -> tuple[GpuRef, int]:
+    """Solve ``A @ x = b`` by BiCGSTAB; as ``scipy.sparse.linalg.bicgstab``.
+
+    Van der Vorst, "Bi-CGSTAB: a fast and smoothly converging variant of Bi-CG" (1992).
+
+    Args:
+        device: where ``A`` and ``b`` are.
+        A: any square matrix.
+        b: as for ``cg``.
+        x0: as for ``cg``.
+        rtol: as for ``cg``.
+        atol: as for ``cg``.
+        maxiter: as for ``cg``.
+        M: approximates the inverse of ``A``.
+        callback: as for ``cg``.
+        every: as for ``cg``.
+
+    Returns:
+        As ``cg``.
+
+    Raises:
+        TypeError, ValueError: as ``cg``.
+    """
+    given = system(device, A, b, M)
+
+    async def begin(x: GpuRef, r: GpuRef) -> Step:
+        shadow = await device.copy(r)
+        rho, alpha, omega = [await _scalar(given, value) for value in (1.0, 1.0, 1.0)]
+        p, v = await _zeros(given), await _zeros(given)
+
+        def step(program: Recording, state: Progress) -> None:
+            new = program.evaluate(dot(shadow, r))
+            beta = program.evaluate(ratio(new, rho) * ratio(alpha, omega))
+            state.keep(program, rho, new)
+            state.keep(program, p, r + beta * (p - omega * v))
+            nearer = given.precondition(program, p)
+            state.keep(program, v, given.multiply(program, nearer))
+            state.keep(program, alpha, ratio(new, program.evaluate(dot(shadow, v))))
+            s = program.evaluate(r - alpha * v)
+            toward = given.precondition(program, s)
+            t = given.multiply(program, toward)
+            across, along = program.evaluate(dot(t, s)), program.evaluate(dot(t, t))
+            state.keep(program, omega, ratio(across, along))
+            state.keep(program, x, x + alpha * nearer + omega * toward)
+            state.keep(program, r, s - omega * t)
+            state.end(program, norm(r))
+
+        return step
+
+    return await _solve(given, x0, rtol, atol, maxiter, callback, every, begin)
+
+
+async def minres(
+    device: Device,
+    A: Operator,  # noqa: N803 - SciPy's name
+    b: GpuRef,
+    x0: GpuRef | None = None,
+    *,
+    rtol: float = 1e-5,
+    atol: float = 0.0,
+    maxiter: int | None = None,
+    M: Operator | None = None,  # noqa: N803 - SciPy's name
+    callback: Callback | None = None,
+    every: int = _EVERY,
+) -> tuple[GpuRef, int]:
+    """Solve ``A @ x = b`` by minimal residuals; as ``scipy.sparse.linalg.minres``.
+
+    Paige and Saunders, "Solution of sparse indefinite systems of linear equations" (1975).
+
+    Args:
+        device: where ``A`` and ``b`` are.
+        A: symmetric or Hermitian, perhaps indefinite.
+        b: as for ``cg``.
+        x0: as for ``cg``.
+        rtol: as for ``cg``; residuals are measured in the norm of ``M``, relative to the first.
+        atol: as for ``cg``.
+        maxiter: as for ``cg``.
+        M: approximates the inverse of ``A``; positive definite.
+        callback: as for ``cg``.
+        every: as for ``cg``.
+
+    Returns:
+        As ``cg``.
+
+    Raises:
+        TypeError, ValueError: as ``cg``.
+    """
+    given = system(device, A, b, M)
+
+    async def begin(x: GpuRef, r: GpuRef) -> Step:
+        # Vectors and numbers of the last step, and of the one before it.
+        v, before = r, await _zeros(given)
+        w, w_before = await _zeros(given), await _zeros(given)
+        gamma, eta = await _scalar(given, 0.0), await _scalar(given, 0.0)
+        gamma_before, c, c_before = [await _scalar(given, 1.0) for _ in range(3)]
+        s, s_before = await _scalar(given, 0.0), await _scalar(given, 0.0)
+        scale = await device.full((1,), 1, np.float64)
+
+        async with device.record() as program:
+            first = program.evaluate(np.sqrt(dot(v, given.precondition(program, v))))
+            program.evaluate(ratio(norm(v), np.abs(first).astype(np.float64)), out=scale)
+            program.copy(first, gamma)
+            program.copy(first, eta)
+        await program.replay()
+
+        def step(program: Recording, state: Progress) -> None:
+            z = program.evaluate(given.precondition(program, v) * ratio(1.0, gamma))
+            q = given.multiply(program, z)
+            delta = program.evaluate(dot(z, q))
+            new = program.evaluate(
+                q - ratio(delta, gamma) * v - ratio(gamma, gamma_before) * before
+            )
+            wide = program.evaluate(np.sqrt(dot(new, given.precondition(program, new))))
+            a0 = program.evaluate(c * delta - c_before * s * gamma)
+            a1 = program.evaluate(np.sqrt(a0 * a0 + wide * wide))
+            a2 = program.evaluate(s * delta + c_before * c * gamma)
+            a3 = program.evaluate(s_before * gamma)
+            c_new, s_new = program.evaluate(ratio(a0, a1)), program.evaluate(ratio(wide, a1))
+            toward = program.evaluate((z - a3 * w_before - a2 * w) * ratio(1.0, a1))
+            state.keep(program, x, x + c_new * eta * toward)
+            for target, value in (
+                *((before, v), (v, new), (w_before, w), (w, toward), (gamma_before, gamma)),
+                *((gamma, wide), (c_before, c), (c, c_new), (s_before, s), (s, s_new)),
+            ):
+                state.keep(program, target, value)
+            state.keep(program, eta, -s_new * eta)
+            state.end(program, np.abs(eta).astype(np.float64) * scale)
+
+        return step
+
+    return await _solve(given, x0, rtol, atol, maxiter, callback, every, begin)
+
+
+async def _solve(
+    given: System,
+    x0: GpuRef | None,
+    rtol: float,
+    atol: float,
+    maxiter: int | None,
+    callback: Callback | None,
+    every: int,
+    begin: Any,
+) -> tuple[GpuRef, int]:
+    """What all of these do: record some steps of what ``begin`` makes, and replay them."""
+    device = given.device
+    most = 10 * given.n if maxiter is None else whole(maxiter, "maxiter", least=0)
+    steps = whole(every, "every", least=1)
+    x, r, tolerance, size = await started(given, x0, rtol, atol)
+    if size <= tolerance or not most:
+        return x, 0 if size <= tolerance else most
+    step: Step = await begin(x, r)
+    state = await progress(device, size, tolerance, most)
+    async with device.record() as program:
+        for _ in range(steps):
+            state.begin(program)
+            step(program, state)
+    count, found = await drive(device, program, state, callback)
+    return x, 0 if found <= tolerance else count
+
+
+async def started(
+    given: System, x0: GpuRef | None, rtol: float, atol: float
+) -> tuple[GpuRef, GpuRef, float, float]:
+    """Where a solver begins: the solution, its residual, the tolerance, the residual's norm."""
+    device, b = given.device, given.b
+    if x0 is not None and (x0.shape != b.shape or x0.dtype is not b.dtype):
+        raise ValueError(f"x0 must be of the shape and dtype of b, {b.shape} and {b.dtype.name}")
+    bound = float((await device.get(await device.evaluate(norm(b))))[0])
+    tolerance = least(bound, rtol, atol)
+    if x0 is None:
+        return await _zeros(given), await device.copy(b), tolerance, bound
+    x = await device.copy(x0)
+    r = await given.residual(x)
+    size = float((await device.get(await device.evaluate(norm(r))))[0])
+    return x, r, tolerance, size
+
+
+async def _zeros(given: System) -> GpuRef:
+    return await given.device.full(given.b.shape, 0, given.b.dtype)
+
+
+async def _scalar(given: System, value: float) -> GpuRef:
+    return await given.device.full((1,), value, given.b.dtype)

@@ -1,0 +1,125 @@
+"""Products with sparse matrices against CuPy and PyTorch.
+
+The matrices are shaped like those of the SuiteSparse collection: a power law, as graphs of the
+web have; a stencil of five points; and a band. Measured side by side, see ``side_by_side.py``.
+Without a GPU sizes are small, and only our own numbers are printed.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+import trio
+from side_by_side import Rival, Row, compare, there
+
+from atomr_accel import CpuFallbackWarning, open_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device
+
+COLUMNS = 32
+
+
+def power_law(n: int, rng: np.random.Generator) -> Any:
+    """A graph in which few rows and columns have most elements."""
+    count = 12 * n
+    row = np.minimum(rng.zipf(1.6, count) - 1, n - 1)
+    column = rng.permutation(n)[np.minimum(rng.zipf(1.6, count) - 1, n - 1)]
+    row = np.where(rng.random(count) < 0.5, row, rng.integers(0, n, count))
+    column = np.where(rng.random(count) < 0.5, column, rng.integers(0, n, count))
+    made = scipy.sparse.coo_array((rng.standard_normal(count), (row, column)), shape=(n, n))
+    made.sum_duplicates()
+    return made
+
+
+def stencil(n: int, _rng: np.random.Generator) -> Any:
+    """Five points of a grid."""
+    side = int(n**0.5)
+    ones = np.ones(side * side)
+    offsets = [-side, -1, 0, 1, side]
+    return scipy.sparse.diags_array(
+        [-ones[side:], -ones[1:], 4 * ones, -ones[1:], -ones[side:]], offsets=offsets
+    )
+
+
+def banded(n: int, rng: np.random.Generator) -> Any:
+    """Everything within 16 of the diagonal."""
+    offsets = range(-16, 17)
+    diagonals = [rng.standard_normal(n - abs(each)) for each in offsets]
+    return scipy.sparse.diags_array(diagonals, offsets=[*offsets])
+
+
+MATRICES: dict[str, Callable[[int, np.random.Generator], Any]] = {
+    "power law": power_law,
+    "stencil": stencil,
+    "banded": banded,
+}
+
+
+def rivals_of(matrix: Any, x: Any) -> dict[str, Rival]:
+    """The same product by others."""
+    rivals: dict[str, Rival] = {}
+    if there("cupy"):
+        import cupy
+        import cupyx.scipy.sparse
+
+        a, dense = cupyx.scipy.sparse.csr_matrix(matrix), cupy.asarray(x)
+        rivals["cupy"] = Rival(partial(a.__matmul__, dense), cupy.cuda.Device().synchronize)
+    if there("torch"):
+        import torch
+
+        parts = [torch.from_numpy(each) for each in (matrix.indptr, matrix.indices, matrix.data)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            a = torch.sparse_csr_tensor(*parts, size=matrix.shape).cuda()
+        dense = torch.from_numpy(x).cuda()
+        rivals["torch"] = Rival(partial(torch.matmul, a, dense), torch.cuda.synchronize)
+    return rivals
+
+
+async def measure(device: Device, n: int) -> None:
+    """SpMV and SpMM of each matrix, in float32."""
+    rng = np.random.default_rng(5)
+    for name, make in MATRICES.items():
+        matrix = scipy.sparse.csr_matrix(make(n, rng).astype(np.float32))
+        matrix.sort_indices()
+        a = await device.sparse.put(matrix)
+        size = matrix.shape[0]
+        for what, shape in (("SpMV", (size,)), ("SpMM", (size, COLUMNS))):
+            host = rng.standard_normal(shape).astype(np.float32)
+            x, out = await device.put(host), await device.empty(shape, np.float32)
+
+            def call(on: Any, a: Any = a, x: Any = x, out: Any = out) -> Any:
+                return on.sparse.matmul(a, x, out=out)
+
+            rivals = rivals_of(matrix, host) if device.backend == "cuda" else {}
+            paces = await compare(device, call, rivals)
+            # What is read and written once at least.
+            nbytes = sum(each.nbytes for each in (matrix.data, matrix.indices, matrix.indptr))
+            goals = {"cupy": 1.0} if "cupy" in rivals else {}
+            row = Row(f"{what} {name}", nbytes + 2 * host.nbytes, "GB/s", *paces, goals)
+            print(*row.lines(), sep="\n", flush=True)
+
+
+async def run() -> None:
+    """Measure and print."""
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    async with open_device(0) as device:
+        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+        await measure(device, 1 << 20 if device.backend == "cuda" else 1 << 12)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    trio.run(run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""What calls refuse, in the caller, and where matrices may be used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import scipy.sparse as scipy_sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, SparseRef, Unsupported
+from atomr_accel.libraries.sparse.host._cpu import taken_as
+
+from ...harness import opened, program
+from ..conformance import MARKS
+
+if TYPE_CHECKING:
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+sparse: Any = scipy_sparse
+MATRIX = sparse.csr_array(np.array([[0.0, 2, 0], [0, 0, 0], [1, 0, 3]]))
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr"])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+async def test_what_is_put_comes_back(device: Device, form: str, index: Any) -> None:
+    matrix = MATRIX.asformat(form)
+    for name in ("indptr", "indices"):
+        if hasattr(matrix, name):
+            setattr(matrix, name, getattr(matrix, name).astype(index))
+    a = await device.sparse.put(matrix, check=True)
+    back: Any = await device.sparse.get(a)
+    assert (a.format, a.shape, back.format, back.shape) == (form, (3, 3), form, (3, 3))
+    np.testing.assert_array_equal(back.toarray(), MATRIX.toarray())
+    if form != "coo":
+        assert a.index_dtype == index
+
+
+async def test_matrices_of_scipy_alone_are_put(device: Device) -> None:
+    with pytest.raises(TypeError, match="takes dense ones"):
+        await device.sparse.put(np.eye(3))
+    with pytest.raises(TypeError, match="lil"):
+        await device.sparse.put(MATRIX.tolil())
+    with pytest.raises(TypeError, match="int64"):
+        await device.sparse.put(MATRIX.astype(np.int64))
+    bad = MATRIX.copy()
+    bad.indices[0] = 7
+    with pytest.raises(ValueError, match="indices"):
+        await device.sparse.put(bad, check=True)
+    worse = await device.sparse.put(bad)
+    with pytest.raises(ValueError, match="1 indices that are out of bounds"):
+        await device.sparse.check(worse)
+
+
+@program
+async def test_an_index_out_of_bounds_is_a_fault() -> None:
+    bad = MATRIX.copy()
+    bad.indices[0] = 1 << 30
+    async with opened(isolation="process") as device:
+        a, x = await device.sparse.put(bad), await device.put(np.ones(3))
+        with pytest.raises(ContextPoisoned):
+            await device.sparse.matmul(a, x)
+        kept = await device.sparse.put(MATRIX, sealed=True)
+        x = await device.put(np.ones(3))
+        y = await device.sparse.matmul(kept, x)
+        np.testing.assert_array_equal(await device.get(y), MATRIX @ np.ones(3))
+        assert a.is_stale
+        assert kept.sealed
+
+
+async def test_views_of_a_matrix(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    assert a.T.format == "csc"
+    assert a.T.T.format == "csr"
+    assert a.T.data is a.data
+    coo = await device.sparse.tocoo(a)
+    assert (coo.T.row, coo.T.col) == (coo.col, coo.row)
+    with pytest.raises(AttributeError, match="indptr"):
+        _ = coo.indptr
+    with pytest.raises(AttributeError, match="row"):
+        _ = a.row
+    with pytest.raises(TypeError, match=r"device\.sparse\.matmul"):
+        _ = a @ a.data
+    with pytest.raises(ValueError, match="bsr"):
+        _ = (await device.sparse.tobsr(a, (3, 1))).T
+    assert "csr 3x3 float64 with 3" in repr(a)
+
+
+async def test_parts_must_fit(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    make = device.sparse.csr_array
+    parts = (a.data, a.indices, a.indptr)
+    assert isinstance(make(parts, (3, 3)), SparseRef)
+    with pytest.raises(ValueError, match="indptr has shape"):
+        make(parts, (4, 3))
+    with pytest.raises(ValueError, match="3 elements and 2 indices"):
+        make((a.data, a.indices[:2], a.indptr), (3, 3))
+    with pytest.raises(ValueError, match="contiguous"):
+        make((a.data, a.indices[::-1], a.indptr), (3, 3))
+    with pytest.raises(TypeError, match="both must be int32"):
+        make((a.data, await device.array.astype(a.indices, np.int16), a.indptr), (3, 3))
+    with pytest.raises(TypeError, match="GpuRef"):
+        make((MATRIX.data, a.indices, a.indptr), (3, 3))
+    with pytest.raises(ValueError, match="no multiple"):
+        device.sparse.bsr_array((await device.put(np.ones((3, 2, 2))), *parts[1:]), (3, 3))
+
+
+async def test_products_say_what_does_not_fit(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    x = await device.put(np.ones(3))
+    multiply = device.sparse.matmul
+    with pytest.raises(TypeError, match="SparseRef"):
+        await multiply(x, x)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="x must have 3 rows"):
+        await multiply(a, await device.put(np.ones(4)))
+    with pytest.raises(TypeError, match="x has dtype float32"):
+        await multiply(a, await device.put(np.ones(3, np.float32)))
+    with pytest.raises(ValueError, match="beta multiplies out"):
+        await multiply(a, x, beta=1.0)
+    with pytest.raises(ValueError, match="shares memory with x"):
+        await multiply(a, x, out=x)
+    with pytest.raises(ValueError, match=r"shares memory with a\.data"):
+        await multiply(a, x, out=a.data)
+    with pytest.raises(ValueError, match="one or two dimensions"):
+        await multiply(a, await device.put(np.ones((3, 1, 1))))
+    with pytest.raises(ValueError, match="bsr"):
+        await multiply(await device.sparse.tobsr(a, (1, 1)), x, trans=1)
+    sealed = await device.put(np.ones(3), sealed=True)
+    with pytest.raises(GpuRefSealed):
+        await multiply(a, x, out=sealed)
+    with pytest.raises(TypeError, match="coo; csr or csc"):
+        await device.sparse.spgemm(await device.sparse.tocoo(a), a)
+    with pytest.raises(TypeError, match="both must be the same"):
+        await device.sparse.spgemm(a, a.T)
+    plan = await device.sparse.spgemm_plan(a, a)
+    other = await device.sparse.sort_indices(a)
+    with pytest.raises(ValueError, match="refs of indices"):
+        await device.sparse.spgemm_reuse(plan, other, a)
+    doubled = a.with_data(await device.evaluate(a.data * 2))
+    product = await device.sparse.spgemm_reuse(plan, doubled, a)
+    expected = 2 * (MATRIX @ MATRIX).toarray()
+    np.testing.assert_array_equal((await device.sparse.get(product)).toarray(), expected)
+    await device.sparse.free(a)
+    with pytest.raises(GpuRefStale):
+        await multiply(a, x)
+
+
+async def test_views_that_have_gaps_are_copied(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    x = (await device.put(np.arange(12.0).reshape(6, 2)))[::2, :1][:, 0]
+    assert not x.contiguous
+    found = await device.get(await device.sparse.matmul(a, x))
+    np.testing.assert_array_equal(found, MATRIX @ np.array([0.0, 4, 8]))
+
+
+async def test_what_beta_0_stands_before_is_not_read(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    x, nan = await device.put(np.ones(3)), np.full(3, np.nan)
+    out = await device.sparse.matmul(a, x, out=await device.put(nan))
+    np.testing.assert_array_equal(await device.get(out), MATRIX @ np.ones(3))
+    place = await device.put(np.array([1], np.int32))
+    y = await device.sparse.axpby(x[:1], place, await device.put(nan), b=0.0)
+    np.testing.assert_array_equal(await device.get(y), [0, 1, 0])
+
+
+async def test_batches_take_what_needs_no_answer(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    x = await device.put(np.arange(3.0))
+    async with device.batch() as batch:
+        back = batch.sparse.tocsr(batch.sparse.tocsc(a))
+        y = batch.sparse.matmul(back, x)
+        dense = batch.sparse.todense(back)
+    np.testing.assert_array_equal(await device.get(y), MATRIX @ np.arange(3.0))
+    np.testing.assert_array_equal(await device.get(dense), MATRIX.toarray())
+    for name in ("sum_duplicates", "check"):
+        with pytest.raises(Unsupported):
+            async with device.batch() as batch:
+                getattr(batch.sparse, name)(a)
+    with pytest.raises(Unsupported):
+        async with device.batch() as batch:
+            batch.sparse.spgemm(a, a)
+    with pytest.raises(Unsupported, match="on the device itself"):
+        async with device.batch() as batch:
+            await batch.sparse.put(MATRIX)
+
+
+async def test_recordings_take_other_buffers(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    lower = await device.sparse.put(sparse.csr_array(np.tril(MATRIX.toarray()) + np.eye(3)))
+    analysis = await device.sparse.analyse_triangular(lower)
+    x = await device.put(np.arange(3.0))
+    async with device.record(x, a.data) as recording:
+        y = recording.sparse.matmul(a, x)
+        z = recording.sparse.spsolve_triangular(analysis, x)
+    other, data = await device.put(np.ones(3)), await device.put(np.full(3, 5.0))
+    await recording.replay(other, data)
+    expected = (MATRIX != 0).astype(float) * 5 @ np.ones(3)
+    np.testing.assert_array_equal(await device.get(y), expected)
+    solved = np.linalg.solve(np.tril(MATRIX.toarray()) + np.eye(3), np.ones(3))
+    np.testing.assert_allclose(await device.get(z), solved)
+
+
+async def test_an_actor_is_asked(device: Device) -> None:
+    a = await device.sparse.put(MATRIX)
+    x = await device.put(np.ones(3))
+    y = await device.sparse.ref.ask(device.requests.sparse.matmul(a, x))
+    np.testing.assert_array_equal(await device.get(y), MATRIX @ np.ones(3))
+
+
+@program
+async def test_a_deterministic_device_refuses_what_depends_on_time() -> None:
+    async with opened(isolation="thread", deterministic=True) as device:
+        a = await device.sparse.put(MATRIX)
+        x = await device.put(np.ones(3))
+        await device.sparse.matmul(a, x)
+        await device.sparse.matmul(a.T, x, trans=1)
+        for matrix, trans in ((a, 1), (a.T, 0)):
+            with pytest.raises(Unsupported, match="deterministic"):
+                await device.sparse.matmul(matrix, x, trans=trans)
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_conversions_and_products_are_scipys(data: st.DataObject) -> None:
+    rows, columns = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    places = data.draw(
+        st.lists(st.tuples(st.integers(0, rows - 1), st.integers(0, columns - 1)), max_size=12)
+    )
+    values = [float(each) for each in range(1, len(places) + 1)]
+    row, column = [np.array([each[axis] for each in places], np.int32) for axis in (0, 1)]
+    matrix = sparse.coo_array((values, (row, column)), shape=(rows, columns))
+    steps = data.draw(st.lists(st.sampled_from(["tocsr", "tocsc", "tocoo"]), max_size=3))
+    trans = data.draw(st.sampled_from([0, 1]))
+
+    @program
+    async def run() -> None:
+        async with opened(isolation="thread") as device:
+            a = await device.sparse.put(matrix)
+            for step in steps:
+                a = await getattr(device.sparse, step)(a)
+            await device.sparse.check(a)
+            x = np.arange(1.0, (rows if trans else columns) + 1)
+            y = await device.sparse.matmul(a, await device.put(x), trans=trans)
+            np.testing.assert_allclose(await device.get(y), taken_as(matrix, trans) @ x)
+            summed = await device.sparse.sum_duplicates(a)
+            assert summed.nnz == len({*places})
+            back: Any = await device.sparse.get(summed)
+            np.testing.assert_allclose(back.toarray(), matrix.toarray())
+
+    run()
