@@ -17,22 +17,23 @@ from .fft._facade import Fft
 from .nvrtc._facade import Kernel, Nvrtc
 from .rng._facade import Rng
 from .rng._generator import Generator
+from .tensor._facade import Tensor
 
 if TYPE_CHECKING:
     from ._library import Home
 
 
 CALLED: Final = (
-    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Nvrtc, Rng),
+    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Nvrtc, Rng, Tensor),
     *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
-    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng"),
+    *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng", "tensor"),
 )
 """The names of their lanes."""
-NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng")
+NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng", "tensor")
 """The names of the facades."""
 
 
@@ -47,6 +48,7 @@ class Libraries(Generic[D]):
     fft: Fft[D]
     nvrtc: Nvrtc[D]
     rng: Rng[D]
+    tensor: Tensor[D]
 
     def _add_libraries(self, device: Home) -> None:
         self.blas = Blas(device)
@@ -57,6 +59,7 @@ class Libraries(Generic[D]):
         self.fft = Fft(device)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device)
+        self.tensor = Tensor(device, self.blas, self.cub)
         for name in NAMES:
             getattr(self, name)._library = name
 

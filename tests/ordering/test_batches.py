@@ -458,7 +458,7 @@ async def test_a_batch_is_entered_once_and_takes_requests(device: Device) -> Non
 
 @on_shared
 async def test_dir_tells_what_programs_call(device: Device) -> None:
-    libraries = {"array", "blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng"}
+    libraries = {"array", "blas", "blaslt", "cub", "dnn", "fft", "nvrtc", "rng", "tensor"}
     making = {
         "copy",
         "empty",
