@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias
 
@@ -14,20 +15,22 @@ from ...expressions import Operand, cast
 from ...expressions._promotion import FLOAT32, HALVES
 from ...memory import GpuRef, ref_error
 from ...memory._views import strides_of
-from .._op import D, Described, Facade, op
-from .._request import Request
+from .._op import Collected, D, Described, op
+from .._request import Request, Submission
 from ..array._copy import LANE as ARRAY
 from ..array._steps import Describing, Steps, target_of
 from ..blas._checks import LANE as BLAS
 from ..wire._recent import Recent
+from ._operations import LANE, Operations
 from ._plan import Contraction, Copy, Layout, Plan, Product, Sum, make_plan
 from ._subscripts import Terms, interleaved, parse, resolve
+from .wire._messages import Available
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from .._library import Home, LaneSpec
-    from .._request import Driver, Submission
+    from .._request import Driver
     from ..blas._facade import Blas
     from ..cub._facade import Cub
     from ._plan import View
@@ -40,11 +43,23 @@ Optimize: TypeAlias = "bool | str | tuple[str, int] | Sequence[str | tuple[int, 
 _MOST_PLANS: Final = 1024
 
 
-class Einsum(Facade[D]):
+@dataclass(slots=True)
+class _Found:
+    """What is known of the host.
+
+    Attributes:
+        cutensor: whether it has the library; None while nobody has asked.
+    """
+
+    cutensor: bool | None = None
+
+
+class Einsum(Operations[D]):
     """The part of ``Tensor`` that takes any number of operands."""
 
     def __init__(self, device: Home, blas: Blas[Any], cub: Cub[Any]) -> None:
-        self._device = device
+        super().__init__(device)
+        self._found = _Found()
         self._blas: Blas[Described] = blas._on(Describing(device))
         self._cub: Cub[Described] = cub._on(Describing(device))
         self._sums: Recent[Hashable, Plan] = Recent(_MOST_PLANS)
@@ -96,10 +111,15 @@ class Einsum(Facade[D]):
             if not isinstance(each, Operand):
                 raise ref_error(each, self._device.memory, f"operand {at}")
         kind = _dtype_of(arrays, dtype, casting)
-        plan = self._planned(terms, arrays, out, kind, optimize)
-        lane: LaneSpec = BLAS if plan.steps and isinstance(plan.steps[-1], Product) else ARRAY
+        asked = (terms, arrays, out, kind, optimize)
+        without = self._planned(*asked, contracts=False)
+        ends = not without.copies and isinstance(without.steps[-1], Product)
+        lane: LaneSpec = BLAS if ends else ARRAY
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
+            plan = without
+            if without.copies and self._contracts(driver):
+                plan = self._planned(*asked, contracts=True)
             steps = Steps(driver, self._cub, lane)
             refs = [steps.ref(each, f"operand {at}") for at, each in enumerate(arrays)]
             reads = [(f"operand {at}", ref) for at, ref in enumerate(refs)]
@@ -110,6 +130,22 @@ class Einsum(Facade[D]):
 
         return Request(lane, "tensor.einsum", prepare)
 
+    def _contracts(self, driver: Driver) -> bool:
+        """Whether there is cuTENSOR.
+
+        The lane is asked once. In a batch or a recording no answer would come, so there it is
+        not asked, and nobody knows before somebody has asked elsewhere.
+        """
+        found = self._found
+        known = found.cutensor
+        if known is None and driver.home.driver is not Collected:
+            asking: Request[bool] = Request(
+                LANE, "tensor.available", lambda _driver: Submission(Available(), (), ())
+            )
+            known = found.cutensor = driver.perform(asking)
+        driver.depends(lambda: found.cutensor is known)
+        return bool(known)
+
     def _planned(
         self,
         terms: Terms,
@@ -117,22 +153,25 @@ class Einsum(Facade[D]):
         out: GpuRef | None,
         dtype: np.dtype[Any],
         optimize: Any,
+        *,
+        contracts: bool,
     ) -> Plan:
-        """The plan for operands that lie so."""
+        """The plan for operands that lie so, with cuTENSOR or without."""
         layouts = tuple(map(_layout, arrays))
         given = _layout(out) if isinstance(out, GpuRef) else None
-        key = (terms, layouts, given, dtype, repr(optimize))
+        key = (terms, layouts, given, dtype, repr(optimize), contracts)
         plan = self._sums.get(key)
         if plan is not None:
             return plan
         labelled = resolve(terms, tuple(each.shape for each in layouts))
         if given is not None and given.shape != tuple(labelled.sizes[at] for at in labelled.output):
             given = None  # which is refused with all that is known of it
-        plan = make_plan(labelled, layouts, given, dtype, optimize, contracts=False)
+        plan = make_plan(labelled, layouts, given, dtype, optimize, contracts=contracts)
         return self._sums.keep(key, plan)
 
     def _perform(self, steps: Steps, plan: Plan, values: list[GpuRef]) -> None:
         """Do the steps of a plan."""
+        described: Operations[Described] = self._on(Describing(self._device))
 
         def seen(view: View) -> GpuRef:
             return values[view.value]._seen(view.shape, view.strides)
@@ -145,8 +184,12 @@ class Einsum(Facade[D]):
                     steps.evaluate(_sum([seen(each) for each in parts], axes), seen(target))
                 case Copy(source, target):
                     steps.assign((seen(source), seen(target)))
-                case Contraction():
-                    raise NotImplementedError
+                case Contraction((a, b, target), (modes_a, modes_b, modes)):
+                    steps.do(
+                        described.contract(
+                            seen(a), modes_a, seen(b), modes_b, modes, out=seen(target)
+                        )
+                    )
 
 
 def _read(

@@ -98,11 +98,13 @@ class Plan(NamedTuple):
         shape: of the result.
         scratch: shapes of arrays in between.
         steps: in their order.
+        copies: whether arrays are copied, or would be, without cuTENSOR.
     """
 
     shape: tuple[int, ...]
     scratch: tuple[tuple[int, ...], ...]
     steps: tuple[Product | Sum | Copy | Contraction, ...]
+    copies: bool
 
 
 def make_plan(
@@ -147,6 +149,7 @@ class _Planner:
         self._result = len(operands)
         self._scratch: list[tuple[int, ...]] = []
         self._steps: list[Product | Sum | Copy | Contraction] = []
+        self._copies = False
 
     def plan(self, optimize: Any) -> Plan:
         """All steps."""
@@ -173,7 +176,7 @@ class _Planner:
             )
         else:
             self._pair(last, values, (self._result, result))
-        return Plan(self._shape, tuple(self._scratch), tuple(self._steps))
+        return Plan(self._shape, tuple(self._scratch), tuple(self._steps), self._copies)
 
     def _converts(self, layout: Layout) -> bool:
         return layout.dtype is not self._dtype
@@ -273,12 +276,14 @@ class _Planner:
         left = self._matrix(a, batch, rows, summed)
         right = self._matrix(b, batch, summed, columns)
         to = self._target(made, *groups) if target is not None else True
-        if self._contracts and not (left and right and to):
-            parts = (a, b, made)
-            modes = (in_a, in_b, made[1].labels)
-            views = [self._view(*part, each) for part, each in zip(parts, modes, strict=True)]
-            self._steps.append(Contraction((views[0], views[1], views[2]), modes))
-            return made
+        if not (left and right and to) and self._contractible(a, b, made):
+            self._copies = True
+            if self._contracts:
+                parts = (a, b, made)
+                modes = (in_a, in_b, made[1].labels)
+                views = [self._view(*part, each) for part, each in zip(parts, modes, strict=True)]
+                self._steps.append(Contraction((views[0], views[1], views[2]), modes))
+                return made
         if not left:
             a = self._copied(*a, (*batch, *rows, *summed))
         if not right:
@@ -289,6 +294,11 @@ class _Planner:
             labels = made[1].labels
             self._steps.append(Copy(self._view(*through, labels), self._view(*made, labels)))
         return made
+
+    def _contractible(self, *parts: tuple[int, Seen]) -> bool:
+        """Whether cuTENSOR takes these, whose elements follow each other with positive steps."""
+        size = self._dtype.itemsize
+        return all(each > 0 and not each % size for _, seen in parts for each in seen.strides)
 
     def _fold(self, labels: Sequence[int], seen: Seen) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Extents and strides of axes, those made one that follow each other without gaps."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from tests.harness import on_shared, sized
 
@@ -15,9 +16,11 @@ from .. import conformance
 from .expressions import NUMPY, OPT_EINSUM, Expression, expressions, numbers, operands_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from atomr_accel import Device, GpuRef
+
+    from ...harness import Shared
 
 pytestmark = conformance.MARKS
 
@@ -48,6 +51,37 @@ async def check(device: Device, subscripts: str, arrays: Sequence[Any], **option
 @on_shared
 async def test_any_expression(device: Device, given: Expression) -> None:
     await check(device, given.subscripts, given.operands)
+
+
+@pytest.fixture
+def contracting(shared: Shared) -> Iterator[None]:
+    """A device that seems to have cuTENSOR, so that nothing is copied for products."""
+
+    async def seem(there: bool | None) -> None:
+        shared.device.tensor._found.cutensor = there
+
+    shared.run(partial(seem, there=True))
+    yield
+    shared.run(partial(seem, there=None))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(conformance.on_cuda(), reason="there it is as it is")
+@pytest.mark.usefixtures("contracting")
+@settings(max_examples=sized(40, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(expressions(("float64", "complex64")))
+@on_shared
+async def test_any_expression_with_contractions(device: Device, given: Expression) -> None:
+    await check(device, given.subscripts, given.operands)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(conformance.on_cuda(), reason="there it is as it is")
+@pytest.mark.usefixtures("contracting")
+@on_shared
+async def test_expressions_of_opt_einsum_with_contractions(device: Device) -> None:
+    for subscripts in OPT_EINSUM[:: sized(3, 1)]:
+        await check(device, subscripts, operands_for(subscripts, RNG, "float64"))
 
 
 @pytest.mark.slow
