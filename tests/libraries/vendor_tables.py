@@ -54,6 +54,7 @@ TABLES: Final = {
         Table("cudnn", "dnn.host._prototypes", ("cudnn.h",)),
         Table("cufft", "fft.host._prototypes", ("cufft.h", "cufftXt.h")),
         Table("curand", "rng.host._prototypes", ("curand.h",)),
+        Table("cutensor", "tensor.host._prototypes", ("cutensor.h",)),
     )
 }
 """By library."""

@@ -135,9 +135,8 @@ class CudaTensors:
 
     def _name(self, data: bytes) -> bytes:
         """Under which name the fastest algorithm of an operation is on the disk."""
-        version = self._open()[0].functions.library.cutensorGetVersion
-        version.restype = ctypes.c_size_t
-        return repr((version(), self._context.compute_capability)).encode() + data
+        version = _version(self._open()[0])
+        return repr((version, self._context.compute_capability)).encode() + data
 
     def _tune(self, message: Tune) -> None:
         """Time each algorithm that does the operation, and keep the plan of the fastest."""
@@ -270,11 +269,7 @@ class _Plan:
         if operation.kind in ADDS:
             arguments += [output, modes, OPERATORS["identity"]]
         arguments += [output, modes, *(OPERATORS[each] for each in operation.operators)]
-        symbol = f"{COMPUTE_PREFIX}{operation.compute}"
-        try:
-            compute = c_void_p.in_dll(self._library.functions.library, symbol)
-        except ValueError:
-            raise Unsupported(f"the cutensor that is installed has no {symbol}") from None
+        compute = _compute_type(self._library, operation.compute)
         made = c_void_p()
         self._library.call(create, self._handle, byref(made), *arguments, compute)
         self._made.callback(self._library.call, "cutensorDestroyOperationDescriptor", made.value)
@@ -334,6 +329,20 @@ class _CompiledKernels:
 
 
 def _key(library: VendorLibrary) -> bytes:
-    version = library.functions.library.cutensorGetVersion
-    version.restype = ctypes.c_size_t
-    return str(version()).encode()
+    return str(_version(library)).encode()
+
+
+def _version(library: VendorLibrary) -> int:
+    """The release of the library, which has no status for it to return."""
+    ask = library.functions.library.cutensorGetVersion
+    ask.restype = ctypes.c_size_t
+    return int(ask())
+
+
+def _compute_type(library: VendorLibrary, name: str) -> Any:
+    """A compute type, which is an object of the library's."""
+    symbol = f"{COMPUTE_PREFIX}{name}"
+    try:
+        return c_void_p.in_dll(library.functions.library, symbol)
+    except ValueError:
+        raise Unsupported(f"the cuTENSOR that is installed has no {symbol}") from None
