@@ -90,6 +90,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         fft: Fourier transforms (cuFFT).
         nvrtc: kernels compiled at run time (NVRTC).
         rng: random numbers (cuRAND).
+        tensor: sums of products along any axes (cuTENSOR; einsum without it, too).
         requests: the same libraries, whose methods make requests: messages to their actors.
     """
 
