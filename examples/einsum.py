@@ -1,10 +1,11 @@
-"""A chain of tensors, as physicists draw them: contract it along a good path, awaited and replayed.
+"""A chain of tensors, as physicists draw them: contracted along a good path, and replayed.
 
-A matrix product state is one tensor for each site, of shape (left, state, right). The overlap of two
-of them sums over all indices. From left to right that takes n * d * bond**3 steps; all at once, d**n.
+A matrix product state is one tensor for each site, of shape (left, state, right). The overlap of
+two of them sums over all indices: along the chain that takes some n * d * bond**3 products.
 """
 
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import trio
@@ -16,16 +17,17 @@ SITES, STATES, BOND = 6, 2, 24
 
 def random_state(rng: np.random.Generator) -> list[np.ndarray]:
     """A tensor for each site; those at the ends have one neighbour."""
-    bonds = [1, *[BOND] * (SITES - 1), 1]
-    shapes = zip(bonds, bonds[1:], strict=False)
+    shapes = pairwise([1, *[BOND] * (SITES - 1), 1])
     return [rng.normal(size=(left, STATES, right)) / BOND for left, right in shapes]
 
 
 def overlap_subscripts() -> str:
     """Sites side by side: bonds of one state are a, b, ..., of the other A, B, ..."""
-    letters = "abcdefgh"
-    above = [f"{letters[at]}{'stuvwxyz'[at]}{letters[at + 1]}" for at in range(SITES)]
-    below = [f"{letters[at].upper()}{'stuvwxyz'[at]}{letters[at + 1].upper()}" for at in range(SITES)]
+    bonds = pairwise("abcdefgh"[: SITES + 1])
+    above = [
+        f"{left}{state}{right}" for (left, right), state in zip(bonds, "stuvwxyz", strict=False)
+    ]
+    below = [f"{left.upper()}{state}{right.upper()}" for left, state, right in above]
     return ",".join([*above, *below]) + "->"
 
 

@@ -36,8 +36,8 @@ async def main() -> None:
             await device.get(north), host[:, ::2, ROWS // 2 :].sum(axis=(0, 3)), rtol=1e-12
         )
         print(
-            f"tensor_reduce on {device.backend}: global means of {TIMES} times and {LEVELS} levels, "
-            f"{expected.min():.1f} to {expected.max():.1f} K"
+            f"tensor_reduce on {device.backend}: global means of {TIMES} times and {LEVELS} "
+            f"levels, {expected.min():.1f} to {expected.max():.1f} K"
         )
 
         try:
