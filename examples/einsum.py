@@ -23,11 +23,9 @@ def random_state(rng: np.random.Generator) -> list[np.ndarray]:
 
 def overlap_subscripts() -> str:
     """Sites side by side: bonds of one state are a, b, ..., of the other A, B, ..."""
-    bonds = pairwise("abcdefgh"[: SITES + 1])
-    above = [
-        f"{left}{state}{right}" for (left, right), state in zip(bonds, "stuvwxyz", strict=False)
-    ]
-    below = [f"{left.upper()}{state}{right.upper()}" for left, state, right in above]
+    bonds, states = "abcdefgh", "stuvwxyz"
+    above = [f"{bonds[at]}{states[at]}{bonds[at + 1]}" for at in range(SITES)]
+    below = [f"{bonds[at].upper()}{states[at]}{bonds[at + 1].upper()}" for at in range(SITES)]
     return ",".join([*above, *below]) + "->"
 
 

@@ -134,8 +134,11 @@ class Einsum(Operations[D]):
         """Whether there is cuTENSOR.
 
         The lane is asked once. In a batch or a recording no answer would come, so there it is
-        not asked, and nobody knows before somebody has asked elsewhere.
+        not asked, and nobody knows before somebody has asked elsewhere. What depends on that is
+        not the same each time, so a deterministic device goes without.
         """
+        if self._device.deterministic:
+            return False
         found = self._found
         known = found.cutensor
         if known is None and driver.home.driver is not Collected:

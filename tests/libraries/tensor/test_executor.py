@@ -9,6 +9,7 @@ import pytest
 
 from atomr_accel import LibraryMissing, Unsupported
 from atomr_accel.libraries.tensor._operations import LANE
+from tests.harness import opened
 
 from ...fakes.cublaslt import FakeEvents
 from ...fakes.cutensor import FakeCudaTensors, FakeTensors
@@ -60,6 +61,18 @@ async def test_einsum_asks_for_contractions_where_products_would_take_copies(
         refs = [await device.put(array) for array in arrays]
         made = await device.tensor.einsum(subscripts, *refs)
         np.testing.assert_array_equal(await device.get(made), np.einsum(subscripts, *arrays))
+
+
+async def test_on_a_deterministic_device_einsum_does_the_same_whatever_is_installed(
+    library: FakeTensors,
+) -> None:
+    async with opened(isolation="thread", deterministic=True) as device:
+        x = await device.put(np.ones((4, 3, 2)))
+        made = await device.tensor.einsum("ijk,ljk->kil", x, x)
+        assert (await device.get(made) == 3).all()
+        assert library.launched == []
+        with pytest.raises(ValueError, match="autotune"):
+            await device.tensor.contract(x, "ijk", x, "ljk", "il", autotune=True)
 
 
 async def test_without_the_library_einsum_does_without(
