@@ -143,7 +143,10 @@ class Einsum(Operations[D]):
         known = found.cutensor
         if known is None and driver.home.driver is not Collected:
             asking: Request[bool] = Request(
-                LANE, "tensor.available", lambda _driver: Submission(Available(), (), ())
+                LANE,
+                "tensor.available",
+                lambda _driver: Submission(Available(), (), ()),
+                key="tensor.available",
             )
             known = found.cutensor = driver.perform(asking)
         driver.depends(lambda: found.cutensor is known)

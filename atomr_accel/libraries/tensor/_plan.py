@@ -195,7 +195,7 @@ class _Planner:
 
     def _view(self, value: int, seen: Seen, labels: Sequence[int]) -> View:
         """An array with axes in this order, and some of one element for what it has not."""
-        strides = dict(zip(seen.labels, seen.strides, strict=True))
+        strides = dict(zip(*seen, strict=True))
         return View(
             value,
             tuple([self._sizes[each] if each in strides else 1 for each in labels]),
@@ -275,7 +275,8 @@ class _Planner:
         made = target or self._new(natural)
         left = self._matrix(a, batch, rows, summed)
         right = self._matrix(b, batch, summed, columns)
-        to = self._target(made, *groups) if target is not None else True
+        asis = [part[1] for part, good in ((a, left), (b, right)) if good]
+        to = target is None or self._target(made, asis, batch, rows, columns)
         if not (left and right and to) and self._contractible(a, b, made):
             self._copies = True
             if self._contracts:
@@ -302,7 +303,7 @@ class _Planner:
 
     def _fold(self, labels: Sequence[int], seen: Seen) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Extents and strides of axes, those made one that follow each other without gaps."""
-        strides = dict(zip(seen.labels, seen.strides, strict=True))
+        strides = dict(zip(*seen, strict=True))
         shape, (steps,) = _merged(self._extents(labels), [[strides[each] for each in labels]])
         return shape, steps
 
@@ -321,7 +322,7 @@ class _Planner:
         groups = [self._fold(group, seen) for group in (rows, columns)]
         if any(len(shape) > 1 for shape, _ in groups) or any(each % size for each in seen.strides):
             return False
-        strides = dict(zip(seen.labels, seen.strides, strict=True))
+        strides = dict(zip(*seen, strict=True))
         shape = (*self._extents(batch), *(math.prod(shape) for shape, _ in groups))
         steps = (*(strides[each] for each in batch), *(sum(steps) for _, steps in groups))
         laid = lay(shape, tuple(each // size for each in steps), 0, conjugates=True)
@@ -330,17 +331,23 @@ class _Planner:
     def _target(
         self,
         part: tuple[int, Seen],
+        asis: Sequence[Seen],
         batch: Sequence[int],
         rows: Sequence[int],
-        _inner: Sequence[int],
         columns: Sequence[int],
     ) -> bool:
-        """Whether products can go where the result is to be."""
+        """Whether products, of operands some of which are taken as they are, can go there.
+
+        One stride has to lead to each of the result's matrices, unless they lie without gaps.
+        """
         if not self._matrix(part, batch, rows, columns, op=False):
             return False
         view = self._view(*part, (*batch, *rows, *columns))
-        shape, _ = self._fold(batch, part[1])
-        return len(shape) <= 1 or is_contiguous(view.shape, view.strides, self._dtype.itemsize)
+        if is_contiguous(view.shape, view.strides, self._dtype.itemsize):
+            return True
+        strides = [dict(zip(*seen, strict=True)) for seen in (part[1], *asis)]
+        steps = [[each[label] for label in batch] for each in strides]
+        return len(_merged(self._extents(batch), steps)[0]) <= 1
 
     def _product(
         self,
@@ -353,7 +360,7 @@ class _Planner:
         columns: Sequence[int],
     ) -> Product:
         """Products of matrices, with as few axes of batches as the arrays allow."""
-        strides = [dict(zip(seen.labels, seen.strides, strict=True)) for _, seen in (a, b, target)]
+        strides = [dict(zip(*seen, strict=True)) for _, seen in (a, b, target)]
         extents, steps = _merged(
             self._extents(batch), [[each[label] for label in batch] for each in strides]
         )
@@ -375,7 +382,7 @@ class _Planner:
 
 def _by_stride(seen: Seen, labels: Sequence[int]) -> tuple[int, ...]:
     """Indices in the order in which an array has them in memory."""
-    strides = dict(zip(seen.labels, seen.strides, strict=True))
+    strides = dict(zip(*seen, strict=True))
     return tuple(sorted(labels, key=lambda label: -abs(strides[label])))
 
 

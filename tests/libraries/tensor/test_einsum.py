@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.harness import on_shared, sized
 
@@ -50,6 +51,46 @@ async def check(device: Device, subscripts: str, arrays: Sequence[Any], **option
 @on_shared
 async def test_any_expression(device: Device, given: Expression) -> None:
     await check(device, given.subscripts, given.operands)
+
+
+@pytest.mark.slow
+@settings(max_examples=sized(40, 1000))
+@given(expressions(("float64", "complex64", "int32")), st.data())
+@on_shared
+async def test_any_expression_to_any_view(
+    device: Device, given: Expression, data: st.DataObject
+) -> None:
+    expected = np.einsum(given.subscripts, *given.operands)
+    refs = [await device.put(array) for array in given.operands]
+    # Gaps, at ends of rows or between all elements, and axes in any order in memory.
+    cuts = [data.draw(st.sampled_from(["all", "first", "odd"])) for _ in expected.shape]
+    order = data.draw(st.permutations(range(expected.ndim)))
+    whole = await device.full([2 * expected.shape[axis] for axis in order], 7, expected.dtype)
+    out = whole.transpose(np.argsort(order)) if order else whole
+    keys = [
+        {"all": slice(size, 2 * size), "first": slice(size), "odd": slice(1, None, 2)}[cut]
+        for cut, size in zip(cuts, expected.shape, strict=True)
+    ]
+    out = out[tuple(keys)]
+    await device.tensor.einsum(given.subscripts, *refs, out=out)
+    np.testing.assert_array_equal(await device.get(out), expected)
+    untouched = np.count_nonzero(await device.get(whole) == 7)
+    assert untouched == whole.size - np.count_nonzero(expected != 7)
+
+
+@on_shared
+async def test_batches_whose_axes_are_apart(device: Device) -> None:
+    a, b = numbers(RNG, (3, 4, 5, 2), "float64"), numbers(RNG, (4, 3, 2, 5), "float64")
+    x, y = await device.put(a), await device.put(b)
+    expected = np.einsum("abij,bajk->abik", a, b)
+    out = (await device.full((3, 4, 5, 10), 7.0))[..., :5]
+    await device.tensor.einsum("abij,bajk->abik", x, y, out=out)
+    np.testing.assert_array_equal(await device.get(out), expected)
+    one = x[:1].broadcast_to((3, 4, 5, 2))
+    made = await device.tensor.einsum("abij,bajk->abik", one, y)
+    np.testing.assert_array_equal(
+        await device.get(made), np.einsum("abij,bajk->abik", np.broadcast_to(a[:1], a.shape), b)
+    )
 
 
 @pytest.fixture
