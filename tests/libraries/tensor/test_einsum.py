@@ -64,8 +64,8 @@ async def test_any_expression_to_any_view(device: Device, given: Expression, see
     # Gaps, at ends of rows or between all elements, and axes in any order in memory.
     cuts = [int(rng.integers(3)) for _ in expected.shape]
     order = [*map(int, rng.permutation(expected.ndim))]
-    whole = await device.full([2 * expected.shape[axis] for axis in order], 7, expected.dtype)
-    out = whole.transpose([*map(order.index, range(len(order)))]) if order else whole
+    whole = await device.full(tuple(2 * expected.shape[at] for at in order), 7, expected.dtype)
+    out = whole.transpose(*map(order.index, range(len(order)))) if order else whole
     keys = [
         (slice(size, 2 * size), slice(size), slice(1, None, 2))[cut]
         for cut, size in zip(cuts, expected.shape, strict=True)
