@@ -95,6 +95,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         nvrtc: kernels compiled at run time (NVRTC).
         rng: random numbers (cuRAND).
         sparse: sparse matrices (cuSPARSE).
+        tensor: sums of products along any axes (cuTENSOR; einsum without it, too).
         requests: the same libraries, whose methods make requests: messages to their actors.
     """
 

@@ -19,22 +19,36 @@ from .nvrtc._facade import Kernel, Nvrtc
 from .rng._facade import Rng
 from .rng._generator import Generator
 from .sparse._facade import Sparse
+from .tensor._facade import Tensor
 
 if TYPE_CHECKING:
     from ._library import Home
 
 
 CALLED: Final = (
-    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse),
+    *(ArrayFunctions, Blas, BlasLt, Cub, Dnn, Fft, Linalg, Nvrtc, Rng, Sparse, Tensor),
     *(DnnPlan, Generator, Kernel, PagedKVCache, Rnn),
 )
 """What programs call methods of: the libraries' facades, and what those make."""
 LANES: Final = (
     *("array", "array-builds", "array-waits", "blas", "blaslt", "cub", "cub-builds", "cub-waits"),
     *("dnn", "dnn-plans", "fft", "kernels", "nvrtc", "rng", "solver", "sparse", "sparse-waits"),
+    "tensor",
 )
 """The names of their lanes."""
-NAMES: Final = ("array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng", "sparse")
+NAMES: Final = (
+    "array",
+    "blas",
+    "blaslt",
+    "cub",
+    "dnn",
+    "fft",
+    "linalg",
+    "nvrtc",
+    "rng",
+    "sparse",
+    "tensor",
+)
 """The names of the facades."""
 
 
@@ -51,6 +65,7 @@ class Libraries(Generic[D]):
     nvrtc: Nvrtc[D]
     rng: Rng[D]
     sparse: Sparse[D]
+    tensor: Tensor[D]
 
     def _add_libraries(self, device: Home) -> None:
         self.blas = Blas(device)
@@ -63,6 +78,7 @@ class Libraries(Generic[D]):
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device)
         self.sparse = Sparse(device, self.array, self.cub)
+        self.tensor = Tensor(device, self.blas, self.cub)
         for name in NAMES:
             getattr(self, name)._library = name
 

@@ -58,6 +58,7 @@ TABLES: Final = {
         Table("cusolver", "linalg.host._prototypes", ("cusolverDn.h",), beside=("cublas",)),
         Table("cusparse", "sparse.host._prototypes", ("cusparse.h",)),
         Table("curand", "rng.host._prototypes", ("curand.h",)),
+        Table("cutensor", "tensor.host._prototypes", ("cutensor.h",)),
     )
 }
 """By library."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHIFT: Final = 64
 """Bytes between two that overlap: no library minds a view that begins there."""
 
-LIBRARIES: Final = ("blas", "blaslt", "cub", "dnn", "fft", "rng")
+LIBRARIES: Final = ("blas", "blaslt", "cub", "dnn", "fft", "rng", "tensor")
 
 Buffer = tuple[tuple[int, ...], str]
 
@@ -92,6 +92,10 @@ def _scales(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any
     scales = {name: ref for name, ref in refs.items() if "scale" in name}
     rest = {name: ref for name, ref in refs.items() if "scale" not in name}
     return function(**rest, scales=scales, **options)
+
+
+def _einsum(function: Any, refs: dict[str, Any], options: dict[str, Any]) -> Any:
+    return function("ij,jk->ik", refs["operand 0"], refs["operand 1"], out=refs["out"], **options)
 
 
 M: Final = (16, 16)
@@ -336,6 +340,58 @@ ROWS: Final = [
         for name in ("irfft", "hfft", "irfft2", "irfftn")
     ),
     row("rng.choice", a=M, out=(4, 16), options={"size": 4}),
+    row("tensor.einsum", out=M, call=_einsum, **{"operand 0": M, "operand 1": M}),
+    row(
+        "tensor.contract",
+        "c",
+        a=M,
+        b=M,
+        c=M,
+        out=M,
+        options={"modes_a": "ij", "modes_b": "jk", "modes": "ik", "beta": 1.0},
+    ),
+    row(
+        "tensor.contract_trinary",
+        "d",
+        a=M,
+        b=M,
+        c=M,
+        d=M,
+        out=M,
+        options={
+            "modes_a": "ij",
+            "modes_b": "jk",
+            "modes_c": "kl",
+            "modes": "il",
+            "beta": 1.0,
+        },
+    ),
+    row(
+        "tensor.reduce",
+        "c",
+        a=M,
+        c=V,
+        out=V,
+        options={"modes_a": "ij", "modes": "j", "beta": 1.0},
+    ),
+    row("tensor.permute", a=M, out=M, options={"modes_a": "ij", "modes": "ji"}),
+    row(
+        "tensor.elementwise_binary",
+        "c",
+        a=M,
+        c=M,
+        out=M,
+        options={"modes_a": "ij", "modes_c": "ji"},
+    ),
+    row(
+        "tensor.elementwise_trinary",
+        "c",
+        a=M,
+        b=M,
+        c=M,
+        out=M,
+        options={"modes_a": "ij", "modes_b": "ij", "modes_c": "ji"},
+    ),
 ]
 
 

@@ -458,7 +458,19 @@ async def test_a_batch_is_entered_once_and_takes_requests(device: Device) -> Non
 
 @on_shared
 async def test_dir_tells_what_programs_call(device: Device) -> None:
-    libraries = {"array", "blas", "blaslt", "cub", "dnn", "fft", "linalg", "nvrtc", "rng"}
+    libraries = {
+        "array",
+        "blas",
+        "blaslt",
+        "cub",
+        "dnn",
+        "fft",
+        "linalg",
+        "nvrtc",
+        "rng",
+        "sparse",
+        "tensor",
+    }
     making = {
         "copy",
         "empty",

@@ -20,7 +20,7 @@ from .wire._indexing import CopyAll, Upload
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .._library import Home
+    from .._library import Home, LaneSpec
     from .._request import Driver
     from ..cub._facade import Cub
     from .wire._messages import CopyStrided
@@ -53,11 +53,13 @@ class Steps:
     Attributes:
         driver: of the call.
         cub: algorithms that steps may be.
+        lane: of the call, and so of its last step, or it has one more with nothing to do.
     """
 
-    def __init__(self, driver: Driver, cub: Cub[Described]) -> None:
+    def __init__(self, driver: Driver, cub: Cub[Described], lane: LaneSpec = LANE) -> None:
         self.driver: Final = driver
         self.cub: Final = cub
+        self._lane: Final = lane
         self._steps: list[tuple[Request[Any], Submission[Any]]] = []
         self._sent: list[Callable[[], None]] = []
         self._done: list[Callable[[], None]] = []
@@ -167,7 +169,7 @@ class Steps:
         if last is None:
             if not steps:
                 return Submission(None, (), (), result)
-            own = steps[-1][0].lane is LANE
+            own = steps[-1][0].lane is self._lane
             last = steps.pop()[1] if own else Submission(CopyAll(()), (), ())
             last = msgspec.structs.replace(last, result=result)
         return msgspec.structs.replace(

@@ -1,0 +1,1 @@
+"""cuTENSOR: sums of products of arrays with any number of axes."""

@@ -1,0 +1,260 @@
+"""The arguments of cuTENSOR's operations: their checks, and the description that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from ..._dtypes import NAMES
+from ..._errors import said_of
+from ...memory._views import strides_of
+from .._arguments import (
+    alignment,
+    not_contiguous,
+    overlap,
+    require_dtype,
+    require_readable,
+    require_writable,
+    same_place,
+)
+from ..blas._checks import scalar
+from .wire._messages import ADDS, Kind, Operation, Tensor
+from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, UNARY
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...memory import GpuRef, MemoryMap
+    from ..blas._checks import Number
+    from .wire._messages import Scalar
+
+Modes: TypeAlias = "str | Sequence[Hashable]"
+"""The index of each axis: a letter or anything hashable for each."""
+
+
+class Checked(NamedTuple):
+    """Arguments that were checked, here and now.
+
+    Attributes:
+        labels: numbers for the modes of each operand.
+        modes: of the result.
+        shape: its shape.
+        dtype: of all.
+        out: where it goes, if that is given.
+        scalars: as messages carry them.
+    """
+
+    labels: tuple[tuple[int, ...], ...]
+    modes: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    out: GpuRef | None
+    scalars: tuple[Scalar, ...]
+
+
+_NAMES: Final = {
+    Kind.CONTRACT: ("ab", "c", ("alpha", "beta")),
+    Kind.CONTRACT_TRINARY: ("abc", "d", ("alpha", "beta")),
+    Kind.REDUCE: ("a", "c", ("alpha", "beta")),
+    Kind.PERMUTE: ("a", "", ("alpha",)),
+    Kind.BINARY: ("ac", "", ("alpha", "gamma")),
+    Kind.TRINARY: ("abc", "", ("alpha", "beta", "gamma")),
+}
+"""What the operands, what is added, and the scalars are called."""
+
+
+class Call(NamedTuple):
+    """The arguments of a call, as they were given."""
+
+    kind: Kind
+    arrays: tuple[GpuRef, ...]
+    given: tuple[Modes, ...]
+    modes: Modes
+    added: GpuRef | None
+    out: GpuRef | None
+    scalars: tuple[Number, ...]
+
+    def checked(self, memory: MemoryMap) -> Checked:
+        """Check everything that there is to check before memory is made."""
+        names, name_added, scalars = _NAMES[self.kind]
+        numbers: dict[Hashable, int] = {}
+        sizes: dict[int, int] = {}
+        labels = []
+        dtype = None
+        for name, ref, given in zip(names, self.arrays, self.given, strict=True):
+            _require_strides(ref, memory, name)
+            dtype = dtype or ref.dtype
+            if NAMES[dtype] not in COMPUTE:
+                raise TypeError(f"{name} has dtype {dtype.name}; expected {', '.join(COMPUTE)}")
+            require_dtype(ref, dtype, name, names[0])
+            labels.append(_numbered(given, ref.shape, f"modes_{name}", numbers, sizes))
+        assert dtype is not None
+        result = _labels(self.modes, "modes")
+        for mode in result:
+            if mode not in numbers:
+                raise ValueError(f"the result has mode {mode!r}, which no operand has")
+        modes = tuple(numbers[mode] for mode in result)
+        gone = {*sizes} - {*modes}
+        if gone and self.kind not in ADDS:
+            raise ValueError(f"the result has modes {self.modes!r}, which are not all there are")
+        shape = tuple(sizes[mode] for mode in modes)
+        if 0 in sizes.values():
+            raise ValueError(
+                f"{self.kind.value} of arrays without elements: modes have sizes "
+                f"{tuple(sizes.values())}; einsum takes these"
+            )
+        if self.out is not None:
+            require_writable(self.out, memory, "out", strided=True)
+        for name, like in ((name_added, self.added), ("out", self.out)):
+            if like is None:
+                continue
+            _require_strides(like, memory, name)
+            require_dtype(like, dtype, name, names[0])
+            if like.shape != shape:
+                raise ValueError(f"{name} has shape {like.shape}, but the result has shape {shape}")
+        self._require_apart(names, name_added)
+        values = tuple(
+            scalar(value, dtype, name) for value, name in zip(self.scalars, scalars, strict=True)
+        )
+        return Checked(tuple(labels), modes, shape, dtype, self.out, values)
+
+    def _require_apart(self, names: str, name_added: str) -> None:
+        """The result shares no memory with operands; it may be what is added, or joined last."""
+        out = self.out
+        if out is None:
+            return
+        others = [*zip(names, self.arrays, strict=True)]
+        last = self.added if self.kind in ADDS else self.arrays[-1]
+        if self.kind in (Kind.BINARY, Kind.TRINARY):
+            others.pop()
+        may_be = name_added or names[-1]
+        if last is not None and self.kind is not Kind.PERMUTE and not same_place(last, out):
+            others.append((may_be, last))
+        for name, ref in others:
+            if overlap(out, ref):
+                raise ValueError(
+                    f"out shares memory with {name}, which {self.kind.value} does not take; give "
+                    "it a buffer of its own"
+                )
+
+
+def alike(one: GpuRef, other: GpuRef) -> bool:
+    """Whether two arrays lie in the same way, wherever they begin."""
+    return one.shape == other.shape and one._strides == other._strides
+
+
+def lies(ref: GpuRef) -> tuple[object, ...]:
+    return ref.shape, ref._strides, alignment(ref)
+
+
+def _require_strides(ref: GpuRef, memory: MemoryMap, name: str) -> None:
+    """A view that goes forwards, and whose elements are apart.
+
+    Raises:
+        NotContiguous: it is another one, of which a copy is taken.
+    """
+    require_readable(ref, memory, name, strided=True)
+    size = ref.dtype.itemsize
+    if ref.contiguous:
+        return
+    for extent, stride in zip(ref.shape, ref.strides, strict=True):
+        if extent != 1 and (stride <= 0 or stride % size):
+            raise not_contiguous(ref, name)
+
+
+def _labels(modes: Modes, name: str) -> tuple[Hashable, ...]:
+    if not isinstance(modes, str | Sequence):
+        raise TypeError(f"{name} must be a string or a sequence of modes, not {said_of(modes)}")
+    found = tuple(modes)
+    for mode in found:
+        if found.count(mode) > 1:
+            raise ValueError(
+                f"{name} has mode {mode!r} more than once; einsum takes diagonals, or take "
+                "ref.diagonal() first"
+            )
+    return found
+
+
+def _numbered(
+    modes: Modes,
+    shape: tuple[int, ...],
+    name: str,
+    numbers: dict[Hashable, int],
+    sizes: dict[int, int],
+) -> tuple[int, ...]:
+    """Numbers for an operand's modes, and how far they go."""
+    labels = _labels(modes, name)
+    if len(labels) != len(shape):
+        raise ValueError(f"{name} has {len(labels)} modes, but the array has shape {shape}")
+    found = []
+    for label, size in zip(labels, shape, strict=True):
+        number = numbers.setdefault(label, len(numbers))
+        if sizes.setdefault(number, size) != size:
+            raise ValueError(
+                f"{name}: mode {label!r} has {size} elements, but {sizes[number]} in another array"
+            )
+        found.append(number)
+    return tuple(found)
+
+
+def operation_of(
+    call: Call,
+    checked: Checked,
+    result: GpuRef,
+    compute_type: str | None,
+    unary: tuple[str, ...],
+    operators: tuple[str, ...],
+    jit: bool,
+    autotune: bool,
+) -> Operation:
+    """What the lane is asked for."""
+    name = NAMES[checked.dtype]
+    known = COMPUTE[name]
+    if compute_type is not None and compute_type not in known:
+        raise ValueError(
+            f"compute_type {compute_type!r} is none of those for {name}: {', '.join(known)}"
+        )
+    allowed = COMPLEX_UNARY if checked.dtype.kind == "c" else UNARY
+    for each in unary:
+        if each not in allowed:
+            raise ValueError(f"operator {each!r} is none of those for {name}: {', '.join(allowed)}")
+    for each in operators:
+        if each not in BINARY:
+            raise ValueError(f"operator {each!r} is none of {', '.join(BINARY)}")
+    if checked.dtype.kind == "c" and {"maximum", "minimum"} & {*operators}:
+        raise ValueError(f"{name} has no order, so there is no {operators[-1]} of it")
+    unary = unary or ("identity",) * len(call.arrays)
+    inputs = [
+        _tensor(ref, modes, operator)
+        for ref, modes, operator in zip(call.arrays, checked.labels, unary, strict=True)
+    ]
+    output = _tensor(result, checked.modes, "identity")
+    # What is added, or joined last, is described as the result is, and so is as much aligned.
+    last = call.added if call.kind in ADDS else call.arrays[-1]
+    if last is not None and call.kind is not Kind.PERMUTE:
+        aligned = min(output.alignment, alignment(last))
+        output = msgspec.structs.replace(output, alignment=aligned)
+    if call.kind in (Kind.BINARY, Kind.TRINARY):
+        inputs[-1] = msgspec.structs.replace(output, operator=unary[-1])
+    return Operation(
+        call.kind,
+        name,
+        compute_type or known[0],
+        tuple(inputs),
+        output,
+        operators,
+        jit,
+        autotune,
+    )
+
+
+def _tensor(ref: GpuRef, modes: tuple[int, ...], operator: str) -> Tensor:
+    size = ref.dtype.itemsize
+    strides = strides_of(ref.shape, size) if ref._strides is None else ref.strides
+    steps = tuple(
+        1 if extent == 1 else stride // size
+        for extent, stride in zip(ref.shape, strides, strict=True)
+    )
+    return Tensor(ref.shape, steps, modes, min(128, alignment(ref)), operator)

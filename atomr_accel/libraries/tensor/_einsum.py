@@ -1,0 +1,253 @@
+"""``einsum``: any number of operands, in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias
+
+import numpy as np
+
+from ..._dtypes import as_dtype
+from ..._errors import said_of
+from ...expressions import Operand, cast
+from ...expressions._promotion import FLOAT32, HALVES
+from ...memory import GpuRef, ref_error
+from ...memory._views import strides_of
+from .._op import Collected, D, Described, op
+from .._request import Request, Submission
+from ..array._copy import LANE as ARRAY
+from ..array._steps import Describing, Steps, target_of
+from ..blas._checks import LANE as BLAS
+from ..wire._recent import Recent
+from ._operations import LANE, Operations
+from ._plan import Contraction, Copy, Layout, Plan, Product, Sum, make_plan
+from ._subscripts import Terms, interleaved, parse, resolve
+from .wire._messages import Available
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from .._library import Home, LaneSpec
+    from .._request import Driver
+    from ..blas._facade import Blas
+    from ..cub._facade import Cub
+    from ._plan import View
+
+Subscripts: TypeAlias = "str | Operand"
+Sublist: TypeAlias = "Sequence[SupportsIndex | EllipsisType]"
+Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+Optimize: TypeAlias = "bool | str | tuple[str, int] | Sequence[str | tuple[int, ...]]"
+
+_MOST_PLANS: Final = 1024
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is known of the host.
+
+    Attributes:
+        cutensor: whether it has the library; None while nobody has asked.
+    """
+
+    cutensor: bool | None = None
+
+
+class Einsum(Operations[D]):
+    """The part of ``Tensor`` that takes any number of operands."""
+
+    def __init__(self, device: Home, blas: Blas[Any], cub: Cub[Any]) -> None:
+        super().__init__(device)
+        self._found = _Found()
+        self._blas: Blas[Described] = blas._on(Describing(device))
+        self._cub: Cub[Described] = cub._on(Describing(device))
+        self._sums: Recent[Hashable, Plan] = Recent(_MOST_PLANS)
+
+    @op
+    def einsum(
+        self,
+        subscripts: Subscripts,
+        *operands: Operand | Sublist,
+        out: GpuRef | None = None,
+        dtype: DTypeLike | None = None,
+        casting: Casting = "safe",
+        optimize: Optimize = True,
+    ) -> Request[GpuRef]:
+        """Sums of products along the axes that subscripts name; as ``numpy.einsum``.
+
+        Pairs are multiplied along a path of opt_einsum's, each in its place among the program's
+        ops. A pair that is a batch of matrices, as it lies in memory or transposed, is a product
+        of cuBLAS. Of others cuTENSOR makes one call, if it is installed; if not, an array is
+        copied first. Products along no common axis, sums, and all of integers and bools are
+        kernels of expressions.
+
+        Args:
+            subscripts: such as ``"ij,jk->ik"``, with ``...`` for axes that broadcast. Or the first
+                operand, and then in turns its subscripts as a list of numbers, and further
+                operands; a last list is that of the result.
+            *operands: refs or expressions: any views, as they are.
+            out: where to put the result: no memory in common with operands. Made if absent.
+            dtype: what is computed with, and of the result; that to which all operands promote
+                by default. Sums of 16-bit floats are made in float32, and rounded after each
+                pair.
+            casting: which conversions to ``dtype`` are allowed; to that of ``out`` are those of
+                the same kind.
+            optimize: how to find the path: True is opt_einsum's ``"auto"``, False multiplies from
+                left to right. A name such as ``"optimal"`` or ``"greedy"``, the same with the
+                most elements that arrays in between may have, or a path, as that of
+                ``numpy.einsum_path``.
+
+        Returns:
+            ``out``, or a new C-contiguous array; never a view.
+
+        Raises:
+            ValueError: subscripts that are none, or do not fit the operands; sizes that do not
+                broadcast; ``out`` of another shape; a path that is none.
+            TypeError: an operand that is no array of the device; dtypes that do not cast.
+        """
+        terms, arrays = _read(subscripts, operands)
+        for at, each in enumerate(arrays):
+            if not isinstance(each, Operand):
+                raise ref_error(each, self._device.memory, f"operand {at}")
+        kind = _dtype_of(arrays, dtype, casting)
+        asked = (terms, arrays, out, kind, optimize)
+        without = self._planned(*asked, contracts=False)
+        ends = not without.copies and isinstance(without.steps[-1], Product)
+        lane: LaneSpec = BLAS if ends else ARRAY
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            plan = without
+            if without.copies and self._contracts(driver):
+                plan = self._planned(*asked, contracts=True)
+            steps = Steps(driver, self._cub, lane)
+            refs = [steps.ref(each, f"operand {at}") for at, each in enumerate(arrays)]
+            reads = [(f"operand {at}", ref) for at, ref in enumerate(refs)]
+            result = target_of(steps, out, plan.shape, kind, reads, op="einsum")
+            scratch = [steps.output(shape, kind) for shape in plan.scratch]
+            self._perform(steps, plan, [*refs, result, *scratch])
+            return steps.result(result)
+
+        return Request(lane, "tensor.einsum", prepare)
+
+    def _contracts(self, driver: Driver) -> bool:
+        """Whether there is cuTENSOR.
+
+        The lane is asked once. In a batch or a recording no answer would come, so there it is
+        not asked, and nobody knows before somebody has asked elsewhere. What depends on that is
+        not the same each time, so a deterministic device goes without.
+        """
+        if self._device.deterministic:
+            return False
+        found = self._found
+        known = found.cutensor
+        if known is None and driver.home.driver is not Collected:
+            asking: Request[bool] = Request(
+                LANE,
+                "tensor.available",
+                lambda _driver: Submission(Available(), (), ()),
+                key="tensor.available",
+            )
+            known = found.cutensor = driver.perform(asking)
+        driver.depends(lambda: found.cutensor is known)
+        return bool(known)
+
+    def _planned(
+        self,
+        terms: Terms,
+        arrays: Sequence[Operand],
+        out: GpuRef | None,
+        dtype: np.dtype[Any],
+        optimize: Any,
+        *,
+        contracts: bool,
+    ) -> Plan:
+        """The plan for operands that lie so, with cuTENSOR or without."""
+        layouts = tuple(map(_layout, arrays))
+        given = _layout(out) if isinstance(out, GpuRef) else None
+        key = (terms, layouts, given, dtype, repr(optimize), contracts)
+        plan = self._sums.get(key)
+        if plan is not None:
+            return plan
+        labelled = resolve(terms, tuple(each.shape for each in layouts))
+        if given is not None and given.shape != tuple(labelled.sizes[at] for at in labelled.output):
+            given = None  # which is refused with all that is known of it
+        plan = make_plan(labelled, layouts, given, dtype, optimize, contracts=contracts)
+        return self._sums.keep(key, plan)
+
+    def _perform(self, steps: Steps, plan: Plan, values: list[GpuRef]) -> None:
+        """Do the steps of a plan."""
+        described: Operations[Described] = self._on(Describing(self._device))
+
+        def seen(view: View) -> GpuRef:
+            return values[view.value]._seen(view.shape, view.strides)
+
+        for step in plan.steps:
+            match step:
+                case Product(a, b, target):
+                    steps.do(self._blas.gemm(seen(a), seen(b), out=seen(target)))
+                case Sum(parts, axes, target):
+                    steps.evaluate(_sum([seen(each) for each in parts], axes), seen(target))
+                case Copy(source, target):
+                    steps.assign((seen(source), seen(target)))
+                case Contraction((a, b, target), (modes_a, modes_b, modes)):
+                    steps.do(
+                        described.contract(
+                            seen(a), modes_a, seen(b), modes_b, modes, out=seen(target)
+                        )
+                    )
+
+
+def _read(
+    subscripts: Subscripts, operands: tuple[Operand | Sublist, ...]
+) -> tuple[Terms, list[Any]]:
+    """Subscripts and operands, in whichever form."""
+    if isinstance(subscripts, str):
+        return parse(subscripts), [*operands]
+    given: list[Any] = [subscripts, *operands]
+    if len(given) < 2:
+        raise ValueError(
+            "einsum takes subscripts and operands, or operands, each with a list of its "
+            f"subscripts behind it; not {said_of(subscripts)} alone"
+        )
+    last = given.pop() if len(given) % 2 else None
+    return interleaved(given[1::2], last), given[::2]
+
+
+def _layout(array: Operand) -> Layout:
+    """How an operand lies; what an expression gives will be contiguous."""
+    if isinstance(array, GpuRef):
+        return Layout(array.shape, array.strides, array.dtype)
+    return Layout(array.shape, strides_of(array.shape, array.dtype.itemsize), array.dtype)
+
+
+def _dtype_of(
+    arrays: Sequence[Operand], dtype: DTypeLike | None, casting: Casting
+) -> np.dtype[Any]:
+    """What is computed with."""
+    kind = as_dtype(np.result_type(*(each.dtype for each in arrays)) if dtype is None else dtype)
+    for at, each in enumerate(arrays):
+        if each.dtype is not kind and not np.can_cast(each.dtype, kind, casting):
+            raise TypeError(
+                f"Cannot cast operand {at} from {each.dtype!r} to {kind!r} according to the rule "
+                f"{casting!r}"
+            )
+    return kind
+
+
+def _sum(parts: list[GpuRef], axes: int) -> Operand:
+    """A product of arrays, summed along its last axes."""
+    dtype = parts[0].dtype
+    last = tuple(range(-axes, 0))
+    terms: list[Any] = list(parts)
+    if dtype in HALVES and axes:
+        terms = [cast(each, FLOAT32) for each in parts]
+    product: Any = terms[0]
+    if len(terms) > 1:
+        product = terms[0] & terms[1] if dtype.kind == "b" else terms[0] * terms[1]
+    if not axes:
+        return product  # type: ignore[no-any-return]
+    total: Any = (
+        np.any(product, last) if dtype.kind == "b" else np.sum(product, last, terms[0].dtype)
+    )
+    return cast(total, dtype)

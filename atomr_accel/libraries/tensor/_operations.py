@@ -1,0 +1,460 @@
+"""cuTENSOR's operations one by one: contractions, reductions, permutations, elementwise ones."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from ..._dtypes import DTYPES
+from ...memory._views import span
+from .._arguments import (
+    alignment,
+    require_no_race,
+)
+from .._library import LaneSpec
+from .._op import Collected, D, Facade, op
+from .._request import Request, Submission
+from .._workspaces import Workspaces
+from ..array._copy import copying
+from ..wire._options import flag
+from ..wire._recent import Recent
+from ._call import Call, alike, lies, operation_of
+from .wire._messages import ADDS, Kind, Run, Tune, encode
+from .wire._operators import REDUCTIONS
+
+if TYPE_CHECKING:
+    from ...memory import Block, Epoch, GpuRef
+    from .._library import Home
+    from .._request import Driver
+    from ..blas._checks import Number
+    from ._call import Checked, Modes
+
+LANE: Final = LaneSpec(
+    "tensor",
+    {
+        "cpu": "atomr_accel.libraries.tensor.host._cpu:CpuTensors",
+        "cuda": "atomr_accel.libraries.tensor.host._cuda:CudaTensors",
+    },
+    blocks=True,  # to plan an operation takes milliseconds, and more with ``jit``
+)
+
+Unary: TypeAlias = Literal[
+    "identity",
+    "sqrt",
+    "relu",
+    "conjugate",
+    "reciprocal",
+    "sigmoid",
+    "tanh",
+    "exp",
+    "log",
+    "absolute",
+    "negative",
+    "sin",
+    "cos",
+    "tan",
+    "sinh",
+    "cosh",
+    "arcsin",
+    "arccos",
+    "arctan",
+    "arcsinh",
+    "arccosh",
+    "arctanh",
+    "ceil",
+    "floor",
+    "mish",
+    "swish",
+    "softplus",
+    "softsign",
+]
+Binary: TypeAlias = Literal["add", "multiply", "maximum", "minimum"]
+Reduction: TypeAlias = Literal["sum", "prod", "max", "min"]
+
+WORKSPACE: Final = 64 << 20
+"""Bytes of scratch memory that operations share. Plans that need more have some of their own."""
+
+_MOST_OPERATIONS: Final = 2048
+_UINT8: Final = DTYPES["uint8"]
+
+
+class Operations(Facade[D]):
+    """The part of ``Tensor`` that is cuTENSOR's."""
+
+    def __init__(self, device: Home) -> None:
+        self._device = device
+        self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
+        self._encoded: Recent[Hashable, bytes] = Recent(_MOST_OPERATIONS)
+        self._tuned: Recent[bytes, Epoch] = Recent(_MOST_OPERATIONS)
+
+    @op
+    def contract(
+        self,
+        a: GpuRef,
+        modes_a: Modes,
+        b: GpuRef,
+        modes_b: Modes,
+        modes: Modes,
+        *,
+        c: GpuRef | None = None,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        op_a: Unary = "identity",
+        op_b: Unary = "identity",
+        compute_type: str | None = None,
+        jit: bool = False,
+        autotune: bool = False,
+    ) -> Request[GpuRef]:
+        """Contraction: ``alpha * a * b + beta * c``, summed along what the result has not.
+
+        Vendor function: ``cutensorContract``.
+
+        Args:
+            a: any view.
+            modes_a: the index of each of its axes, such as ``"ik"``.
+            b: the same dtype.
+            modes_b: the indices of its axes.
+            modes: those of the result.
+            c: what is added: shape and dtype of the result. ``out`` by default, if ``beta`` is
+                not 0.
+            out: where to put the result; may be ``c``. Made if absent.
+            alpha: scales the product.
+            beta: scales ``c``; with 0 that is not read.
+            op_a: what is done to the elements of ``a``: ``"conjugate"`` of complex ones.
+            op_b: the same of ``b``.
+            compute_type: how to compute, see the class.
+            jit: let cuTENSOR compile a kernel for this operation, which takes seconds the first
+                time. Kernels are kept on the disk.
+            autotune: the first time, time the algorithms that there are on these operands and
+                keep the fastest, on the disk, too. Has no effect in batches and recordings.
+
+        Returns:
+            ``out``, or a new C-contiguous buffer.
+
+        Raises:
+            ValueError: modes that do not fit, or come twice in an array; operands without
+                elements, which ``einsum`` takes.
+            TypeError: unequal or unsupported dtypes.
+            LibraryMissing: cuTENSOR is not installed.
+            Unsupported: cuTENSOR does not do that.
+        """
+        call = Call(Kind.CONTRACT, (a, b), (modes_a, modes_b), modes, c, out, (alpha, beta))
+        return self._request(call, (op_a, op_b), compute_type, jit=jit, autotune=autotune)
+
+    @op
+    def contract_trinary(
+        self,
+        a: GpuRef,
+        modes_a: Modes,
+        b: GpuRef,
+        modes_b: Modes,
+        c: GpuRef,
+        modes_c: Modes,
+        modes: Modes,
+        *,
+        d: GpuRef | None = None,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        compute_type: str | None = None,
+        jit: bool = False,
+        autotune: bool = False,
+    ) -> Request[GpuRef]:
+        """Contraction of three arrays: ``alpha * a * b * c + beta * d``.
+
+        Vendor function: ``cutensorContractTrinary`` (cuTENSOR 2.3).
+
+        Args:
+            a: any view.
+            modes_a: the index of each of its axes.
+            b: the same dtype.
+            modes_b: the indices of its axes.
+            c: the same dtype.
+            modes_c: the indices of its axes.
+            modes: those of the result.
+            d: what is added; as ``c`` of ``contract``.
+            out: as for ``contract``.
+            alpha: scales the product.
+            beta: scales ``d``; with 0 that is not read.
+            compute_type: as for ``contract``.
+            jit: as for ``contract``.
+            autotune: as for ``contract``.
+
+        Returns:
+            ``out``, or a new C-contiguous buffer.
+
+        Raises:
+            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
+        """
+        arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
+        call = Call(Kind.CONTRACT_TRINARY, arrays, labels, modes, d, out, (alpha, beta))
+        return self._request(call, (), compute_type, jit=jit, autotune=autotune)
+
+    @op
+    def reduce(
+        self,
+        a: GpuRef,
+        modes_a: Modes,
+        modes: Modes = "",
+        op: Reduction = "sum",
+        *,
+        c: GpuRef | None = None,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        op_a: Unary = "identity",
+        compute_type: str | None = None,
+    ) -> Request[GpuRef]:
+        """Reduction along modes: ``alpha * op(a) + beta * c``.
+
+        Vendor function: ``cutensorReduce``.
+
+        Args:
+            a: any view.
+            modes_a: the index of each of its axes.
+            modes: those that are left, in any order.
+            op: ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``; not the last two of complex numbers.
+            c: what is added, as for ``contract``.
+            out: as for ``contract``.
+            alpha: scales what the reduction gives.
+            beta: scales ``c``; with 0 that is not read.
+            op_a: what is done to each element first.
+            compute_type: as for ``contract``.
+
+        Returns:
+            ``out``, or a new C-contiguous buffer.
+
+        Raises:
+            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
+        """
+        if op not in REDUCTIONS:
+            raise ValueError(f"op is {op!r}; expected one of {', '.join(map(repr, REDUCTIONS))}")
+        call = Call(Kind.REDUCE, (a,), (modes_a,), modes, c, out, (alpha, beta))
+        return self._request(call, (op_a,), compute_type, (REDUCTIONS[op],))
+
+    @op
+    def permute(
+        self,
+        a: GpuRef,
+        modes_a: Modes,
+        modes: Modes,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        op_a: Unary = "identity",
+        compute_type: str | None = None,
+    ) -> Request[GpuRef]:
+        """Axes in another order: ``alpha * op(a)``.
+
+        Vendor function: ``cutensorPermute``.
+
+        Args:
+            a: any view.
+            modes_a: the index of each of its axes.
+            modes: the same ones in the order of the result.
+            out: where to put the result. Made if absent.
+            alpha: scales it.
+            op_a: what is done to each element first.
+            compute_type: as for ``contract``.
+
+        Returns:
+            ``out``, or a new C-contiguous buffer.
+
+        Raises:
+            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
+        """
+        call = Call(Kind.PERMUTE, (a,), (modes_a,), modes, None, out, (alpha,))
+        return self._request(call, (op_a,), compute_type)
+
+    @op
+    def elementwise_binary(
+        self,
+        a: GpuRef,
+        modes_a: Modes,
+        c: GpuRef,
+        modes_c: Modes,
+        op: Binary = "add",
+        *,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        gamma: Number = 1.0,
+        op_a: Unary = "identity",
+        op_c: Unary = "identity",
+        compute_type: str | None = None,
+    ) -> Request[GpuRef]:
+        """Two arrays joined element by element: ``op(alpha * op_a(a), gamma * op_c(c))``.
+
+        Vendor function: ``cutensorElementwiseBinaryExecute``.
+
+        Args:
+            a: any view.
+            modes_a: the index of each of its axes; along others of ``c`` it is repeated.
+            c: any view of the same dtype.
+            modes_c: the index of each of its axes, and of the result's.
+            op: ``"add"``, ``"multiply"``, ``"maximum"`` or ``"minimum"``.
+            out: where to put the result; may be ``c``. Made if absent.
+            alpha: scales ``a``.
+            gamma: scales ``c``.
+            op_a: what is done to each element of ``a`` first.
+            op_c: the same of ``c``.
+            compute_type: as for ``contract``.
+
+        Returns:
+            ``out``, or a new C-contiguous buffer.
+
+        Raises:
+            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
+        """
+        labels = modes_a, modes_c
+        call = Call(Kind.BINARY, (a, c), labels, modes_c, None, out, (alpha, gamma))
+        return self._request(call, (op_a, op_c), compute_type, (op,))
+
+    @op
+    def elementwise_trinary(
+        self,
+        a: GpuRef,
+        modes_a: Modes,
+        b: GpuRef,
+        modes_b: Modes,
+        c: GpuRef,
+        modes_c: Modes,
+        op_ab: Binary = "add",
+        op_abc: Binary = "add",
+        *,
+        out: GpuRef | None = None,
+        alpha: Number = 1.0,
+        beta: Number = 1.0,
+        gamma: Number = 1.0,
+        op_a: Unary = "identity",
+        op_b: Unary = "identity",
+        op_c: Unary = "identity",
+        compute_type: str | None = None,
+    ) -> Request[GpuRef]:
+        """Three arrays joined: ``op_abc(op_ab(alpha * a, beta * b), gamma * c)``.
+
+        Vendor function: ``cutensorElementwiseTrinaryExecute``.
+
+        Args:
+            a: any view.
+            modes_a: the index of each of its axes; along others of ``c`` it is repeated.
+            b: the same dtype.
+            modes_b: as ``modes_a``.
+            c: the same dtype.
+            modes_c: the index of each of its axes, and of the result's.
+            op_ab: joins ``a`` and ``b``, as for ``elementwise_binary``.
+            op_abc: joins that and ``c``.
+            out: where to put the result; may be ``c``. Made if absent.
+            alpha: scales ``a``.
+            beta: scales ``b``.
+            gamma: scales ``c``.
+            op_a: what is done to each element of ``a`` first.
+            op_b: the same of ``b``.
+            op_c: the same of ``c``.
+            compute_type: as for ``contract``.
+
+        Returns:
+            ``out``, or a new C-contiguous buffer.
+
+        Raises:
+            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
+        """
+        arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
+        call = Call(Kind.TRINARY, arrays, labels, modes_c, None, out, (alpha, beta, gamma))
+        return self._request(call, (op_a, op_b, op_c), compute_type, (op_ab, op_abc))
+
+    # --- in common ------------------------------------------------------------------------
+
+    def _request(
+        self,
+        call: Call,
+        unary: tuple[str, ...],
+        compute_type: str | None,
+        operators: tuple[str, ...] = (),
+        *,
+        jit: bool = False,
+        autotune: bool = False,
+    ) -> Request[GpuRef]:
+        jit, autotune = flag(jit, "jit"), flag(autotune, "autotune")
+        require_no_race(self._device, autotune=autotune)
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            checked = call.checked(driver.memory)
+            result = checked.out
+            if result is None:
+                result = driver.output(checked.shape, checked.dtype)
+            key = (
+                *(call.kind, checked.dtype, compute_type, unary, operators, jit, autotune),
+                *(checked.modes, checked.labels),
+                *(lies(ref) for ref in (*call.arrays, result)),
+                None if call.added is None else alignment(call.added),
+            )
+            data = self._encoded.get(key)
+            if data is None:
+                options = (compute_type, unary, operators, jit, autotune)
+                data = self._encoded.keep(
+                    key, encode(operation_of(call, checked, result, *options))
+                )
+            before: tuple[Request[Any], ...] = ()
+            inputs = list(call.arrays)
+            added = None
+            if call.kind in ADDS and checked.scalars[1] not in (0.0, (0.0, 0.0)):
+                added = call.out if call.added is None else call.added
+                if added is None:
+                    raise ValueError("beta scales what is added, but there is neither that nor out")
+            last = added if call.kind in ADDS else inputs[-1]
+            if call.kind is not Kind.PERMUTE and last is not None and not alike(last, result):
+                # What is added, or joined last, has to lie as the result does.
+                before = (copying(last, result),)
+                if call.kind in ADDS:
+                    added = result
+                else:
+                    inputs[-1] = result
+            reads = [ref._place for ref in (*inputs, *([] if added is None else [added]))]
+            if autotune and driver.home.driver is not Collected:
+                self._tune(driver, data, checked, inputs, result)
+            workspace, nbytes = self._workspace(driver, call.kind)
+            message = Run(
+                data,
+                tuple([ref._place.address for ref in inputs]),
+                0 if added is None else added._place.address,
+                result._place.address,
+                checked.scalars,
+                0 if workspace is None else workspace.address,
+                nbytes,
+            )
+            writes = [result._place, *([] if workspace is None else [workspace])]
+            return Submission(message, reads, writes, result, before=before)
+
+        return Request(LANE, f"tensor.{call.kind.value}", prepare)
+
+    def _workspace(self, driver: Driver, kind: Kind) -> tuple[Block | None, int]:
+        if kind not in ADDS or not self._device.capabilities.needs_scratch:
+            return None, 0
+        return self._workspaces.obtain(driver, WORKSPACE), WORKSPACE
+
+    def _tune(
+        self, driver: Driver, data: bytes, checked: Checked, inputs: list[GpuRef], result: GpuRef
+    ) -> None:
+        """Have the host time algorithms, once in a generation."""
+        if self._tuned.get(data) is driver.memory.epoch:
+            return
+
+        def prepare(driver: Driver) -> Submission[bool]:
+            _, nbytes = span(result.shape, result.strides, result.dtype.itemsize)
+            trial = driver.output((nbytes,), _UINT8)
+            workspace, size = self._workspace(driver, Kind.CONTRACT)
+            run = Run(
+                data,
+                tuple([ref._place.address for ref in inputs]),
+                0,
+                trial._block.address,
+                (checked.scalars[0], (0.0, 0.0) if checked.dtype.kind == "c" else 0.0),
+                0 if workspace is None else workspace.address,
+                size,
+            )
+            writes = [trial._block, *([] if workspace is None else [workspace])]
+            return Submission(Tune(run), [ref._place for ref in inputs], writes, True)
+
+        driver.perform(Request(LANE, "tensor.tune", prepare, key=("tensor.tune", data)))
+        self._tuned.keep(data, driver.memory.epoch)

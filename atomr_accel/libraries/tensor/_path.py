@@ -1,0 +1,135 @@
+"""In which order operands are multiplied: pairs, along a path that opt_einsum finds.
+
+Before that, axes of one element go, since nothing is summed along them, and indices that come
+twice in an operand become its diagonal, which is a view.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import opt_einsum
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_EXPLICIT: Final = "einsum_path"
+"""What the paths of ``numpy.einsum_path`` begin with."""
+
+
+class Seen(NamedTuple):
+    """How an array is looked at.
+
+    Attributes:
+        labels: the index of each axis, all different.
+        strides: bytes from one element to the next along each.
+    """
+
+    labels: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Pair(NamedTuple):
+    """One step: arrays that are multiplied, and summed along what the result has not.
+
+    Attributes:
+        parts: the numbers of two arrays, or of one; results come after operands, in their order.
+        output: the indices of the result.
+    """
+
+    parts: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+def seen_as(labels: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> Seen:
+    """An operand without axes of one element, and with the diagonals of indices that repeat."""
+    found: dict[int, int] = {}
+    for label, size, stride in zip(labels, shape, strides, strict=True):
+        if size != 1:
+            found[label] = found.get(label, 0) + stride
+    return Seen(tuple(found), tuple(found.values()))
+
+
+def pairs(
+    inputs: Sequence[tuple[int, ...]],
+    output: tuple[int, ...],
+    sizes: Sequence[int],
+    optimize: Any,
+) -> list[Pair]:
+    """The steps that lead from operands to the result; the last one gives it.
+
+    Args:
+        inputs: the indices of each operand, all different.
+        output: those of the result.
+        sizes: how far each index goes.
+        optimize: as for ``einsum``.
+    """
+    steps: list[Pair] = []
+    left = list(range(len(inputs)))
+    labels = list(map(tuple, inputs))
+    for group in _path(inputs, output, sizes, optimize):
+        chosen = [left[at] for at in group]
+        left = [each for each in left if each not in chosen]
+        first, *others = chosen
+        while True:
+            parts = (first, others.pop(0)) if others else (first,)
+            needed = {*output}.union(*(labels[each] for each in (*left, *others)))
+            known = dict.fromkeys(label for part in parts for label in labels[part])
+            kept = tuple(label for label in known if label in needed)
+            first = len(labels)
+            labels.append(kept)
+            steps.append(Pair(parts, kept))
+            if not others:
+                break
+        left.append(first)
+    steps[-1] = steps[-1]._replace(output=output)
+    return steps
+
+
+def _path(
+    inputs: Sequence[tuple[int, ...]],
+    output: tuple[int, ...],
+    sizes: Sequence[int],
+    optimize: Any,
+) -> list[tuple[int, ...]]:
+    """Which are multiplied next, by their places among those that are left."""
+    if isinstance(optimize, list | tuple) and optimize and optimize[0] == _EXPLICIT:
+        optimize = list(optimize[1:])
+    count = len(inputs)
+    if count == 1 or (optimize is False):
+        return [tuple(range(count))]
+    limit = None
+    if isinstance(optimize, tuple) and len(optimize) == 2 and isinstance(optimize[0], str):
+        optimize, limit = optimize
+    symbol = opt_einsum.get_symbol
+    terms = ("".join(map(symbol, each)) for each in inputs)
+    equation = f"{','.join(terms)}->{''.join(map(symbol, output))}"
+    shapes = [tuple(max(1, sizes[label]) for label in each) for each in inputs]  # costs of none
+    path, _ = opt_einsum.contract_path(
+        equation,
+        *shapes,
+        shapes=True,
+        optimize="auto" if optimize is True else optimize,
+        memory_limit=limit,
+    )
+    steps = [tuple(map(int, each)) for each in path]
+    _require_whole(steps, count, optimize)
+    return steps
+
+
+def _require_whole(path: list[tuple[int, ...]], count: int, given: object) -> None:
+    """A path uses each array once, and leaves one.
+
+    Raises:
+        ValueError: it does not.
+    """
+    left = count
+    for each in path:
+        if len({*each}) != len(each) or not each or not all(0 <= at < left for at in each):
+            break
+        left += 1 - len(each)
+    else:
+        if left == 1:
+            return
+    raise ValueError(f"{given!r} is no path for {count} operands; numpy.einsum_path tells of paths")

@@ -1,0 +1,1 @@
+"""cuTENSOR: executors, inside a host."""

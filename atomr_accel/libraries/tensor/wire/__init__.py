@@ -1,0 +1,1 @@
+"""cuTENSOR: what both sides of the wall know."""

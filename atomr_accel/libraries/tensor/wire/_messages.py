@@ -1,0 +1,137 @@
+"""What the lane of tensors executes.
+
+All operations are one message, whose ``Operation`` is sent as bytes: executors keep what they have
+made for it by these bytes, which are equal only if extents, strides, modes, dtypes, operators,
+compute type and alignments are.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from ....wire import Message
+
+Scalar = float | tuple[float, float]
+
+
+class Kind(StrEnum):
+    """What an operation computes of its operands x, y, z, scalars and what is added."""
+
+    CONTRACT = "contract"
+    """``alpha x y + beta c``, summed along the modes that the result has not."""
+    CONTRACT_TRINARY = "contract_trinary"
+    """``alpha x y z + beta c``."""
+    REDUCE = "reduce"
+    """``alpha reduce(x) + beta c``, by an operator."""
+    PERMUTE = "permute"
+    """``alpha x``, with axes in another order."""
+    BINARY = "elementwise_binary"
+    """``op(alpha x, gamma y)``."""
+    TRINARY = "elementwise_trinary"
+    """``op_2(op_1(alpha x, beta y), gamma z)``."""
+
+
+ADDS: Final = frozenset((Kind.CONTRACT, Kind.CONTRACT_TRINARY, Kind.REDUCE))
+"""Those that add ``beta c``; their scalars are ``(alpha, beta)``."""
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """An array as an operation sees it.
+
+    Attributes:
+        extents: elements along each axis.
+        strides: elements from one to the next along each.
+        modes: the index of each axis, all different.
+        alignment: bytes that its address is a multiple of.
+        operator: what is done to each element first.
+    """
+
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    modes: tuple[int, ...]
+    alignment: int
+    operator: str = "identity"
+
+
+class Operation(msgspec.Struct, frozen=True, array_like=True):
+    """An operation with everything but addresses and scalars.
+
+    Attributes:
+        kind: which.
+        dtype: of all arrays, by name.
+        compute: the compute type, as the vendor calls it without its prefix.
+        inputs: one, two or three.
+        output: the result; what is added lies in the same way.
+        operators: that of the reduction, or those that join operands.
+        jit: whether a kernel may be compiled for it.
+        tuned: whether the fastest of several kernels is wanted, once ``Tune`` has found that.
+    """
+
+    kind: Kind
+    dtype: str
+    compute: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    operators: tuple[str, ...] = ()
+    jit: bool = False
+    tuned: bool = False
+
+
+class Available(Message, frozen=True):
+    """Answer whether einsum does well to ask for contractions here."""
+
+    returns: ClassVar[Any] = bool
+
+
+class Run(Message, frozen=True):
+    """Execute an operation.
+
+    Attributes:
+        operation: encoded.
+        inputs: their addresses.
+        added: that of what is added; may be that of the output. 0 where nothing is.
+        output: the result's address.
+        scalars: as the kind has them.
+        workspace: the address of scratch memory.
+        workspace_bytes: its size.
+    """
+
+    operation: bytes
+    inputs: tuple[int, ...]
+    added: int
+    output: int
+    scalars: tuple[Scalar, ...]
+    workspace: int
+    workspace_bytes: int
+
+
+class Tune(Message, frozen=True):
+    """Try the kernels that there are, and use the fastest from now on.
+
+    Attributes:
+        run: the operation, on memory that nobody reads afterwards.
+    """
+
+    run: Run
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(Operation)
+
+
+def encode(operation: Operation) -> bytes:
+    """An operation as bytes."""
+    return _ENCODER.encode(operation)
+
+
+def decode(data: bytes) -> Operation:
+    """An operation of its bytes."""
+    return _DECODER.decode(data)
+
+
+def numbers_of(scalars: tuple[Scalar, ...]) -> list[Any]:
+    """Scalars as Python's numbers."""
+    return [complex(*each) if isinstance(each, tuple) else each for each in scalars]
