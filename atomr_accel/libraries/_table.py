@@ -54,7 +54,7 @@ class Libraries(Generic[D]):
         self.cub = Cub(device)
         self.array = ArrayFunctions(device, self.cub)
         self.dnn = Dnn(device)
-        self.fft = Fft(device)
+        self.fft = Fft(device, self.cub)
         self.nvrtc = Nvrtc(device)
         self.rng = Rng(device)
         for name in NAMES:
