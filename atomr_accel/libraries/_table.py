@@ -56,7 +56,7 @@ class Libraries(Generic[D]):
         self.dnn = Dnn(device)
         self.fft = Fft(device, self.cub)
         self.nvrtc = Nvrtc(device)
-        self.rng = Rng(device)
+        self.rng = Rng(device, self.array, self.cub)
         for name in NAMES:
             getattr(self, name)._library = name
 
