@@ -14,7 +14,7 @@ SKIPS = Path(__file__).with_name("skips.txt")
 
 def pytest_configure() -> None:
     """Before any test is imported; nobody else is asked, so nothing passes without the device."""
-    scipy.fft.set_global_backend(DeviceBackend, only=True)
+    scipy.fft.set_global_backend(DeviceBackend, only=True)  # type: ignore[arg-type]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -45,7 +45,6 @@ class Describing:
         return getattr(self._home, name)
 
 
-@final
 class Steps:
     """The steps of a call, while it is prepared.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ...expressions import cast, index
-from ...expressions._expression import broadcast_constant, where
+from ...expressions._expression import broadcast_constant, ufunc, where
 from .._op import D, op
 from .._request import Request
 from ..array._steps import target_of
@@ -342,9 +342,9 @@ def _spiral(steps: FftSteps, x: GpuRef, y: GpuRef, ratio: complex | None, first:
     """The spectrum along the last axis: a convolution, since 2nk = n² + k² - (n - k)²."""
     n, m, dtype = x.shape[-1], y.shape[-1], complex_of(computed_in("czt", x.dtype))
     size = fast_size(n + m - 1)
-    decay = np.exp(counted(n) * -cmath.log(first)) if first != 1 else None
     begun = _chirp(index((n,), 0), m, ratio)
-    begun = begun if decay is None else begun * decay
+    if first != 1:
+        begun = begun * ufunc("exp", counted(n) * -cmath.log(first))
     data = steps.evaluate(x * cast(begun, dtype))
     k = index((size,), 0)
     backwards = k > size - n
@@ -362,9 +362,9 @@ def _chirp(k: Operand, m: int, ratio: complex | None) -> Operand:
     if ratio is None:
         # Whole turns are taken away while the numbers are whole.
         half_turns = cast((k * k) % (2 * m), DTYPES["float64"])
-        return np.exp(half_turns * (-1j * math.pi / m))
+        return ufunc("exp", half_turns * (-1j * math.pi / m))
     square = cast(k * k, DTYPES["float64"])
-    return np.exp(square * (cmath.log(ratio) / 2))
+    return ufunc("exp", square * (cmath.log(ratio) / 2))
 
 
 def _number(value: complex, name: str) -> complex:

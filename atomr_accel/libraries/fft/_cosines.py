@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from ...expressions import cast
-from ...expressions._expression import broadcast_constant, where
+from ...expressions._expression import broadcast_constant, ufunc, where
 from ._steps import complex_of, counted
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def _fourth(steps: FftSteps, kind: Kind, x: GpuRef, y: GpuRef) -> None:
     sign = -1 if kind.sine else 1
     if n % 2:
         cos, sin = _turned(counted(n) * (math.pi / (2 * n)), x.dtype)
-        turned = steps.evaluate(x * cos - 1j * (x * sin))
-        spectrum = steps.do(steps.fft.fft(turned, 2 * n))[..., :n]
+        data = steps.evaluate(x * cos - 1j * (x * sin))
+        spectrum = steps.do(steps.fft.fft(data, 2 * n))[..., :n]
         k = counted(n)
         cos, sin = _turned((k * 2 + 1) * (math.pi / (4 * n)), x.dtype)
         signs = cast(where(k % 2 == 0, 1, sign), x.dtype)
@@ -171,4 +171,4 @@ _TYPES: Final[dict[int, Callable[[FftSteps, Kind, GpuRef, GpuRef], None]]] = {
 
 def _turned(angle: Operand, dtype: np.dtype[Any]) -> tuple[Operand, Operand]:
     """Cosine and sine, computed in double."""
-    return cast(np.cos(angle), dtype), cast(np.sin(angle), dtype)
+    return cast(ufunc("cos", angle), dtype), cast(ufunc("sin", angle), dtype)

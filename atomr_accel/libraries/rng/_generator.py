@@ -452,7 +452,7 @@ class Generator(Choosing[D]):
             state = new_state(None, kind, "default", offset, check_dimensions(dimensions))
             points = continuous("uniform", dtype_of(dtype, out, "float64"), 0.0, 1.0)
             shape = (operator.index(n), dimensions)
-            generator = Generator(self._device, state, self._known)
+            generator: Generator[D] = Generator(self._device, state, self._known)
             return generator._draw(driver, "sobol", points, shape, out)
 
         return Request(LANE, "rng.sobol", prepare)
