@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
@@ -49,6 +51,12 @@ class FftSteps(Steps):
     def __init__(self, driver: Driver, known: Known) -> None:
         super().__init__(driver, known.cub)
         self.fft: Final = known.fft
+
+    def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:
+        """All of it; the plans of its transforms are kept together."""
+        made = super().result(result, last)
+        used = partial(self.fft._plans.all_used, self._sent)
+        return msgspec.structs.replace(made, sent=used) if self._sent else made
 
     def resized(self, x: GpuRef, sizes: tuple[int, ...]) -> GpuRef:
         """The same with another size: cropped, and padded with zeros, at the ends of its axes."""
