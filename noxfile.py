@@ -205,6 +205,20 @@ def linalg_suites(session: nox.Session) -> None:
 
 
 @nox.session
+def scipy_fft(session: nox.Session) -> None:
+    """Run SciPy's own tests of ``scipy.fft`` on ``device.fft``; words go to pytest.
+
+    What is left out, and why, is told in ``tests/scipy_fft/skips.txt``.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
+    plugins = ("-p", "scipy.conftest", "-p", "tests.scipy_fft.plugin", "--noconftest")
+    quiet = ("-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "-q")
+    modules = ("scipy.fft.tests.test_basic", "scipy.fft.tests.test_real_transforms")
+    pytest = ("-m", "pytest", *plugins, *quiet, "--pyargs", *modules, *session.posargs)
+    _python(session, *pytest, env={"ATOMR_TEST_BACKEND": "cpu", "PYTHONPATH": str(ROOT)})
+
+
+@nox.session
 def soak(session: nox.Session) -> None:
     """Kill hosts 5,000 times under load; words go on, as in ``soak --kills 100``."""
     _install(session, "-e", ".")

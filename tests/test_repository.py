@@ -277,6 +277,7 @@ def test_every_session_says_what_it_does() -> None:
 TESTS = ROOT / "tests"
 PROMISES = {
     "array_api",
+    "scipy_fft",
     "contract",
     "ordering",
     "interop",

@@ -25,7 +25,7 @@ from ..libraries._request import Pending, Request, perform, result, submit
 from ..libraries._table import NAMES
 from ._context import Context
 from ._failures import is_passing
-from ._place import LIBRARY_OF
+from ._place import library_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -112,7 +112,7 @@ class LibraryActor(Actor):
     @side_by_side(Request)
     def execute(self, request: Request[T]) -> Coroutine[Any, Any, T]:
         """Submit a request; at once, if nothing has to be waited for."""
-        library = LIBRARY_OF.get(request.lane.name)
+        library = library_of(request)
         if library != self._name:
             return _fail(self._not_ours(request.name, library))
         if self._last is None or (self._last.before is None and self._last.over.is_set()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from ..actors import ChildState
 from ..actors._part import place
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..actors._cell import Cell, Condition
     from ..actors._part import Part
     from ..lanes import Port
+    from ..libraries._request import Request
     from ._core import DeviceCore
 
 _LANES: Final = {
@@ -29,6 +30,15 @@ _LANES: Final = {
 
 LIBRARY_OF: Final = {lane: library for library, lanes in _LANES.items() for lane in lanes}
 """The library of each lane."""
+
+
+def library_of(request: Request[Any]) -> str | None:
+    """The library whose request it is: that of its name, or else of its lane.
+
+    A call of several steps may end with one of another library.
+    """
+    library = request.name.partition(".")[0]
+    return library if library in NAMES else LIBRARY_OF.get(request.lane.name)
 
 
 @final

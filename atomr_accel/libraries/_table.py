@@ -73,10 +73,10 @@ class Libraries(Generic[D]):
         self.cub = Cub(device)
         self.array = ArrayFunctions(device, self.cub)
         self.dnn = Dnn(device)
-        self.fft = Fft(device)
+        self.fft = Fft(device, self.cub)
         self.linalg = Linalg(device, self.cub, self.blas)
         self.nvrtc = Nvrtc(device)
-        self.rng = Rng(device)
+        self.rng = Rng(device, self.array, self.cub)
         self.sparse = Sparse(device, self.array, self.cub)
         self.tensor = Tensor(device, self.blas, self.cub)
         for name in NAMES:

@@ -49,6 +49,8 @@ def cases(*, gpu: bool) -> list[Case]:
         (f"rfft {many} x 4096", "rfft", (many, 4096), {}),
         (f"irfft {many} x 2049", "irfft", (many, 2049), {}),
         (f"fftn {many}^2 x 64", "fftn", (many, many, 64), {}),
+        *((f"dct {i} {many} x 4096", "dct", (many, 4096), {"type": i}) for i in (2, 3)),
+        (f"dctn {many}^2 x 64", "dctn", (many, many, 64), {}),
     ]
 
 
@@ -56,15 +58,17 @@ async def transform(device: Device, case: Case) -> Row:
     """One transform."""
     name, method, shape, options = case
     host = np.random.default_rng().standard_normal(shape, dtype=np.float32)
-    if method != "rfft":
+    if method not in ("rfft", "dct", "dctn"):
         host = host.astype(np.complex64)
     ref = await device.put(host)
     out = await getattr(device.fft, method)(ref, **options)
     rivals = {}
     if device.backend == "cuda" and there("cupy"):
         import cupy
+        import cupyx.scipy.fft
 
-        call = partial(getattr(cupy.fft, method), cupy.asarray(host), **options)
+        functions = cupyx.scipy.fft if method.startswith("dct") else cupy.fft
+        call = partial(getattr(functions, method), cupy.asarray(host), **options)
         rivals["cupy"] = Rival(call, cupy.cuda.get_current_stream().synchronize)
     paces = await compare(
         device, lambda on: getattr(on.fft, method)(ref, out=out, **options), rivals

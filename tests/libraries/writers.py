@@ -333,12 +333,22 @@ ROWS: Final = [
     ),
     *(
         row(f"fft.{name}", a=M, out=((16, 9), "complex64"))
-        for name in ("rfft", "ihfft", "rfft2", "rfftn")
+        for name in ("rfft", "ihfft", "rfft2", "rfftn", "ihfft2", "ihfftn")
     ),
     *(
         row(f"fft.{name}", a=((16, 9), "complex64"), out=M)
-        for name in ("irfft", "hfft", "irfft2", "irfftn")
+        for name in ("irfft", "hfft", "irfft2", "irfftn", "hfft2", "hfftn")
     ),
+    *(
+        row(f"fft.{inverse}{name}", x=M, out=M)
+        for name in ("dct", "dst", "dctn", "dstn")
+        for inverse in ("", "i")
+    ),
+    *(
+        row(f"fft.{name}", in1=M, in2=M, out=M, options={"mode": "same"})
+        for name in ("fftconvolve", "oaconvolve")
+    ),
+    row("fft.czt", x=M, out=(M, "complex64")),
     row("rng.choice", a=M, out=(4, 16), options={"size": 4}),
     row("tensor.einsum", out=M, call=_einsum, **{"operand 0": M, "operand 1": M}),
     row(

@@ -44,7 +44,7 @@ FAMILIES: Final = {
 }
 """The one-dimensional transforms; those of more dimensions belong to one of them."""
 
-_PRECISION: Final = {
+PRECISION: Final = {
     **dict.fromkeys(("float16", "bfloat16", "float32", "complex64"), "float32"),
     **dict.fromkeys(("float64", "complex128"), "float64"),
     **dict.fromkeys(("bool", "int8", "int16", "int32", "int64"), "float64"),
@@ -149,10 +149,10 @@ def _types(name: str, kind: str, dtype: np.dtype[Any], *, half: bool) -> tuple[s
                 f"{name} with half=True takes float16 or bfloat16, but a has dtype {dtype.name}"
             )
         return dtype.name if kind == "r2c" else f"{dtype.name}x2", dtype.name
-    precision = _PRECISION.get(dtype.name)
+    precision = PRECISION.get(dtype.name)
     if precision is None:
         raise TypeError(
-            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(_PRECISION)}"
+            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(PRECISION)}"
         )
     if kind == "r2c" and dtype.kind == "c":
         raise TypeError(

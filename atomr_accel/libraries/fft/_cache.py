@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, final
@@ -184,6 +184,20 @@ class PlanCache:
         self._plans[spec] = plan
         self._plans.move_to_end(spec)
         self._evict(self._limit)
+
+    def all_used(self, used: Sequence[Callable[[], None]]) -> None:
+        """Note the transforms of one call, which are about to be submitted in a row.
+
+        None of their plans makes room for another one's: it would be dropped before the transform
+        that makes the host have it again. So one call may keep more plans than the limit.
+        """
+        limit, self._limit = self._limit, len(self._plans) + len(used)
+        try:
+            for each in used:
+                each()
+        finally:
+            self._limit = limit
+        self._evict(max(limit, len(used)))
 
     def clear(self) -> None:
         """Drop everything."""

@@ -28,6 +28,7 @@ MOST_QUASI_LAM: Final = 400_000.0
 
 WHOLE_AND_FLAGS: Final = (*WHOLE, "bool")
 
+_MOST_VARIANCE: Final = 1e8
 _MOST_LAM: Final = 2.0**63 - 10 * 2.0**31.5
 _SUM_TOLERANCE: Final = float(np.sqrt(np.finfo(np.float64).eps))
 
@@ -224,6 +225,58 @@ def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.
     require_shape(out, shape, "out")
     if out.dtype is not dtype:
         raise TypeError(f"out has dtype {out.dtype.name}, but the result has {dtype.name}")
+
+
+def whole_trials(n: Any) -> int:
+    """How many trials there are.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is negative.
+    """
+    count = operator.index(n)
+    if count < 0:
+        raise ValueError(f"n must not be negative, but is {count}")
+    return count
+
+
+def trials(n: Any, p: Any, dtype: str) -> tuple[int, float]:
+    """The parameters of a binomial distribution.
+
+    Raises:
+        TypeError: they are no numbers.
+        ValueError: they are out of range, or the dtype does not hold ``n``.
+        Unsupported: the table would be too long.
+    """
+    count, chance = whole_trials(n), real(p, "p", finite=False)
+    if not 0 <= chance <= 1:
+        raise ValueError(f"p must be from 0 to 1, but is {chance}")
+    if count > bounds(dtype)[1]:
+        raise ValueError(f"n is out of bounds for {dtype}: {count}")
+    if count * chance * (1 - chance) > _MOST_VARIANCE:
+        raise Unsupported(
+            f"binomial numbers go up to a variance n * p * (1 - p) of {_MOST_VARIANCE:.0f}, "
+            f"and not {count * chance * (1 - chance):.0f}"
+        )
+    return count, chance
+
+
+@lru_cache(8)
+def binomial_table(n: int, p: float) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+    """The least number of successes worth a mention, and the distribution function from there.
+
+    By the ratios of neighbours, whose logarithms are summed: the functions of libraries lose
+    digits, or all, where ``n`` is large.
+    """
+    mean, spread = n * p, 12 * math.sqrt(n * p * (1 - p)) + 20
+    first, last = max(0, math.floor(mean - spread)), min(n, math.ceil(mean + spread))
+    if p in (0, 1):
+        return n * int(p), np.ones(1)
+    k = np.arange(first, last, dtype=np.float64)
+    logs = np.cumsum(np.log((n - k) / (k + 1)) + (math.log(p) - math.log1p(-p)))
+    logs = np.concatenate(([0.0], logs))
+    table = np.cumsum(np.exp(logs - logs.max()))
+    return first, np.asarray(table / table[-1], np.float64)
 
 
 @lru_cache(8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from ...memory import Block, GpuRef
     from .._library import Home
+    from .._op import Described
     from .._request import Driver
+    from ..array._facade import ArrayFunctions
+    from ..cub._facade import Cub
     from ._state import State
 
 LANE: Final = LaneSpec(
@@ -42,12 +45,25 @@ _FLOAT64: Final = DTYPES["float64"]
 Entries = np.ndarray[Any, np.dtype[np.float64]]
 
 
+class Known(NamedTuple):
+    """What all generators of a device have for calls of several steps.
+
+    Attributes:
+        array: makes requests for functions of arrays.
+        cub: algorithms that steps may be.
+    """
+
+    array: ArrayFunctions[Described]
+    cub: Cub[Described]
+
+
 class Drawing(Facade[D]):
     """What generators draw with."""
 
-    def __init__(self, device: Home, state: State) -> None:
+    def __init__(self, device: Home, state: State, known: Known) -> None:
         self._device = device
         self._state = state
+        self._known = known
 
     def _continuous(
         self,

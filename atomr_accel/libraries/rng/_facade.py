@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from .._op import D
+from ..array._steps import Describing
+from ._draws import Known
 from ._generator import Generator, check_dimensions
 from ._state import new_state
 
 if TYPE_CHECKING:
     from .._library import Home
+    from ..array._facade import ArrayFunctions
+    from ..cub._facade import Cub
     from ._state import Seed
 
 
@@ -23,8 +27,10 @@ class Rng(Generator[D]):
     ``default_rng`` returns: ``help(type(device.rng.default_rng()))``.
     """
 
-    def __init__(self, device: Home) -> None:
-        super().__init__(device, new_state(None, "philox4_32_10", "default", 0, 1))
+    def __init__(self, device: Home, array: ArrayFunctions[Any], cub: Cub[Any]) -> None:
+        described = Describing(device)
+        known = Known(array._on(described), cub._on(described))
+        super().__init__(device, new_state(None, "philox4_32_10", "default", 0, 1), known)
 
     def seed(self, seed: Seed = None) -> None:
         """Begin anew, with another seed.
@@ -83,4 +89,4 @@ class Rng(Generator[D]):
             TypeError: a seed that is none, or for a quasi-random generator.
         """
         state = new_state(seed, kind, ordering, offset, check_dimensions(dimensions))
-        return Generator(self._device, state)
+        return Generator(self._device, state, self._known)

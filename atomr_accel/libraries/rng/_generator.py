@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...memory import GpuRef
-from .._arguments import require_no_alias, require_readable
 from .._op import D, op
 from .._request import Request, Submission
 from ..wire._options import flag
 from ._arguments import (
     Size,
-    check_out,
+    binomial_table,
     dtype_of,
     event_rate,
     integer_range,
     poisson_table,
-    probabilities,
-    shape_of,
+    trials,
 )
+from ._choosing import Choosing
 from ._distributions import continuous, integers, search
-from ._draws import LANE, Drawing, Entries
+from ._draws import LANE
 from ._state import GeneratorStatistics, State, new_state
 from .wire._distributions import MOST_DIMENSIONS
-from .wire._messages import Distribution, Pick, Take
+from .wire._messages import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import ArrayLike, DTypeLike
+    from numpy.typing import DTypeLike
 
-    from ...memory import Block
     from .._request import Driver
 
 _RACE: Final = 1 << 16
@@ -48,7 +42,7 @@ _INT64: Final = DTYPES["int64"]
 _FLOAT64: Final = DTYPES["float64"]
 
 
-class Generator(Drawing[D]):
+class Generator(Choosing[D]):
     """Random numbers, drawn on the device. Made by ``device.rng.default_rng``.
 
     Methods are named as in ``numpy.random.Generator``. Those that draw return ``out``, or a
@@ -63,8 +57,9 @@ class Generator(Drawing[D]):
 
     Quasi-random generators make points: the last axis of ``size`` holds the dimensions.
     They have no ``gamma``, ``beta`` or ``choice(replace=False)``, which take varying
-    numbers of words. Those and ``poisson`` of the other generators are drawn from a Philox
-    sequence of the same seed.
+    numbers of words, and no ``permutation``, ``shuffle`` or ``multinomial``. What takes varying
+    numbers of words, and ``poisson``, other generators draw from a Philox sequence of the same
+    seed.
 
     A recorded program draws the same numbers in every replay; for new ones, draw into a
     buffer that it reads, with ``out=``, before the replay.
@@ -125,7 +120,7 @@ class Generator(Drawing[D]):
         if operator.index(n_children) < 0:
             raise ValueError(f"n_children must not be negative, but is {n_children}")
         return [
-            Generator(self._device, State(state.kind, state.ordering, 1, seeds))
+            Generator(self._device, State(state.kind, state.ordering, 1, seeds), self._known)
             for seeds in state.seeds.spawn(n_children)
         ]
 
@@ -383,73 +378,37 @@ class Generator(Drawing[D]):
         return Request(LANE, "rng.poisson", prepare)
 
     @op
-    def choice(
+    def binomial(
         self,
-        a: int | GpuRef,
+        n: int,
+        p: float,
         size: Size = None,
-        replace: bool = True,
-        p: ArrayLike | None = None,
         *,
+        dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Random items; as ``numpy.random.Generator.choice``, along the first axis.
+        """How many of ``n`` trials succeed; as ``numpy.random.Generator.binomial``.
 
-        Computed by kernels of this package, from words as ``integers`` draws them.
+        By the inverse distribution function, from a table that goes along with the call: 24
+        numbers for each unit of the standard deviation. Computed by kernels of this package.
 
         Args:
-            a: an array with at least one axis, or how many integers there are from 0 on.
-            size: shape of the choice.
-            replace: whether an item may be chosen again.
-            p: probabilities of the items, on the host; by default all are equal.
+            n: trials, not negative.
+            p: how likely each is to succeed, from 0 to 1.
+            size: shape of the result.
+            dtype: int64 by default; one that holds ``n``.
             out: where to put the result.
 
-        Returns:
-            The items, in random order: of shape ``size`` and int64, or of shape
-            ``size + a.shape[1:]`` and ``a``'s dtype.
-
         Raises:
-            ValueError: nothing to choose from, probabilities that are negative or do not
-                sum to 1, more items than there are.
-            Unsupported: ``replace=False`` from a quasi-random generator, or with ``p`` for
-                more than 131,072 items.
+            Unsupported: a variance, ``n * p * (1 - p)``, above 10**8.
         """
 
         def prepare(driver: Driver) -> Submission[GpuRef]:
-            again = flag(replace, "replace")
-            rows: GpuRef | None = None
-            rest: tuple[int, ...] = ()
-            kind = _INT64
-            if isinstance(a, GpuRef):
-                rows = a
-                require_readable(rows, driver.memory, "a")
-                if not rows.shape:
-                    raise ValueError("a must have at least one axis, but has shape ()")
-                items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
-            else:
-                items = operator.index(a)
-            wanted = size
-            if out is not None and size is None:
-                wanted = out.shape[: out.ndim - len(rest)]
-            shape = shape_of(wanted, None, self._state.dimensions)
-            if out is not None:
-                check_out(out, driver.memory, (*shape, *rest), kind)
-                if rows is not None:
-                    require_no_alias("choice", [("out", out)], [("a", rows)])
-            count = math.prod(shape)
-            if items < 0 or (not items and count):
-                raise ValueError(f"a must have at least one item to choose from, not {items}")
-            chances = None if p is None else probabilities(p, items)
-            if not again:
-                self._check_pick(items, count, chances)
-            pick = self._without if count and not again else self._with_replacement
-            if rows is None:
-                return pick(items, shape, chances, out, driver)
-            chosen = partial(pick, items, shape, chances, None)
-            index = driver.perform(Request(LANE, "rng.choice", chosen))
-            assert index is not None  # buffers are given in batches, too
-            return _take(rows, index, (*shape, *rest), out, driver)
+            kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
+            first, table = binomial_table(*trials(n, p, kind))
+            return self._draw(driver, "binomial", search(kind, first), size, out, table)
 
-        return Request(LANE, "rng.choice", prepare)
+        return Request(LANE, "rng.binomial", prepare)
 
     @op
     def sobol(
@@ -493,90 +452,10 @@ class Generator(Drawing[D]):
             state = new_state(None, kind, "default", offset, check_dimensions(dimensions))
             points = continuous("uniform", dtype_of(dtype, out, "float64"), 0.0, 1.0)
             shape = (operator.index(n), dimensions)
-            return Generator(self._device, state)._draw(driver, "sobol", points, shape, out)
+            generator: Generator[D] = Generator(self._device, state, self._known)
+            return generator._draw(driver, "sobol", points, shape, out)
 
         return Request(LANE, "rng.sobol", prepare)
-
-    # --- choosing --------------------------------------------------------------------------
-
-    def _check_pick(self, items: int, count: int, chances: Entries | None) -> None:
-        if self._state.spec.quasi:
-            raise Unsupported(
-                f"{self._state.kind} cannot choose without replacement; "
-                f"use a pseudo-random generator"
-            )
-        if count > items:
-            raise ValueError(
-                f"cannot take {count} of {items} items when replace is False; they are too few"
-            )
-        if chances is None:
-            return
-        if np.count_nonzero(chances) < count:
-            raise ValueError(
-                f"fewer non-zero entries in p ({np.count_nonzero(chances)}) than size ({count})"
-            )
-        if items > _MOST_WEIGHED:
-            raise Unsupported(
-                f"choosing without replacement by p takes up to {_MOST_WEIGHED} items, not {items}"
-            )
-
-    def _with_replacement(
-        self,
-        items: int,
-        shape: tuple[int, ...],
-        chances: Entries | None,
-        out: GpuRef | None,
-        driver: Driver,
-    ) -> Submission[GpuRef]:
-        if chances is None:
-            return self._draw(driver, "choice", integers("int64", 0, max(1, items)), shape, out)
-        table = np.cumsum(chances)
-        table /= table[-1] if len(table) else 1.0
-        return self._draw(driver, "choice", search("int64", 0), shape, out, table)
-
-    def _without(
-        self,
-        items: int,
-        shape: tuple[int, ...],
-        chances: Entries | None,
-        out: GpuRef | None,
-        driver: Driver,
-    ) -> Submission[GpuRef]:
-        state = self._state
-        weights = None if chances is None else self._provide(driver, chances)
-        target = driver.output(shape, _INT64) if out is None else out
-        writes: tuple[Block, ...] = (target._block,)
-        scratch = 0
-        if weights is not None or items <= _RACE:
-            times = driver.output((items,), _FLOAT64)._block
-            writes, scratch = (target._block, times), times.address
-        count = math.prod(shape)
-        message = Pick(
-            state.kind,
-            state.key,
-            state.position,
-            state.rejection_offset,
-            items,
-            count,
-            0 if weights is None else weights.address,
-            target._block.address,
-            scratch,
-        )
-        sent = partial(state.drawn, count, rejections=items if scratch else 1)
-        return Submission(message, () if weights is None else (weights,), writes, target, sent=sent)
-
-
-def _take(
-    rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None, driver: Driver
-) -> Submission[GpuRef]:
-    source, places = (
-        require_readable(rows, driver.memory, "a"),
-        require_readable(index, driver.memory, "index"),
-    )
-    target = driver.output(shape, rows.dtype) if out is None else out
-    nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
-    message = Take(source.address, places.address, target._block.address, index.size, nbytes)
-    return Submission(message, (source, places), (target._block,), target)
 
 
 def check_dimensions(dimensions: int) -> int:

@@ -209,6 +209,10 @@ async def test_no_plan_is_left_in_the_host_that_the_program_has_dropped(
         with trio.CancelScope() as scope:
             scope.cancel()
             await device.fft.fft(refs[0])
+    for _ in range(2):
+        await device.fft.czt(refs[0], 5)  # three plans, of which none makes room for another
+        assert len(device.fft._plans._plans) == 3
+    await device.fft.fft(refs[0])
     there: set[int] = set()
     for message in sent:
         if isinstance(message, Forget):

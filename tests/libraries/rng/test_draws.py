@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -232,6 +233,77 @@ async def test_choice_of_rows(device: Device, seed: int, dtype: str) -> None:
     assert all((host == row).all(1).any() for row in got)
 
 
+# --- orders and counts -------------------------------------------------------------------
+
+
+async def test_orders_of_few_are_all_as_likely(device: Device, seed: int) -> None:
+    generator = device.rng.default_rng(seed)
+    async with device.batch() as batch:
+        refs = [batch.using(generator).permutation(3) for _ in range(600)]
+    orders = np.stack([await device.get(ref) for ref in refs])
+    assert (np.sort(orders) == np.arange(3)).all()
+    check_counts(np.bincount(orders @ [9, 3, 1], minlength=22), _chances_of_orders())
+
+
+def _chances_of_orders() -> Array:
+    chances = np.zeros(22)
+    chances[[np.dot(order, [9, 3, 1]) for order in itertools.permutations(range(3))]] = 1 / 6
+    return chances
+
+
+async def test_permutations_of_arrays(device: Device, seed: int) -> None:
+    host = np.arange(60.0).reshape(3, 4, 5)
+    x = await device.put(host, sealed=True)
+    generator = device.rng.default_rng(seed)
+    saved = generator.state
+    order = await device.get(await generator.permutation(4))
+    for axis, view in ((1, x), (-2, x), (0, x.swapaxes(0, 1)), (1, x[:, ::-1])):
+        generator.state = saved
+        got = await device.get(await generator.permutation(view, axis))
+        np.testing.assert_array_equal(got, np.take(await device.get(view), order, axis))
+    generator.state = saved
+    whole = await device.zeros((3, 8, 5))
+    part = await device.copy(x, whole[:, ::2])
+    assert await generator.shuffle(part, axis=1) is part
+    shuffled = await device.get(whole)
+    np.testing.assert_array_equal(shuffled[:, ::2], host[:, order])
+    assert not shuffled[:, 1::2].any()
+    assert (await generator.permutation(0)).shape == (0,)
+    assert (await generator.permutation(x[:, :0], 1)).shape == (3, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("n", "p"), [(1, 0.25), (20, 0.0), (20, 1.0), (40, 0.9), (10**5, 0.3), (10**12, 1e-5)]
+)
+async def test_binomial(device: Device, seed: int, n: int, p: float) -> None:
+    values = await draw(device, device.rng.default_rng(seed), "binomial", n, p, size=N)
+    law = stats.binom(n, p)
+    assert values.dtype == np.int64
+    if n * p * (1 - p) < 10:
+        counts = np.bincount(values, minlength=n + 1)
+        check_counts(counts, law.pmf(np.arange(len(counts))))
+        return
+    check_near(values.mean(), law.mean(), law.std() / np.sqrt(N))
+    ranks = np.clip((law.cdf(values) * 20).astype(int), 0, 19)
+    edges = law.cdf(law.ppf(np.arange(1, 20) / 20) - 1)
+    check_counts(np.bincount(ranks, minlength=20), np.diff(edges, prepend=0, append=1))
+
+
+async def test_multinomial(device: Device, seed: int) -> None:
+    generator = device.rng.default_rng(seed)
+    p = np.array([0.1, 0.0, 0.4, 0.5])
+    values = await draw(device, generator, "multinomial", 6, p, size=(50, 60))
+    assert values.shape == (50, 60, 4)
+    assert (values.sum(-1) == 6).all()
+    check_counts(values.sum((0, 1)), p)
+    for thing in (0, 2, 3):
+        counts = np.bincount(values[..., thing].ravel(), minlength=7)
+        check_counts(counts, stats.binom(6, p[thing]).pmf(np.arange(7)))
+    assert (await device.get(await generator.multinomial(5, [1.0]))).tolist() == [5]
+    assert (await device.get(await generator.multinomial(0, p, 2))).tolist() == [[0] * 4] * 2
+    assert (await generator.multinomial(5, p, 0)).shape == (0, 4)
+
+
 # --- quasi-random points -----------------------------------------------------------------
 
 
@@ -300,6 +372,10 @@ async def test_what_points_cannot_be(device: Device, method: str) -> None:
         await generator.choice(5, 2, replace=False)
     with pytest.raises(Unsupported, match="without independent ones"):
         generator.spawn(1)
+    with pytest.raises(Unsupported, match="no permutation"):
+        await generator.shuffle(await device.zeros(4))
+    with pytest.raises(Unsupported, match="no multinomial"):
+        await generator.multinomial(5, [0.5, 0.5])
 
 
 # --- sequences ---------------------------------------------------------------------------
@@ -313,6 +389,9 @@ DRAWS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("choice", (50, 20), {"replace": False}),
     ("exponential", (), {"size": (3, 3)}),
     ("choice", (4, 9), {"p": [0.1, 0.2, 0.3, 0.4]}),
+    ("binomial", (90, 0.3), {"size": 7}),
+    ("permutation", (11,), {}),
+    ("multinomial", (3, [0.5, 0.3, 0.2]), {"size": (2, 4)}),
 ]
 
 

@@ -57,6 +57,7 @@ DRAWS: dict[str, Callable[[Any, int], Any]] = {
     "choice of all": lambda rng, n: rng.choice(40, n, replace=False),
     "choice of many": lambda rng, n: rng.choice(100_000, n, replace=False),
     "choice of all by p": lambda rng, n: rng.choice(40, n, replace=False, p=WEIGHTED),
+    "binomial": lambda rng, n: rng.binomial(20, 0.5, n),
     "choice of rows": lambda rng, n: rng.choice(rng.rows, n, replace=False),
     "advance": lambda rng, n: rng.advance(n),
 }
@@ -121,7 +122,7 @@ class Held(Block, eq=False):
 
 
 def generator_on(device: Words, kind: str) -> Any:
-    generator: Any = Generator(device, new_state(SEED, kind, "default", 0, 1))  # type: ignore[arg-type]
+    generator: Any = Generator(device, new_state(SEED, kind, "default", 0, 1), None)  # type: ignore[arg-type]
     generator.rows = device.ref(np.arange(80.0).reshape(40, 2))
     return generator
 

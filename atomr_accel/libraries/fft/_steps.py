@@ -1,0 +1,120 @@
+"""Calls of ``device.fft`` that take several steps: transforms, and expressions around them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from ..._dtypes import DTYPES
+from ...expressions import cast, index
+from ...expressions._expression import broadcast_constant
+from .._op import D, Facade
+from .._request import Request
+from ..array._copy import LANE
+from ..array._steps import Steps
+from ._arguments import PRECISION
+from .wire._plan import COMPLEX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...expressions import Operand
+    from ...memory import GpuRef
+    from .._op import Described
+    from .._request import Driver, Submission
+    from ..cub._facade import Cub
+    from ._transforms import Transforms
+
+T = TypeVar("T")
+
+FLOAT64: Final = DTYPES["float64"]
+
+
+class Known(NamedTuple):
+    """What all copies of a facade have for their steps.
+
+    Attributes:
+        fft: makes requests for transforms.
+        cub: algorithms that steps may be.
+    """
+
+    fft: Transforms[Described]
+    cub: Cub[Described]
+
+
+class FftSteps(Steps):
+    """The steps of a call of ``device.fft``, while it is prepared."""
+
+    def __init__(self, driver: Driver, known: Known) -> None:
+        super().__init__(driver, known.cub)
+        self.fft: Final = known.fft
+
+    def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:
+        """All of it; the plans of its transforms are kept together."""
+        made = super().result(result, last)
+        used = partial(self.fft._plans.all_used, self._sent)
+        return msgspec.structs.replace(made, sent=used) if self._sent else made
+
+    def resized(self, x: GpuRef, sizes: tuple[int, ...]) -> GpuRef:
+        """The same with another size: cropped, and padded with zeros, at the ends of its axes."""
+        if x.shape == sizes:
+            return x
+        kept = tuple(slice(min(pair)) for pair in zip(x.shape, sizes, strict=True))
+        x = x[kept]
+        if x.shape == sizes:
+            return x
+        made = self.output(sizes, x.dtype)
+        self.evaluate(broadcast_constant(sizes, x.dtype), made)
+        self.assign((x, made[kept]))
+        return made
+
+
+class FftPart(Facade[D]):
+    """What the parts of ``device.fft`` that make steps have in common."""
+
+    _known: Known
+
+    def _several(self, name: str, build: Callable[[FftSteps], T]) -> Request[T]:
+        """A request of several steps."""
+        known = self._known
+
+        def prepare(driver: Driver) -> Submission[T]:
+            steps = FftSteps(driver, known)
+            return steps.result(build(steps))
+
+        return Request(LANE, f"fft.{name}", prepare)
+
+
+def computed_in(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which something is transformed: complex numbers as such, all else real.
+
+    Raises:
+        TypeError: it cannot be transformed.
+    """
+    precision = PRECISION.get(dtype.name)
+    if precision is None:
+        raise TypeError(
+            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(PRECISION)}"
+        )
+    return complex_of(DTYPES[precision]) if dtype.kind == "c" else DTYPES[precision]
+
+
+def complex_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The complex dtype of the same precision."""
+    return dtype if dtype.kind == "c" else DTYPES[COMPLEX[dtype.name]]
+
+
+def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The real dtype of the same precision."""
+    return DTYPES[PRECISION[dtype.name]]
+
+
+def counted(count: int, start: int = 0, step: int = 1) -> Operand:
+    """``start``, ``start + step`` and so on, float64, in one dimension."""
+    made: Operand = cast(index((count,), 0), FLOAT64)
+    if step != 1:
+        made = made * step
+    return made + start if start else made

@@ -1,0 +1,660 @@
+"""Transforms that are one call of the library: those of ``numpy.fft``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ..._dtypes import DTYPES
+from ..._errors import Unsupported
+from .._arguments import overlap, require_readable, require_shape, require_writable, same_place
+from .._op import D, Facade, op
+from .._request import Request, Submission
+from ..wire._options import flag, real, whole
+from ._arguments import (
+    FAMILIES,
+    Call,
+    axis_of,
+    norm_of,
+    one_axis,
+    resolve,
+    several_axes,
+    several_of,
+    size_of,
+    stages,
+)
+from ._cache import LANE
+from .wire._messages import Frequencies, Roll, Transform
+from .wire._plan import HALF, MOST_DIMS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from ...memory import Block, GpuRef, MemoryMap
+    from .._request import Driver
+    from ..wire._recent import Recent
+    from ._cache import PlanCache
+
+_FLOAT64: Final = DTYPES["float64"]
+_LAST_TWO: Final = (-2, -1)
+
+
+class Transforms(Facade[D]):
+    """What ``numpy.fft`` has, and Hermitian transforms of several axes."""
+
+    _calls: Recent[tuple[Any, ...], tuple[Call, ...]]
+    _plans: PlanCache
+
+    # --- one axis ------------------------------------------------------------------------
+
+    @op
+    def fft(
+        self,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """Transform along one axis; as ``numpy.fft.fft``.
+
+        Vendor function: ``cufftXtExec``, complex to complex, forward.
+
+        Args:
+            a: any shape but 0-d, real or complex.
+            n: points along the axis; by default all there are.
+            axis: which axis.
+            norm: how to scale.
+            out: where to put the result, or ``a`` itself.
+            half: compute float16 or bfloat16 as such.
+
+        Returns:
+            Complex, of ``a``'s shape with ``n`` in place of the axis.
+        """
+        return self._transform("fft", "fft", a, n, axis, norm, out, half=half)
+
+    @op
+    def ifft(
+        self,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``fft``; as ``numpy.fft.ifft``.
+
+        Arguments and result are those of ``fft``.
+
+        Vendor function: ``cufftXtExec``, complex to complex, inverse.
+        """
+        return self._transform("ifft", "ifft", a, n, axis, norm, out, half=half)
+
+    @op
+    def rfft(
+        self,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """Transform a real array along one axis; as ``numpy.fft.rfft``.
+
+        Vendor function: ``cufftXtExec``, real to complex.
+
+        Args:
+            a: real, any shape but 0-d.
+            n: points along the axis; by default all there are.
+            axis: which axis.
+            norm: how to scale.
+            out: where to put the result.
+            half: compute float16 or bfloat16 as such.
+
+        Returns:
+            Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are
+            not negative.
+        """
+        return self._transform("rfft", "rfft", a, n, axis, norm, out, half=half)
+
+    @op
+    def irfft(
+        self,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``rfft``; as ``numpy.fft.irfft``.
+
+        Imaginary parts where a real array's spectrum has none are ignored.
+
+        Vendor function: ``cufftXtExec``, complex to real, on a copy, which it overwrites.
+
+        Args:
+            a: real or complex, any shape but 0-d.
+            n: points of the result; by default ``2 * (m - 1)`` for m elements along the
+                axis. ``n // 2 + 1`` of them are used.
+            axis: which axis.
+            norm: how to scale.
+            out: where to put the result.
+            half: compute float16 or bfloat16 as such.
+
+        Returns:
+            Real, with ``n`` elements along the axis.
+        """
+        return self._transform("irfft", "irfft", a, n, axis, norm, out, half=half)
+
+    @op
+    def hfft(
+        self,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The real spectrum of a signal with Hermitian symmetry; as ``numpy.fft.hfft``.
+
+        Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfft``.
+        """
+        return self._transform("hfft", "hfft", a, n, axis, norm, out, half=half)
+
+    @op
+    def ihfft(
+        self,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``hfft``; as ``numpy.fft.ihfft``.
+
+        Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfft``.
+        """
+        return self._transform("ihfft", "ihfft", a, n, axis, norm, out, half=half)
+
+    # --- several axes --------------------------------------------------------------------
+
+    @op
+    def fft2(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes."""
+        return self._transform("fft2", "fft", a, s, axes, norm, out, half=half)
+
+    @op
+    def ifft2(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes."""
+        return self._transform("ifft2", "ifft", a, s, axes, norm, out, half=half)
+
+    @op
+    def rfft2(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
+        return self._transform("rfft2", "rfft", a, s, axes, norm, out, half=half)
+
+    @op
+    def irfft2(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes."""
+        return self._transform("irfft2", "irfft", a, s, axes, norm, out, half=half)
+
+    @op
+    def fftn(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """Transform along several axes; as ``numpy.fft.fftn``.
+
+        Vendor function: ``cufftXtExec``, complex to complex, forward; up to three axes at
+        once.
+
+        Args:
+            a: any shape but 0-d, real or complex.
+            s: points along each axis, -1 for all there are; by default all of them.
+            axes: which axes, as often as named; by default the last ``len(s)``, or all.
+            norm: how to scale.
+            out: where to put the result, or ``a`` itself.
+            half: compute float16 or bfloat16 as such.
+
+        Returns:
+            Complex, of ``a``'s shape with ``s`` in place of the axes.
+        """
+        return self._transform("fftn", "fft", a, s, axes, norm, out, half=half)
+
+    @op
+    def ifftn(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``fftn``; as ``numpy.fft.ifftn``.
+
+        Arguments and result are those of ``fftn``.
+
+        Vendor function: ``cufftXtExec``, complex to complex, inverse.
+        """
+        return self._transform("ifftn", "ifft", a, s, axes, norm, out, half=half)
+
+    @op
+    def rfftn(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """Transform a real array along several axes; as ``numpy.fft.rfftn``.
+
+        Vendor function: ``cufftXtExec``, real to complex, and complex to complex for what
+        one plan does not cover.
+
+        Args:
+            a: real, any shape but 0-d.
+            s: points along each axis, -1 for all there are; by default all of them.
+            axes: which axes; only half of the last one's frequencies are kept.
+            norm: how to scale.
+            out: where to put the result.
+            half: compute float16 or bfloat16 as such.
+
+        Returns:
+            Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
+        """
+        return self._transform("rfftn", "rfft", a, s, axes, norm, out, half=half)
+
+    @op
+    def irfftn(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``rfftn``; as ``numpy.fft.irfftn``.
+
+        Vendor function: ``cufftXtExec``, complex to real, on a copy, which it overwrites.
+
+        Args:
+            a: real or complex, any shape but 0-d.
+            s: points of the result along each axis; by default all there are, and
+                ``2 * (m - 1)`` along the last of the axes, which has m elements.
+            axes: which axes, the real one last.
+            norm: how to scale.
+            out: where to put the result.
+            half: compute float16 or bfloat16 as such.
+
+        Returns:
+            Real, of ``a``'s shape with ``s`` in place of the axes.
+        """
+        return self._transform("irfftn", "irfft", a, s, axes, norm, out, half=half)
+
+    @op
+    def hfft2(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The real spectrum of a signal with Hermitian symmetry in two axes; ``hfftn`` of those."""
+        return self._transform("hfft2", "hfft", a, s, axes, norm, out, half=half)
+
+    @op
+    def ihfft2(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes."""
+        return self._transform("ihfft2", "ihfft", a, s, axes, norm, out, half=half)
+
+    @op
+    def hfftn(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The real spectrum of a signal with Hermitian symmetry; as ``scipy.fft.hfftn``.
+
+        Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfftn``,
+        of which this is the one that counts as a forward transform, of conjugates.
+        """
+        return self._transform("hfftn", "hfft", a, s, axes, norm, out, half=half)
+
+    @op
+    def ihfftn(
+        self,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The inverse of ``hfftn``; as ``scipy.fft.ihfftn``.
+
+        Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfftn``.
+        """
+        return self._transform("ihfftn", "ihfft", a, s, axes, norm, out, half=half)
+
+    # --- helpers -------------------------------------------------------------------------
+
+    @op
+    def fftfreq(self, n: int, d: float = 1.0) -> Request[GpuRef]:
+        """Sample frequencies of a transform; as ``numpy.fft.fftfreq``.
+
+        Computed by a kernel of this package, on the device.
+
+        Args:
+            n: points, at least one.
+            d: sample spacing, not zero.
+
+        Returns:
+            float64, shape (n,), in cycles per unit of ``d``.
+        """
+        return self._frequencies("fftfreq", n, d, half=False)
+
+    @op
+    def rfftfreq(self, n: int, d: float = 1.0) -> Request[GpuRef]:
+        """Sample frequencies of ``rfft``: shape (n // 2 + 1,). Otherwise as ``fftfreq``."""
+        return self._frequencies("rfftfreq", n, d, half=True)
+
+    @op
+    def fftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> Request[GpuRef]:
+        """Move the zero frequency to the middle; as ``numpy.fft.fftshift``.
+
+        Computed by a kernel of this package, on the device.
+
+        Args:
+            x: any shape and dtype.
+            axes: which axes; by default all.
+
+        Returns:
+            A new buffer of the same shape and dtype.
+        """
+        return self._shift("fftshift", x, axes, inverse=False)
+
+    @op
+    def ifftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> Request[GpuRef]:
+        """The inverse of ``fftshift``, which differs from it where sizes are odd."""
+        return self._shift("ifftshift", x, axes, inverse=True)
+
+    # --- requests ------------------------------------------------------------------------
+
+    def _transform(
+        self,
+        name: str,
+        family: str,
+        a: GpuRef,
+        sizes: int | Sequence[int] | None,
+        axes: int | Sequence[int] | None,
+        norm: str | None,
+        out: GpuRef | None,
+        *,
+        half: bool,
+    ) -> Request[GpuRef]:
+        """A transform along one axis, if it has the name of its family, or along several."""
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            memory = driver.memory
+            require_readable(a, memory, "a")
+            if out is not None:
+                require_readable(out, memory, "out")
+            points: Any
+            along: Any
+            if name == family:
+                points = None if sizes is None else size_of(sizes, "n")
+                along = whole(axes, "axis")
+            else:
+                points = None if sizes is None else several_of(sizes, "s")
+                along = None if axes is None else several_of(axes, "axes")
+            aligned = _aligned(a), out is None or _aligned(out)
+            key = (
+                name,
+                a.shape,
+                a.dtype,
+                points,
+                along,
+                norm_of(norm),
+                flag(half, "half"),
+                aligned,
+            )
+            calls = self._calls.get(key)
+            if calls is None:
+                calls = self._calls.keep(key, _resolve(family, *key))
+            if out is not None:
+                _require_output(name, calls, a, out, memory)
+            source = a
+            for call in calls[:-1]:
+                step = partial(self._submission, call, source, None)
+                given = driver.perform(Request(LANE, f"fft.{name}", step))
+                assert given is not None  # buffers are given in batches, too
+                source = given
+            return self._submission(calls[-1], source, out, driver)
+
+        return Request(LANE, f"fft.{name}", prepare)
+
+    def _submission(
+        self, call: Call, a: GpuRef, out: GpuRef | None, driver: Driver
+    ) -> Submission[GpuRef]:
+        source = require_readable(a, driver.memory, "a")
+        number, work, used = self._plans.find(driver, call.encoded)
+        if out is None:
+            out = driver.output(call.shape, call.dtype)
+        target = out._block
+        writes: tuple[Block, ...] = (target,)
+        workspace = 0
+        if call.scratch + work:
+            shared = self._plans.workspaces.obtain(driver, call.scratch + work)
+            writes = (target, shared)
+            workspace = shared.address
+        message = Transform(number, call.encoded, source.address, target.address, workspace, work)
+        return Submission(message, (source,), writes, out, sent=used)
+
+    def _frequencies(self, name: str, n: int, d: float, *, half: bool) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            points = size_of(n, "n")
+            if points < 1:
+                raise ValueError(f"n must be at least 1, not {points}")
+            spacing = real(d, "d", finite=False)
+            if not spacing:
+                raise ValueError("d must not be zero")
+            out = driver.output((points // 2 + 1 if half else points,), _FLOAT64)
+            message = Frequencies(out._block.address, points, 1.0 / (points * spacing), half)
+            return Submission(message, (), (out._block,), out)
+
+        return Request(LANE, f"fft.{name}", prepare)
+
+    def _shift(
+        self, name: str, x: GpuRef, axes: int | Sequence[int] | None, *, inverse: bool
+    ) -> Request[GpuRef]:
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            block = require_readable(x, driver.memory, "x")
+            given = range(x.ndim) if axes is None else axes
+            several = isinstance(given, Iterable)
+            chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
+            shifts = [0] * x.ndim
+            for axis in (axis_of(each, x.ndim) for each in chosen):
+                half = x.shape[axis] // 2
+                shifts[axis] += half if inverse else -half
+            shape, turns = _merged(x.shape, shifts)
+            out = driver.output(x.shape, x.dtype)
+            message = Roll(block.address, out._block.address, x.dtype.itemsize, shape, turns)
+            return Submission(message, (block,), (out._block,), out)
+
+        return Request(LANE, f"fft.{name}", prepare)
+
+
+def _resolve(
+    family: str,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    points: Any,
+    along: Any,
+    norm: str,
+    half: bool,
+    aligned: tuple[bool, bool],
+) -> tuple[Call, ...]:
+    """The transforms that a call asks for, one after the other: one, unless an axis repeats."""
+    data = _data_shape(name, family, shape, dtype, half=half)
+    if name == family:
+        todo = [(family, *one_axis(family, data, points, along))]
+    else:
+        todo = stages(family, *several_axes(family, data, points, along))
+    calls: list[Call] = []
+    for number, (stage, axes, sizes) in enumerate(todo, 1):
+        # What is made in between begins where whatever could.
+        begins = aligned[0] or bool(calls), aligned[1] or number < len(todo)
+        data = _data_shape(name, stage, shape, dtype, half=half)
+        call = resolve(name, stage, data, dtype, axes, sizes, norm, half=half, aligned=begins)
+        calls.append(call)
+        shape, dtype = call.shape, call.dtype
+    return tuple(calls)
+
+
+def _require_output(
+    name: str, calls: tuple[Call, ...], a: GpuRef, out: GpuRef, memory: MemoryMap
+) -> None:
+    """Raise where ``out`` cannot take the result."""
+    call = calls[-1]
+    require_writable(out, memory, "out")
+    require_shape(out, call.shape, "out")
+    if out.dtype is not call.dtype:
+        raise TypeError(
+            f"out has dtype {out.dtype.name}, but the result of {name} has {call.dtype.name}"
+        )
+    if len(calls) > 1 or not overlap(a, out):
+        return
+    in_place = call.spec.kind == "c2c" and a.shape == out.shape and a.dtype is out.dtype
+    if not (in_place and same_place(a, out)):
+        raise ValueError(
+            f"out shares memory with a, but {name} turns {a.dtype.name}{list(a.shape)} into "
+            f"{out.dtype.name}{list(out.shape)}, which does not work in place"
+        )
+
+
+def _aligned(ref: GpuRef) -> bool:
+    """Whether a buffer begins where a complex number could; a view of real ones may not."""
+    offset = ref._block.offset
+    if not offset:
+        return True
+    width = ref.dtype.itemsize if ref.dtype.kind == "c" else 2 * ref.dtype.itemsize
+    return not offset % width
+
+
+def _data_shape(
+    name: str, family: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, half: bool
+) -> tuple[int, ...]:
+    """A shape without the axis of the pairs that complex half precision has."""
+    if not half or FAMILIES[family].kind == "r2c" or dtype.name not in HALF:
+        return shape
+    if not shape or shape[-1] != 2:
+        raise ValueError(
+            f"{name} with half=True takes complex numbers as pairs in a last axis of length 2, "
+            f"but a has shape {shape}"
+        )
+    return shape[:-1]
+
+
+def _merged(shape: tuple[int, ...], shifts: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A rotation with as few dimensions as possible: those that stay are joined.
+
+    Raises:
+        Unsupported: there are still more than the kernel takes.
+    """
+    sizes = [1]
+    turns = [0]
+    for size, shift in zip(shape, shifts, strict=True):
+        turn = shift % size if size else 0
+        if not turn and not turns[-1]:
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+            turns.append(turn)
+    if len(sizes) > MOST_DIMS:
+        raise Unsupported(
+            f"a rotation of {len(sizes)} separate dimensions; the most is {MOST_DIMS}"
+        )
+    return tuple(sizes), tuple(turns)

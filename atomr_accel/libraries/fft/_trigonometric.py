@@ -1,0 +1,319 @@
+"""``device.fft``'s cosine and sine transforms: those of ``scipy.fft``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from .._op import D, op
+from .._request import Request
+from ..array._steps import target_of
+from ..wire._options import flag, whole
+from ._arguments import axis_of, norm_of, several_of, size_of
+from ._cosines import Kind, points_of, transform
+from ._steps import FftPart, FftSteps, computed_in, real_of
+
+if TYPE_CHECKING:
+    from ...memory import GpuRef
+
+_INVERSE: Final = {1: 1, 2: 3, 3: 2, 4: 4}
+"""By which type one is undone."""
+
+
+class Trigonometric(FftPart[D]):
+    """Cosine and sine transforms, of types 1 to 4."""
+
+    @op
+    def dct(
+        self,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
+        """The cosine transform along one axis; as ``scipy.fft.dct``.
+
+        Vendor function: ``cufftXtExec``, real to complex for types 1 and 2, complex to real for
+        type 3, and complex to complex for type 4, between expressions.
+
+        Args:
+            x: any shape but 0-d. Real and imaginary parts are transformed by themselves.
+            type: 1, 2, 3 or 4.
+            n: points along the axis; by default all there are. Type 1 takes at least two.
+            axis: which axis.
+            norm: how to scale: ``"backward"`` not at all, ``"forward"`` by 1 / 2N and ``"ortho"``
+                by the root of that, where N is ``n``; for type 1, ``n - 1``.
+            out: where to put the result; it shares no memory with ``x``.
+            orthogonalize: whether the first number of types 1 to 3, and the last one of type 1,
+                are scaled so that rows of the transform's matrix are orthogonal and of one
+                length; by default with ``norm="ortho"``.
+
+        Returns:
+            Of ``x``'s shape with ``n`` in place of the axis.
+        """
+        return self._one("dct", x, type, n, axis, norm, out, orthogonalize)
+
+    @op
+    def idct(
+        self,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
+        """The inverse of ``dct``; as ``scipy.fft.idct``. Arguments and result are those of it."""
+        return self._one("idct", x, type, n, axis, norm, out, orthogonalize)
+
+    @op
+    def dst(
+        self,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
+        """The sine transform along one axis; as ``scipy.fft.dst``.
+
+        Arguments and result are those of ``dct``, but that N is ``n + 1`` for type 1, which takes
+        a single point too, and that it is the last number that ``orthogonalize`` scales, of types
+        2 and 3.
+
+        Vendor function: ``cufftXtExec``, as for ``dct``.
+        """
+        return self._one("dst", x, type, n, axis, norm, out, orthogonalize)
+
+    @op
+    def idst(
+        self,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
+        """The inverse of ``dst``; as ``scipy.fft.idst``. Arguments and result are those of it."""
+        return self._one("idst", x, type, n, axis, norm, out, orthogonalize)
+
+    @op
+    def dctn(
+        self,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        s: int | Sequence[int] | None = None,
+        axes: int | Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
+        """The cosine transform along several axes; as ``scipy.fft.dctn``: ``dct`` of each.
+
+        Args:
+            x: as for ``dct``.
+            type: as for ``dct``.
+            s: points along each axis, -1 for all there are; by default all of them.
+            axes: which axes, each once; by default the last ``len(s)``, or all.
+            norm: how to scale along each of them, as ``dct`` does.
+            out: as for ``dct``.
+            orthogonalize: as for ``dct``.
+
+        Returns:
+            Of ``x``'s shape with ``s`` in place of the axes.
+        """
+        return self._many("dctn", x, type, s, axes, norm, out, orthogonalize)
+
+    @op
+    def idctn(
+        self,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        s: int | Sequence[int] | None = None,
+        axes: int | Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
+        """The inverse of ``dctn``; as ``scipy.fft.idctn``. Arguments and result are those of it."""
+        return self._many("idctn", x, type, s, axes, norm, out, orthogonalize)
+
+    @op
+    def dstn(
+        self,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        s: int | Sequence[int] | None = None,
+        axes: int | Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
+        """The sine transform along several axes; as ``scipy.fft.dstn``: ``dst`` of each.
+
+        Arguments and result are those of ``dctn``.
+        """
+        return self._many("dstn", x, type, s, axes, norm, out, orthogonalize)
+
+    @op
+    def idstn(
+        self,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        s: int | Sequence[int] | None = None,
+        axes: int | Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
+        """The inverse of ``dstn``; as ``scipy.fft.idstn``. Arguments and result are those of it."""
+        return self._many("idstn", x, type, s, axes, norm, out, orthogonalize)
+
+    # --- requests --------------------------------------------------------------------------
+
+    def _one(
+        self,
+        name: str,
+        x: GpuRef,
+        type_: int,
+        n: int | None,
+        axis: int,
+        norm: str | None,
+        out: GpuRef | None,
+        orthogonalize: bool | None,
+    ) -> Request[GpuRef]:
+        """A transform along one axis."""
+
+        def build(steps: FftSteps) -> GpuRef:
+            given = steps.ref(x)
+            along = axis_of(whole(axis, "axis"), given.ndim)
+            points = given.shape[along] if n is None else size_of(n, "n")
+            kinds = {along: _kind(name, type_, points, norm, orthogonalize)}
+            return _transformed(steps, name, given, kinds, {along: points}, out)
+
+        return self._several(name, build)
+
+    def _many(
+        self,
+        name: str,
+        x: GpuRef,
+        type_: int,
+        s: int | Sequence[int] | None,
+        axes: int | Sequence[int] | None,
+        norm: str | None,
+        out: GpuRef | None,
+        orthogonalize: bool | None,
+    ) -> Request[GpuRef]:
+        """A transform along several axes."""
+
+        def build(steps: FftSteps) -> GpuRef:
+            given = steps.ref(x)
+            sizes = _sizes(given.shape, s, axes)
+            kinds = {
+                axis: _kind(name, type_, points, norm, orthogonalize)
+                for axis, points in sizes.items()
+            }
+            return _transformed(steps, name, given, kinds, sizes, out)
+
+        return self._several(name, build)
+
+
+def _transformed(
+    steps: FftSteps,
+    name: str,
+    x: GpuRef,
+    kinds: dict[int, Kind],
+    sizes: dict[int, int],
+    out: GpuRef | None,
+) -> GpuRef:
+    """One axis after the other."""
+    shape = tuple(sizes.get(axis, extent) for axis, extent in enumerate(x.shape))
+    dtype = computed_in(name, x.dtype)
+    target = target_of(steps, out, shape, dtype, [("x", x)], op=name)
+    if 0 in shape:
+        return target
+    data = steps.cast(steps.resized(x, shape), dtype)
+    if dtype.kind != "c":
+        if not kinds:
+            steps.assign((data, target))
+        for number, (axis, kind) in enumerate(kinds.items(), 1):
+            made = target if number == len(kinds) else steps.output(shape, dtype)
+            transform(steps, kind, data.moveaxis(axis, -1), made.moveaxis(axis, -1))
+            data = made
+        return target
+    parts = steps.output((2, *shape), real_of(dtype))
+    steps.evaluate(data.real, parts[0])
+    steps.evaluate(data.imag, parts[1])
+    for axis, kind in kinds.items():
+        made = steps.output(parts.shape, parts.dtype)
+        transform(steps, kind, parts.moveaxis(axis + 1, -1), made.moveaxis(axis + 1, -1))
+        parts = made
+    return steps.evaluate(parts[0] + 1j * parts[1], target)
+
+
+def _kind(name: str, type_: int, points: int, norm: str | None, orthogonalize: bool | None) -> Kind:
+    """The transform along an axis.
+
+    Raises:
+        ValueError: a type or a norm that is none, or too few points.
+    """
+    number = whole(type_, "type")
+    if number not in _INVERSE:
+        raise ValueError(f"type must be 1, 2, 3 or 4, not {number}")
+    if points < 1:
+        raise ValueError(f"Invalid number of data points ({points}) specified.")
+    inverse, sine = name.startswith("i"), "s" in name
+    norm = norm_of(norm)
+    orthogonal = norm == "ortho"
+    if orthogonalize is not None:
+        orthogonal = flag(orthogonalize, "orthogonalize")
+    period = 2 * points_of(number, points, sine=sine)
+    if norm == "ortho":
+        scale = 1 / math.sqrt(period)
+    else:
+        scale = 1 / period if inverse == (norm == "backward") else 1.0
+    return Kind(_INVERSE[number] if inverse else number, sine, scale, orthogonal)
+
+
+def _sizes(
+    shape: tuple[int, ...], s: int | Sequence[int] | None, axes: int | Sequence[int] | None
+) -> dict[int, int]:
+    """How many points there are along each axis that is transformed.
+
+    Raises:
+        AxisError: there is no such axis.
+        ValueError: an axis that is named twice, or another number of sizes than of axes.
+    """
+    points = None if s is None else several_of(s if isinstance(s, Iterable) else (s,), "s")
+    if axes is not None:
+        named = several_of(axes if isinstance(axes, Iterable) else (axes,), "axes")
+    elif points is None:
+        named = tuple(range(len(shape)))
+    else:
+        named = tuple(range(-len(points), 0))
+    along = tuple(axis_of(axis, len(shape)) for axis in named)
+    if len(set(along)) != len(along):
+        raise ValueError(f"all axes must be unique, but axes is {named}")
+    if points is None:
+        return {axis: shape[axis] for axis in along}
+    if len(points) != len(along):
+        raise ValueError(f"Shape and axes have different lengths: s is {points}, axes is {named}")
+    pairs = zip(along, points, strict=True)
+    return {axis: shape[axis] if size == -1 else size for axis, size in pairs}

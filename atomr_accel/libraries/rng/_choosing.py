@@ -1,0 +1,312 @@
+"""What generators choose: items, orders, and how often each of several things happens."""
+
+from __future__ import annotations
+
+import math
+import operator
+from functools import partial
+from typing import TYPE_CHECKING, Final, SupportsIndex, TypeVar
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from ..._dtypes import DTYPES
+from ..._errors import Unsupported
+from ...expressions import index as index_of
+from ...memory import GpuRef
+from .._arguments import require_no_alias, require_readable, require_writable
+from .._op import D, op
+from .._request import Request, Submission
+from ..array._copy import LANE as ARRAY
+from ..array._steps import Steps
+from ..wire._options import flag
+from ._arguments import Size, check_out, probabilities, shape_of, whole_trials
+from ._distributions import integers, search
+from ._draws import LANE, Drawing, Entries
+from .wire._messages import Pick, Take
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike
+
+    from ...memory import Block
+    from .._request import Driver
+
+T = TypeVar("T")
+
+_RACE: Final = 1 << 16
+"""Up to so many items, each one's place is counted; that takes time by their square."""
+
+_MOST_WEIGHED: Final = 1 << 17
+_INT64: Final = DTYPES["int64"]
+_FLOAT64: Final = DTYPES["float64"]
+
+
+class Choosing(Drawing[D]):
+    """Choices, permutations and counts."""
+
+    @op
+    def choice(
+        self,
+        a: int | GpuRef,
+        size: Size = None,
+        replace: bool = True,
+        p: ArrayLike | None = None,
+        *,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Random items; as ``numpy.random.Generator.choice``, along the first axis.
+
+        Computed by kernels of this package, from words as ``integers`` draws them.
+
+        Args:
+            a: an array with at least one axis, or how many integers there are from 0 on.
+            size: shape of the choice.
+            replace: whether an item may be chosen again.
+            p: probabilities of the items, on the host; by default all are equal.
+            out: where to put the result.
+
+        Returns:
+            The items, in random order: of shape ``size`` and int64, or of shape
+            ``size + a.shape[1:]`` and ``a``'s dtype.
+
+        Raises:
+            ValueError: nothing to choose from, probabilities that are negative or do not
+                sum to 1, more items than there are.
+            Unsupported: ``replace=False`` from a quasi-random generator, or with ``p`` for
+                more than 131,072 items.
+        """
+
+        def prepare(driver: Driver) -> Submission[GpuRef]:
+            again = flag(replace, "replace")
+            rows: GpuRef | None = None
+            rest: tuple[int, ...] = ()
+            kind = _INT64
+            if isinstance(a, GpuRef):
+                rows = a
+                require_readable(rows, driver.memory, "a")
+                if not rows.shape:
+                    raise ValueError("a must have at least one axis, but has shape ()")
+                items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
+            else:
+                items = operator.index(a)
+            wanted = size
+            if out is not None and size is None:
+                wanted = out.shape[: out.ndim - len(rest)]
+            shape = shape_of(wanted, None, self._state.dimensions)
+            if out is not None:
+                check_out(out, driver.memory, (*shape, *rest), kind)
+                if rows is not None:
+                    require_no_alias("choice", [("out", out)], [("a", rows)])
+            count = math.prod(shape)
+            if items < 0 or (not items and count):
+                raise ValueError(f"a must have at least one item to choose from, not {items}")
+            chances = None if p is None else probabilities(p, items)
+            if not again:
+                self._check_pick(items, count, chances)
+            pick = self._without if count and not again else self._with_replacement
+            if rows is None:
+                return pick(items, shape, chances, out, driver)
+            chosen = partial(pick, items, shape, chances, None)
+            index = driver.perform(Request(LANE, "rng.choice", chosen))
+            assert index is not None  # buffers are given in batches, too
+            return _take(rows, index, (*shape, *rest), out, driver)
+
+        return Request(LANE, "rng.choice", prepare)
+
+    @op
+    def permutation(self, x: SupportsIndex | GpuRef, axis: int = 0) -> Request[GpuRef]:
+        """Items in random order; as ``numpy.random.Generator.permutation``.
+
+        Args:
+            x: an array with at least one axis, of any strides, or how many integers there are
+                from 0 on.
+            axis: along which; what lies along the others stays together.
+
+        Returns:
+            A new buffer of ``x``'s shape and dtype, or int64.
+
+        Raises:
+            Unsupported: a quasi-random generator.
+        """
+
+        def build(steps: Steps) -> GpuRef:
+            if not isinstance(x, GpuRef):
+                return self._order(steps, operator.index(x))
+            return self._shuffled(steps, steps.ref(x), axis)
+
+        return self._several("permutation", build)
+
+    @op
+    def shuffle(self, x: GpuRef, axis: int = 0) -> Request[GpuRef]:
+        """Bring items into a random order, in place; as ``numpy.random.Generator.shuffle``.
+
+        Takes scratch memory for a copy.
+
+        Args:
+            x: an array with at least one axis, of any strides, not sealed.
+            axis: along which; what lies along the others stays together.
+
+        Returns:
+            ``x``.
+
+        Raises:
+            Unsupported: a quasi-random generator.
+        """
+
+        def build(steps: Steps) -> GpuRef:
+            require_writable(x, steps.driver.memory, "x", strided=True)
+            steps.assign((self._shuffled(steps, x, axis), x))
+            return x
+
+        return self._several("shuffle", build)
+
+    @op
+    def multinomial(self, n: int, pvals: ArrayLike, size: Size = None) -> Request[GpuRef]:
+        """How often each of several things happens; as ``numpy.random.Generator.multinomial``.
+
+        Each of ``n`` trials is drawn, as ``choice`` does with ``p``, and counted. That takes 16
+        bytes of scratch memory for each trial.
+
+        Args:
+            n: trials of each experiment, not negative.
+            pvals: how likely each thing is in a trial, on the host; they sum to 1.
+            size: shape of the experiments.
+
+        Returns:
+            int64, of shape ``size + (len(pvals),)``; along the last axis the sum is ``n``.
+
+        Raises:
+            ValueError: probabilities that are negative or do not sum to 1.
+            Unsupported: a quasi-random generator.
+        """
+
+        def build(steps: Steps) -> GpuRef:
+            self._require_words("multinomial")
+            trials, shape = whole_trials(n), shape_of(() if size is None else size, None, 1)
+            chances = probabilities(pvals, np.size(np.asarray(pvals)))
+            experiments, things = math.prod(shape), len(chances)
+            if not things:
+                raise ValueError("pvals must have at least one element")
+            drawn = partial(self._with_replacement, things, (experiments, trials), chances, None)
+            thing = steps.do(Request(LANE, "rng.multinomial", drawn))
+            place = thing + index_of((experiments, 1), 0) * things
+            array, length = self._known.array, experiments * things
+            places = steps.flat(steps.evaluate(place))
+            counts = steps.do(array.bincount(places, length=length))
+            return counts.reshape(*shape, things)
+
+        return self._several("multinomial", build)
+
+    # --- helpers -----------------------------------------------------------------------------
+
+    def _several(self, name: str, build: Callable[[Steps], T]) -> Request[T]:
+        """A request of several steps, of which one draws."""
+
+        def prepare(driver: Driver) -> Submission[T]:
+            steps = Steps(driver, self._known.cub)
+            return steps.result(build(steps))
+
+        return Request(ARRAY, f"rng.{name}", prepare)
+
+    def _require_words(self, name: str) -> None:
+        if self._state.spec.quasi:
+            raise Unsupported(
+                f"{self._state.kind} has no {name}, which takes random words; "
+                "use a pseudo-random generator"
+            )
+
+    def _order(self, steps: Steps, items: int) -> GpuRef:
+        """The integers from 0 on, in random order."""
+        self._require_words("permutation")
+        if items < 0:
+            raise ValueError(f"x must not be negative, but is {items}")
+        if not items:
+            return steps.output((0,), _INT64)
+        pick = partial(self._without, items, (items,), None, None)
+        return steps.do(Request(LANE, "rng.permutation", pick))
+
+    def _shuffled(self, steps: Steps, x: GpuRef, axis: int) -> GpuRef:
+        along = normalize_axis_index(operator.index(axis), x.ndim)
+        order = self._order(steps, x.shape[along])
+        return steps.do(self._known.array.take(x, order, axis=along, mode="clip"))
+
+    def _check_pick(self, items: int, count: int, chances: Entries | None) -> None:
+        if self._state.spec.quasi:
+            raise Unsupported(
+                f"{self._state.kind} cannot choose without replacement; "
+                f"use a pseudo-random generator"
+            )
+        if count > items:
+            raise ValueError(
+                f"cannot take {count} of {items} items when replace is False; they are too few"
+            )
+        if chances is None:
+            return
+        if np.count_nonzero(chances) < count:
+            raise ValueError(
+                f"fewer non-zero entries in p ({np.count_nonzero(chances)}) than size ({count})"
+            )
+        if items > _MOST_WEIGHED:
+            raise Unsupported(
+                f"choosing without replacement by p takes up to {_MOST_WEIGHED} items, not {items}"
+            )
+
+    def _with_replacement(
+        self,
+        items: int,
+        shape: tuple[int, ...],
+        chances: Entries | None,
+        out: GpuRef | None,
+        driver: Driver,
+    ) -> Submission[GpuRef]:
+        if chances is None:
+            return self._draw(driver, "choice", integers("int64", 0, max(1, items)), shape, out)
+        table = np.cumsum(chances)
+        table /= table[-1] if len(table) else 1.0
+        return self._draw(driver, "choice", search("int64", 0), shape, out, table)
+
+    def _without(
+        self,
+        items: int,
+        shape: tuple[int, ...],
+        chances: Entries | None,
+        out: GpuRef | None,
+        driver: Driver,
+    ) -> Submission[GpuRef]:
+        state = self._state
+        weights = None if chances is None else self._provide(driver, chances)
+        target = driver.output(shape, _INT64) if out is None else out
+        writes: tuple[Block, ...] = (target._block,)
+        scratch = 0
+        if weights is not None or items <= _RACE:
+            times = driver.output((items,), _FLOAT64)._block
+            writes, scratch = (target._block, times), times.address
+        count = math.prod(shape)
+        message = Pick(
+            state.kind,
+            state.key,
+            state.position,
+            state.rejection_offset,
+            items,
+            count,
+            0 if weights is None else weights.address,
+            target._block.address,
+            scratch,
+        )
+        sent = partial(state.drawn, count, rejections=items if scratch else 1)
+        return Submission(message, () if weights is None else (weights,), writes, target, sent=sent)
+
+
+def _take(
+    rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None, driver: Driver
+) -> Submission[GpuRef]:
+    source, places = (
+        require_readable(rows, driver.memory, "a"),
+        require_readable(index, driver.memory, "index"),
+    )
+    target = driver.output(shape, rows.dtype) if out is None else out
+    nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+    message = Take(source.address, places.address, target._block.address, index.size, nbytes)
+    return Submission(message, (source, places), (target._block,), target)
