@@ -24,6 +24,7 @@ import msgspec
 from .._errors import LibraryMissing
 from ..wire import (
     AskFree,
+    AskPeers,
     ControlRequest,
     CreateManaged,
     CreateSlab,
@@ -41,6 +42,8 @@ from ..wire import (
     Opened,
     OpenLane,
     OpenLanes,
+    Peer,
+    Peers,
     Preload,
     StickyFault,
     StreamPlan,
@@ -53,6 +56,7 @@ from ..wire._failures import pack_exception
 from ..wire._threads import start
 from ._lane import Lane, StreamSlot
 from ._launcher import Launcher
+from ._machine import bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,6 +160,8 @@ class Host:
                 self._plan = request.plan
                 context = find_class("the backend's context", request.backend)
                 self._context = context(request.index, request.plan)
+                # Before lanes start: a thread inherits where it may run.
+                bind(request.cores, self._context.info.numa_node)
                 self._map_staging(brought.pop(), request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
@@ -166,6 +172,9 @@ class Host:
                 brought.clear()
             case AskFree():
                 return Free(self._context.free_memory())
+            case AskPeers():
+                peer = getattr(self._context, "peer", None)
+                return Peers([peer(index) if peer else Peer(False) for index in request.indices])
             case Imported():
                 return Modules(_imported())
             case OpenLanes():
