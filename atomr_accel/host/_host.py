@@ -56,11 +56,11 @@ from ..wire._failures import pack_exception
 from ..wire._threads import start
 from ._lane import Lane, StreamSlot
 from ._launcher import Launcher
-from ._machine import bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..wire import Affinity
     from ._protocol import Executor, HostContext
 
 _log = logging.getLogger("atomr_accel.hosts")
@@ -160,8 +160,7 @@ class Host:
                 self._plan = request.plan
                 context = find_class("the backend's context", request.backend)
                 self._context = context(request.index, request.plan)
-                # Before lanes start: a thread inherits where it may run.
-                bind(request.cores, self._context.info.numa_node)
+                self._bind(request.cores)
                 self._map_staging(brought.pop(), request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
@@ -201,6 +200,15 @@ class Host:
                 for slab in request.ids:
                     self._context.unmap_slab(slab)
         return Done()
+
+    def _bind(self, cores: Affinity) -> None:
+        """Have this process run on some cores, before lanes start: a thread inherits them."""
+        node = self._context.info.numa_node
+        if cores is None or (cores == "near" and node is None):
+            return
+        from ._machine import bind  # whoever starts a host waits for what it imports
+
+        bind(cores, node)
 
     @staticmethod
     def _import(modules: list[str], done: int) -> None:

@@ -124,7 +124,7 @@ async def test_what_a_policy_does_wrong_is_told_to_whom_it_concerns() -> None:
         def choose(self, _candidates: Any, _hints: Any, /) -> Any:
             return members(1)[0]
 
-    with pytest.raises(ValueError, match="policy chose .* none of those it was given"):
+    with pytest.raises(ValueError, match=r"policy chose .* none of those it was given"):
         await placement.take(devices, Stranger(), ANY)
     await placement.take(devices, First(), ANY)
     async with trio.open_nursery() as nursery:

@@ -59,7 +59,7 @@ def test_it_is_printed_as_a_table_and_drawn() -> None:
     assert lines[0].split() == ["cuda:0", "cuda:1", "cuda:2"]
     assert lines[1].split() == ["cuda:0", "-", "nvlink", "host"]
     assert lines[-1] == "islands: cuda:0 cuda:1; cuda:2"
-    root = ET.fromstring(three._repr_svg_())  # noqa: S314 (our own)
+    root = ET.fromstring(three._repr_svg_())
     tags = [element.tag.rpartition("}")[2] for element in root.iter()]
     assert (tags.count("circle"), tags.count("line")) == (3, 3)
 
