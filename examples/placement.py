@@ -10,7 +10,7 @@ from atomr_accel import CandidateState, ContextPoisoned, Devices, Hints, open_de
 from atomr_accel.actors import Directive
 from atomr_accel.testing import kill_host
 
-DEVICES, CLIENTS, LIMIT = 4, 24, 4
+DEVICES, CLIENTS, LIMIT = 4, 16, 3
 SIGNS = {CandidateState.READY: " ", CandidateState.RECOVERING: "!", CandidateState.LOST: "x"}
 
 placed: Counter[str] = Counter()

@@ -175,7 +175,7 @@ class DeviceCore:
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
         self.prompt: Final = prompt
-        self.affinity: Final = affinity if whole is None else whole.affinity
+        self.affinity: Final[Affinity] = affinity
         self._common: Final[_Common] = _Common(self.name) if whole is None else whole._common
         self.staging: Final = self._common.staging
         self.copiers: Final = self._common.copiers
@@ -289,7 +289,14 @@ class DeviceCore:
 
     def companion(self) -> DeviceCore:
         """The device on another host, which has the same sealed memory and else none of it."""
-        return DeviceCore(self._backend, self.index, self.isolation, plan=self.plan, whole=self)
+        return DeviceCore(
+            self._backend,
+            self.index,
+            self.isolation,
+            plan=self.plan,
+            affinity=self.affinity,
+            whole=self,
+        )
 
     def take_over(self, companion: DeviceCore, prepared: Prepared) -> None:
         """Go on with the host of a companion, which submits nothing any more."""

@@ -37,8 +37,8 @@ class Window:
 
     def __init__(self, core: DeviceCore, context: Context, number: int) -> None:
         self._core = core
-        self.context = context
-        self.number = number
+        self.context: Final[Context] = context
+        self.number: Final[int] = number
         self._users = 0
         self._closed = False
 
