@@ -135,8 +135,8 @@ class Instruments:
                 if getattr(method, "__func__", None) is not nothing:
                     methods[name] = (*methods.get(name, ()), (instrument, method))
         self.methods = methods
-        self.active = bool(methods)
-        self.each_op = any(name.startswith("op_") for name in methods)
+        self.active: bool = bool(methods)
+        self.each_op: bool = any(name.startswith("op_") for name in methods)
         for changed in tuple(self._followers):
             changed()
 

@@ -1,8 +1,8 @@
 """Windows: slabs of other devices that this device's host has mapped, to copy there directly.
 
-A slab is mapped when the first long copy goes there, and stays so, since mapping takes as long as
-moving some hundred MiB between GPUs. The mapping keeps the memory: so the device that owns a slab
-has others let go of it when it gives it up.
+A slab is mapped when the first long copy goes there, and stays so: mapping is a round trip to the
+host and several calls of the driver, which many a copy takes less than. The mapping keeps the
+memory, so the device that owns a slab has others let go of it when it gives it up.
 """
 
 from __future__ import annotations
