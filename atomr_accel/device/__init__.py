@@ -4,18 +4,36 @@ from ._device import Device, DeviceStatistics
 from ._open import System, open_device, open_system
 from ._requests import Requests
 from ._standby import StandbyStatistics
+from .group._candidate import Candidate, CandidateState, Hints, PlacementPolicy
+from .group._devices import DeviceLoad, Devices, DevicesStatistics
+from .group._open import open_devices
+from .group._policies import ConsistentHash, DataLocality, MostFreeMemory
+from .group._topology import Link, Topology
 from .interop._sharing import SharedBuffer
 from .portal._calls import FromAsyncio, from_asyncio
 
 __all__ = [
+    "Candidate",
+    "CandidateState",
+    "ConsistentHash",
+    "DataLocality",
     "Device",
+    "DeviceLoad",
     "DeviceStatistics",
+    "Devices",
+    "DevicesStatistics",
     "FromAsyncio",
+    "Hints",
+    "Link",
+    "MostFreeMemory",
+    "PlacementPolicy",
     "Requests",
     "SharedBuffer",
     "StandbyStatistics",
     "System",
+    "Topology",
     "from_asyncio",
     "open_device",
+    "open_devices",
     "open_system",
 ]

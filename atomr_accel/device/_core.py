@@ -32,6 +32,7 @@ from ._lifecycle import Lifecycle
 from ._place import Place
 from ._reaper import Reaper
 from .data._bulk import COPIERS
+from .interop._windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from ..libraries._witness import Witness
     from ..libraries._workspaces import Workspaces, WorkspaceSet
     from ..memory import Block, Epoch, Slab
-    from ..wire import DeviceInfo
+    from ..wire import Affinity, DeviceInfo
     from ._context import Context
     from ._prepared import Prepared
     from ._run import HostCalls
@@ -140,6 +141,8 @@ class DeviceCore:
         failed_starts: how many in a row have not.
         whole: the device that this stands for, on a host that may take over; None for a device.
         place: where it is in a tree of actors.
+        affinity: where its hosts may run.
+        windows: what its host has mapped of other devices.
         instruments: those of its system; none for a companion, of which nobody is told.
         witness: who is told of the program's calls, if anybody wants to know.
     """
@@ -159,6 +162,7 @@ class DeviceCore:
         op_deadline: float | None = None,
         plan: StreamPlan | None = None,
         prompt: bool = True,
+        affinity: Affinity = None,
         memory_limit: int | None = None,
         whole: DeviceCore | None = None,
         instruments: Instruments | None = None,
@@ -171,6 +175,7 @@ class DeviceCore:
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
         self.prompt: Final = prompt
+        self.affinity: Final[Affinity] = affinity
         self._common: Final[_Common] = _Common(self.name) if whole is None else whole._common
         self.staging: Final = self._common.staging
         self.copiers: Final = self._common.copiers
@@ -201,6 +206,7 @@ class DeviceCore:
         self._thread = get_ident()
         self._thread_name = current_thread().name
         self.growth: Final = Growth(self)
+        self.windows: Final = Windows(self)
         self.start_backoff: Backoff | None = None
         self.failed_starts = 0
         self.sealing: Final = trio.Lock()
@@ -283,7 +289,14 @@ class DeviceCore:
 
     def companion(self) -> DeviceCore:
         """The device on another host, which has the same sealed memory and else none of it."""
-        return DeviceCore(self._backend, self.index, self.isolation, plan=self.plan, whole=self)
+        return DeviceCore(
+            self._backend,
+            self.index,
+            self.isolation,
+            plan=self.plan,
+            affinity=self.affinity,
+            whole=self,
+        )
 
     def take_over(self, companion: DeviceCore, prepared: Prepared) -> None:
         """Go on with the host of a companion, which submits nothing any more."""
@@ -456,6 +469,8 @@ class DeviceCore:
     # --- memory --------------------------------------------------------------------------
 
     def _slab_changed(self, slab: Slab, added: bool) -> None:
+        if not added:
+            self.windows.given_up(slab.id)
         if self.instruments.active:
             name = "slab_added" if added else "slab_removed"
             self.instruments(name, self, slab.nbytes, slab.sealed)

@@ -131,6 +131,7 @@ class Growth:
     async def _trim(self, context: Context) -> None:
         await self._reclaim()
         trimmed = self._core.memory.trim()
+        await self._core.windows.close_guests()
         if trimmed:
             await self._unmap(context, trimmed)
             if self._core.standby is not None:
@@ -149,6 +150,7 @@ class Growth:
             return await self._create_now(context, sizes(), sealed=sealed)
         except OutOfMemory:
             await self._trim(context)
+        await self._core.windows.close_guests()
         if self._core.reaper.terminating:
             # What they had is free only once they have ended, and a standby is back sooner.
             with suppress(OutOfMemory):

@@ -243,6 +243,7 @@ class Lifecycle:
     async def settle(self) -> None:
         """Wait, as long as that makes sense, until nothing is left of a device that is over."""
         with trio.CancelScope(shield=True):
+            await self._core.windows.close_guests()
             await self._core.reaper.reap_all()
             await self._core.exports.close()
 

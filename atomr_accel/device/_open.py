@@ -22,6 +22,7 @@ from ..actors import (
 )
 from ..actors._deciders import leaves
 from ..actors._instrument import Instruments
+from ..actors._nursery import PlainNursery
 from ..actors._system import opened
 from ..backends._registry import find_backend
 from ..lanes import uninterrupted
@@ -38,6 +39,7 @@ from ._settings import (
     DeviceSettings,
     StreamStrategy,
     check_settings,
+    cores_of,
     standby_mode,
     stream_plan,
 )
@@ -46,8 +48,9 @@ from .data._pinned import Pinned
 from .interop._exports import Exports
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from ..actors import Decider
     from ..backends import Backend
     from ..backends._registry import BackendName
     from ..lanes import Isolation
@@ -158,6 +161,7 @@ async def open_device(
     completion: Completion | None = None,
     deterministic: bool = False,
     prompt: bool = True,
+    affinity: Literal["near"] | Iterable[int] | None = "near",
     instruments: Iterable[Instrument] = (),
 ) -> AsyncIterator[Device]:
     """Open a device for the length of an ``async with`` block.
@@ -228,6 +232,10 @@ async def open_device(
             (unless the program has set one of its own). With False tasks do the former, and
             the interval stays as it is: answers come a turn later, and beside a thread that
             computes up to 5 ms.
+        affinity: the cores that hosts may run on: ``"near"``, those of the NUMA node that the
+            card is plugged into, as far as the program may use them (all it may where no node is
+            known, as on the CPU backend); numbers of cores; or None, wherever the program may.
+            Under ``isolation="thread"`` nothing is bound, since that would bind the program.
         instruments: objects to tell what happens on the device and in its system of actors,
             such as a ``DeviceInstrument``.
 
@@ -263,26 +271,64 @@ async def open_device(
         "completion": completion,
         "deterministic": deterministic,
         "prompt": prompt,
+        "affinity": affinity,
     }
     # A device that is lost ends its system, and the error is that of the device.
-    alone = Supervision(decider=_escalate, escalation=lambda _name, cause: cause)
-    core: DeviceCore | None = None
+    async with opened_devices([index], settings, _escalate, instruments, stacklevel=6) as devices:
+        yield devices[0]
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def opened_devices(
+    indices: Sequence[int],
+    settings: DeviceSettings,
+    decider: Decider,
+    instruments: Iterable[Instrument],
+    *,
+    stacklevel: int,
+) -> AsyncIterator[list[Device]]:
+    """Open devices in a system of their own, and close them when the block is left.
+
+    Args:
+        indices: which devices, at least one.
+        settings: of all of them.
+        decider: what becomes of the others when one is lost. If that escalates, its
+            ``DeviceLost`` leaves the block.
+        instruments: what to tell of them.
+        stacklevel: of a warning that they are no GPUs, as ``warnings.warn`` counts.
+    """
+    supervision = Supervision(decider=decider, escalation=lambda _name, cause: cause)
+    devices: list[Device] = []
+
+    def lost(error: BaseException) -> bool:
+        """Whether all it says is that a device is lost, which the system raises itself."""
+        of = (each for each in devices if each._core.lifecycle.tells_of_the_loss(error))
+        device = next(of, None)
+        # Where the supervisor lets others go on, nobody else tells the block.
+        return device is not None and decider(DeviceLost("")) is Directive.ESCALATE
+
     try:
-        async with opened(System, "device", alone, instruments) as system:
-            device = await _open_in(system, index, None, None, settings, stacklevel=4)
-            core = device._core
-            core.lifecycle.over_how = "its 'async with' block was left"
+        async with opened(System, "device", supervision, instruments) as system:
+            # The first one decides which backend "auto" is; the others are opened side by side.
+            devices.append(
+                await _open_in(system, indices[0], None, None, settings, stacklevel=stacklevel)
+            )
+            devices += await _open_others(system, devices[0], indices[1:], settings)
+            for device in devices:
+                device._core.lifecycle.over_how = "its 'async with' block was left"
             try:
-                yield device
-                await core.lifecycle.verdict()
+                yield devices
+                for device in devices:
+                    await device._core.lifecycle.verdict()
             except BaseException as error:
                 # If the block was told of the loss, the loss is all that went wrong: the system
                 # raises it.
-                if not core.lifecycle.tells_of_the_loss(error):
+                if not lost(error):
                     raise
     except BaseExceptionGroup as group:
         # The block was told of the fault before it was decided that it was one too many.
-        if core is None or not core.lifecycle.tells_of_the_loss(group):
+        if not lost(group):
             raise
         loss = next((one for one in leaves(group) if isinstance(one, DeviceLost)), None)
         if loss is None:
@@ -293,6 +339,23 @@ async def open_device(
         raise loss
     finally:
         del loss
+
+
+async def _open_others(
+    system: System, first: Device, indices: Sequence[int], settings: DeviceSettings
+) -> list[Device]:
+    """Open devices side by side, of the backend that the first one is of."""
+    of_same = settings.copy()
+    of_same["backend"] = first.backend
+    found: dict[int, Device] = {}
+
+    async def open_one(index: int) -> None:
+        found[index] = await _open_in(system, index, None, None, of_same, stacklevel=2)
+
+    async with PlainNursery() as nursery:
+        for index in indices:
+            nursery.start_soon(open_one, index)
+    return [found[index] for index in indices]
 
 
 _DEFAULTS: Final[Any] = {
@@ -333,6 +396,7 @@ async def _open_in(
         pinned_limit=given["pinned_limit"],
         prompt=given["prompt"],
     )
+    given["affinity"] = cores_of(given["affinity"], isolation)
     plan = stream_plan(
         streams=given["streams"],
         stream_pool=given["stream_pool"],
@@ -378,6 +442,7 @@ async def _spawn(
         plan=plan,
         memory_limit=given["memory_limit"],
         prompt=given["prompt"],
+        affinity=given["affinity"],
         instruments=system._instruments,
     )
     core.pinned = Pinned(core, given["pinned_limit"])

@@ -113,7 +113,9 @@ class Prepared:
         if self.info is None:
             staging = core.staging.reserve()
             context = core.backend_description.context
-            request = Open(context, core.index, staging.nbytes, core.plan)
+            # Under thread isolation its threads are the program's, which decides where it runs.
+            cores = core.affinity if core.isolation == "process" else None
+            request = Open(context, core.index, staging.nbytes, core.plan, cores)
             reply, _ = await self.host.request(request, staging.fd)
             assert isinstance(reply, Opened)
             self.info = reply.info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..backends._registry import BackendName
     from ..lanes import Isolation
+    from ..wire import Affinity
     from ._device import Device
     from ._room import StandbyMode
 
@@ -54,6 +55,7 @@ class DeviceSettings(TypedDict, total=False):
     completion: Completion | None
     deterministic: bool
     prompt: bool
+    affinity: Literal["near"] | Iterable[int] | None
 
 
 _LANES: Final = (MEMORY_LANE, *LANES, "programs", "run")
@@ -108,6 +110,25 @@ def check_settings(
     _whole_number("pinned_limit", pinned_limit, unit=" of bytes")
     if not isinstance(prompt, bool):
         raise TypeError(f"prompt must be True or False, not {_said(prompt)}")
+
+
+def cores_of(affinity: object, isolation: object) -> Affinity:
+    """Where hosts may run.
+
+    Raises:
+        TypeError: no numbers of cores.
+        ValueError: no cores; or some, where a host is part of the program.
+    """
+    if affinity is None or (isinstance(affinity, str) and affinity == "near"):
+        return None if affinity is None else "near"
+    if isinstance(affinity, str) or not isinstance(affinity, Iterable):
+        raise TypeError(f"affinity must be 'near', None or numbers of cores, not {_said(affinity)}")
+    cores = tuple(_whole_number("a core of affinity", core, least=0) for core in affinity)
+    if not cores:
+        raise ValueError("affinity names no core; None lets hosts run anywhere")
+    if isolation != "process":
+        raise ValueError("affinity binds the host, so it needs isolation='process'")
+    return cores
 
 
 def stream_plan(

@@ -24,6 +24,7 @@ import msgspec
 from .._errors import LibraryMissing
 from ..wire import (
     AskFree,
+    AskPeers,
     ControlRequest,
     CreateManaged,
     CreateSlab,
@@ -41,6 +42,8 @@ from ..wire import (
     Opened,
     OpenLane,
     OpenLanes,
+    Peer,
+    Peers,
     Preload,
     StickyFault,
     StreamPlan,
@@ -57,6 +60,7 @@ from ._launcher import Launcher
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..wire import Affinity
     from ._protocol import Executor, HostContext
 
 _log = logging.getLogger("atomr_accel.hosts")
@@ -156,6 +160,7 @@ class Host:
                 self._plan = request.plan
                 context = find_class("the backend's context", request.backend)
                 self._context = context(request.index, request.plan)
+                self._bind(request.cores)
                 self._map_staging(brought.pop(), request.staging_bytes)
                 return Opened(self._context.info)
             case Preload():
@@ -166,6 +171,9 @@ class Host:
                 brought.clear()
             case AskFree():
                 return Free(self._context.free_memory())
+            case AskPeers():
+                peer = getattr(self._context, "peer", None)
+                return Peers([peer(index) if peer else Peer(False) for index in request.indices])
             case Imported():
                 return Modules(_imported())
             case OpenLanes():
@@ -192,6 +200,15 @@ class Host:
                 for slab in request.ids:
                     self._context.unmap_slab(slab)
         return Done()
+
+    def _bind(self, cores: Affinity) -> None:
+        """Have this process run on some cores, before lanes start: a thread inherits them."""
+        node = self._context.info.numa_node
+        if cores is None or (cores == "near" and node is None):
+            return
+        from ._machine import bind  # whoever starts a host waits for what it imports
+
+        bind(cores, node)
 
     @staticmethod
     def _import(modules: list[str], done: int) -> None:

@@ -96,6 +96,8 @@ class HostContext(Protocol):
     def unmap_slab(self, slab: int) -> None:
         """Unmap a slab, or memory shared with the program."""
 
+    # One that reaches memory of other devices has ``peer(index)``, too, which gives a ``Peer``.
+
     def check(self) -> None:
         """Raise StickyFault if the context has failed."""
 

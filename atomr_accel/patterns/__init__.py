@@ -6,6 +6,7 @@ refusal that says why. Who is cancelled withdraws, and what nobody waits for is 
 are the callers' scopes, and waits are on trio's clock.
 """
 
+from ..actors._policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ._batcher import Batcher, BatcherStatistics, open_batcher
 from ._cached_text import CachedText, Prefill
 from ._cascade import (
@@ -65,13 +66,10 @@ from ._pool import ReplicaPool, ReplicaPoolStatistics, open_replica_pool
 from ._queue import by_length
 from ._replicas import (
     Hedge,
-    LeastLoaded,
     Policy,
-    PowerOfTwo,
     Replica,
     ReplicaState,
     ReplicaStatistics,
-    RoundRobin,
 )
 from ._retry import (
     CircuitBreaker,

@@ -14,6 +14,7 @@ import trio
 
 from ..actors import Backoff, ChildSpec, Intensity, NameTaken, Overflow, Supervisor, open_supervisor
 from ..actors._nursery import PlainNursery
+from ..actors._policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ..actors._util import NoPublicConstructor, check_instance, check_member, check_whole
 from ._calls import Calls, closing
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
@@ -21,13 +22,10 @@ from ._latencies import Latencies
 from ._members import Factory, check_call, check_factory, is_fault, opened, tells_of_member
 from ._replicas import (
     Hedge,
-    LeastLoaded,
     Life,
     Policy,
-    PowerOfTwo,
     Replica,
     ReplicaStatistics,
-    RoundRobin,
 )
 from ._retry import CircuitBreaker, tell
 

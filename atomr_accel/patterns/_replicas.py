@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import enum
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeVar, final
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -200,63 +198,12 @@ class Replica(metaclass=NoPublicConstructor):
 class Policy(Protocol):
     """Chooses the replica for a request."""
 
-    def choose(self, replicas: Sequence[Replica]) -> Replica:
+    def choose(self, replicas: Sequence[Replica], /) -> Replica:
         """One of the replicas given, which are those that have room: at least one.
 
         They come in the order in which they were added to the pool.
         """
         ...
-
-
-@final
-class RoundRobin:
-    """Each in turn."""
-
-    def __init__(self) -> None:
-        self._turns: WeakKeyDictionary[Replica, int] = WeakKeyDictionary()
-        self._turn = 0
-
-    def choose(self, replicas: Sequence[Replica]) -> Replica:
-        """The one whose turn is longest ago."""
-        chosen = min(replicas, key=lambda replica: self._turns.get(replica, 0))
-        self._turn += 1
-        self._turns[chosen] = self._turn
-        return chosen
-
-
-@final
-class LeastLoaded:
-    """The one with the fewest requests; of several, the one that was chosen longest ago."""
-
-    def __init__(self) -> None:
-        self._ties = RoundRobin()
-
-    def choose(self, replicas: Sequence[Replica]) -> Replica:
-        """One with the fewest requests in flight."""
-        least = min(replica.in_flight for replica in replicas)
-        return self._ties.choose([each for each in replicas if each.in_flight == least])
-
-
-@final
-class PowerOfTwo:
-    """The less loaded of two that are drawn at random (Mitzenmacher, 2001).
-
-    Nearly as even as to look at all of them, and where several programs share the replicas, they
-    do not all run to the same one.
-
-    Args:
-        rng: what they are drawn by; pass ``random.Random(seed)`` to make that repeatable.
-    """
-
-    def __init__(self, rng: random.Random | None = None) -> None:
-        self._rng = rng or random.Random()  # noqa: S311 (no secret)
-
-    def choose(self, replicas: Sequence[Replica]) -> Replica:
-        """The less loaded of two drawn at random."""
-        if len(replicas) == 1:
-            return replicas[0]
-        one, other = self._rng.sample(replicas, 2)
-        return one if one.in_flight <= other.in_flight else other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

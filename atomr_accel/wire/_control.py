@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pkgutil import resolve_name
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -23,12 +23,20 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     """First request: take the device. The descriptor of the staging memory comes along.
 
     Its address begins at 0: no slab has that number.
+
+    Attributes:
+        cores: where a host process may run: ``"near"`` the device, anywhere (None), or on these.
     """
 
     backend: str
     index: int
     staging_bytes: int
     plan: StreamPlan
+    cores: Affinity = None
+
+
+Affinity = Literal["near"] | tuple[int, ...] | None
+"""Where a host may run: near its device, on some cores, or anywhere."""
 
 
 class StreamPlan(msgspec.Struct, frozen=True):
@@ -69,6 +77,32 @@ class Free(msgspec.Struct, frozen=True, tag=True):
     """Bytes of the device's memory that are free, whoever has the others."""
 
     nbytes: int
+
+
+class AskPeers(msgspec.Struct, frozen=True, tag=True):
+    """Ask how the device reaches others, by their indices."""
+
+    indices: list[int]
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """How a device reaches another one.
+
+    Attributes:
+        access: whether it can map the other's memory.
+        atomics: whether its atomic operations work there, which takes more than PCIe.
+        rank: the driver's word on how fast that is; lower is faster, None if it has none.
+    """
+
+    access: bool
+    atomics: bool = False
+    rank: int | None = None
+
+
+class Peers(msgspec.Struct, frozen=True, tag=True):
+    """How the device reaches others, in the order in which they were named."""
+
+    peers: list[Peer]
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
@@ -181,6 +215,18 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """A control request is done."""
 
 
+class PcieLink(msgspec.Struct, frozen=True):
+    """How a card is plugged in, at its best.
+
+    Attributes:
+        gigatransfers: per second and lane, in 10^9: 32.0 is PCIe 5.
+        lanes: how many, such as 16.
+    """
+
+    gigatransfers: float
+    lanes: int
+
+
 class DeviceInfo(msgspec.Struct, frozen=True):
     """What a device says of itself.
 
@@ -193,6 +239,10 @@ class DeviceInfo(msgspec.Struct, frozen=True):
         driver_version: such as 13000 for CUDA 13.0; 0 on the CPU.
         uuid: the vendor's identifier, or the empty string.
         exports_memory: whether memory can outlive its process.
+        pci_address: where it is plugged in, such as ``"0000:17:00.0"``; None if nowhere.
+        numa_node: the node of this machine that it is near to; None if unknown.
+        pcie: its link there; None if unknown.
+        mig: whether it is an instance of a card that is split (MIG); None if unknown.
     """
 
     name: str
@@ -203,6 +253,10 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     driver_version: int = 0
     uuid: str = ""
     exports_memory: bool = True
+    pci_address: str | None = None
+    numa_node: int | None = None
+    pcie: PcieLink | None = None
+    mig: bool | None = None
 
 
 ControlRequest = (
@@ -218,8 +272,9 @@ ControlRequest = (
     | Import
     | Imported
     | AskFree
+    | AskPeers
 )
-ControlReply = Opened | LanesOpened | Modules | Free | Done | Failure | Fault
+ControlReply = Opened | LanesOpened | Modules | Free | Peers | Done | Failure | Fault
 
 _BRING_DESCRIPTOR: Final = (Open, MapSlab, MapPinned, Import)
 

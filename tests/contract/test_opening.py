@@ -15,7 +15,7 @@ from atomr_accel import CpuFallbackWarning, DeviceLost, DeviceUnavailable, open_
 from atomr_accel.backends import cpu, cuda
 from atomr_accel.wire import DeviceInfo
 
-from ..harness import BACKEND, cpu_only, opened, program
+from ..harness import BACKEND, ON_CUDA, cpu_only, opened, program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,10 +100,10 @@ async def test_what_waits_when_the_block_is_left_is_told(isolation: Isolation) -
     assert told == [[], [], []]
 
 
-@pytest.mark.parametrize("index", [-1, 7777])
+@pytest.mark.parametrize("index", [-1, 7777] if ON_CUDA else [-1])
 @program
 async def test_a_device_that_is_not_there(isolation: Isolation, index: int) -> None:
-    with pytest.raises(DeviceUnavailable, match=rf"there is no .*device {index}|one device, 0"):
+    with pytest.raises(DeviceUnavailable, match=rf"there is no .*device {index}"):
         async with open_device(index, backend=BACKEND, isolation=isolation):
             pytest.fail("opened")
 

@@ -66,6 +66,12 @@ async def an_index() -> int:
         ({"backend": None}, TypeError, "backend must be a name, such as 'auto', not None"),
         ({"backend": 0}, TypeError, "backend must be a name, such as 'auto', not 0, of type int"),
         ({"prompt": 1}, TypeError, "prompt must be True or False, not 1, of type int"),
+        ({"affinity": "far"}, TypeError, "affinity must be 'near', None or numbers of cores"),
+        ({"affinity": 0}, TypeError, "affinity must be 'near', None or numbers of cores, not 0"),
+        ({"affinity": ["0"]}, TypeError, "a core of affinity must be a whole number, not '0'"),
+        ({"affinity": [-1]}, ValueError, "a core of affinity must be at least 0, not -1"),
+        ({"affinity": ()}, ValueError, "affinity names no core"),
+        ({"affinity": [0], "isolation": "thread"}, ValueError, "it needs isolation='process'"),
         ({"isolation": "fibre"}, ValueError, "must be 'process' or 'thread', not 'fibre'"),
         ({"isolation": True}, TypeError, "isolation must be 'process' or 'thread', not True"),
         ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),
@@ -110,6 +116,8 @@ async def test_what_makes_sense_is_not() -> None:
         {"restart_period": np.float32(1), "standby": False, "backoff": Backoff()},
         {"standby": "hot", "standbys": np.int8(2), "warm_up": an_index},
         {"standby": "warm"},
+        {"affinity": None, "isolation": "thread"},
+        {"affinity": {np.int8(0), 1}},
         {"priorities": {"memory": -1, "run.mine": np.int8(2), "dnn-plans": 0}},
     ):
         with pytest.raises(DeviceUnavailable, match="no backend 'no such backend'"):

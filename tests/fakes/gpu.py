@@ -58,6 +58,7 @@ class FakeGpu(FakeDriver):
         self.attributes = dict.fromkeys(attributes.values(), 1)
         self.attributes[attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"]] = 9
         self.attributes[attributes["CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"]] = 0
+        self.peer_attributes: dict[int, int] = {}  # none: other devices are out of reach
 
     def _make(self, thing: Any, handle: int | None = None) -> Any:
         handle = next(self._handles) if handle is None else handle
@@ -89,6 +90,15 @@ class FakeGpu(FakeDriver):
 
     def cuDeviceGetUuid(self, _device: int) -> Any:
         return SUCCESS, SimpleNamespace(bytes=bytes(16))
+
+    def cuDeviceGetPCIBusId(self, length: int, device: int) -> Any:
+        return SUCCESS, b"FFFF:%02X:00.0" % device + bytes(length - 12)
+
+    def cuDeviceCanAccessPeer(self, _device: int, _peer: int) -> Any:
+        return SUCCESS, int(bool(self.peer_attributes))
+
+    def cuDeviceGetP2PAttribute(self, attribute: int, _source: int, _target: int) -> Any:
+        return SUCCESS, self.peer_attributes[attribute]
 
     def cuDeviceTotalMem(self, _device: int) -> Any:
         return SUCCESS, MEMORY

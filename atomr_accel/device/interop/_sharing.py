@@ -11,8 +11,7 @@ import numpy as np
 import trio
 
 from ..._dtypes import DTYPES
-from ..._errors import GpuRefStale, LibraryError, OutOfMemory, Unsupported
-from ...lanes import HostDied
+from ..._errors import GpuRefStale, LibraryError, Unsupported
 from ...libraries._arguments import require_readable
 from ...libraries._request import perform
 from ...memory import Block, GpuRef, Hold, Slab, block_at, part_of, ref_error, span
@@ -21,22 +20,19 @@ from ...wire import (
     SLAB_SHIFT,
     Copy,
     Fill,
-    MapSlab,
-    StickyFault,
-    UnmapSlabs,
     make_read_only,
 )
 from .._context import MEMORY_LANE
 from ..data._arrays import copying
 from ..data._transfer import Rebuilt, after, download, filling, in_chunks, in_worker, receive, send
+from ._mapping import mapped, unmap
 
 if TYPE_CHECKING:
     from ...lanes import Op
-    from .._context import Context
     from .._core import DeviceCore
 
 _DIRECT: Final = 1 << 20
-"""Less than this is copied by way of the host: mapping a slab takes longer."""
+"""For less than this no slab is mapped: to go by way of the host is sooner done."""
 
 
 def lives_here(core: DeviceCore, ref: object) -> bool:
@@ -49,36 +45,6 @@ def lives_elsewhere(core: DeviceCore, ref: object) -> bool:
     return isinstance(ref, GpuRef) and ref._block.memory is not core.memory
 
 
-async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tuple[Context, int]:
-    """Have the device's host map somebody's descriptor, under a number of its own.
-
-    Raises:
-        OutOfMemory: the host, or this process, has no room for the descriptor or the mapping.
-        LibraryError: the device cannot map it.
-    """
-    while True:
-        context = await core.ready()
-        number = core.memory.new_slab_id()
-        try:
-            with core.growth.room_for(nbytes):
-                await context.host.request(MapSlab(number, nbytes, sealed), fd)
-        except (HostDied, StickyFault):
-            context.report_dead()
-            continue
-        if context is core.context:
-            return context, number
-
-
-async def unmap(core: DeviceCore, context: Context, number: int) -> None:
-    """Undo ``mapped``, whoever is cancelled, if that host is still there."""
-    if context is core.context:
-        with trio.CancelScope(shield=True):
-            try:
-                await context.host.request(UnmapSlabs([number]))
-            except (HostDied, StickyFault):
-                context.report_dead()
-
-
 # --- between devices ---------------------------------------------------------------------
 
 
@@ -89,9 +55,11 @@ async def copy_here(core: DeviceCore, src: GpuRef) -> GpuRef:
     if not src.contiguous:
         src = await perform(there, copying(there, src, None))
     while True:
-        ref = await core.empty(src.shape, src.dtype)
+        ref = core.try_empty(src.shape, src.dtype, src.nbytes) if src.nbytes else None
+        if ref is None:
+            ref = await core.empty(src.shape, src.dtype)
         try:
-            if not (src.nbytes >= _DIRECT and await _directly(there, src, core, ref)):
+            if not await _directly(there, src, core, ref):
                 await _by_way_of_the_host(there, src, core, ref)
         except Rebuilt:
             continue
@@ -101,7 +69,7 @@ async def copy_here(core: DeviceCore, src: GpuRef) -> GpuRef:
 
 async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRef) -> bool:
     """Have the other device's host write to our memory; False where it cannot reach it."""
-    if there.backend != core.backend or ref.is_stale:
+    if there.backend != core.backend or ref.is_stale or not src.nbytes:
         return False
     block = ref._block
     slab = core.memory.slab_of(block)
@@ -110,29 +78,31 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
     hold = Hold(block)
     op: Op | None = None
     try:
-        try:
-            fd = core.growth.another(slab.fd, slab.nbytes)
-            try:
-                context, number = await mapped(there, fd, slab.nbytes, sealed=False)
-            finally:
-                os.close(fd)
-        except (LibraryError, OutOfMemory):
-            return False  # such as no path from GPU to GPU
-        try:
-            source = require_readable(src, there.memory, "src")
-            to = number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
-            message = Copy(to, source.address, src.nbytes)
-            op = there.submit(there.ports[MEMORY_LANE], "copy", message, (source,), ())
-            # Once begun it is followed to its end, since the mapping must stay that long.
-            with trio.CancelScope(shield=True):
-                await op.wait()
-        finally:
-            await unmap(there, context, number)
+        window = there.windows.find(core, slab)
+        if window is None:
+            if src.nbytes < _DIRECT:
+                return False
+            window = await there.windows.open(core, slab)
+        if window is None or window.context is not there.context:
+            return False
+        # From here to the op nothing is awaited: where the window is open it has its place in
+        # the source's order as soon as it is called.
+        source = require_readable(src, there.memory, "src")
+        to = window.number << SLAB_SHIFT | (block.address - (slab.id << SLAB_SHIFT))
+        message = Copy(to, source.address, src.nbytes)
+        op = there.submit(there.ports[MEMORY_LANE], "copy", message, (source,), ())
+        window.hold()
+
+        def over() -> None:
+            hold.release()
+            window.release()
+
+        # Whether the caller waits or not: until then the block stays, and the window open.
+        after(there, window.context.host, op, over)
+        await op.wait()
     finally:
         if op is None:
             hold.release()
-        else:
-            after(there, context.host, op, hold.release)
     return True
 
 

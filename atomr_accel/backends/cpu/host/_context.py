@@ -21,6 +21,7 @@ from ....wire import (
     OFFSET_MASK,
     SLAB_SHIFT,
     DeviceInfo,
+    Peer,
     StickyFault,
     StreamPlan,
     map_file,
@@ -111,9 +112,9 @@ class CpuContext:
 
     def __init__(self, index: int, plan: StreamPlan) -> None:
         del plan  # there are no streams to plan
-        if index != 0:
+        if index < 0:
             raise DeviceUnavailable(
-                f"the CPU backend has one device, 0; there is no device {index}"
+                f"there is no CPU device {index}: they are counted from 0, as many as are wanted"
             )
         self._slabs: dict[int, _Bytes] = {}
         self._writable: dict[int, tuple[_Bytes, int]] = {}
@@ -136,6 +137,11 @@ class CpuContext:
     def free_memory(self) -> int:
         """Contexts take none."""
         return 0
+
+    def peer(self, index: int) -> Peer:
+        """All devices have their memory in files that each of them can map."""
+        del index
+        return Peer(access=True, atomics=True)
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two timestamps."""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._errors import DeviceUnavailable, OutOfMemory, Unsupported
-from ....wire import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, StreamPlan, arrived, map_file
+from ....host._machine import numa_node, pcie_link
+from ....wire import OFFSET_MASK, SLAB_SHIFT, DeviceInfo, Peer, StreamPlan, arrived, map_file
 from ._driver import NOT_READY, check, driver, failure, start_driver
 from ._stopwatch import CudaStopwatch, DeviceClock
 
@@ -223,12 +224,15 @@ class CudaContext:
         self.make_current()
         name = check("cuDeviceGetName", driver.cuDeviceGetName(256, self._device))
         uuid = check("cuDeviceGetUuid", driver.cuDeviceGetUuid(self._device))
+        bus = check("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, self._device))
+        address = bus.split(b"\0")[0].decode().lower()
+        label = name.split(b"\0")[0].decode()
         self.compute_capability = (
             self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
             self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
         self.info: Final = DeviceInfo(
-            name=name.split(b"\0")[0].decode(),
+            name=label,
             backend="cuda",
             index=index,
             total_memory=check("cuDeviceTotalMem", driver.cuDeviceTotalMem(self._device)),
@@ -236,6 +240,10 @@ class CudaContext:
             driver_version=version,
             uuid=bytes(uuid.bytes).hex(),
             exports_memory=self.exports,
+            pci_address=address,
+            numa_node=numa_node(address),
+            pcie=pcie_link(address),
+            mig="MIG" in label.split(),  # the driver names an instance after its card
         )
         self._slabs: dict[int, _Mapping] = {}
         self._bases: dict[int, int] = {}
@@ -243,6 +251,28 @@ class CudaContext:
         self._pinned: dict[int, mmap.mmap] = {}
         self._managed: dict[int, int] = {}  # slab -> bytes
         self._away: set[int] = set()  # those whose pages may be on the host
+
+    def peer(self, index: int) -> Peer:
+        """How this device reaches another one (``cuDeviceGetP2PAttribute``)."""
+        other = check("cuDeviceGet", driver.cuDeviceGet(index))
+        if int(other) == int(self._device):
+            return Peer(access=True, atomics=True)
+        if not check("cuDeviceCanAccessPeer", driver.cuDeviceCanAccessPeer(self._device, other)):
+            return Peer(access=False)
+        what = driver.CUdevice_P2PAttribute
+
+        def ask(attribute: Any) -> int:
+            value: int = check(
+                "cuDeviceGetP2PAttribute",
+                driver.cuDeviceGetP2PAttribute(attribute, self._device, other),
+            )
+            return value
+
+        return Peer(
+            access=True,
+            atomics=bool(ask(what.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)),
+            rank=ask(what.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK),
+        )
 
     @staticmethod
     def preload() -> None:

@@ -1,0 +1,1 @@
+"""Several devices: opened together, how they are linked, and where work goes."""

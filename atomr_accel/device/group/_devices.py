@@ -1,0 +1,225 @@
+"""``Devices``: what programs hold of several devices that were opened together."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final, overload
+
+import trio
+
+from ..._errors import DeviceLost, said_of
+from ._candidate import CandidateState, Hints
+from ._policies import policy_of
+from ._topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from .._device import Device
+    from .._open import System
+    from ._candidate import Candidate, PlacementPolicy
+    from ._placement import Placement
+    from ._policies import PlacementPolicyName
+    from ._topology import Link
+
+_ANYWHERE = Hints()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """One device of a group at one moment.
+
+    Attributes:
+        name: such as ``"cuda:0"``.
+        state: what it is doing.
+        in_flight: blocks of ``place`` that it has.
+        queued: its ops that are not answered yet, whoever called them.
+        free_bytes: memory that the program may still take there, less what is reserved.
+        generation: one more for each fault.
+        utilization: how busy it is, from 0 to 1; None if unknown.
+    """
+
+    name: str
+    state: CandidateState
+    in_flight: int
+    queued: int
+    free_bytes: int
+    generation: int
+    utilization: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesStatistics:
+    """A group of devices at one moment.
+
+    Attributes:
+        devices: each of them, in the group's order.
+        waiting: how many blocks of ``place`` wait for a device.
+    """
+
+    devices: tuple[DeviceLoad, ...]
+    waiting: int
+
+
+@final
+class Devices(Sequence["Device"]):
+    """Several devices under one supervisor. Made by ``open_devices``.
+
+    It is a sequence: ``devices[1]`` is the second device, ``devices[:2]`` are the first two, as
+    ``Devices`` that share links and load with these. A device that is lost keeps its place.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        links: dict[tuple[str, str], Link],
+        placement: Placement,
+        policy: PlacementPolicy,
+        system: System,
+    ) -> None:
+        self._candidates = tuple(candidates)
+        self._devices = tuple(candidate.device for candidate in candidates)
+        self._links = links
+        self._placement = placement
+        self._policy = policy
+        self._system = system
+
+    def __repr__(self) -> str:
+        return f"<Devices {', '.join(device.name for device in self._devices)}>"
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    @overload
+    def __getitem__(self, index: int) -> Device: ...
+    @overload
+    def __getitem__(self, index: slice) -> Devices: ...
+    def __getitem__(self, index: int | slice) -> Device | Devices:
+        if isinstance(index, slice):
+            return Devices(
+                self._candidates[index], self._links, self._placement, self._policy, self._system
+            )
+        return self._devices[index]
+
+    @property
+    def system(self) -> System:
+        """The system of actors that the devices are part of."""
+        return self._system
+
+    def topology(self) -> Topology:
+        """How the devices reach each other, as their hosts have told when they were opened."""
+        return Topology(self._devices, self._links)
+
+    def statistics(self) -> DevicesStatistics:
+        """A snapshot of the devices, as policies see them."""
+        return DevicesStatistics(
+            devices=tuple(
+                DeviceLoad(
+                    name=each.name,
+                    state=each.state,
+                    in_flight=each.in_flight,
+                    queued=each.queued,
+                    free_bytes=each.free_bytes,
+                    generation=each.generation,
+                    utilization=each.utilization,
+                )
+                for each in self._candidates
+            ),
+            waiting=self._placement.waiting,
+        )
+
+    @asynccontextmanager
+    async def place(
+        self,
+        *,
+        policy: PlacementPolicyName | PlacementPolicy | None = None,
+        hints: Hints = _ANYWHERE,
+    ) -> AsyncIterator[Device]:
+        """Choose a device for the work of a block: ``async with devices.place() as device:``.
+
+        Devices that are lost, recovering or drained are left out, and so are those that have
+        ``limit`` blocks, or less memory free than the work takes. If that leaves none, this waits
+        until one has room: so work comes in no faster than it is done. Whoever waits longest goes
+        first, but for those whom the free device does not suit.
+
+        A device that fails while the block runs fails the block, as always; see ``Device.retry``.
+
+        Args:
+            policy: chooses between those that have room; by default that of ``open_devices``.
+                A name makes a new one for this block, so where a policy counts, as
+                ``RoundRobin`` does, pass the same object each time.
+            hints: what is known of the work.
+
+        Raises:
+            DeviceLost: all devices are lost.
+            OutOfMemory: all devices are idle, and none has ``hints.nbytes`` free.
+            TypeError: no policy, or no hints.
+            ValueError: no policy of that name; or it chose what it was not given; or there are
+                no devices in this slice.
+        """
+        if not isinstance(hints, Hints):
+            raise TypeError(f"hints must be Hints, not {said_of(hints)}")
+        chosen_by = self._policy if policy is None else policy_of(policy)
+        if not self._candidates:
+            raise ValueError("there are no devices in this slice to place work on")
+        candidate = await self._placement.take(self._candidates, chosen_by, hints)
+        try:
+            yield candidate.device
+        finally:
+            self._placement.give_back(candidate, hints)
+
+    async def drain(self, index: int) -> None:
+        """Give a device no more work, and wait for the blocks of ``place`` that it has.
+
+        It stays open and can still be called. If the caller is cancelled, and has itself begun
+        this, the device gets work again.
+
+        Args:
+            index: where it is among these devices.
+
+        Raises:
+            IndexError: there is no such device.
+            TypeError: no whole number.
+        """
+        candidate = self._candidate(index)
+        begun = not candidate._draining
+        candidate._draining = True
+        try:
+            await self._placement.idle(candidate)
+        except BaseException:
+            if begun:
+                candidate._draining = False
+                self._placement.look()
+            raise
+
+    def resume(self, index: int) -> None:
+        """Give a device work again that was drained.
+
+        Args:
+            index: where it is among these devices.
+
+        Raises:
+            IndexError: there is no such device.
+            TypeError: no whole number.
+        """
+        self._candidate(index)._draining = False
+        self._placement.look()
+
+    def _candidate(self, index: int) -> Candidate:
+        return self._candidates[operator.index(index)]
+
+
+async def follow(device: Device, placement: Placement) -> None:
+    """Have those who wait look again whenever a device has come back, failed, or is lost."""
+    core = device._core
+    try:
+        with core.lifecycle.watch() as changes:
+            while True:
+                await core.ready()
+                placement.look()
+                await changes.receive()
+    except (DeviceLost, trio.EndOfChannel):
+        placement.look()

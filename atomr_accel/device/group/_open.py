@@ -1,0 +1,108 @@
+"""Opening several devices together."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, SupportsIndex, Unpack
+
+import trio
+
+from ..._errors import DeviceLost, said_of
+from ...actors import Directive
+from ...actors._nursery import PlainNursery
+from ...actors._util import check_member, check_whole
+from .._open import opened_devices
+from ._candidate import Candidate
+from ._devices import Devices, follow
+from ._placement import Placement
+from ._policies import policy_of
+from ._topology import Topology, links_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from ...actors import Instrument
+    from .._device import Device
+    from .._settings import DeviceSettings
+    from ._candidate import PlacementPolicy
+    from ._policies import PlacementPolicyName
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_devices(
+    indices: Iterable[SupportsIndex],
+    *,
+    on_loss: Directive = Directive.ESCALATE,
+    policy: PlacementPolicyName | PlacementPolicy = "least_loaded",
+    limit: int = 64,
+    utilization: Callable[[Device], float | None] | None = None,
+    instruments: Iterable[Instrument] = (),
+    **settings: Unpack[DeviceSettings],
+) -> AsyncIterator[Devices]:
+    """Open several devices for the length of an ``async with`` block.
+
+    They are actors under one supervisor, one for one: each has a host of its own and recovers by
+    itself, and what fails on one leaves the others as they are. On the CPU backend there are as
+    many devices as are wanted.
+
+    Args:
+        indices: which devices, each once: ``range(4)``.
+        on_loss: what becomes of the others when a device has failed too often and is lost.
+            ``Directive.ESCALATE``: the block is cancelled, and the ``DeviceLost`` leaves it.
+            ``STOP``: they go on without it, and whoever calls it is told. ``RESTART``: it is
+            opened again, under a new generation, with its sealed buffers, at most three times a
+            minute in all.
+        policy: chooses devices for ``Devices.place``, by name or as an object.
+        limit: how many blocks of ``Devices.place`` a device has at a time.
+        utilization: tells how busy a device is, from 0 to 1, or None; for policies that want to
+            know, and ``Devices.statistics``. It is called often and must not wait.
+        instruments: objects to tell what happens on the devices and in their system of actors.
+        **settings: those of ``open_device``, for each device. With ``backend="auto"`` all are of
+            the backend that the first one is of.
+
+    Raises:
+        DeviceUnavailable: one of them is not there; then none is opened.
+        DeviceLost: one was lost, and ``on_loss`` is ``Directive.ESCALATE``.
+        TypeError: an argument of a wrong type.
+        ValueError: an argument out of its range; no device, or one twice.
+        ExceptionGroup: several things failed.
+        Exception: whatever else ``open_device`` raises.
+    """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "open_devices is for programs of trio, and this runs under another event loop; in "
+            "asyncio or Jupyter: `async with atomr_accel.from_asyncio(open_device(0)) as gpu:`"
+        )
+    numbers = [operator.index(index) for index in indices]
+    if not numbers:
+        raise ValueError("open_devices needs at least one index")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"each device is opened once, but the indices are {numbers}")
+    check_member("on_loss", on_loss, Directive)
+    if on_loss is Directive.RESUME:
+        raise ValueError("a device that is lost cannot go on as it is: RESUME is for actors")
+    check_whole("limit", limit)
+    if limit < 1:
+        raise ValueError(f"limit must be positive, not {limit}")
+    if utilization is not None and not callable(utilization):
+        raise TypeError(f"utilization must be a function of a device, not {said_of(utilization)}")
+    chosen_by = policy_of(policy)
+
+    def decide(error: BaseException) -> Directive:
+        return on_loss if isinstance(error, DeviceLost) else Directive.ESCALATE
+
+    async with opened_devices(numbers, settings, decide, instruments, stacklevel=6) as opened:
+        links = await links_of(opened)
+        topology = Topology(opened, links)
+        placement = Placement()
+        candidates = [
+            Candidate._create(device, position, limit, topology, utilization)
+            for position, device in enumerate(opened)
+        ]
+        async with PlainNursery() as nursery:
+            for device in opened:
+                nursery.start_soon(follow, device, placement)
+            yield Devices(candidates, links, placement, chosen_by, opened[0].system)
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,153 @@
+"""Policies that know devices: by memory, by where data is, and by key.
+
+`RoundRobin`, `LeastLoaded` and `PowerOfTwo` choose between anything that has requests
+(``actors/_policies``).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, Literal, final
+
+from ..._errors import said_of
+from ...actors._policies import LeastLoaded, PowerOfTwo, RoundRobin
+from ...actors._util import check_number, check_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ._candidate import Candidate, Hints, PlacementPolicy
+
+PlacementPolicyName = Literal[
+    "round_robin",
+    "least_loaded",
+    "power_of_two",
+    "most_free_memory",
+    "data_locality",
+    "consistent_hash",
+]
+
+
+@final
+class MostFreeMemory:
+    """The one with the most free memory; of several, the one with the fewest requests."""
+
+    def choose(self, candidates: Sequence[Candidate], _hints: Hints, /) -> Candidate:
+        """One with the most free memory."""
+        return max(candidates, key=lambda each: (each.free_bytes, -each.in_flight))
+
+
+@final
+class DataLocality:
+    """Where the buffers that are read are soonest: where they lie, or next to it.
+
+    Of several that are as near, the one with the fewest requests. Work that reads nothing goes
+    where there is least to do.
+    """
+
+    def __init__(self) -> None:
+        self._ties = LeastLoaded()
+
+    def choose(self, candidates: Sequence[Candidate], hints: Hints, /) -> Candidate:
+        """One that has to wait least for ``hints.near``."""
+        seconds = {each: each.seconds_to(hints.near) for each in candidates}
+        least = min(seconds.values())
+        return self._ties.choose([each for each in candidates if seconds[each] == least])
+
+
+@final
+class ConsistentHash:
+    """Equal keys go to the same device, and none gets much more than its share.
+
+    Devices have points on a ring, and a key goes to the one whose point comes next after its own
+    (Karger et al., 1997). Where that one has ``balance`` times the mean of what is in flight, it
+    goes to the next (Mirrokni, Thorup and Zadimoghaddam, 2018). So when a device is left out, only
+    the keys it had move; and they are back when it is. Work without a key goes where there is
+    least to do.
+
+    Args:
+        balance: how many times the mean a device may have in flight; 1.25 is a good one, and
+            infinity keeps keys where they are, however many there are.
+        points: how many each device has on the ring; more make shares more even.
+    """
+
+    def __init__(self, balance: float = 1.25, points: int = 128) -> None:
+        check_number("balance", balance)
+        check_whole("points", points)
+        if not (balance > 1 and points >= 1):
+            raise ValueError(
+                f"ConsistentHash wants balance > 1 and points >= 1, got {balance=}, {points=}"
+            )
+        self._balance: Final = balance
+        self._points: Final = points
+        self._keyless: Final = LeastLoaded()
+        self._of: dict[str, list[int]] = {}
+        self._known: tuple[str, ...] = ()
+        self._ring: list[tuple[int, str]] = []
+
+    def choose(self, candidates: Sequence[Candidate], hints: Hints, /) -> Candidate:
+        """The one that ``hints.key`` belongs to, if it has not too much to do."""
+        if hints.key is None:
+            return self._keyless.choose(candidates)
+        by_name = {each.name: each for each in candidates}
+        ring = self._ring_of(tuple(by_name))
+        total = sum(each.in_flight for each in candidates) + 1
+        most = self._balance * total / len(candidates)
+        most = math.inf if math.isinf(most) else math.ceil(most)
+        start = bisect(ring, (_hash(_bytes_of(hints.key)), ""))
+        for at in range(len(ring)):
+            found = by_name[ring[(start + at) % len(ring)][1]]
+            if found.in_flight < most:
+                return found
+        raise AssertionError("not all can have more than the mean")
+
+    def _ring_of(self, names: tuple[str, ...]) -> list[tuple[int, str]]:
+        if names != self._known:
+            for name in names:
+                if name not in self._of:
+                    self._of[name] = [
+                        _hash(f"{name} {number}".encode()) for number in range(self._points)
+                    ]
+            self._ring = sorted((point, name) for name in names for point in self._of[name])
+            self._known = names
+        return self._ring
+
+
+def _bytes_of(key: str | bytes | int) -> bytes:
+    """A key's bytes; those of keys of different types differ, and so it is in every process."""
+    if isinstance(key, bytes):
+        return b"b" + key
+    return (f"i{int(key)}" if isinstance(key, int) else f"s{key}").encode("utf-8", "surrogatepass")
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+
+
+_POLICIES: Final[Mapping[PlacementPolicyName, Callable[[], PlacementPolicy]]] = {
+    "round_robin": RoundRobin,
+    "least_loaded": LeastLoaded,
+    "power_of_two": PowerOfTwo,
+    "most_free_memory": MostFreeMemory,
+    "data_locality": DataLocality,
+    "consistent_hash": ConsistentHash,
+}
+
+
+def policy_of(policy: PlacementPolicyName | PlacementPolicy) -> PlacementPolicy:
+    """A policy, by its name or as itself.
+
+    Raises:
+        TypeError: neither.
+        ValueError: a name that none has.
+    """
+    if isinstance(policy, str):
+        make = _POLICIES.get(policy)
+        if make is None:
+            raise ValueError(f"policy must be one of {', '.join(_POLICIES)}, not {policy!r}")
+        return make()
+    if not callable(getattr(policy, "choose", None)):
+        raise TypeError(f"policy must have a method choose, or be a name, not {said_of(policy)}")
+    return policy

@@ -1,0 +1,121 @@
+"""Windows: slabs of other devices that this device's host has mapped, to copy there directly.
+
+A slab is mapped when the first long copy goes there, and stays so: mapping is a round trip to the
+host and several calls of the driver, which many a copy takes less than. The mapping keeps the
+memory, so the device that owns a slab has others let go of it when it gives it up.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from ..._errors import DeviceLost, LibraryError, OutOfMemory
+from ...lanes import uninterrupted
+from ._mapping import mapped
+
+if TYPE_CHECKING:
+    from ...memory import MemoryMap, Slab
+    from .._context import Context
+    from .._core import DeviceCore
+
+
+@final
+class Window:
+    """A slab of another device, as a host has it.
+
+    Attributes:
+        context: the context whose host that is.
+        number: the slab's number there.
+    """
+
+    __slots__ = ("_closed", "_core", "_users", "context", "number")
+
+    def __init__(self, core: DeviceCore, context: Context, number: int) -> None:
+        self._core = core
+        self.context: Final[Context] = context
+        self.number: Final[int] = number
+        self._users = 0
+        self._closed = False
+
+    def hold(self) -> None:
+        """An op goes through it."""
+        self._users += 1
+
+    def release(self) -> None:
+        """The op is over, and moves nothing any more."""
+        self._users -= 1
+        self._settle()
+
+    def close(self) -> None:
+        """Have it unmapped as soon as nothing goes through it."""
+        self._closed = True
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._closed and not self._users and self.context is self._core.serving:
+            self._core.memory.unmapped.append(self.number)
+
+
+@final
+@uninterrupted
+class Windows:
+    """Those of one device on others, and who has some on it."""
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core: Final = core
+        self._open: Final[weakref.WeakKeyDictionary[MemoryMap, dict[int, Window]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._refused: Final[weakref.WeakSet[MemoryMap]] = weakref.WeakSet()
+        self._guests: Final[weakref.WeakSet[DeviceCore]] = weakref.WeakSet()
+        self._opening: Final = trio.Lock()
+
+    def find(self, owner: DeviceCore, slab: Slab) -> Window | None:
+        """The window on a slab, if there is one that can be used now."""
+        window = self._open.get(owner.memory, {}).get(slab.id)
+        serving = self._core.context
+        return window if window is not None and window.context is serving else None
+
+    async def open(self, owner: DeviceCore, slab: Slab) -> Window | None:
+        """Open a window on a slab of which the caller holds a block; None if that cannot be."""
+        async with self._opening:
+            window = self.find(owner, slab)  # somebody else has meanwhile
+            if window is not None or owner.memory in self._refused:
+                return window
+            try:
+                fd = owner.growth.another(slab.fd, slab.nbytes)
+                try:
+                    context, number = await mapped(self._core, fd, slab.nbytes, sealed=False)
+                    window = Window(self._core, context, number)
+                finally:
+                    os.close(fd)
+            except OutOfMemory:
+                return None  # there may be room another time
+            except LibraryError:
+                self._refused.add(owner.memory)  # there is no path from one to the other
+                return None
+            if not owner.memory.has_slab(slab.id):  # a fault there, and the caller's ref is stale
+                window.close()
+                return None
+            owner.windows._guests.add(self._core)
+            self._open.setdefault(owner.memory, {})[slab.id] = window
+            return window
+
+    def given_up(self, slab: int) -> None:
+        """A slab of this device is no more: nobody shall keep its memory."""
+        for guest in self._guests:
+            window = guest.windows._open.get(self._core.memory, {}).pop(slab, None)
+            if window is not None:
+                window.close()
+
+    async def close_guests(self) -> None:
+        """Have others unmap what this device has given up."""
+        for guest in list(self._guests):
+            if guest.memory.unmapped and guest.serving is not None:
+                with suppress(DeviceLost):
+                    await guest.growth.unmap()

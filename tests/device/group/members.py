@@ -1,0 +1,59 @@
+"""Stand-ins for the devices of a group, as policies and placement see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from atomr_accel import CandidateState, Hints
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(eq=False)
+class Member:
+    """A candidate that is told what it is."""
+
+    name: str
+    in_flight: int = 0
+    memory: int = 1000
+    state: CandidateState = CandidateState.READY
+    limit: int = 4
+    seconds: float = 0.0
+    reserved: int = 0
+
+    @property
+    def free_bytes(self) -> int:
+        return self.memory - self.reserved
+
+    def seconds_to(self, _near: object) -> float:
+        return self.seconds
+
+    def _admits(self, hints: Hints) -> bool:
+        ready = self.state is CandidateState.READY
+        return ready and self.in_flight < self.limit and hints.nbytes <= self.free_bytes
+
+    def _take(self, hints: Hints) -> None:
+        self.in_flight += 1
+        self.reserved += hints.nbytes
+
+    def _give_back(self, hints: Hints) -> None:
+        self.in_flight -= 1
+        self.reserved -= hints.nbytes
+
+
+def members(count: int, **given: Any) -> list[Any]:
+    """So many of them; of type Any, since they are no candidates."""
+    return [Member(f"fake:{number}", **given) for number in range(count)]
+
+
+class First:
+    """Chooses the first, and notes what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[list[str]] = []
+
+    def choose(self, candidates: Sequence[Any], _hints: Hints, /) -> Any:
+        self.given.append([each.name for each in candidates])
+        return candidates[0]

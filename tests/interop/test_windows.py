@@ -1,0 +1,235 @@
+"""Copies between devices: through windows that stay open, in order, whatever fails on the way."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale
+from atomr_accel._dtypes import DTYPES
+from atomr_accel.testing import kill_host, poison
+
+from ..arrays import random_bits
+from ..harness import (
+    SECOND,
+    Gate,
+    cancelled_at,
+    cpu_only,
+    interrupted_at,
+    opened,
+    program,
+    same_bits,
+    settled,
+    sized,
+    used_by,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MUCH = 1 << 20
+"""As much as a window is opened for."""
+
+
+def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return random_bits((nbytes,), np.dtype(np.uint8), seed)
+
+
+def has_window(source: Device, target: Device, ref: GpuRef) -> bool:
+    slab = target._core.memory.slab_of(ref._block)
+    return source._core.windows.find(target._core, slab) is not None
+
+
+def slabs_of_host(device: Device) -> int:
+    """How many mappings of slabs the host of a device has, its own and those of others."""
+    maps = Path(f"/proc/{device.statistics().host_pid}/maps").read_text(encoding="utf-8")
+    return maps.count("atomr-slab")
+
+
+@program
+async def test_every_dtype_and_layout_is_copied() -> None:
+    layouts: list[Callable[[Any], Any]] = [
+        lambda x: x,
+        lambda x: x.T,
+        lambda x: x[:, ::2],
+        lambda x: x[::-1, 1:],
+        lambda x: x[1:1],
+        lambda x: x[2, 3],
+    ]
+    async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
+        for number, dtype in enumerate(DTYPES.values()):
+            array = random_bits((4, 6), dtype, number)
+            ref = await one.put(array)
+            for layout in layouts:
+                there = await two.copy(layout(ref))
+                assert same_bits(await two.get(there), layout(array))
+            into = await two.zeros((6, 4), dtype)
+            await two.copy(ref, into.T)
+            assert same_bits(await two.get(into), array.T)
+
+
+@program
+async def test_a_window_stays_open_and_serves_small_copies_too() -> None:
+    async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
+        small = await one.put(np.arange(3))
+        copy = await two.copy(small)
+        assert not has_window(one, two, copy)
+        array = noise(MUCH)
+        ref = await one.put(array)
+        first = await two.copy(ref)
+        assert has_window(one, two, first)
+        again = await two.copy(ref)
+        assert same_bits(await two.get(again), array)
+        assert (await two.get(await two.copy(small))).sum() == 3
+        assert one._core.staging._pool.in_use == 0
+
+
+@cpu_only
+@pytest.mark.slow
+@program
+async def test_nobody_keeps_memory_that_its_owner_has_given_up() -> None:
+    async with opened(max_restarts=9) as one, AsyncExitStack() as stack:
+        ref = await one.put(noise(MUCH))
+        alone = slabs_of_host(one)
+        two = await stack.enter_async_context(opened(SECOND, max_restarts=9))
+        copy = await two.copy(ref)
+        assert slabs_of_host(one) == alone + 1
+        del copy
+        await two.trim()
+        assert slabs_of_host(one) == alone
+
+        copy = await two.copy(ref)
+        await poison(two)  # its memory goes as soon as another is wanted
+        del copy
+        copy = await two.copy(ref)
+        await two.trim()
+        assert slabs_of_host(one) == alone + 1
+
+        await stack.aclose()
+        del copy
+        await trio.testing.wait_all_tasks_blocked()
+        assert slabs_of_host(one) == alone
+
+
+@cpu_only
+@program
+async def test_a_window_in_use_is_not_closed(gate: Gate) -> None:
+    async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
+        hold = await gate.kernel(one)
+        x = await one.zeros(MUCH // 4, np.float32)
+        before = await two.copy(x)
+        slab = two._core.memory.slab_of(before._block)
+        window = one._core.windows.find(two._core, slab)
+        assert window is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold, x)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(two.copy, x)
+            await trio.testing.wait_all_tasks_blocked()
+            two._core.windows.given_up(slab.id)
+            assert one._core.memory.unmapped == []
+            gate.open()
+        assert one._core.memory.unmapped == [window.number]
+        after = await two.copy(x)  # through another
+        assert (await two.get(after))[0] == 1
+
+
+@pytest.mark.parametrize("nbytes", [400, MUCH])
+@program
+async def test_copies_have_their_place_in_the_order_of_the_source(gate: Gate, nbytes: int) -> None:
+    """Whatever is called before a copy is in it, and nothing that is called after it."""
+    chance = random.Random(nbytes)
+    async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
+        hold = await gate.kernel(one)
+        x = await one.zeros(nbytes // 4, np.float32)
+        # As everywhere, who must wait for memory is late. So there is memory, and windows on it.
+        room = [await two.copy(x) for _ in range(8)]
+        del room
+        copies: list[tuple[float, GpuRef]] = []
+
+        async def copy(expected: float) -> None:
+            copies.append((expected, await two.copy(x)))
+
+        for _ in range(4):
+            value = 0.0
+            await one.fill(x, value)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hold, x)
+                await trio.testing.wait_all_tasks_blocked()
+                value += 1
+                for number in range(2, 10):
+                    if chance.random() < 0.5:
+                        nursery.start_soon(copy, value)
+                    else:
+                        nursery.start_soon(one.fill, x, number)
+                        value = float(number)
+                    await trio.testing.wait_all_tasks_blocked()
+                gate.open()
+            # The kernel counts in the first element, and a fill is of all.
+            for expected, ref in copies:
+                assert (await two.get(ref[:1]))[0] == expected
+            copies.clear()
+
+
+@program
+async def test_a_copy_that_is_cancelled_at_any_step_leaves_nothing() -> None:
+    async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
+        array = noise(MUCH)
+        ref = await one.put(array)
+        await two.copy(ref)
+        step = 1
+        while await cancelled_at(step, lambda: two.copy(ref)):
+            step += 1
+            await settled(one)
+            await settled(two)
+        two._core.memory.reclaim_held()
+        assert used_by(two) == 0
+        assert same_bits(await two.get(await two.copy(ref)), array)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("blow", "sealed"),
+    sized([(kill_host, True)], [(kill_host, True), (kill_host, False), (poison, True)]),
+)
+@program
+async def test_a_fault_of_either_side_at_any_step_names_it_and_leaves_the_other(
+    blow: Any, sealed: bool
+) -> None:
+    array = noise(MUCH)
+    many: Any = {"max_restarts": 99, "standby": None}
+    async with opened(**many) as one, opened(SECOND, **many) as two:
+        steps = sized(
+            [(1, one), (2, two)], [(step, side) for step in range(1, 9) for side in (one, two)]
+        )
+        kept = {each: await each.put(array, sealed=True) for each in (one, two)}
+        for step, side in steps:
+            other = two if side is one else one
+            plain = await other.put(np.arange(3))
+            ref = kept[one] if sealed else await one.put(array)
+            generation = other.generation
+            failure: Exception | None = None
+            try:
+                _, copy = await interrupted_at(step, partial(two.copy, ref), partial(blow, side))
+                if not copy.is_stale:
+                    assert same_bits(await two.get(copy), array)
+            except (ContextPoisoned, GpuRefStale) as error:
+                failure = error
+            if isinstance(failure, ContextPoisoned):
+                assert f"of {side.name} is gone" in str(failure)
+            elif failure is not None:
+                assert (side, sealed) == (one, False)
+            # The other one has not even noticed.
+            assert other.generation == generation
+            assert (await other.get(plain)).sum() == 3
+            for each in (one, two):
+                assert same_bits(await each.get(kept[each]), array)
+                assert each._core.staging._pool.in_use == 0
