@@ -27,6 +27,8 @@ from atomr_accel.libraries.fft import _cache as fft
 from atomr_accel.libraries.linalg import _facade as linalg
 from atomr_accel.libraries.nvrtc import _facade as nvrtc
 from atomr_accel.libraries.rng import _draws as rng
+from atomr_accel.libraries.sparse import _part as sparse
+from atomr_accel.libraries.tensor import _operations as tensor
 
 from ..harness import program
 
@@ -149,6 +151,9 @@ def test_every_lane_can_have_a_priority() -> None:
         nvrtc.COMPILER,
         nvrtc.KERNELS,
         rng.LANE,
+        sparse.LANE,
+        sparse.WAITING,
+        tensor.LANE,
     )
     assert sorted(spec.name for spec in specs) == sorted(LANES)
     assert sorted(_LANES) == sorted([MEMORY_LANE, *LANES, PROGRAMS.name, "run"])
