@@ -252,7 +252,9 @@ class _Text:
     def _close(self) -> None:
         self.closed = True
         self.plan.texts.discard(self)
-        self.decided.clear()
+        if self.decided:  # whoever has not taken its end has not come to it
+            self.finished = False
+            self.decided.clear()
         self.drop()
 
 
@@ -284,7 +286,7 @@ class Generation(metaclass=NoPublicConstructor):
 
         Raises:
             StopAsyncIteration: that was the last, or nobody wanted more.
-            Closed: the decoder's block was left.
+            Closed: the decoder's block was left before all tokens were taken.
             trio.BusyResourceError: another task waits for the next token already.
             WrongResults: a model has returned what are no logits of what it was asked.
             ValueError: logits without a distribution.
@@ -454,7 +456,7 @@ async def open_speculative(
     caches are made anew from the tokens so far, and no token is lost or comes twice.
 
     Leaving the block waits for steps in progress and ends the texts: who asks for more tokens of
-    one that has not come to its end gets ``Closed``. Where an exception or a cancellation leaves
+    one whose last was not taken gets ``Closed``. Where an exception or a cancellation leaves
     it, steps in progress are cancelled.
 
     Args:

@@ -341,6 +341,24 @@ async def test_texts_that_are_left_are_closed() -> None:
 
 
 @on_mock_clock
+async def test_no_text_is_cut_short_in_silence() -> None:
+    """All was decided in one step, and the block is left before it was taken."""
+    target = ToyModel(4, 6)
+    twin = ModelDraft(ToyModel(0, like=target, noise=0))
+    async with open_speculative(target, twin, length=4) as decoder:
+        taken, left = (decoder.generate(PROMPT, max_tokens=5) for _ in range(2))
+        for tokens in (taken, left):
+            await anext(tokens)
+        await left.aclose()
+        assert decoder.statistics().steps == 2
+    with pytest.raises(Closed):
+        await anext(taken)
+    for tokens in (taken, left):
+        assert [token async for token in tokens] == []
+    assert (decoder.statistics().answered, decoder.statistics().dropped) == (0, 2)
+
+
+@on_mock_clock
 async def test_a_model_that_fails_to_close(caplog: pytest.LogCaptureFixture) -> None:
     class Stuck(ToyText):
         def close(self) -> None:
