@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVa
 
 import trio
 
+from .._errors import EarlierErrors, LastError
 from ..actors import Backoff, ChildSpec, Intensity, NameTaken, Overflow, Supervisor, open_supervisor
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_instance, check_member, check_whole
@@ -29,7 +30,7 @@ from ._replicas import (
     ReplicaStatistics,
     RoundRobin,
 )
-from ._retry import CircuitBreaker, tell
+from ._retry import CircuitBreaker
 
 if TYPE_CHECKING:
     from ._observer import Observer
@@ -151,7 +152,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         twice = self._idempotent if idempotent is None else idempotent
         with self._calls.one(item):
             tried: list[Replica] = []
-            earlier: list[Exception] = []
+            earlier = EarlierErrors()
             while True:
                 first = await self._take(tried)
                 tried.append(first)
@@ -167,9 +168,9 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                     if isinstance(error, ReplicaLost):
                         elsewhere = twice or await _lost_by_fault(error, life)
                     if len(earlier) + 1 >= self._attempts or not elsewhere:
-                        tell(error, earlier)
+                        earlier.tell(error)
                         raise
-                    earlier.append(error)
+                    earlier.add(error)
                     self._elsewhere += 1
                     self._tally.retry(item, error)
 
@@ -296,7 +297,6 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         began = trio.current_time()
         self._hedgeable += 1
         results: list[tuple[Replica, Any]] = []
-        errors: list[Exception] = []
         running = 1
         ended = trio.Event()
 
@@ -305,7 +305,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
             try:
                 results.append((replica, await self._ask_one(replica, item)))
             except Exception as error:  # noqa: BLE001 (raised below, if it counts)
-                errors.append(error)
+                failed.add(error)
             running -= 1
             if results or not running:
                 ended.set()
@@ -314,18 +314,18 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         patience = math.inf
         if len(self._latencies) >= hedge.minimum:
             patience = self._latencies.quantile(hedge.quantile)
-        async with PlainNursery() as nursery:
-            nursery.start_soon(ask, first)
-            with trio.move_on_after(patience):
-                await ended.wait()
-            await trio.lowlevel.checkpoint()  # what is answered in this very turn is in time
-            if not ended.is_set() and (second := self._take_second(hedge, tried)):
-                running += 1
-                tried.append(second)
-                nursery.start_soon(ask, second)
-        if not results:
-            tell(errors[-1], errors[:-1])
-            raise errors[-1]
+        with LastError() as failed:
+            async with PlainNursery() as nursery:
+                nursery.start_soon(ask, first)
+                with trio.move_on_after(patience):
+                    await ended.wait()
+                await trio.lowlevel.checkpoint()  # what is answered in this very turn is in time
+                if not ended.is_set() and (second := self._take_second(hedge, tried)):
+                    running += 1
+                    tried.append(second)
+                    nursery.start_soon(ask, second)
+            if not results:
+                failed.throw()
         replica, result = results[0]
         self._hedges_won += replica is not first
         self._latencies.add(trio.current_time() - began)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, ClassVar, Final, final
 import numpy as np
 import trio
 
+from .._errors import EarlierErrors
 from ..actors._util import NoPublicConstructor, check_instance, check_whole
 from ._cached_text import Following, Prefill
 from ._calls import Calls, Tally, closing, unprotected
 from ._draft_length import AdaptiveLength, LengthSeen
-from ._retry import Retry, tell
+from ._retry import Retry
 from ._sampling import DraftTree, Logits, Sampling, accept
 from ._verdict import Verdict
 
@@ -156,7 +157,7 @@ class _Text:
         plan = self.plan
         plan.tally.start(self.item)
         chance = self.rng.bit_generator.state
-        earlier: list[Exception] = []
+        earlier = EarlierErrors()
         while True:
             try:
                 await self._attempt()
@@ -167,9 +168,9 @@ class _Text:
                     raise
                 delay = plan.retry.delay(error, len(earlier) + 1)
                 if delay is None:
-                    tell(error, earlier)
+                    earlier.tell(error)
                     raise
-                earlier.append(error)
+                earlier.add(error)
                 plan.counts.retries += 1
                 plan.tally.retry(self.item, error)
                 self.drop()  # what was on devices may be lost
