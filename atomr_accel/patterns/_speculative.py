@@ -17,7 +17,7 @@ import trio
 from .._errors import EarlierErrors
 from ..actors._util import NoPublicConstructor, check_instance, check_whole
 from ._cached_text import Following, Prefill
-from ._calls import Calls, Tally, closing, unprotected
+from ._calls import Calls, NoEnd, Tally, closing, unprotected
 from ._draft_length import AdaptiveLength, LengthSeen
 from ._retry import Retry
 from ._sampling import DraftTree, Logits, Sampling, accept
@@ -291,7 +291,8 @@ class Generation(metaclass=NoPublicConstructor):
             trio.BusyResourceError: another task waits for the next token already.
             WrongResults: a model has returned what are no logits of what it was asked.
             ValueError: logits without a distribution.
-            Exception: what a model has raised, if it was no fault that another attempt could mend.
+            Exception: what a model has raised, if it was no fault that another attempt could mend;
+                a `StopAsyncIteration` as the cause of a `RuntimeError`.
         """
         text, calls = self._text, self._text.plan.calls
         calls.check_thread("run(anext, tokens)")
@@ -300,7 +301,8 @@ class Generation(metaclass=NoPublicConstructor):
         if text.decided:
             await trio.lowlevel.checkpoint()
         elif not (text.closed or text.finished):
-            await self._step()
+            with NoEnd("a model"):
+                await self._step()
         else:
             await trio.lowlevel.checkpoint()
         if text.decided:

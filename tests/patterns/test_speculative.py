@@ -341,6 +341,24 @@ async def test_texts_that_are_left_are_closed() -> None:
 
 
 @on_mock_clock
+async def test_no_error_of_a_model_is_a_texts_end() -> None:
+    async def hook(where: str) -> None:
+        await trio.lowlevel.checkpoint()
+        if where == "before" and target.forwards == 2:
+            raise StopAsyncIteration("of something else")
+
+    target = ToyModel(4, 6, hook=hook)
+    async with open_speculative(target, None, sampling=GREEDY) as decoder:
+        got: list[int] = []
+        with pytest.raises(RuntimeError, match="a model raised StopAsyncIteration") as caught:
+            async for token in decoder.generate(PROMPT, max_tokens=9):
+                got.append(token)  # noqa: PERF401 (what came before counts)
+        assert isinstance(caught.value.__cause__, StopAsyncIteration)
+        assert got == greedy(target, PROMPT, 2)
+        assert decoder.statistics().failed == 1
+
+
+@on_mock_clock
 async def test_no_text_is_cut_short_in_silence() -> None:
     """All was decided in one step, and the block is left before it was taken."""
     target = ToyModel(4, 6)
