@@ -88,7 +88,8 @@ class Sampling:
         x = np.asarray(logits, np.float64)
         if self.top_k is not None and self.top_k < x.size:
             x = np.where(x < np.partition(x, -self.top_k)[-self.top_k], -np.inf, x)
-        p: Probabilities = np.exp((x - best) / self.temperature)
+        with np.errstate(over="ignore"):  # to minus infinity, where logits are far apart
+            p: Probabilities = np.exp((x - best) / self.temperature)
         p /= p.sum()
         if self.top_p < 1:
             # Those below a fraction of what is to be left out, though all of them, are too few.
