@@ -36,7 +36,9 @@ def check_drafts(tree: DraftTree, text: Sequence[int], vocabulary: int | None) -
     for token in tree.tokens:
         if token < 0 or (token >= end and token not in text):
             raise WrongResults(
-                f"a draft is token {token}, and the target has {end}", expected=end, got=token
+                f"a draft is token {token}, but the target's are from 0 to {end - 1}",
+                expected=end,
+                got=token,
             )
     for parent, q in tree.drawn_from.items():
         numbers: object = q

@@ -318,6 +318,18 @@ async def test_a_layer_that_cannot_be_is_refused() -> None:
             with pytest.raises(ValueError, match=text):
                 async with open_moe(devices, changed, **options):
                     """Not opened."""
+        for changed, options, text in (
+            (
+                replace(weights, router=weights.router.tolist()),
+                {},
+                "router must be an array",
+            ),
+            (replace(weights, up=None), {}, "up must be an array, not NoneType"),
+            (weights, {"exchange": object()}, "exchange must be an Exchange"),
+        ):
+            with pytest.raises(TypeError, match=text):
+                async with open_moe([device], changed, **options):
+                    """Not opened."""
         async with open_moe([device], weights) as layer:
             with pytest.raises(TypeError, match="refs are for on_devices"):
                 await layer(await device.put(np.ones((2, 4), np.float32)))  # type: ignore[arg-type]

@@ -517,7 +517,7 @@ async def test_what_are_no_logits_is_told(
     [
         (None, {}, "must return a DraftTree, got NoneType"),
         ([-1], {}, "a draft is token -1"),
-        ([4], {}, "a draft is token 4, and the target has 4"),
+        ([4], {}, "a draft is token 4, but the target's are from 0 to 3"),
         ([1], {ROOT: [0.25] * 4}, r"drawn_from\[-1\] must be probabilities"),
         ([1], {ROOT: np.array([-1, 2, 0, 0])}, r"drawn_from\[-1\]"),
         ([1], {ROOT: np.full(4, np.nan)}, r"drawn_from\[-1\]"),
