@@ -63,7 +63,8 @@ class Verdict:
         return [*range(kept)], token
 
     def _check(self, count: int) -> None:
-        likely, instead = np.asarray(self.likely), np.asarray(self.instead)
+        likely: NDArray[Any] = np.asarray(self.likely)
+        instead: NDArray[Any] = np.asarray(self.instead)
         if not np.can_cast(likely.dtype, np.float64) or instead.dtype.kind not in "iu":
             raise WrongResults(
                 "a Verdict is of probabilities and whole numbers, not of "
@@ -140,7 +141,7 @@ def judge_chain(
     """
     if temperature == 0:
         largest: Any = logits.max(axis=-1).astype(np.float32)
-        best: Operand = np.where(np.isfinite(largest), logits.argmax(axis=-1), _NONE)
+        best: Any = np.where(np.isfinite(largest), logits.argmax(axis=-1), _NONE)
         return (best == drafts).astype(np.float32), best
     p = _softmax(logits, temperature, least)
     drafted: Any = np.expand_dims(drafts, -1) == numbers
@@ -166,5 +167,6 @@ def _softmax(logits: Operand, temperature: float, least: Operand | None) -> Oper
 def _drawn(p: Operand, noise: Operand) -> Operand:
     """The least of exponential times, each divided by its rate, is the first by that chance."""
     times: Any = np.where(p > 0, noise / np.maximum(p, _TINY), np.float32(np.inf))
-    drawn: Operand = np.where(p.max(axis=-1) >= 0, times.argmin(axis=-1), _NONE)
+    found: Any = np.where(p.max(axis=-1) >= 0, times.argmin(axis=-1), _NONE)
+    drawn: Operand = found
     return drawn

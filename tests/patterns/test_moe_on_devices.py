@@ -318,17 +318,14 @@ async def test_a_layer_that_cannot_be_is_refused() -> None:
             with pytest.raises(ValueError, match=text):
                 async with open_moe(devices, changed, **options):
                     """Not opened."""
-        for changed, options, text in (
-            (
-                replace(weights, router=weights.router.tolist()),
-                {},
-                "router must be an array",
-            ),
-            (replace(weights, up=None), {}, "up must be an array, not NoneType"),
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            (replace(weights, router=weights.router.tolist()), {}, "router must be an array"),
+            (replace(weights, up=None), {}, "up must be an array"),  # type: ignore[arg-type]
             (weights, {"exchange": object()}, "exchange must be an Exchange"),
-        ):
+        ]
+        for given, also, text in wrong:
             with pytest.raises(TypeError, match=text):
-                async with open_moe([device], changed, **options):
+                async with open_moe([device], given, **also):
                     """Not opened."""
         async with open_moe([device], weights) as layer:
             with pytest.raises(TypeError, match="refs are for on_devices"):

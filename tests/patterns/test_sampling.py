@@ -295,9 +295,9 @@ def test_a_verdict_of_something_else_is_told() -> None:
     ):
         with pytest.raises(WrongResults, match="a Verdict"):
             Verdict(likely, instead).decide(chain, seeded())
-    for likely, instead in ((0.0, [-1, 2]), (np.nan, [-1, 2]), (1.0, [1, -1])):
+    for chance, either in ((0.0, [-1, 2]), (np.nan, [-1, 2]), (1.0, [1, -1])):
         with pytest.raises(ValueError, match=r"behind \d drafts are of no distribution"):
-            Verdict(np.array([likely]), np.array(instead)).decide(chain, seeded())
+            Verdict(np.array([chance]), np.array(either)).decide(chain, seeded())
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1e-320)])

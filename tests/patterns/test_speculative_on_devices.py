@@ -234,7 +234,7 @@ async def test_logits_without_a_distribution_are_no_verdict(
             Verdict(likely[row : row + 1], instead[[row, 4]]).decide(tree, seeded())
     if temperature:
         drawn = draw_token(logits, noise, temperature=temperature)
-        q, tokens = [await device.get(each) for each in await device.evaluate(*drawn)]
-        assert np.isnan(q[:4]).all()
+        chances, tokens = [await device.get(each) for each in await device.evaluate(*drawn)]
+        assert np.isnan(chances[:4]).all()
         assert tokens[:4].tolist() == [-1] * 4
         assert tokens[4] >= 0
