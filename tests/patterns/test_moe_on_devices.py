@@ -146,6 +146,10 @@ async def test_tokens_without_experts_are_told() -> None:
         assert layer.statistics().failed == 1
         assert layer.statistics().tokens == 0
         assert layer.statistics().load == (0, 0)
+        closed = replace(weights, router=np.full_like(weights.router, -np.inf))
+        async with open_moe([device], closed) as none:
+            with pytest.raises(ValueError, match=r"5 of 5 tokens.* all negative infinity"):
+                await none(np.ones_like(host))
 
 
 @program
