@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import inspect
 from types import CoroutineType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -230,6 +230,76 @@ class CpuFallbackWarning(RuntimeWarning):
 
 class StandbyWarning(RuntimeWarning):
     """A device has no room for a hot standby, and keeps a warm one."""
+
+
+class EarlierErrors:
+    """What the attempts before the last ended with, in words.
+
+    The errors themselves are let go. The frames in their tracebacks hold what the attempts had on
+    devices, and the next attempt wants that memory. Who kept a list of them would be one of these
+    frames, too: a cycle, which stays until garbage is collected.
+    """
+
+    __slots__ = ("_notes",)
+
+    def __init__(self) -> None:
+        self._notes: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def add(self, error: Exception) -> None:
+        """One more attempt has failed."""
+        try:
+            said = repr(error)
+        except Exception:  # noqa: BLE001 (the program's own class, which may do anything)
+            said = object.__repr__(error)
+        self._notes.append(f"attempt {len(self) + 1} ended with {said}")
+
+    def tell(self, error: Exception) -> None:
+        """Add notes of them to the error of the last attempt.
+
+        That may be an instance which was raised, and told of others, before.
+        """
+        told = getattr(error, "__notes__", ())
+        for note in self._notes:
+            if note not in told:
+                error.add_note(note)
+
+
+class LastError(EarlierErrors):
+    """The same for who goes on without knowing whether an error is the last: it is kept itself.
+
+    ``with LastError() as failed:`` keeps it until the block is left.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: Exception | None = None
+
+    def __enter__(self) -> LastError:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._last = None  # its traceback has the frame of the block in it
+
+    def add(self, error: Exception) -> None:
+        """One more has failed, which may be the last."""
+        if self._last is not None:
+            super().add(self._last)
+        self._last = error
+
+    def throw(self) -> NoReturn:
+        """Raise the last one, which tells of those before."""
+        error, self._last = self._last, None
+        assert error is not None
+        self.tell(error)
+        try:
+            raise error
+        finally:
+            del error
 
 
 def said_of(thing: object) -> str:

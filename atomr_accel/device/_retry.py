@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import trio
 
-from .._errors import ContextPoisoned, GpuRefStale, said_of
+from .._errors import ContextPoisoned, EarlierErrors, GpuRefStale, said_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ async def retry(
         raise TypeError(f"attempts must be a whole number, not {attempts!r}")
     if attempts < 1:
         raise ValueError(f"attempts must be positive, not {attempts}")
-    earlier: list[Exception] = []
+    earlier = EarlierErrors()
     while True:
         generation = core.memory.generation
         made = function(*args)
@@ -52,11 +52,10 @@ async def retry(
         except Exception as error:
             rebuilt = core.memory.generation != generation
             if not _may_help(error, rebuilt=rebuilt) or len(earlier) + 1 == attempts:
-                for number, one in enumerate(earlier, 1):
-                    error.add_note(f"attempt {number} ended with {one!r}")
+                earlier.tell(error)
                 raise
-            earlier.append(error)
-            await core.ready()
+            earlier.add(error)
+        await core.ready()
 
 
 def _may_help(error: Exception, *, rebuilt: bool) -> bool:

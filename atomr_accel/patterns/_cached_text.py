@@ -7,6 +7,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from .._errors import said_of
 from ._calls import unprotected
 from ._errors import WrongResults
 from ._sampling import ROOT, Logits, Tokens
@@ -73,11 +74,17 @@ class Following:
         self._cached = 0
         self._lacking = self._nodes = 0
         self.made: int = 0
+        self.vocabulary: int | None = None  # known from the first logits on
 
     async def begin(self, text: Sequence[int]) -> None:
         """Have all but the last token in the cache at least, and no nodes."""
         if self._cache is None:
-            self._cache = await unprotected(self._prefill, np.array(text[:-1], np.int64))
+            made = await unprotected(self._prefill, np.array(text[:-1], np.int64))
+            if not callable(getattr(made, "forward", None)):
+                raise WrongResults(
+                    f"a prefill must return a CachedText, got {said_of(made)}", expected=1, got=None
+                )
+            self._cache = made
             self._cached = len(text) - 1
             self.made += 1
         elif self._nodes:
@@ -112,14 +119,27 @@ class Following:
         )
         if isinstance(scores, Verdict):
             return scores
-        if np.ndim(scores) != 2 or len(scores) != len(at):
-            raise WrongResults(
-                f"forward must return logits of shape ({len(at)}, vocabulary), "
-                f"got {np.shape(scores)}",
-                expected=len(at),
-                got=len(scores) if np.ndim(scores) else None,
-            )
+        self._check(scores, len(at))
         return scores[max(0, len(lacking) - 1) :]
+
+    def _check(self, logits: Logits, rows: int) -> None:
+        given: object = logits
+        wanted = self.vocabulary
+        got: int | None = None
+        if isinstance(given, np.ndarray):
+            got = len(given) if given.ndim else None
+            said = f"{given.dtype} of shape {given.shape}"
+            right = given.ndim == 2 and got == rows and np.can_cast(given.dtype, np.float64)
+            if right and given.shape[1] and wanted in (None, given.shape[1]):
+                self.vocabulary = given.shape[1]
+                return
+        else:
+            said = said_of(given)
+        raise WrongResults(
+            f"forward must return logits of shape ({rows}, {wanted or 'vocabulary'}), got {said}",
+            expected=rows,
+            got=got,
+        )
 
     def keep(self, path: Sequence[int]) -> None:
         """The text has got these drafts: those of them that were computed are cached now."""

@@ -210,6 +210,32 @@ async def unprotected(function: Callable[[*Ts], Awaitable[Out]], *args: *Ts) -> 
     return await function(*args)
 
 
+class NoEnd:
+    """``with NoEnd("a model"):`` around functions of the program, in an ``__anext__``.
+
+    One of them that raises `StopAsyncIteration`, such as by an ``anext`` of its own, would end the
+    loop as if that had been all. As in async generators (PEP 525) it is a `RuntimeError`.
+    """
+
+    __slots__ = ("_who",)
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, StopAsyncIteration):
+            said = f"{self._who} raised StopAsyncIteration"
+            raise RuntimeError(said) from error  # noqa: TRY004 (no argument is)
+
+
 @asynccontextmanager
 async def closing(calls: Calls) -> AsyncIterator[None]:
     """The block of a pattern: its end waits for the calls in progress, or ends them."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, final
 
 import trio
 
+from .._errors import LastError
 from ..actors._util import NoPublicConstructor, check_number
 from ._calls import Calls, closing, unprotected
 from ._errors import Refused
 from ._latencies import Latencies
 from ._members import is_fault
-from ._retry import tell
 
 if TYPE_CHECKING:
     from ._observer import Observer
@@ -164,11 +164,10 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         limit = self._budget if budget is None else budget
         _check_budget(limit, self._stages)
-        with self._calls.one(item):
+        with self._calls.one(item), LastError() as failed:
             deadline = trio.current_effective_deadline()
             best: CascadeAnswer[Out] | None = None
             skipped: list[str] = []
-            errors: list[Exception] = []
             spent = 0.0
             for one in self._stages:
                 stage = one.stage
@@ -191,7 +190,7 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
                     # Nobody's answer: another stage may have one.
                     if not (is_fault(error) or isinstance(error, Refused)):
                         raise
-                    errors.append(error)
+                    failed.add(error)
                     skipped.append(stage.name)
                     continue
                 if scope.cancelled_caught:
@@ -205,8 +204,7 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
                     one.accepted += 1
                     break
             if best is None:
-                tell(errors[-1], errors[:-1])
-                raise errors[-1]
+                failed.throw()
             return replace(best, cost=spent, skipped=tuple(skipped))
 
     async def _ask_stage(self, one: _Stage, item: Any) -> Any:

@@ -8,10 +8,52 @@ from typing import Protocol, final
 
 import numpy as np
 
+from .._errors import said_of
 from ..actors._util import check_whole
 from ._cached_text import Following, Prefill
+from ._errors import WrongResults
 from ._sampling import ROOT, DraftTree, Logits, Sampling, draw_children
 from ._verdict import Verdict
+
+
+def check_drafts(tree: DraftTree, text: Sequence[int], vocabulary: int | None) -> None:
+    """See that the drafts can be given to a model, which may look them up in memory.
+
+    Args:
+        tree: what was proposed.
+        text: what for. Its own tokens are good, whatever the model says itself.
+        vocabulary: of the model, if it is known.
+
+    Raises:
+        WrongResults: they cannot.
+    """
+    given: object = tree
+    if not isinstance(given, DraftTree):
+        raise WrongResults(
+            f"propose must return a DraftTree, got {said_of(given)}", expected=1, got=None
+        )
+    end = np.iinfo(np.int64).max if vocabulary is None else vocabulary
+    for token in tree.tokens:
+        if token < 0 or (token >= end and token not in text):
+            raise WrongResults(
+                f"a draft is token {token}, but the target's are from 0 to {end - 1}",
+                expected=end,
+                got=token,
+            )
+    for parent, q in tree.drawn_from.items():
+        numbers: object = q
+        if not (
+            isinstance(numbers, np.ndarray)
+            and numbers.ndim == 1
+            and np.can_cast(numbers.dtype, np.float64)
+            and (numbers >= 0).all()
+            and 0 < numbers.sum() < np.inf
+        ):
+            raise WrongResults(
+                f"drawn_from[{parent}] must be probabilities of all tokens, got {numbers!r}",
+                expected=1,
+                got=None,
+            )
 
 
 class DraftText(Protocol):

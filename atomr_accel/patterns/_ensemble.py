@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
@@ -79,9 +79,10 @@ class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
             Exception: what a member raised, where all have to answer.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        with self._calls.one(item):
+        with self._calls.one(item), ExitStack() as leaving:
             answers: dict[int, Any] = {}
             errors: dict[int, Exception] = {}
+            leaving.callback(errors.clear)  # their tracebacks have this frame in them
             spare = len(self._members) - self._quorum
 
             async def ask(number: int) -> None:
@@ -102,15 +103,14 @@ class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
                 self._stragglers[number] += number not in answers and number not in errors
             if len(answers) >= self._quorum:
                 return self._combine([answers[number] for number in sorted(answers)])
-            failures = [*errors.values()]
             if not spare:
-                raise failures[0]
+                raise next(iter(errors.values()))
             raise QuorumMissed(
                 f"{self._quorum} of {len(self._members)} members have to answer, and "
-                f"{len(failures)} have failed",
+                f"{len(errors)} have failed",
                 quorum=self._quorum,
                 answered=len(answers),
-            ) from ExceptionGroup("members of an ensemble failed", failures)
+            ) from ExceptionGroup("members of an ensemble failed", [*errors.values()])
 
     def statistics(self) -> EnsembleStatistics:
         """A snapshot. Members are in the order in which they were given."""

@@ -8,7 +8,7 @@
         │   ├── Closed           the pattern's block was left
         │   ├── CircuitOpen      too much has failed of late
         │   └── SwapInProgress   another version is being rolled out just now
-        ├── WrongResults         a function answered a batch with what is no answer to it
+        ├── WrongResults         a function answered with what is no answer to what it was given
         ├── ReplicaLost          a replica, or a version, ended while it had the request
         ├── RolledBack           a new version did not take over
         ├── QuorumMissed         too few members of an ensemble have answered
@@ -82,7 +82,8 @@ class WrongResults(PatternError):
     """A function that is given a list must return one result for each item, in their order.
 
     Every request of the batch gets it: with a result too few or too many, nobody can tell whose
-    is whose.
+    is whose. In speculative decoding a model has returned no cache, no logits or no drafts where
+    these were asked for; the message tells what came instead.
 
     Attributes:
         expected: how many results there should have been.

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, final
 import outcome
 import trio
 
-from .._errors import DeviceLost, DeviceUnavailable, Unsupported
+from .._errors import DeviceLost, DeviceUnavailable, EarlierErrors, Unsupported
 from ._errors import Refused, WrongResults
 from ._queue import Place, Request
-from ._retry import is_transient, tell
+from ._retry import is_transient
 
 if TYPE_CHECKING:
     from ._batcher import Batcher
@@ -136,7 +136,7 @@ class Run:
 
     async def _attempts(self, part: Part, *, again: bool) -> Exception | None:
         batcher = self._batcher
-        earlier: list[Exception] = []
+        earlier = EarlierErrors()
         while True:
             if self._suspect:
                 await self._be_alone()
@@ -149,12 +149,13 @@ class Run:
                 await self._be_alone()
             delay = batcher._retry.delay(error, len(earlier) + 1) if again else None
             if delay is None:
-                tell(error, earlier)
+                earlier.tell(error)
                 return error
-            earlier.append(error)
+            earlier.add(error)
             if batcher._observer is not None:
                 items = [request.item for request in waiting(part.requests)]
                 batcher._observer.retried(items, error)
+            del error
             await trio.sleep(delay)
             part.requests = waiting(part.requests)
 

@@ -15,7 +15,7 @@ import trio
 
 from ..actors._nursery import PlainNursery
 from ..actors._util import NoPublicConstructor, check_whole
-from ._calls import Calls, Tally, closing, unprotected
+from ._calls import Calls, NoEnd, Tally, closing, unprotected
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -394,7 +394,8 @@ class PipelineRun(Generic[Out], metaclass=NoPublicConstructor):
             StopAsyncIteration: that was the last, or the run is over.
             Closed: the pipeline's block was left.
             trio.BusyResourceError: another task waits for the next result already.
-            Exception: what a stage, or the source, has raised.
+            Exception: what a stage, or the source, has raised; a `StopAsyncIteration` as the cause
+                of a `RuntimeError`.
         """
         state = self._state
         if state.consumer is not None:
@@ -421,7 +422,8 @@ class PipelineRun(Generic[Out], metaclass=NoPublicConstructor):
             state.tickets.popleft()
         if ticket.error is not None:
             self._end()
-        result: Out = ticket.result()
+        with NoEnd("a stage"):
+            result: Out = ticket.result()
         return result
 
     async def aclose(self) -> None:

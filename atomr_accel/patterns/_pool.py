@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVa
 
 import trio
 
+from .._errors import EarlierErrors, LastError
 from ..actors import Backoff, ChildSpec, Intensity, NameTaken, Overflow, Supervisor, open_supervisor
 from ..actors._nursery import PlainNursery
 from ..actors._policies import LeastLoaded, PowerOfTwo, RoundRobin
@@ -27,7 +28,7 @@ from ._replicas import (
     Replica,
     ReplicaStatistics,
 )
-from ._retry import CircuitBreaker, tell
+from ._retry import CircuitBreaker
 
 if TYPE_CHECKING:
     from ._observer import Observer
@@ -149,7 +150,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         twice = self._idempotent if idempotent is None else idempotent
         with self._calls.one(item):
             tried: list[Replica] = []
-            earlier: list[Exception] = []
+            earlier = EarlierErrors()
             while True:
                 first = await self._take(tried)
                 tried.append(first)
@@ -165,9 +166,9 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                     if isinstance(error, ReplicaLost):
                         elsewhere = twice or await _lost_by_fault(error, life)
                     if len(earlier) + 1 >= self._attempts or not elsewhere:
-                        tell(error, earlier)
+                        earlier.tell(error)
                         raise
-                    earlier.append(error)
+                    earlier.add(error)
                     self._elsewhere += 1
                     self._tally.retry(item, error)
 
@@ -294,7 +295,6 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         began = trio.current_time()
         self._hedgeable += 1
         results: list[tuple[Replica, Any]] = []
-        errors: list[Exception] = []
         running = 1
         ended = trio.Event()
 
@@ -303,7 +303,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
             try:
                 results.append((replica, await self._ask_one(replica, item)))
             except Exception as error:  # noqa: BLE001 (raised below, if it counts)
-                errors.append(error)
+                failed.add(error)
             running -= 1
             if results or not running:
                 ended.set()
@@ -312,18 +312,18 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         patience = math.inf
         if len(self._latencies) >= hedge.minimum:
             patience = self._latencies.quantile(hedge.quantile)
-        async with PlainNursery() as nursery:
-            nursery.start_soon(ask, first)
-            with trio.move_on_after(patience):
-                await ended.wait()
-            await trio.lowlevel.checkpoint()  # what is answered in this very turn is in time
-            if not ended.is_set() and (second := self._take_second(hedge, tried)):
-                running += 1
-                tried.append(second)
-                nursery.start_soon(ask, second)
-        if not results:
-            tell(errors[-1], errors[:-1])
-            raise errors[-1]
+        with LastError() as failed:
+            async with PlainNursery() as nursery:
+                nursery.start_soon(ask, first)
+                with trio.move_on_after(patience):
+                    await ended.wait()
+                await trio.lowlevel.checkpoint()  # what is answered in this very turn is in time
+                if not ended.is_set() and (second := self._take_second(hedge, tried)):
+                    running += 1
+                    tried.append(second)
+                    nursery.start_soon(ask, second)
+            if not results:
+                failed.throw()
         replica, result = results[0]
         self._hedges_won += replica is not first
         self._latencies.add(trio.current_time() - began)

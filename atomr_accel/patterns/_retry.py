@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, TypeVarTuple, final
 
 import trio
 
-from .._errors import ContextPoisoned, DeviceLost, GpuRefStale, said_of
+from .._errors import ContextPoisoned, DeviceLost, EarlierErrors, GpuRefStale, said_of
 from ..actors import Backoff
 from ..actors._util import check_instance, check_number, check_whole
 from ._errors import CircuitOpen, RankFailed
@@ -104,7 +104,8 @@ class Retry:
     """Calls a function again when it fails for a reason that may be gone the next time.
 
     ``await retry(function, x)`` calls ``function(x)`` until it returns, at most ``attempts`` times.
-    The last error is raised as it is; notes tell of those before it. ``@retry.around`` makes a
+    The last error is raised as it is; notes tell of those before it, which are let go with all that
+    their attempts had: the next one has its memory. ``@retry.around`` makes a
     function that does so by itself. An error is raised at once where the next attempt could not
     begin before the caller's deadline.
 
@@ -136,16 +137,16 @@ class Retry:
         _check_function("retry", function)
         if self.budget is not None:
             self.budget.called()
-        earlier: list[Exception] = []
+        earlier = EarlierErrors()
         while True:
             try:
                 return await _awaited("Retry", function, *args)
             except Exception as error:
                 delay = self.delay(error, len(earlier) + 1)
                 if delay is None:
-                    tell(error, earlier)
+                    earlier.tell(error)
                     raise
-                earlier.append(error)
+                earlier.add(error)
             await trio.sleep(delay)
 
     def around(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -179,13 +180,6 @@ class Retry:
             error.add_note("the budget of retries is used up")
             return None
         return delay
-
-
-def tell(error: Exception, earlier: list[Exception]) -> None:
-    """Add what earlier attempts ended with to the error of the last."""
-    for number, one in enumerate(earlier, 1):
-        if one is not error:
-            error.add_note(f"attempt {number} ended with {one!r}")
 
 
 class CircuitState(enum.Enum):

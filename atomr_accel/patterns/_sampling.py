@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -88,7 +89,8 @@ class Sampling:
         x = np.asarray(logits, np.float64)
         if self.top_k is not None and self.top_k < x.size:
             x = np.where(x < np.partition(x, -self.top_k)[-self.top_k], -np.inf, x)
-        p: Probabilities = np.exp((x - best) / self.temperature)
+        with np.errstate(over="ignore"):  # to minus infinity, where logits are far apart
+            p: Probabilities = np.exp((x - best) / self.temperature)
         p /= p.sum()
         if self.top_p < 1:
             # Those below a fraction of what is to be left out, though all of them, are too few.
@@ -114,7 +116,8 @@ class DraftTree:
         parents: of each node.
         drawn_from: the distributions that children were drawn from, by parent: the first child
             from it, each further one from what it leaves without those before. Where there is
-            none the children are no draws but guesses, whatever they are.
+            none the children are no draws but guesses, whatever they are. They need not sum to
+            one.
         depth: nodes of the longest way from the root.
     """
 
@@ -136,12 +139,13 @@ class DraftTree:
 
         Raises:
             ValueError: there is no such parent.
+            TypeError: a token that is no whole number.
         """
         if not ROOT <= parent < len(self):
             raise ValueError(f"there is no node {parent} in a tree of {len(self)}")
         node = len(self)
-        self.tokens.append(int(token))
-        self.parents.append(int(parent))
+        self.tokens.append(index(token))
+        self.parents.append(index(parent))
         self._children.setdefault(parent, []).append(node)
         self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
         self.depth = max(self.depth, self._depths[node])

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, ClassVar, Final, final
 import numpy as np
 import trio
 
+from .._errors import EarlierErrors
 from ..actors._util import NoPublicConstructor, check_instance, check_whole
 from ._cached_text import Following, Prefill
-from ._calls import Calls, Tally, closing, unprotected
+from ._calls import Calls, NoEnd, Tally, closing, unprotected
 from ._draft_length import AdaptiveLength, LengthSeen
-from ._retry import Retry, tell
+from ._drafts import check_drafts
+from ._retry import Retry
 from ._sampling import DraftTree, Logits, Sampling, accept
 from ._verdict import Verdict
 
@@ -105,6 +107,7 @@ class _Plan:
         self.tally: Final = Tally(observer)  # texts
         self.counts: Final = _Counts()
         self.texts: set[_Text] = set()
+        self.vocabulary: int | None = None  # the target's, once it has given logits
 
     def shape(self, depth: int) -> list[int]:
         """How many siblings in each depth."""
@@ -156,7 +159,7 @@ class _Text:
         plan = self.plan
         plan.tally.start(self.item)
         chance = self.rng.bit_generator.state
-        earlier: list[Exception] = []
+        earlier = EarlierErrors()
         while True:
             try:
                 await self._attempt()
@@ -167,9 +170,9 @@ class _Text:
                     raise
                 delay = plan.retry.delay(error, len(earlier) + 1)
                 if delay is None:
-                    tell(error, earlier)
+                    earlier.tell(error)
                     raise
-                earlier.append(error)
+                earlier.add(error)
                 plan.counts.retries += 1
                 plan.tally.retry(self.item, error)
                 self.drop()  # what was on devices may be lost
@@ -182,6 +185,7 @@ class _Text:
         tree = await self._propose()
         scores = await self.target.forward(self.text, tree.tokens, tree.parents)
         # From here on nothing waits.
+        self.plan.vocabulary = self.target.vocabulary
         if isinstance(scores, Verdict):
             path, token = scores.decide(tree, self.rng)
         else:
@@ -204,9 +208,11 @@ class _Text:
         if self.drafts is None or depth < 1:
             return DraftTree()
         shape = self.plan.shape(depth)
-        return await unprotected(
+        tree = await unprotected(
             self.drafts.propose, self.text, shape, self.plan.sampling, self.rng
         )
+        check_drafts(tree, self.text, self.plan.vocabulary)
+        return tree
 
     def _append(self, tokens: list[int]) -> None:
         for place, token in enumerate(tokens, 1):
@@ -252,7 +258,9 @@ class _Text:
     def _close(self) -> None:
         self.closed = True
         self.plan.texts.discard(self)
-        self.decided.clear()
+        if self.decided:  # whoever has not taken its end has not come to it
+            self.finished = False
+            self.decided.clear()
         self.drop()
 
 
@@ -284,11 +292,13 @@ class Generation(metaclass=NoPublicConstructor):
 
         Raises:
             StopAsyncIteration: that was the last, or nobody wanted more.
-            Closed: the decoder's block was left.
+            Closed: the decoder's block was left before all tokens were taken.
             trio.BusyResourceError: another task waits for the next token already.
-            WrongResults: a model has returned what are no logits of what it was asked.
+            WrongResults: a model has returned what are no logits of what it was asked, a draft no
+                tree of tokens; the message tells what came.
             ValueError: logits without a distribution.
-            Exception: what a model has raised, if it was no fault that another attempt could mend.
+            Exception: what a model has raised, if it was no fault that another attempt could mend;
+                a `StopAsyncIteration` as the cause of a `RuntimeError`.
         """
         text, calls = self._text, self._text.plan.calls
         calls.check_thread("run(anext, tokens)")
@@ -297,7 +307,8 @@ class Generation(metaclass=NoPublicConstructor):
         if text.decided:
             await trio.lowlevel.checkpoint()
         elif not (text.closed or text.finished):
-            await self._step()
+            with NoEnd("a model"):
+                await self._step()
         else:
             await trio.lowlevel.checkpoint()
         if text.decided:
@@ -400,10 +411,11 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
         Raises:
             Closed: the decoder's block was left.
             TypeError: tokens that are no whole numbers.
-            ValueError: a prompt without tokens, or a number below zero.
+            ValueError: a prompt without tokens, a token below zero or beyond int64, or fewer
+                tokens than none.
         """
         self._plan.calls.check()
-        text = [*map(index, prompt)]
+        text = [*map(_token, prompt)]
         if not text:
             raise ValueError("a prompt has one token at least: that of a text's beginning")
         if max_tokens is not None:
@@ -435,6 +447,19 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
         )
 
 
+def _token(value: object) -> int:
+    """A token of a prompt."""
+    try:
+        token = index(value)  # type: ignore[arg-type] # or a TypeError
+    except TypeError:
+        token = None
+    if token is None or isinstance(value, bool):
+        raise TypeError(f"a prompt is of whole numbers, one for each token, got {value!r}")
+    if not 0 <= token <= np.iinfo(np.int64).max:
+        raise ValueError(f"a prompt is of numbers from 0 up that fit int64, got {token}")
+    return token
+
+
 @asynccontextmanager
 async def open_speculative(
     target: Prefill[Logits] | Prefill[Verdict],
@@ -454,7 +479,7 @@ async def open_speculative(
     caches are made anew from the tokens so far, and no token is lost or comes twice.
 
     Leaving the block waits for steps in progress and ends the texts: who asks for more tokens of
-    one that has not come to its end gets ``Closed``. Where an exception or a cancellation leaves
+    one whose last was not taken gets ``Closed``. Where an exception or a cancellation leaves
     it, steps in progress are cancelled.
 
     Args:

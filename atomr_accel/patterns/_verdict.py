@@ -29,7 +29,8 @@ class Verdict:
         likely: (drafts,), the probability that each is kept if those before it are: that of the
             target over that of the draft.
         instead: (drafts + 1,), a token for each place: a draw from what the draft leaves of the
-            target's distribution there; at the end from that itself, the bonus.
+            target's distribution there; at the end from that itself, the bonus. -1 where there is
+            no distribution, since the logits are NaN or their largest is infinite.
     """
 
     likely: NDArray[np.float32] | NDArray[np.float64]
@@ -39,8 +40,8 @@ class Verdict:
         """What ``accept`` gives, from these numbers.
 
         Raises:
-            WrongResults: they are not of that many drafts.
-            ValueError: the tree is no chain.
+            WrongResults: they are not of that many drafts, or neither probabilities nor tokens.
+            ValueError: the tree is no chain; or the logits had no distribution.
         """
         count = len(tree)
         if tree.parents != [*range(-1, count - 1)]:
@@ -52,11 +53,38 @@ class Verdict:
                 expected=count,
                 got=len(self.likely),
             )
+        self._check(count)
         kept = 0
         while kept < count and rng.random() < self.likely[kept]:
             kept += 1
-        return [*range(kept)], int(self.instead[kept])
+        token = int(self.instead[kept])
+        if token == _NONE:
+            raise ValueError(f"the target's logits behind {kept} drafts are of no distribution")
+        return [*range(kept)], token
 
+    def _check(self, count: int) -> None:
+        likely: NDArray[Any] = np.asarray(self.likely)
+        instead: NDArray[Any] = np.asarray(self.instead)
+        if not np.can_cast(likely.dtype, np.float64) or instead.dtype.kind not in "iu":
+            raise WrongResults(
+                "a Verdict is of probabilities and whole numbers, not of "
+                f"{likely.dtype} and {instead.dtype}",
+                expected=count,
+                got=None,
+            )
+        known = instead != _NONE
+        wrong = known[:-1] & ~(likely >= 0)
+        if wrong.any() or (instead < _NONE).any():
+            raise WrongResults(
+                f"a Verdict must have probabilities in likely and tokens in instead, not {likely} "
+                f"and {instead}",
+                expected=count,
+                got=count,
+            )
+
+
+_NONE: Final = -1
+"""Stands for a token where there is no distribution to draw it from."""
 
 # What follows is computed by whoever computes with refs: `device.evaluate`, a batch or a recording,
 # and `device.fuse` makes one kernel or two of it.
@@ -76,7 +104,8 @@ def draw_token(
             ``device.array.topk``.
 
     Returns:
-        The distribution q, float32 (rows, vocabulary), and tokens drawn from it, int64 (rows,).
+        The distribution q, float32 (rows, vocabulary), and tokens drawn from it, int64 (rows,);
+        NaN and -1 where the logits have none.
     """
     q = _softmax(logits, temperature, least)
     return q, _drawn(q, noise)
@@ -107,18 +136,20 @@ def judge_chain(
 
     Returns:
         ``likely``, float32 (drafts + 1,), whose last number means nothing, and ``instead``, int64
-        (drafts + 1,).
+        (drafts + 1,). Where the logits are NaN, or their largest is infinite, the token is -1, and
+        the probability is NaN or 0: ``Verdict.decide`` raises if it comes to that place.
     """
     if temperature == 0:
-        best: Operand = logits.argmax(axis=-1)
+        largest: Any = logits.max(axis=-1).astype(np.float32)
+        best: Any = np.where(np.isfinite(largest), logits.argmax(axis=-1), _NONE)
         return (best == drafts).astype(np.float32), best
     p = _softmax(logits, temperature, least)
     drafted: Any = np.expand_dims(drafts, -1) == numbers
     there = np.where(drafted, p, np.float32(0)).sum(axis=-1)
     here = np.where(drafted, q, np.float32(0)).sum(axis=-1)
     rest: Any = np.maximum(p - q, np.float32(0))
-    # By rounding alone nothing may be left: then the draft's chance was all there is.
-    likely: Any = np.where(rest.max(axis=-1) > 0, there / np.maximum(here, _TINY), 1)
+    # By rounding alone nothing may be left: then the draft's chance was all there is. NaN stays.
+    likely: Any = np.where(rest.max(axis=-1) == 0, 1, there / np.maximum(here, _TINY))
     return likely.astype(np.float32), _drawn(rest, noise)
 
 
@@ -136,5 +167,6 @@ def _softmax(logits: Operand, temperature: float, least: Operand | None) -> Oper
 def _drawn(p: Operand, noise: Operand) -> Operand:
     """The least of exponential times, each divided by its rate, is the first by that chance."""
     times: Any = np.where(p > 0, noise / np.maximum(p, _TINY), np.float32(np.inf))
-    drawn: Operand = times.argmin(axis=-1)
+    found: Any = np.where(p.max(axis=-1) >= 0, times.argmin(axis=-1), _NONE)
+    drawn: Operand = found
     return drawn

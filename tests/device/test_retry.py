@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRef, GpuRefStale
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import AT_ONCE, opened, program
@@ -52,6 +54,28 @@ async def test_attempts_are_bounded_and_the_last_error_tells_of_the_others() -> 
             said = rf"attempt {number} ended with (GpuRefStale|ContextPoisoned)\("
             assert re.match(said, note)
         assert len(notes) == 2
+
+
+@program
+async def test_the_next_attempt_has_what_the_one_before_had() -> None:
+    """Without waiting for garbage to be collected."""
+    held: list[weakref.ref[GpuRef]] = []
+
+    async def holds(device: Device) -> int:
+        assert not any(ref() for ref in held), "the attempt before still holds it"
+        mine = await device.empty((4,), np.float32)
+        held.append(weakref.ref(mine))
+        if len(held) == 1:
+            raise ContextPoisoned("", generation=1, status=700, status_name="FAULT", op="test")
+        return len(held)
+
+    async with opened(isolation="thread") as device:
+        gc.disable()
+        try:
+            assert await device.retry(holds, device) == 2
+        finally:
+            gc.enable()
+        assert not any(ref() for ref in held)
 
 
 @program

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import sys
+import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -324,6 +325,32 @@ async def test_a_fault_ends_a_batch(stage: str) -> None:
             good = batch.blas.gemm(sealed, sealed)
         assert np.array_equal(await device.get(good), np.eye(2))
         await settled(device)
+
+
+@program
+async def test_nothing_holds_a_fault_that_ended_a_batch() -> None:
+    """Nor what the batch had, until garbage is collected."""
+
+    def fault(where: Any) -> None:
+        simulate("illegal_address", where)
+
+    async with opened(isolation="process", max_restarts=10) as device:
+        kernel = await device.nvrtc.compile(source_of("illegal_address"), "fault", cpu=fault)
+        a = await device.put(np.eye(2, dtype=np.float32))
+        await device.blas.gemm(a, a)
+        gc.disable()
+        try:
+            try:
+                async with device.batch() as batch:
+                    made = weakref.ref(batch.blas.gemm(a, a))
+                    batch.launch(kernel, 1, 1, 0)
+            except ContextPoisoned as error:
+                told = weakref.ref(error)
+            del batch
+            await settled(device)
+            assert (made(), told()) == (None, None)
+        finally:
+            gc.enable()
 
 
 @program

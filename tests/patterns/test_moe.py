@@ -269,3 +269,11 @@ async def test_dtypes_that_do_not_fit_are_refused(device: Device) -> None:
 def test_gatings_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Gating(**options)
+
+
+def test_capacities_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(TypeError, match="normalize must be"):
+        Gating(normalize="x")  # type: ignore[arg-type]
+    for tokens, experts in ((-1, 4), (5, 0)):
+        with pytest.raises(ValueError, match="must be at least"):
+            Gating().capacity(tokens, experts)

@@ -146,6 +146,10 @@ async def test_tokens_without_experts_are_told() -> None:
         assert layer.statistics().failed == 1
         assert layer.statistics().tokens == 0
         assert layer.statistics().load == (0, 0)
+        closed = replace(weights, router=np.full_like(weights.router, -np.inf))
+        async with open_moe([device], closed) as none:
+            with pytest.raises(ValueError, match=r"5 of 5 tokens.* all negative infinity"):
+                await none(np.ones_like(host))
 
 
 @program
@@ -317,6 +321,15 @@ async def test_a_layer_that_cannot_be_is_refused() -> None:
         ):
             with pytest.raises(ValueError, match=text):
                 async with open_moe(devices, changed, **options):
+                    """Not opened."""
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            (replace(weights, router=weights.router.tolist()), {}, "router must be an array"),
+            (replace(weights, up=None), {}, "up must be an array"),  # type: ignore[arg-type]
+            (weights, {"exchange": object()}, "exchange must be an Exchange"),
+        ]
+        for given, also, text in wrong:
+            with pytest.raises(TypeError, match=text):
+                async with open_moe([device], given, **also):
                     """Not opened."""
         async with open_moe([device], weights) as layer:
             with pytest.raises(TypeError, match="refs are for on_devices"):

@@ -133,6 +133,21 @@ async def test_an_error_comes_in_its_turn(autojump_clock: trio.testing.MockClock
         assert pipeline.statistics().failed == 1
 
 
+async def test_no_error_of_a_stage_is_a_runs_end(autojump_clock: trio.testing.MockClock) -> None:
+    async def ends(x: int) -> int:
+        await trio.lowlevel.checkpoint()
+        if x == 2:
+            raise StopAsyncIteration("of something else")
+        return x
+
+    async with open_pipeline(ends) as pipeline:
+        got: list[int] = []
+        with pytest.raises(RuntimeError, match="a stage raised StopAsyncIteration"):
+            async for result in pipeline.run(numbers(5)):
+                got.append(result)  # noqa: PERF401 (what came before counts)
+        assert got == [0, 1]
+
+
 async def test_what_the_source_raises_comes_last(autojump_clock: trio.testing.MockClock) -> None:
     async def source() -> AsyncIterator[int]:
         yield 1

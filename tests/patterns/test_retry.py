@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
-from contextlib import suppress
-from typing import assert_type
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from functools import partial
+from typing import TypeAlias, assert_type
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import trio
 from hypothesis import given
@@ -15,17 +21,28 @@ from hypothesis import strategies as st
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
 from atomr_accel.actors import Backoff
 from atomr_accel.patterns import (
+    CachedText,
+    CascadeStage,
     CircuitBreaker,
     CircuitOpen,
     CircuitState,
+    Hedge,
+    Logits,
     Observer,
+    QuorumMissed,
     Retry,
     RetryBudget,
+    Tokens,
     is_device_fault,
     is_transient,
+    open_batcher,
+    open_cascade,
+    open_ensemble,
+    open_replica_pool,
+    open_speculative,
 )
 
-from .worlds import on_mock_clock, poisoned
+from .worlds import on_mock_clock, poisoned, run
 
 
 def test_a_fault_of_the_device_is_told_from_other_errors() -> None:
@@ -81,6 +98,154 @@ async def test_the_last_error_is_raised_and_tells_of_those_before() -> None:
     with pytest.raises(GpuRefStale, match="second") as info:
         await Retry(attempts=2)(flaky, 1)
     assert info.value.__notes__ == ["attempt 1 ended with GpuRefStale('first')"]
+
+
+Ask: TypeAlias = Callable[[int], Awaitable[object]]
+
+
+class Told(GpuRefStale):
+    """A fault that may be referred to weakly."""
+
+
+class OnDevice:
+    """What an attempt holds."""
+
+
+class Holding:
+    """Fails once, with something in its hands, and then looks who has that still."""
+
+    def __init__(self) -> None:
+        self.held: list[weakref.ref[OnDevice]] = []
+
+    async def __call__(self, *_args: object) -> int:
+        await trio.sleep(1)
+        assert not any(held() for held in self.held), "the attempt before still holds it"
+        mine = OnDevice()
+        self.held.append(weakref.ref(mine))
+        if len(self.held) == 1:
+            raise poisoned()
+        return len(self.held)
+
+    async def all(self, items: list[object]) -> list[int]:
+        return [await self() for _ in items]
+
+    async def logits(self, tokens: Tokens, _parents: Tokens) -> Logits:
+        await self()
+        return np.zeros((tokens.size, 3))
+
+
+async def by_retry(holding: Holding) -> None:
+    await Retry()(holding)
+
+
+async def by_batcher(holding: Holding) -> None:
+    async with open_batcher(holding.all, max_size=2) as batcher:
+        await batcher("x")
+
+
+async def by_pool(holding: Holding) -> None:
+    async with open_replica_pool([lambda: nullcontext(holding)] * 2) as pool:
+        await pool.ask("x", idempotent=True)
+
+
+async def by_hedge(holding: Holding) -> None:
+    hedge = Hedge(quantile=0.5, share=1.0, minimum=1)
+    async with open_replica_pool([lambda: nullcontext(holding)] * 2, hedge=hedge) as pool:
+        await pool.ask("x", idempotent=True)
+
+
+async def by_decoder(holding: Holding) -> None:
+    async def prefill(_tokens: Tokens) -> CachedText[Logits]:
+        await trio.lowlevel.checkpoint()
+        text = Mock(CachedText)
+        text.forward = holding.logits
+        return text
+
+    async with open_speculative(prefill, None) as decoder:
+        await anext(decoder.generate([1]))
+
+
+@pytest.mark.parametrize("by", [by_retry, by_batcher, by_pool, by_hedge, by_decoder])
+def test_the_next_attempt_has_what_the_one_before_had(
+    by: Callable[[Holding], Awaitable[None]],
+) -> None:
+    """Without waiting for garbage to be collected."""
+
+    async def main() -> None:
+        holding = Holding()
+        await by(holding)
+        assert len(holding.held) == 2
+        assert not any(held() for held in holding.held)
+
+    gc.disable()
+    try:
+        run(main)
+    finally:
+        gc.enable()
+
+
+@asynccontextmanager
+async def retried(function: Flaky) -> AsyncIterator[Ask]:
+    yield Retry().around(function)
+
+
+@asynccontextmanager
+async def hedged(function: Flaky) -> AsyncIterator[Ask]:
+    hedge = Hedge(quantile=0.5, share=1.0, minimum=1)
+    async with open_replica_pool([lambda: nullcontext(function)] * 2, hedge=hedge) as pool:
+        yield partial(pool.ask, idempotent=True)
+
+
+@asynccontextmanager
+async def cascaded(function: Flaky) -> AsyncIterator[Ask]:
+    stages = [CascadeStage(function)] * 2
+    async with open_cascade(*stages, confidence=float) as cascade:
+        yield cascade
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        retried,
+        hedged,
+        cascaded,
+        lambda function: open_ensemble(function, function, combine=len, quorum=1),
+        lambda function: open_ensemble(function, function, combine=len),
+    ],
+)
+def test_an_error_that_was_handled_is_gone(
+    opened: Callable[[Flaky], AbstractAsyncContextManager[Ask]],
+) -> None:
+    async def main() -> None:
+        flaky = Flaky(*(Told() for _ in range(9)))
+        left = [*map(weakref.ref, flaky.errors)]
+        async with opened(flaky) as ask:
+            with pytest.raises((Told, QuorumMissed)):
+                await ask(1)
+            gone = [error() is None for error in left]
+            assert gone == [True] * (9 - len(flaky.errors)) + [False] * len(flaky.errors)
+
+    gc.disable()
+    try:
+        run(main)
+    finally:
+        gc.enable()
+
+
+@on_mock_clock
+async def test_an_error_that_is_raised_again_is_told_once() -> None:
+    class Mute(GpuRefStale):
+        def __repr__(self) -> str:
+            raise OSError
+
+    error = Mute("one for all")
+    for _ in range(2):
+        with pytest.raises(GpuRefStale):
+            await Retry(attempts=3)(Flaky(error, error, error), 1)
+    assert [note[:25] for note in error.__notes__] == [
+        "attempt 1 ended with <tes",
+        "attempt 2 ended with <tes",
+    ]
 
 
 @on_mock_clock

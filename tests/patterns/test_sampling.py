@@ -283,3 +283,24 @@ def test_a_verdict_of_something_else_is_told() -> None:
     tree.add_chain([3])
     with pytest.raises(ValueError, match="branches"):
         Verdict(np.ones(3), np.array([1, 2, 3, 4])).decide(tree, seeded())
+    chain = DraftTree()
+    chain.add(1)
+    tokens = np.array([1, 2])
+    for likely, instead in (
+        (np.array([np.nan]), tokens),
+        (np.array([-0.5]), tokens),
+        (np.array([1j]), tokens),
+        (np.array([0.5]), np.array([1, -2])),
+        (np.array([0.5]), np.array([0.5, 1.0])),
+    ):
+        with pytest.raises(WrongResults, match="a Verdict"):
+            Verdict(likely, instead).decide(chain, seeded())
+    for chance, either in ((0.0, [-1, 2]), (np.nan, [-1, 2]), (1.0, [1, -1])):
+        with pytest.raises(ValueError, match=r"behind \d drafts are of no distribution"):
+            Verdict(np.array([chance]), np.array(either)).decide(chain, seeded())
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1e-320)])
+def test_logits_may_be_far_apart(sampling: Sampling) -> None:
+    p = sampling.probabilities(np.array([-1e308, 1e308, 0, 1e308]))
+    assert p.tolist() == [0, 0.5, 0, 0.5]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from atomr_accel.patterns import (
     Closed,
     Draft,
     DraftTree,
+    Logits,
     LookupDraft,
     ModelDraft,
     NGramDraft,
+    Probabilities,
     Retry,
     Sampling,
     SpeculativeDecoder,
@@ -29,6 +32,7 @@ from atomr_accel.patterns import (
     open_speculative,
 )
 from atomr_accel.patterns._draft_length import LengthSeen
+from atomr_accel.patterns._sampling import ROOT
 
 from ..harness import sized
 from ..seeds import rng as seeded
@@ -341,6 +345,42 @@ async def test_texts_that_are_left_are_closed() -> None:
 
 
 @on_mock_clock
+async def test_no_error_of_a_model_is_a_texts_end() -> None:
+    async def hook(where: str) -> None:
+        await trio.lowlevel.checkpoint()
+        if where == "before" and target.forwards == 2:
+            raise StopAsyncIteration("of something else")
+
+    target = ToyModel(4, 6, hook=hook)
+    async with open_speculative(target, None, sampling=GREEDY) as decoder:
+        got: list[int] = []
+        with pytest.raises(RuntimeError, match="a model raised StopAsyncIteration") as caught:
+            async for token in decoder.generate(PROMPT, max_tokens=9):
+                got.append(token)  # noqa: PERF401 (what came before counts)
+        assert isinstance(caught.value.__cause__, StopAsyncIteration)
+        assert got == greedy(target, PROMPT, 2)
+        assert decoder.statistics().failed == 1
+
+
+@on_mock_clock
+async def test_no_text_is_cut_short_in_silence() -> None:
+    """All was decided in one step, and the block is left before it was taken."""
+    target = ToyModel(4, 6)
+    twin = ModelDraft(ToyModel(0, like=target, noise=0))
+    async with open_speculative(target, twin, length=4) as decoder:
+        taken, left = (decoder.generate(PROMPT, max_tokens=5) for _ in range(2))
+        for tokens in (taken, left):
+            await anext(tokens)
+        await left.aclose()
+        assert decoder.statistics().steps == 2
+    with pytest.raises(Closed):
+        await anext(taken)
+    for tokens in (taken, left):
+        assert [token async for token in tokens] == []
+    assert (decoder.statistics().answered, decoder.statistics().dropped) == (0, 2)
+
+
+@on_mock_clock
 async def test_a_model_that_fails_to_close(caplog: pytest.LogCaptureFixture) -> None:
     class Stuck(ToyText):
         def close(self) -> None:
@@ -431,6 +471,92 @@ async def test_logits_of_something_else_are_told(rows: int) -> None:
             await anext(decoder.generate([1, 2, 3, 1]))
 
 
+LOGITS = np.zeros((9, 4))
+
+
+def shrinking(rows: int, behind: int) -> Logits:
+    return LOGITS[:rows, : 4 if behind < 2 else 3]
+
+
+@pytest.mark.parametrize("where", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda rows, _: LOGITS[:rows].tolist(), "got list"),
+        (lambda rows, _: None, "got NoneType"),
+        (lambda rows, _: LOGITS[:rows].astype(complex), r"got complex128 of shape \(., 4\)"),
+        (lambda rows, _: LOGITS[:rows].astype(object), "got object of shape"),
+        (lambda rows, _: LOGITS[:rows, :0], r"got float64 of shape \(., 0\)"),
+        (lambda rows, _: LOGITS[0], r"got float64 of shape \(4,\)"),
+        (shrinking, r"\(., 4\), got float64 of shape \(., 3\)"),
+    ],
+)
+@on_mock_clock
+async def test_what_are_no_logits_is_told(
+    where: str, made: Callable[[int, int], Logits], said: str
+) -> None:
+    class Wrong(ToyText):
+        async def forward(self, tokens: Tokens, parents: Tokens) -> Logits:
+            await super().forward(tokens, parents)
+            return made(tokens.size, len(self.kept))
+
+    async def prefill(tokens: Tokens) -> Wrong:
+        await trio.lowlevel.checkpoint()
+        return Wrong(ToyModel(1), tokens.tolist())
+
+    models = (prefill, None) if where == "target" else (ToyModel(1), ModelDraft(prefill))
+    async with open_speculative(*models, length=2) as decoder:
+        with pytest.raises(WrongResults, match=said):
+            async for _ in decoder.generate([1], max_tokens=9):
+                pass
+        assert decoder.statistics().failed == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drawn_from", "said"),
+    [
+        (None, {}, "must return a DraftTree, got NoneType"),
+        ([-1], {}, "a draft is token -1"),
+        ([4], {}, "a draft is token 4, but the target's are from 0 to 3"),
+        ([1], {ROOT: [0.25] * 4}, r"drawn_from\[-1\] must be probabilities"),
+        ([1], {ROOT: np.array([-1, 2, 0, 0])}, r"drawn_from\[-1\]"),
+        ([1], {ROOT: np.full(4, np.nan)}, r"drawn_from\[-1\]"),
+        ([1], {ROOT: np.zeros(4)}, r"drawn_from\[-1\]"),
+    ],
+)
+@on_mock_clock
+async def test_what_are_no_drafts_is_told(
+    tokens: list[int] | None, drawn_from: dict[int, Probabilities], said: str
+) -> None:
+    """Before the target is asked, which may look up in memory what the numbers tell."""
+
+    class Wrong:
+        def begin(self, prompt: Sequence[int]) -> Wrong:
+            return self
+
+        async def propose(self, text: Sequence[int], *_more: object) -> DraftTree:
+            await trio.lowlevel.checkpoint()
+            tree = DraftTree()
+            if len(text) > 2:
+                if tokens is None:
+                    return None  # type: ignore[return-value]
+                tree.add_chain(tokens)
+                tree.drawn_from.update(drawn_from)
+            return tree
+
+        def keep(self, path: Sequence[int]) -> None: ...
+
+        def drop(self) -> None: ...
+
+    target = ToyModel(1, 4)
+    async with open_speculative(target, Wrong()) as decoder:
+        text = decoder.generate([1, 2])
+        await anext(text)
+        with pytest.raises(WrongResults, match=said):
+            await anext(text)
+        assert target.forwards == 1
+
+
 @on_mock_clock
 async def test_a_target_may_judge_by_itself() -> None:
     """It keeps drafts of even tokens, and has 7 in place of others, and at the end."""
@@ -450,6 +576,10 @@ async def test_a_target_may_judge_by_itself() -> None:
     async with open_speculative(ToyModel(1), ModelDraft(prefill)) as decoder:  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="not a Verdict"):
             await anext(decoder.generate([1, 2]))
+
+
+async def no_cache(_tokens: Tokens) -> Any:
+    await trio.lowlevel.checkpoint()
 
 
 @on_mock_clock
@@ -474,8 +604,18 @@ async def test_arguments_that_cannot_be() -> None:
             decoder.generate([])
         with pytest.raises(ValueError, match="negative"):
             decoder.generate([1], max_tokens=-1)
+        for prompt in ([0.5], [True], np.array([[1, 2]]), "ab"):
+            with pytest.raises(TypeError, match="a prompt is of whole numbers"):
+                decoder.generate(prompt)  # type: ignore[arg-type]
+        for token in (-1, 1 << 63):
+            with pytest.raises(ValueError, match="fit int64"):
+                decoder.generate([token])
         with pytest.raises(TypeError):
-            decoder.generate([0.5])  # type: ignore[list-item]
+            DraftTree().add(1.5)  # type: ignore[arg-type]
+    async with open_speculative(no_cache, None) as decoder:
+        with pytest.raises(WrongResults, match="must return a CachedText, got NoneType"):
+            await anext(decoder.generate([1]))
+    async with open_speculative(target, None) as decoder:
         with pytest.raises(TypeError, match="open_speculative"):
             SpeculativeDecoder()  # type: ignore[call-arg]
     for wrong in ({"maximum": 0}, {"cost": -1}, {"memory": 0}, {"minimum": -1}):

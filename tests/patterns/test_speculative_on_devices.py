@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from atomr_accel import Device, GpuRef
 from atomr_accel.patterns import (
     Draft,
+    DraftTree,
     Logits,
     ModelDraft,
     Sampling,
     Tokens,
+    Verdict,
     draw_token,
     judge_chain,
     open_speculative,
@@ -201,3 +203,38 @@ async def test_tokens_are_drawn_and_judged_on_the_device(device: Device) -> None
     best = int(logits.argmax())
     assert set((await device.get(instead)).tolist()) == {best}
     np.testing.assert_array_equal(await device.get(likely), tokens == best)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0])
+@on_shared
+async def test_logits_without_a_distribution_are_no_verdict(
+    device: Device, temperature: float
+) -> None:
+    broken = np.zeros((5, 3), np.float32)
+    broken[0], broken[1, 2], broken[2, 0], broken[3] = np.nan, np.nan, np.inf, -np.inf
+    logits, q, noise, drafts, numbers = [
+        await device.put(array)
+        for array in (
+            broken,
+            np.full((5, 3), 1 / 3, np.float32),
+            seeded().exponential(size=(5, 3)).astype(np.float32),
+            np.array([0, 1, 0, 0, 0]),
+            np.arange(3),
+        )
+    ]
+    made = judge_chain(logits, q, drafts, noise, numbers, temperature=temperature)
+    likely, instead = [await device.get(each) for each in await device.evaluate(*made)]
+    assert instead[:4].tolist() == [-1] * 4
+    assert 0 <= instead[4] < 3
+    assert likely[4] == 1
+    for row in range(4):
+        tree = DraftTree()
+        tree.add(0)
+        with pytest.raises(ValueError, match="behind 0 drafts are of no distribution"):
+            Verdict(likely[row : row + 1], instead[[row, 4]]).decide(tree, seeded())
+    if temperature:
+        drawn = draw_token(logits, noise, temperature=temperature)
+        chances, tokens = [await device.get(each) for each in await device.evaluate(*drawn)]
+        assert np.isnan(chances[:4]).all()
+        assert tokens[:4].tolist() == [-1] * 4
+        assert tokens[4] >= 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel.device.data._transfer import in_chunks
 from atomr_accel.testing import kill_host
 
 from ..arrays import random_bits
@@ -182,3 +184,22 @@ async def works(device: Device, sealed: GpuRef, content: Array) -> None:
     await device.free(again)
     with pytest.raises(GpuRefStale):
         await device.get(again)
+
+
+@program
+async def test_nothing_holds_what_ended_a_transfer() -> None:
+    """Nor what it was of, until garbage is collected."""
+
+    async def move(start: int, _length: int) -> None:
+        await trio.lowlevel.checkpoint()
+        raise GpuRefStale(f"at {start}")
+
+    gc.disable()
+    try:
+        try:
+            await in_chunks(1 << 30, move)
+        except GpuRefStale as error:
+            told = weakref.ref(error)
+        assert told() is None
+    finally:
+        gc.enable()

@@ -525,7 +525,10 @@ class Batch(Collector):
             if failure is not None:
                 failure.add_note(f"in a batch, at {op.name}")
                 if isinstance(failure, ContextPoisoned):  # which has taken the others down, too
-                    raise failure
+                    try:
+                        raise failure
+                    finally:
+                        del failure, errors  # which would hold what holds them
                 errors.append(failure)
             if number % _SLICE == 0:
                 await trio.lowlevel.checkpoint()

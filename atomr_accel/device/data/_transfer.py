@@ -346,8 +346,11 @@ async def in_chunks(nbytes: int, move: Callable[[int, int], Awaitable[None]]) ->
         for _ in range(min(2 * COPIERS, -(-nbytes // size))):
             nursery.start_soon(mover)
     if failures:
-        # What was in flight tells more than what came after it.
-        raise min(failures, key=lambda error: not isinstance(error, ContextPoisoned))
+        try:
+            # What was in flight tells more than what came after it.
+            raise min(failures, key=lambda error: not isinstance(error, ContextPoisoned))
+        finally:
+            failures.clear()  # their tracebacks have these frames in them
 
 
 @contextmanager

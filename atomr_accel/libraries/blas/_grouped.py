@@ -82,6 +82,8 @@ class GroupedProducts(Routines[D]):
         if isinstance(given, GpuRef):
             raise TypeError("sizes are the program's whole numbers, not a GpuRef: get them first")
         rows = tuple(map(operator.index, sizes))
+        if any(isinstance(size, bool) for size in sizes):
+            raise TypeError(f"sizes are whole numbers, not {sizes!r}")
         if any(size < 0 for size in rows):
             raise ValueError(f"sizes must not be negative, but are {rows}")
         op_b = operation(trans_b, "trans_b")

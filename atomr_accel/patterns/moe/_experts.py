@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import numpy as np
 
 from ..._dtypes import as_dtype
+from ..._errors import said_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,8 +55,13 @@ def check_weights(weights: MoeWeights[Any]) -> None:
 
     Raises:
         ValueError: shapes that do not fit, or a bias where there is a gate.
-        TypeError: dtypes that do not fit.
+        TypeError: no arrays, or dtypes that do not fit.
     """
+    for each in fields(weights):
+        array = getattr(weights, each.name)
+        missing = array is None and each.default is None
+        if not (missing or hasattr(array, "shape")):
+            raise TypeError(f"{each.name} must be an array, not {said_of(array)}")
     if len(weights.up.shape) != 3:
         raise ValueError(f"up must have shape (experts, d, f), not {tuple(weights.up.shape)}")
     experts, d, f = weights.up.shape

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from ...actors._util import check_number, check_whole
+from ...actors._util import check_instance, check_number, check_whole
 from ...expressions import index
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Gating:
     def __post_init__(self) -> None:
         check_whole("top_k", self.top_k)
         check_number("jitter", self.jitter)
+        check_instance("normalize", self.normalize, bool)
         if self.top_k < 1 or not 0 <= self.jitter < 1:
             raise ValueError(
                 "Gating wants top_k >= 1 and 0 <= jitter < 1, got "
@@ -67,8 +68,12 @@ class Gating:
 
         Args:
             tokens: how many there are.
-            experts: how many of these.
+            experts: how many of these, one or more.
         """
+        for name, value, least in ("tokens", tokens, 0), ("experts", experts, 1):
+            check_whole(name, value)
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
         if self.capacity_factor is None:
             return None
         share = math.ceil(self.capacity_factor * self.top_k * tokens / experts)
@@ -94,8 +99,8 @@ class Routing:
         starts: int64 (E + 1,): where in ``order`` the choices of each expert begin.
         load: int64 (E,): how often each expert was chosen.
         dropped: int64 (): choices beyond the capacity.
-        unrouted: int64 (): tokens whose logits are NaN or positive infinity. They go to no expert,
-            and neither count in the losses nor take room.
+        unrouted: int64 (): tokens whose logits are NaN or positive infinity, or all negative
+            infinity. They go to no expert, and neither count in the losses nor take room.
         balance_loss: float32 (): E times the sum over the experts of the share of choices times the
             mean probability, which is 1 where all are alike (Fedus et al., 2021, equation 4).
         z_loss: float32 (): the mean square of the logarithm of the softmax's denominator (ST-MoE,

@@ -53,7 +53,9 @@ class MoeStatistics:
     dropped_choices: int
     """How often that was."""
     balance_loss: float
-    """The load-balance loss of a token, in the mean; see `Routing`."""
+    """The load-balance loss; see `Routing`. Each device has one, of its own part of the tokens of
+    a request; this is the mean of all of them, by tokens. So it depends on how many devices there
+    are: what is even over all tokens may be uneven in the parts."""
     z_loss: float
     """The z-loss of a token, in the mean."""
 
@@ -181,8 +183,8 @@ class Moe(metaclass=NoPublicConstructor):
             An array of the same shape and dtype.
 
         Raises:
-            ValueError: another shape; or tokens whose logits are NaN or positive infinity, as they
-                have no experts. The message tells how many.
+            ValueError: another shape; or tokens whose logits are NaN or positive infinity, or all
+                negative infinity, as they have no experts. The message tells how many.
             TypeError: another dtype, or no array.
             RankFailed: a device has faulted, once more than ``retry`` allows.
             Closed: the block was left.
@@ -284,7 +286,7 @@ class Moe(metaclass=NoPublicConstructor):
         if unrouted:
             raise ValueError(
                 f"{unrouted} of {sum(tokens)} tokens have logits that are NaN or positive "
-                "infinity, so the router can choose no experts for them"
+                "infinity, or all negative infinity, so the router can choose no experts for them"
             )
         for each, count in zip(sent, tokens, strict=True):
             load, dropped, _, *losses = each.report
@@ -343,6 +345,8 @@ async def open_moe(
     if gating.top_k > experts:
         raise ValueError(f"top_k is {gating.top_k}, but there are {experts} experts")
     exchange = DeviceCopies(devices) if exchange is None else exchange
+    if not callable(getattr(exchange, "all_to_all_v", None)) or not hasattr(exchange, "ranks"):
+        raise TypeError(f"exchange must be an Exchange, such as DeviceCopies, got {exchange!r}")
     if exchange.ranks != len(devices):
         raise ValueError(f"the exchange has {exchange.ranks} ranks for {len(devices)} devices")
     retry = Retry() if retry is None else retry

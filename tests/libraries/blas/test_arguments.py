@@ -151,6 +151,12 @@ CALLS: list[Call] = [
         "negative",
     ),
     (
+        "sizes that are true",
+        lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, [True, 4]),
+        TypeError,
+        "sizes are whole numbers",
+    ),
+    (
         "sizes on the device",
         lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, r.f4_5),
         TypeError,

@@ -86,11 +86,15 @@ class CpuBlas:
         options: Gemm | ProductOptions,
     ) -> None:
         kind = _INTEGER_SUMS if c.dtype.kind == "i" else wide(c.dtype)
-        left = apply(a.astype(kind, copy=False), options.trans_a)
-        right = apply(b.astype(kind, copy=False), options.trans_b)
-        result: Array = left @ right
         alpha, beta = number(message.alpha), number(message.beta)
-        if alpha != 1.0:
+        result: Array
+        if alpha == 0.0:  # BLAS does not read the factors then
+            result = np.zeros(c.shape, kind)
+        else:
+            left = apply(a.astype(kind, copy=False), options.trans_a)
+            right = apply(b.astype(kind, copy=False), options.trans_b)
+            result = left @ right
+        if alpha not in (0.0, 1.0):
             result = kind.type(alpha) * result
         if beta != 0.0:
             result = result + kind.type(beta) * c.astype(kind)

@@ -146,7 +146,7 @@ def _nrm2(c: Call) -> Any:
 
 
 def _outer(c: Call, x: Array, y: Array) -> Array:
-    return scaled(c.alpha, np.outer(x, y))
+    return _share(c.alpha, np.outer(x, y))
 
 
 def _geam(c: Call) -> Array:
@@ -156,7 +156,7 @@ def _geam(c: Call) -> Array:
 
 
 def _beside(c: Call) -> Array:
-    return scaled(c.alpha, c.b @ c.a if c.side else c.a @ c.b)
+    return _share(c.alpha, c.b @ c.a if c.side else c.a @ c.b)
 
 
 def _triangle(routine: str, c: Call, b: Array, **more: Any) -> Array:
@@ -184,22 +184,27 @@ def scaled(factor: Any, value: Array) -> Array:
     return result
 
 
+def _share(factor: Any, value: Array) -> Array:
+    """A multiple of what goes into a result. BLAS does not read that where the factor is 0."""
+    return scaled(factor, value) if factor != 0 else np.zeros_like(value)
+
+
 def _rank_2k(c: Call) -> Array:
-    product = scaled(c.alpha, c.a @ c.b.T)
+    product = _share(c.alpha, c.a @ c.b.T)
     return product + product.T
 
 
 def _hermitian_rank_2k(c: Call) -> Array:
-    product = scaled(c.alpha, c.a @ c.b.conj().T)
+    product = _share(c.alpha, c.a @ c.b.conj().T)
     return product + product.conj().T
 
 
 def _product(c: Call) -> Array:
-    return scaled(c.alpha, c.a @ c.x)
+    return _share(c.alpha, c.a @ c.x)
 
 
 _FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
-    "axpy": lambda c: c.y + scaled(c.a, c.x),
+    "axpy": lambda c: c.y + _share(c.a, c.x),
     "scal": lambda c: scaled(c.a, c.x),
     "copy": lambda c: c.x,
     "swap": lambda c: (c.y.copy(), c.x.copy()),
@@ -225,8 +230,8 @@ _FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {
     "trsv": lambda c: _triangle_vector("trsm", c),
     "symm": _beside,
     "hemm": _beside,
-    "syrk": lambda c: scaled(c.alpha, c.a @ c.a.T),
-    "herk": lambda c: scaled(c.alpha, c.a @ c.a.conj().T),
+    "syrk": lambda c: _share(c.alpha, c.a @ c.a.T),
+    "herk": lambda c: _share(c.alpha, c.a @ c.a.conj().T),
     "syr2k": _rank_2k,
     "her2k": _hermitian_rank_2k,
     "trmm": lambda c: _triangle_matrix("trmm", c),
