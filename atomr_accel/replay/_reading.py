@@ -125,7 +125,7 @@ class Recorded:
             return None
         dtype = DTYPES[array.dtype]
         size = int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize
-        if not isinstance(data, bytes) or digest(data) != array.hash or len(data) != size:
+        if digest(data) != array.hash or len(data) != size:
             raise JournalDamaged("the content of an array is not what was written", record=0)
         return np.frombuffer(data, dtype).reshape(array.shape)
 

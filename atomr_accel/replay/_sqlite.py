@@ -154,13 +154,13 @@ class SqliteStorage:
             rows = self._opened().execute(
                 "SELECT number, before, digest, data FROM records ORDER BY number"
             )
-            return [Record(*row) for row in rows]
+            return [Record(number, *map(_bytes, others)) for number, *others in rows]
 
     def _content(self, key: bytes) -> bytes | None:
         with _damage_told(self.path):
             found = self._opened().execute("SELECT data FROM contents WHERE hash = ?", (key,))
             row = found.fetchone()
-        return None if row is None else row[0]
+        return None if row is None else _bytes(row[0])
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -171,6 +171,11 @@ class SqliteStorage:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _bytes(value: object) -> bytes:
+    """What a column of bytes has; nothing in place of anything else, which no digest fits."""
+    return value if isinstance(value, bytes) else b""
 
 
 @contextmanager

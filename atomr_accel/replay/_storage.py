@@ -134,8 +134,6 @@ def check_chain(records: Sequence[Record], *, dropping: bool) -> None:
             raise JournalDamaged(
                 f"record {number} is missing: {record.number} is in its place", record=number
             )
-        # Whatever a storage has kept may be there in place of bytes.
-        whole = isinstance(record.data, bytes) and record.before == before
-        if not whole or record.digest != digest_of(before, number, record.data):
+        if record.before != before or record.digest != digest_of(before, number, record.data):
             raise JournalDamaged(f"record {number} is not what was written", record=number)
         before, number = record.digest, number + 1

@@ -413,7 +413,7 @@ async def test_whatever_is_in_the_file_is_an_error_of_journals(tmp_path: Path) -
     for _ in range(20):
         changed = bytearray(good)
         changed[rng.randrange(len(good))] ^= 1 << rng.randrange(8)
-        for content in (changed, good[: rng.randrange(1, len(good))]):
+        for content in (bytes(changed), good[: rng.randrange(1, len(good))]):
             path.write_bytes(content)
             with contextlib.suppress(JournalError):
                 lines.add(len(await read_journal(path)))
